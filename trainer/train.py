@@ -79,6 +79,7 @@ from trainer.run.preflight import Checked, Request
 from trainer.run.session import Session
 from trainer.run.session_state import SessionState
 from trainer.run.stored_run import StoredRun, StoreError
+from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import keras, tf
@@ -359,11 +360,11 @@ class _Training:
             kept_steps=kept_steps,
             num_steps=self._plan.num_steps,
         )
-        step = agreement.together(workers, lambda: self._make_step(made))
+        self._captured = agreement.together(workers, lambda: self._trace_step(made))
         # All checks passed; nothing was written before.
         self.session.open(resumes=checked.resumes)
         self._averages = TrainingAverages(self._model.variables, self._settings)
-        run_key = self._identify(step, made.tables.flush_every)
+        run_key = self._identify(made.tables.flush_every)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=run_key)
         self._stored = StoredRun(
             self._request.run, self._request.store, resumes=checked.resumes
@@ -371,16 +372,12 @@ class _Training:
         self._iterates = Iterates(
             run=self._request.run, run_key=run_key, steps=kept_steps
         )
-        self._variables = [
-            *self._model.network.variables,
-            *self._optimizer.variables,
-            *self._averages.variables,
-        ]
+        self._variables = self._all_variables()
         self._state = self._restored()
         agreement.together(workers, self._recover_iterates)
         self._bias = self._clipping_bias(made.gradient_sum)
 
-    def _make_step(self, made: _Made) -> Step:
+    def _trace_step(self, made: _Made) -> CapturedState:
         step = Step(
             self._model.variables,
             made.gradient_sum,
@@ -397,13 +394,25 @@ class _Training:
             model=self._trained.description,
             seeds=self._trained.seeds,
         )
-        return step
+        spec = element_spec(self._checked.manifest, self._trained.seeds)
+        return CapturedState(step.traced(spec["columns"], spec["weight"]))
 
-    def _identify(self, step: Step, flush_every: int) -> bytes:
+    def _all_variables(self) -> list[Any]:
+        """Returns all variables that later steps or results depend on."""
+        declared = [
+            *self._model.network.variables,
+            *self._optimizer.variables,
+            *self._averages.variables,
+        ]
+        # Keras's Nadam, for one, has state that it does not declare.
+        buffers = [] if self._lazy is None else self._lazy.buffers
+        return [*declared, *self._captured.written(but=[*declared, *buffers])]
+
+    def _identify(self, flush_every: int) -> bytes:
         checked, model = self._checked, self._trained
         origin = agreement.together(
             self._workers,
-            lambda: traced_origin.find(checked, model, self._optimizer, step),
+            lambda: traced_origin.find(checked, model, self._optimizer, self._captured),
         )
         self.session.compare(origin)
         agreement.together(self._workers, lambda: self._settle(origin))

@@ -131,6 +131,11 @@ class LazyNoise:
         self._assign = _assign_of(self.tables)
 
     @property
+    def buffers(self) -> list[Any]:
+        """The variables that each step fills anew.  Sensitive."""
+        return [*self._places, *self._new]
+
+    @property
     def num_pending(self) -> int:
         """Number of rows that lack noise.  Sensitive."""
         return sum(

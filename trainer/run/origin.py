@@ -16,6 +16,7 @@ only if all of these are unchanged:
     threads     of TensorFlow, which split its sums; restored on resuming
     code        the files of the user's functions and layers, and their imports
     step        the computation of the traced step, whatever its code reads elsewhere
+    values      of the variables and lookup tables that the step begins with
 
 Formal guarantees:
   - A run whose origin differs in any of these is refused, in one line that names it.
@@ -23,8 +24,7 @@ Formal guarantees:
     checkpoint is refused, and the noise differs.
   - A run that resumes with fewer or more cores uses the threads that it began with.
 
-Not covered, unless the traced step shows it: entries of the user's lookup tables, files
-that a ``tf.py_function`` reads, and packages other than those above.
+Not covered, unless the traced step shows it: packages other than those above.
 
 Public: everything except the digest of the batches, which commits to the examples; the
 file stays in ``private``.
@@ -64,7 +64,7 @@ _OR_ANEW = "or start again in an empty --out folder."
 _WHY = "a repeated step would be a second release under the same noise"
 _PARTS = {
     "settings", "batches", "release", "versions", "variables", "processor", "devices",
-    "threads", "code", "step",
+    "threads", "code", "step", "values",
 }  # fmt: skip
 #: Prefixes of the environment variables that TensorFlow, oneDNN and XLA read.
 _VARIABLES = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "NVIDIA_TF32_")
@@ -225,7 +225,8 @@ def check_traced(recorded: Origin, found: Origin) -> None:
       found: All parts of the current origin.
 
     Raises:
-      InputError: devices, the code of the model or the computation of the step differ.
+      InputError: devices, the code of the model, or the computation of the step or a
+        value that it begins with differ.
     """
     if found["devices"] != recorded["devices"]:
         _refuse(
@@ -241,7 +242,14 @@ def check_traced(recorded: Origin, found: Origin) -> None:
             f"began; {', '.join(names)} differs",
             "Restore it",
         )
-    if found["step"] != recorded["step"]:
+    for then, now in zip(recorded["values"], found["values"], strict=False):
+        if then != now:
+            _refuse(
+                f"the {then[0]} of the step to hold what it held when this run began",
+                "Restore what it is made from, and give the same command in a new "
+                "process",
+            )
+    if found["step"] != recorded["step"] or found["values"] != recorded["values"]:
         _refuse(
             "the step to compute what it did when this run began; its code read "
             "another value, from a file or the environment, or was loaded before it "

@@ -4,6 +4,7 @@ Formal guarantees:
   - ``settle`` writes the origin of a new run, and refuses to resume a run if any part
     of its origin changed.
   - The digest is that of the executed step, which is traced once.
+  - The values are those from before the first step, also in a resumed run.
 
 Public: as in ``origin``.
 """
@@ -13,29 +14,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.gradients.dp_step import Step
 from trainer.methods import registry
 from trainer.model import user_sources
 from trainer.model.trainable_model import TrainableModel
-from trainer.run import graph_digest, origin, threads
-from trainer.run.batches import element_spec
+from trainer.run import origin, threads
 from trainer.run.origin import Origin
 from trainer.run.preflight import Checked
+from trainer.run.traced import graph_digest
+from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
 
-def find(checked: Checked, model: TrainableModel, optimizer: Any, step: Step) -> Origin:
-    """Returns the current origin of a run.
+def find(
+    checked: Checked,
+    model: TrainableModel,
+    optimizer: Any,
+    state: CapturedState,
+) -> Origin:
+    """Returns the current origin of a run, before its first step.
 
     Args:
       checked: The request.
       model: The trained model.
       optimizer: A Keras optimizer.
-      step: The step of the model and the optimizer.
+      state: What the traced step of the model and the optimizer captures.
     """
-    spec = element_spec(checked.manifest, model.seeds)
-    traced = step.traced(spec["columns"], spec["weight"])
     return {
         **checked.here,
         "devices": _devices(),
@@ -47,7 +51,9 @@ def find(checked: Checked, model: TrainableModel, optimizer: Any, step: Step) ->
                 *_made(model, optimizer),
             }
         ),
-        "step": graph_digest.digest(traced),
+        "step": graph_digest.digest(state.function),
+        # The key of the run covers the network's variables.
+        "values": state.values(but=model.network.variables),
     }
 
 

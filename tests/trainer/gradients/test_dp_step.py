@@ -22,7 +22,7 @@ from trainer.methods.dp_sat import SharpnessAwareOptimizer
 from trainer.methods.model_mix import MixingOptimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
-from trainer.workers.grid import make
+from trainer.workers.grid import Grid, make
 
 CLIP = 0.5
 
@@ -125,6 +125,30 @@ def test_noise_is_added_once_per_step_whatever_the_number_of_batches(
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
     # A batch of padding adds exactly nothing.
     assert all(map(np.array_equal, results[2], results[1]))
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_every_row_of_a_table_gets_noise_whichever_rows_are_read(
+    num_parts: int,
+) -> None:
+    # Seen to fail if gradients of rows replace the noise, or are added to zeros.
+    def gradient_sum(columns: Any, weight: Any) -> list[Any]:
+        values = tf.constant([[1.0, 2.0], [3.0, 4.0], [-5.0, 0.0]])
+        return [tf.IndexedSlices(values, tf.constant([1, 1, 4]), (6, 2))]
+
+    table = tf.Variable(tf.zeros((6, 2)))
+    step = Step(
+        [table],
+        gradient_sum,
+        keras.optimizers.SGD(1.0),
+        expected_batch_size=4,
+        grid=Grid(exponent=-2, clip=9.0),
+    )
+    noise = np.random.default_rng(0).integers(-1000, 1000, (6, 2))
+    _run(step, [noise], [({}, tf.ones(1))] * num_parts)
+    sums = np.zeros((6, 2))
+    sums[1], sums[4] = [4, 6], [-5, 0]
+    np.testing.assert_array_equal(table, -(noise / 4 + num_parts * sums) / 4)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])

@@ -55,6 +55,20 @@ def test_one_example_changes_a_sum_on_the_grid_by_the_clip_at_most(
         assert np.linalg.norm(change) * coarse.unit <= 1.0
 
 
+def test_the_clip_that_tensorflow_computes_with_leaves_room_for_the_rounding() -> None:
+    # TensorFlow rounds the clip to the nearest float32, half of them upwards: 200 clips
+    # would all pass by chance with probability 2^-200.
+    for clip in np.random.default_rng(0).uniform(0.1, 10, 200).tolist():
+        grid = _make(l2_norm_clip=clip)
+        used = Fraction(float(tf.constant(grid.clip, tf.float32)))
+        # The norm of one unit in each of d coordinates, compared by squares.
+        left = (Fraction(clip) - used) / Fraction(grid.unit)
+        assert left > 0
+        assert left**2 >= SIZE
+        # And no more than the rounding of two float32 is lost.
+        assert left < math.sqrt(SIZE) + 2**-22 * clip / grid.unit
+
+
 def test_a_row_of_one_example_is_no_longer_on_the_grid(coarse: Grid) -> None:
     values = np.random.default_rng(0).normal(size=(50, 4)).astype("f4")
     rows = tf.IndexedSlices(tf.constant(values), tf.range(50) % 7, (7, 4))

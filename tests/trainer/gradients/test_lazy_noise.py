@@ -432,6 +432,61 @@ def test_a_step_of_rate_0_moves_nothing() -> None:
     assert table.numpy()[2].tolist() == [-GRID.unit / 4] * 2
 
 
+def _moves(rates: list[float], reads: list[int], flushes: set[int]) -> list[float]:
+    """Row 2 of a table after each step, in units over the batch size.
+
+    Args:
+      rates: Learning rate of each step.
+      reads: Row that each step reads, with a gradient of -10^(its number) units.
+      flushes: Steps after which the table is flushed.
+    """
+    table, found = tf.Variable(tf.zeros((4, 1))), []
+    lazy = _lazy(_direct_reads(table), expected_batch_size=1)
+    for step, (rate, row) in enumerate(zip(rates, reads, strict=True)):
+        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=0.0)
+        batch = {"ids": tf.constant([row], tf.int32)}, tf.constant(1.0)
+        lazy.complete_reads([batch], later.of_read)
+        units = tf.constant([[-(10**step)]], tf.int64)
+        lazy.add(0, tf.IndexedSlices(units, tf.constant([row])))
+        lazy.count_step(tf.constant(rate))
+        if step in flushes:
+            lazy.flush(later.of_flush)
+        found.append(float(table[2, 0]) / GRID.unit)
+    return found
+
+
+def test_a_gradient_moves_its_row_at_the_rate_of_its_own_step() -> None:
+    # Seen to fail if rows take the rate of the last step.
+    rates = [0.5, 2.0, 4.0]
+    assert _moves(rates, [2, 1, 2], {2}) == [0, 0, 0.5 * 1 + 4 * 100]
+    assert _moves(rates, [2, 1, 1], {2}) == [0, 0, 0.5 * 1]
+
+
+def test_a_gradient_moves_its_row_once() -> None:
+    # After a flush the integers of row 2 are still in the array: a step that reads row
+    # 1, and then one that reads row 2, may not add them again.
+    assert _moves([1.0] * 4, [2, 1, 2, 1], {0, 3}) == [1, 1, 1, 1 + 100]
+    # A step of rate 0 leaves what an earlier step put there.
+    assert _moves([1.0, 0.0, 1.0], [2, 2, 2], {2}) == [0, 1, 1 + 100]
+
+
+@pytest.mark.parametrize("num_rows", [4, 1_000])
+def test_a_row_that_a_step_reads_twice_is_completed_once(num_rows: int) -> None:
+    # A large table sorts the rows that are read; a small one marks them in a mask.
+    found = module._distinct([np.array([3, 1, 3]), np.array([1])], num_rows)
+    assert found.tolist() == [1, 3]
+
+
+def test_every_chunk_of_a_block_gets_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Chunks are of three rows, and the last is shorter; a factor is of its row.
+    monkeypatch.setattr(module, "_CHUNK", 6)
+    units = np.arange(14).reshape(7, 2)
+    noise, factors = np.full((7, 2), 1000.0), np.arange(1.0, 8.0)
+    wanted = units + 1000 * np.arange(1, 8)[:, None]
+    module._add_rounded(units, noise, factors)
+    assert np.array_equal(units, wanted)
+
+
 def test_rates_that_integers_have_no_room_for_are_refused() -> None:
     table = tf.Variable(tf.zeros((4, 2)))
     lazy = _lazy(_direct_reads(table))

@@ -206,6 +206,14 @@ def test_noise_on_a_grid_is_rounded_to_the_nearest_integer() -> None:
         grid_normal(KEY, 5, 2, (1,), stddev=2.0**48)
 
 
+def test_large_values_of_one_sign_are_rounded_to_the_nearest_integer() -> None:
+    # Too large for the sum that rounds small values.
+    values = np.array([2.0**55, 3.0, 2.5])
+    for sign in (1, -1):
+        found = rounded(sign * values)
+        np.testing.assert_array_equal(found, sign * np.array([2**55, 3, 2]))
+
+
 @pytest.mark.parametrize("scale", [0.6, 2.0**40, 2.0**60])
 def test_values_of_any_size_are_rounded_to_the_nearest_integer(scale: float) -> None:
     values = np.array([0.5, 1.5, -2.5, 3.2, -3.7]) * scale

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ from trainer.settings.method_settings import (
 from trainer.settings.methods import Method, Setting, as_dp_sgd
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 from trainer.train import train
+from trainer.workers import grid
 
 NAME = "small-clip"
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 0.4}
@@ -145,6 +147,46 @@ def test_a_method_from_outside_sums_its_own_gradients(
         np.testing.assert_array_equal(one, other)
     assert registry.choose_path(model, settings) == clipping.choose_path(model)
     assert __name__ in registry.modules_of(NAME)
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 2.0**20])
+@pytest.mark.parametrize("most", [None, 1 << 36])
+def test_gradients_are_clipped_to_what_the_rounding_of_the_runs_grid_leaves(
+    most: int | None, multiplier: float, register: Register
+) -> None:
+    # Seen to fail if gradients are clipped to the settings' norm, or if the grid is of
+    # one parameter, of the expected examples of a step, or of a multiplier of 1.
+    clips = []
+
+    def spy(model: Any, settings: Any, clip: float | None) -> GradientSum:
+        clips.append(clip)
+        return dp_sgd.clipped_sum(model, settings, clip)
+
+    register(
+        dataclasses.replace(
+            WHOLE, hooks=lambda: dataclasses.replace(HOOKS, gradient_sum=spy)
+        )
+    )
+    plan = DpSgdPlan(
+        sampler="truncated-poisson" if most else "poisson",
+        num_examples=1 << 40,
+        expected_batch_size=1 << 30,
+        num_steps=10,
+        truncated_batch_size=most,
+    )
+    settings, model = _settings(), make_model(linear)
+    _, found = registry.sum_on_grid(model, settings, plan, multiplier)
+    assert found is not None
+    size = sum(v.shape.num_elements() for v in model.variables)
+    wanted = grid.make(
+        l2_norm_clip=0.4,
+        noise_multiplier=multiplier,
+        num_values=size,
+        most_examples=most or 1 << 40,
+    )
+    assert found == wanted
+    assert clips == [found.clip]
+    assert found.clip + found.unit * math.sqrt(size) <= 0.4
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,96 @@ def test_what_the_code_reads_from_a_file_is_part_of_the_run(
     train(request)
 
 
+#: Ways in which code of the step holds the values of a file, and what a refusal names.
+HELD = {
+    "a variable of a module": (
+        "KNOWN = tf.Variable(np.load(FILE), name='known')",
+        "tf.gather(KNOWN, labels)",
+        r"variable known \(float32, shape \(2,\)\) of the step to hold",
+    ),
+    "a variable that an inner function reads": (
+        "KNOWN = tf.Variable(np.load(FILE), name='known', trainable=False)",
+        "tf.function(lambda ids: tf.gather(KNOWN, ids))(labels)",
+        "variable known .* to hold",
+    ),
+    "a lookup table": (
+        "KNOWN = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer("
+        "tf.constant([0, 1], tf.int64), np.load(FILE)), 1.0)",
+        "KNOWN.lookup(tf.cast(labels, tf.int64))",
+        "lookup table 0 of the step to hold",
+    ),
+    "a tensor": (
+        "KNOWN = tf.constant(np.load(FILE))",
+        "tf.gather(KNOWN, labels)",
+        "step to compute what it did",
+    ),
+    "an array": (
+        "KNOWN = np.load(FILE)",
+        "tf.gather(KNOWN, labels)",
+        "step to compute what it did",
+    ),
+}
+_HOLDING_LOSS = """
+    import pathlib
+    import numpy as np
+    import tensorflow as tf
+
+    FILE = pathlib.Path(__file__).with_name("known.npy")
+    {made}
+
+    def loss(labels, outputs):
+        labels = tf.cast(labels, tf.int32)
+        error = tf.reshape(outputs, (-1,)) - tf.cast(labels, tf.float32)
+        return {read} * error**2
+"""
+_HOLDING_LAYER = """
+    import pathlib
+    import numpy as np
+    import tensorflow as tf
+    import tf_keras as keras
+
+    FILE = pathlib.Path(__file__).with_name("known.npy")
+    {made}
+
+    class Twice(keras.layers.Layer):
+        def build(self, shape):
+            self.known = KNOWN  # as the export of the model needs it
+
+        def call(self, inputs):
+            labels = tf.cast(inputs[:, 0] > 0, tf.int32)
+            return tf.expand_dims({read}, 1) * inputs
+"""
+_HOLDERS = {"mine/loss.py": _HOLDING_LOSS, "mine/layers.py": _HOLDING_LAYER}
+
+
+@pytest.mark.parametrize(
+    ("what", "holder"),
+    [
+        *((what, "mine/loss.py") for what in HELD),
+        # Variables of a layer are the network's.
+        *((what, "mine/layers.py") for what in HELD if "variable" not in what),
+    ],
+)
+def test_values_that_the_step_holds_are_part_of_the_run(
+    what: str, holder: str, users: Any, request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    # Neither Keras nor the checkpoint knows them; the captures of the trace do.
+    made, read, message = HELD[what]
+    text = textwrap.dedent(_HOLDERS[holder]).format(made=made, read=read)
+    (tmp_path / holder).write_text(text)
+    known, path = np.array([1.0, 1.5], "f4"), tmp_path / "mine" / "known.npy"
+    np.save(path, known)
+    request = request_for()
+    _kill(request)
+    np.save(path, known + np.array([0, 2**-20], "f4"))
+    with pytest.raises(InputError, match=message) as caught:
+        train(request)
+    assert "\n" not in str(caught.value)
+    _forget()
+    np.save(path, known)
+    train(request)
+
+
 def test_code_of_no_part_in_the_run_may_be_edited(users: Any, request_for: Any) -> None:
     request = request_for()
     _kill(request)

@@ -92,6 +92,32 @@ def test_a_mask_is_a_function_of_the_seed_of_its_row_on_every_path(
         assert_close(arrays(found), wanted, 2e-5)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, marks=pytest.mark.thorough) if make is _recurrent else make
+        for make in MODELS
+    ],
+)
+def test_rows_of_other_seeds_have_other_masks_on_every_path(
+    make: Callable[[], Any],
+) -> None:
+    # A loop over examples does not see a mask that all rows share.  Seen to fail if the
+    # seeds are ignored, and if all rows take the seed of the first.
+    model, data = _trained(make), _with_seeds(np.repeat(make_rows(1), NUM_ROWS))
+    data["integers"] = np.nan_to_num(data["integers"])
+    alone = [naive_sum(model, data[i : i + 1], CLIP) for i in range(NUM_ROWS)]
+    # Of some layers a mask has only a few values.
+    assert len({b"".join(g.tobytes() for g in one) for one in alone}) >= 3
+    wanted = [np.sum(of_rows, 0) for of_rows in zip(*alone, strict=True)]
+    shared = [NUM_ROWS * first for first in alone[0]]
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(wanted, shared, strict=True))
+    for path in {MODELS[make], SINGLE_EXAMPLES}:
+        gradient_sum = clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
+        found = tf.function(gradient_sum)(*batch(data, padding=4))
+        assert_close(arrays(found), wanted, 2e-5)
+
+
 def test_a_mask_drops_each_unit_at_its_rate() -> None:
     # 6 deviations of a mean of n bits at rate p are 6 sqrt(p (1 - p) / n).
     inputs = keras.Input((50,))
@@ -106,6 +132,9 @@ def test_a_mask_drops_each_unit_at_its_rate() -> None:
     assert np.abs(kept.mean(1) - rate).max() < spread / np.sqrt(50)
     between = np.corrcoef(kept[:, :20].T)[np.triu_indices(20, 1)]
     assert np.abs(between).max() < 6 / np.sqrt(2000)
+    # Nor have rows a mask in common: 50 bits correlate with a deviation of 1/sqrt(50).
+    rows = np.corrcoef(kept[:40])[np.triu_indices(40, 1)]
+    assert np.abs(rows).max() < 6 / np.sqrt(50)
 
 
 def test_both_passes_of_bam_have_one_mask() -> None:
@@ -147,6 +176,10 @@ def test_what_draws_for_the_whole_batch_is_refused(layer: Any, message: str) -> 
 
 def test_seeds_follow_from_key_step_and_part() -> None:
     shape = (3, SEED_WORDS)
+    # A bit of a word is the same in 200 rows by chance with probability 2^-199.
+    many = row_seeds(KEY, 5, 1, (200, SEED_WORDS))
+    assert np.bitwise_or.reduce(many).tolist() == [2**32 - 1] * SEED_WORDS
+    assert np.bitwise_and.reduce(many).tolist() == [0] * SEED_WORDS
     found = row_seeds(KEY, 5, 1, shape)
     assert found.dtype == np.uint32
     np.testing.assert_array_equal(found, row_seeds(KEY, 5, 1, shape))

@@ -41,7 +41,7 @@ def digest(function: Any) -> str:
     nodes = _Nodes(definition.node, arguments, inner)
     variables = {id(variable.handle): variable.name for variable in graph.variables}
     captured = [
-        variables.get(id(tensor)) or _value(tensor)
+        variables.get(id(tensor)) or _captured(tensor)
         for tensor in function.captured_inputs
     ]
     outputs = [nodes.of_input(tensor.name) for tensor in graph.outputs]
@@ -52,10 +52,18 @@ def _hash(*parts: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _value(tensor: Any) -> str:
-    """Returns the bytes of a constant; for a resource, only its kind."""
+def _captured(tensor: Any) -> str:
     if tensor.dtype in (tf.resource, tf.variant):
         return str(tensor.dtype.name)
+    return digest_of_value(tensor)
+
+
+def digest_of_value(tensor: Any) -> str:
+    """Returns the SHA-256 of a value, with its type and shape.
+
+    Args:
+      tensor: Eager tensor or variable.
+    """
     array = np.asarray(tensor.numpy())
     # An array of strings holds their addresses.
     data = array.tolist() if tensor.dtype == tf.string else array.tobytes()

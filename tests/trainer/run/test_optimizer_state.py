@@ -1,0 +1,166 @@
+"""All that an optimizer keeps between steps is saved, or the optimizer is refused."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import textwrap
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
+from trainer.tf_compat import keras
+from trainer.train import train
+
+#: What makes an optimizer keep the most state.
+_MOST: dict[str, str] = {
+    "Adam": "amsgrad=True, use_ema=True, ema_overwrite_frequency=3",
+    "AdamW": "amsgrad=True, weight_decay=0.1",
+    "RMSprop": "centered=True, momentum=0.9, rho=0.7",
+    "SGD": "momentum=0.9, nesterov=True, global_clipnorm=0.5",
+    "Adafactor": "clipnorm=0.5",
+    "Lion": "weight_decay=0.1, clipvalue=0.1",
+}
+
+_OWN = {
+    "sums without a declaration": """
+        class Own(keras.optimizers.SGD):
+            def build(self, variables):
+                super().build(variables)
+                if not hasattr(self, "sums"):
+                    self.sums = [tf.Variable(tf.zeros_like(v)) for v in variables]
+
+            def update_step(self, gradient, variable):
+                total = self.sums[self._index_dict[self._var_key(variable)]]
+                total.assign_add(tf.abs(gradient))
+                variable.assign_sub(self.learning_rate * gradient / (1 + total))
+    """,
+    "a generator in a variable": """
+        class Own(keras.optimizers.SGD):
+            def build(self, variables):
+                super().build(variables)
+                if not hasattr(self, "draws"):
+                    self.draws = tf.random.Generator.from_seed(5)
+
+            def apply_gradients(self, pairs):
+                return super().apply_gradients(
+                    [(g + self.draws.normal(g.shape), v) for g, v in pairs])
+    """,
+}
+
+_REFUSED = {
+    "RandomStandardNormal": """
+        class Own(keras.optimizers.SGD):
+            def update_step(self, gradient, variable):
+                gradient += tf.random.normal(gradient.shape)
+                super().update_step(gradient, variable)
+    """,
+    "PyFunc": """
+        class Own(keras.optimizers.SGD):
+            count = 0.0
+
+            def _next(self):
+                self.count += 1.0
+                return np.float32(self.count)
+
+            def update_step(self, gradient, variable):
+                count = tf.numpy_function(self._next, [], tf.float32)
+                super().update_step(gradient / count, variable)
+    """,
+    "LookupTableInsertV2": """
+        class Own(keras.optimizers.SGD):
+            def build(self, variables):
+                super().build(variables)
+                self.table = tf.lookup.experimental.MutableHashTable(
+                    tf.int64, tf.float32, 0.0)
+
+            def apply_gradients(self, pairs):
+                self.table.insert(self.iterations[None], tf.ones(1))
+                return super().apply_gradients(pairs)
+    """,
+}
+
+
+def _of_keras() -> list[str]:
+    """Returns the names of all optimizers of Keras that update weights."""
+    base = keras.optimizers.Optimizer
+    return [
+        name
+        for name, kind in vars(keras.optimizers).items()
+        if inspect.isclass(kind) and issubclass(kind, base) and kind is not base
+    ]
+
+
+@pytest.fixture
+def own(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``own(code, call)`` names a function that returns ``call``."""
+    monkeypatch.chdir(tmp_path)
+    number = iter(range(9))
+
+    def write(code: str, call: str) -> str:
+        module = f"own_optimizer_{tmp_path.name}_{next(number)}"
+        imports = "import numpy as np, tensorflow as tf, tf_keras as keras\n"
+        make = f"\ndef make(rate):\n    return {call}\n"
+        text = imports + textwrap.dedent(code) + make
+        (tmp_path / f"{module}.py").write_text(text)
+        return f"{module}:make"
+
+    return write
+
+
+def _check_resumes(
+    optimizer: str, request_for: Any, crash: Any, tmp_path: pathlib.Path
+) -> None:
+    settings = private_settings(
+        optimizer=optimizer, learning_rate=0.05, learning_rate_schedule="cosine"
+    )
+    train(request_for("whole", run_id=ONE_ID, settings=settings))
+    request = request_for(
+        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=2
+    )
+    crash(request, 7)
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "Nadam" else pytest.param(n, marks=pytest.mark.thorough)
+     for n in _of_keras()],
+)  # fmt: skip
+def test_a_killed_run_of_every_optimizer_of_keras_ends_bit_identical(
+    name: str, own: Any, request_for: Any, crash: Any, tmp_path: pathlib.Path
+) -> None:
+    # Nadam fails if only ``optimizer.variables`` is saved.
+    call = f"keras.optimizers.{name}(rate, {_MOST.get(name, '')})"
+    _check_resumes(own("", call), request_for, crash, tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_killed_run_of_a_wrapped_optimizer_ends_bit_identical(
+    own: Any, request_for: Any, crash: Any, tmp_path: pathlib.Path
+) -> None:
+    inner = "keras.optimizers.Nadam(rate)"
+    call = f"keras.mixed_precision.LossScaleOptimizer({inner})"
+    _check_resumes(own("", call), request_for, crash, tmp_path)
+
+
+@pytest.mark.parametrize("what", _OWN)
+def test_state_that_an_optimizer_does_not_declare_is_saved(
+    what: str, own: Any, request_for: Any, crash: Any, tmp_path: pathlib.Path
+) -> None:
+    _check_resumes(own(_OWN[what], "Own(rate)"), request_for, crash, tmp_path)
+
+
+@pytest.mark.parametrize("kind", _REFUSED)
+def test_state_that_no_checkpoint_holds_is_refused_before_the_run_has_a_folder(
+    kind: str, own: Any, request_for: Any
+) -> None:
+    settings = private_settings(optimizer=own(_REFUSED[kind], "Own(rate)"))
+    request = request_for(settings=settings)
+    with pytest.raises(InputError, match=rf"its operation {kind} has state") as caught:
+        train(request)
+    assert "\n" not in str(caught.value)
+    assert not request.run.exists()

@@ -1,0 +1,1 @@
+"""What a traced step computes, and the state that it captures."""
