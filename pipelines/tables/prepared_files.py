@@ -41,7 +41,7 @@ from pipelines.batches.manifest import (
     read_json,
 )
 from pipelines.files.sink import Sink
-from pipelines.files.storage import write_atomically
+from pipelines.files.storage import flush_to_disk, write_atomically
 from pipelines.files.threads import in_order, num_cores
 from pipelines.inputs.bounded import BOUNDED
 
@@ -95,6 +95,8 @@ def new_table(
     temporary = pathlib.Path(folder, f"unfinished-{secrets.token_hex(8)}")
     with open_writer(temporary, schema) as writer:
         yield writer
+    # A resumed job takes the file for complete if it is there, also after a power loss.
+    flush_to_disk(temporary)
     os.replace(temporary, path)
 
 
