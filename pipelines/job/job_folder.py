@@ -123,15 +123,19 @@ def check_out(out: StrPath) -> None:
     with folders.usable_folder(out, "--out"):
         if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
             return  # unfinished: open_job compares it with this job
-        if storage.exists(join(out, MANIFEST_NAME)):
-            raise InputError(
-                f"Expected --out {out} to be empty; it holds finished batches. Choose "
-                "another folder."
-            )
+        _refuse_finished(out)
         if os.path.isfile(out) or not _is_fresh(out):
             raise InputError(
                 f"Expected --out {out} to be an empty or new folder. Choose another."
             )
+
+
+def _refuse_finished(out: StrPath) -> None:
+    if storage.exists(join(out, MANIFEST_NAME)):
+        raise InputError(
+            f"Expected --out {out} to be empty; it holds finished batches. Choose "
+            "another folder."
+        )
 
 
 def _is_fresh(out: StrPath) -> bool:
@@ -217,7 +221,8 @@ def open_job(
     key = None if key_file is None else read_or_create_key_file(key_file)
     _make_folders(out)
     with _locked(out):
-        check_out(out)  # another job may have finished here
+        if not storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
+            _refuse_finished(out)  # by another job in the meantime
         if key_file is None or key is None:
             key_file = _own_key_file(out)
             key = read_or_create_key_file(key_file)
