@@ -203,6 +203,8 @@ class Unfinished:
             self.give_up()
 
     def _publish(self, result: dict[str, Any]) -> None:
+        for path in self.data.rglob(".*"):  # a killed process was writing it
+            path.unlink()
         for path in (*self.data.rglob("*"), self.data):
             flush_to_disk(path)
         if self.has_record:
