@@ -224,6 +224,11 @@ def is_resumable(out: str | os.PathLike[str]) -> bool:
     return _at(out).has_record
 
 
+def is_made(out: str | os.PathLike[str]) -> bool:
+    """Whether a job made ``out``, which is not empty, and its clean-up is done."""
+    return not is_free(pathlib.Path(out)) and not is_resumable(out)
+
+
 @contextlib.contextmanager
 def unfinished_folder(out: str | os.PathLike[str]) -> Iterator[Unfinished]:
     """Yields the locked folder in which ``out`` is made.

@@ -78,17 +78,21 @@ def checksum_path(directory: str, name: str) -> str:
 def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum | None:
     """Returns the checksum of a batch file; None if it is not finished.
 
+    A damaged checksum is that of a file which is to be made again.
+
     Args:
       directory: Directory of the job.
       name: Name of the batch file.
       size: Bytes of the file; None if there is none.
     """
-    try:
-        data = b"" if size is None else read_bytes(checksum_path(directory, name))
-    except FileNotFoundError:
+    if size is None:
         return None
-    checksum = FileChecksum.from_json(json.loads(data)) if data else None
-    return checksum if checksum and checksum.size == size else None
+    try:
+        found = json.loads(read_bytes(checksum_path(directory, name)))
+        checksum = FileChecksum.from_json(found)
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return None
+    return checksum if checksum.size == size else None
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -296,6 +297,8 @@ def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord], bool]:
         files = {name: FileRecord(**each) for name, each in fields["files"].items()}
     except (AttributeError, TypeError):
         raise refusal from None
+    if not all(re.fullmatch(r"\w+/[\w-][\w.-]*", name) for name in files):
+        raise refusal  # a name that would lead out of the folder
     has_users = "max_examples_per_user" in fields["settings"]
     return fields["dataset"], files, has_users or BOUNDED in fields["dataset"]
 

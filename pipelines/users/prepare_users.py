@@ -36,7 +36,12 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.folders import make_private_folder
 from pipelines.files.storage import write_atomically
-from pipelines.files.unfinished import Unfinished, is_resumable, unfinished_folder
+from pipelines.files.unfinished import (
+    Unfinished,
+    is_made,
+    is_resumable,
+    unfinished_folder,
+)
 from pipelines.inputs.bounded import USERS
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.prepared_files import file_record, new_table, write_record
@@ -114,7 +119,7 @@ def _prepared(
     """Prepares the table unless it was done, and returns the summary."""
     path, table = folder.work / "summary.json", folder.work / _TABLE
     if not path.exists():
-        if not is_resumable(table) and table.exists():
+        if is_made(table):
             shutil.rmtree(table)  # killed before its summary was written
         try:
             found = prepare(table)
@@ -133,7 +138,7 @@ def _bounded(
     """Bounds users of the training rows unless it was done, with the same settings."""
     bounded, target = folder.work / _TRAIN, folder.data / _TRAIN
     path, digest = folder.work / "bound.digest", fingerprint(told).encode()
-    if not target.exists() and (not bounded.exists() or is_resumable(bounded)):
+    if not target.exists() and not is_made(bounded):
         write_atomically(path, digest, mode=0o600)
         bound_table(str(folder.work / _TABLE / _TRAIN), bounded)
     if path.read_bytes() != digest:
