@@ -152,7 +152,7 @@ def _curve(
     runs.make_batches(trial.batches, batches, batches.plan(num_examples))
     say(f"[{seed + 1}/{settings.seeds}] {trial.name}")
     runs.run(trial)
-    return read_curve(runs.request(trial).run / CURVE_NAME)
+    return read_curve(runs.request(trial).run / CURVE_NAME, ())
 
 
 def _courses(

@@ -10,14 +10,14 @@ Public: everything here.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_json
 
 _HELD_OUT = "held-out"
-#: Fields that are no metrics.
-_OTHERS = ("examples", "method", "aggregates", "uncertainty")
+_WORDS = ("examples", "method")
 _OF_INTERVALS = ("level", "mean_width")
 
 
@@ -43,17 +43,21 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
     return found
 
 
-def read_curve(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any]]:
     """Returns the points of the curve of a run.
 
     Args:
       path: Its ``curve.json``.
+      names: Metrics that each point has.
 
     Raises:
       InputError: as ``read_metrics``.
     """
     points = _read(path).get("points")
-    if not isinstance(points, list) or not all(map(_is_point, points)):
+    wanted = {"step", *names}
+    if not isinstance(points, list) or not all(
+        _has_numbers(point) and wanted <= set(point) for point in points
+    ):
         raise _edited(path)
     return points
 
@@ -77,14 +81,10 @@ def _edited(path: pathlib.Path) -> InputError:
     )
 
 
-def _is_point(found: Any) -> bool:
-    return _has_numbers(found) and isinstance(found.get("step"), int)
-
-
 def _has_numbers(found: Any) -> bool:
-    """Whether the metrics of a point are numbers, or not defined."""
+    """Whether the values of a point are numbers, not defined, or further fields."""
     return isinstance(found, dict) and all(
-        value is None or type(value) in (int, float)  # no truth value
+        value is None or type(value) in (int, float, list, dict)  # no truth value
         for name, value in found.items()
-        if name not in _OTHERS
+        if name not in _WORDS
     )
