@@ -36,6 +36,7 @@ from pipelines.files import storage
 from pipelines.files.paths import is_remote, join
 
 _ANY_FOLDERS = "**"
+_WILDCARDS = r"[*?\[]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,8 @@ def find_files(
         if not is_remote(query.root):
             _check_files(query, found)
     except OSError as error:
-        place = _place(str(error.filename or pattern), pattern)
+        typed = pattern[: _end_of_folder(pattern)]
+        place = _place(str(error.filename or pattern), typed)
         raise InputError(
             f"Expected {place} of {option} to be readable: "
             f"{error.strerror or type(error).__name__}."
@@ -156,15 +158,21 @@ def _place(path: str, root: str) -> str:
 
 
 def _query(text: str, suffix: str, option: str) -> _Query:
-    wildcard = re.search(r"[*?\[]", text)
-    literal = wildcard is None or (not is_remote(text) and os.path.lexists(text))
+    has_wildcard = re.search(_WILDCARDS, text) is not None
+    literal = not has_wildcard or (not is_remote(text) and os.path.lexists(text))
     if literal and storage.is_folder(text):
         return _Query(option, text, text, (_ANY_FOLDERS, "*"), suffix)
-    if wildcard is None or literal:
+    if literal:
         return _Query(option, text, text, (), "")
-    cut = text.rfind("/", 0, wildcard.start()) + 1
+    cut = _end_of_folder(text)
     parts = tuple(part for part in text[cut:].split("/") if part not in ("", "."))
     return _Query(option, text, text[:cut], parts, "")
+
+
+def _end_of_folder(text: str) -> int:
+    """Returns where the folder of a glob ends; the length of a path without one."""
+    wildcard = re.search(_WILDCARDS, text)
+    return text.rfind("/", 0, wildcard.start()) + 1 if wildcard else len(text)
 
 
 def _match(query: _Query) -> Found:
@@ -272,7 +280,7 @@ def _check_suffix(query: _Query, found: Found) -> None:
     suffix = query.suffix
     if len(others) == len(found.files):
         suffix = pathlib.PurePosixPath(others[0]).suffix
-    place = join(query.root, without_values(others[0]))
+    place = _place(join(query.root, others[0]), query.root)
     raise InputError(
         f"Expected {place} to be a {query.suffix} file: every "
         f"visible file of a folder is read. Move it away, or give "
