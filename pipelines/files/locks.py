@@ -32,12 +32,13 @@ def in_use(out: StrPath) -> InputError:
     )
 
 
-def lock_file(path: StrPath, out: StrPath) -> int:
+def lock_file(path: StrPath, out: StrPath, *, mode: int = 0o600) -> int:
     """Locks a file, made if missing; returns its descriptor, which has the lock.
 
     Args:
       path: Path of the file, in an existing folder of this machine.
       out: What the lock protects, for messages.
+      mode: Permissions of a new file, before the umask.
 
     Raises:
       InputError: another process has the lock, or the file system has no locks.
@@ -45,7 +46,7 @@ def lock_file(path: StrPath, out: StrPath) -> int:
     """
     while True:
         # Open for writing: NFS gives no other lock.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
         try:
             _lock(descriptor, out)
             if is_at(descriptor, path):
