@@ -49,7 +49,7 @@ def lock_file(path: StrPath, out: StrPath, *, mode: int = 0o600) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
         try:
             _lock(descriptor, out)
-            if is_at(descriptor, path):
+            if _is_at(descriptor, path):
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -69,7 +69,7 @@ def _lock(descriptor: int, out: StrPath) -> None:
         ) from None
 
 
-def is_at(descriptor: int, path: StrPath) -> bool:
+def _is_at(descriptor: int, path: StrPath) -> bool:
     """Whether an open file is still the one at ``path``."""
     try:
         found = os.stat(path, follow_symlinks=False)
@@ -94,7 +94,7 @@ def locked(folder: StrPath, out: StrPath) -> Iterator[None]:
     try:
         yield
     finally:
-        if is_at(descriptor, path):
+        if _is_at(descriptor, path):
             os.unlink(path)
         os.close(descriptor)
 
