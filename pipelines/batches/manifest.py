@@ -252,10 +252,11 @@ def write_manifest(
     data = pretty_json(manifest.to_json())
     private = {
         "manifest_sha256": hashlib.sha256(data).hexdigest(),
-        "key_sha256": digest_of_key(directory),
         "files": {name: dataclasses.asdict(sums) for name, sums in checksums.items()},
         "inputs": sorted(set(input_digests)),
     }
+    if digest := digest_of_key(directory):
+        private["key_sha256"] = digest
     make_folder(join(directory, PRIVATE_NAME))
     path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
     write_atomically(path, pretty_json(private), mode=0o600)
