@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import json
+import multiprocessing
 import pathlib
 import shutil
 from typing import Any
@@ -475,3 +476,35 @@ def test_csv_that_is_no_table_of_users_is_refused(tmp_path: pathlib.Path) -> Non
     (tmp_path / "b.csv").write_text("row,user\n1,2\n")
     with pytest.raises(InputError, match=r"columns of .*b\.csv to be those of"):
         bound(f"{tmp_path}/*.csv", tmp_path / "out", SETTINGS)
+
+
+def _rival(source: pathlib.Path, out: pathlib.Path, most: int, told: Any) -> None:
+    settings = dataclasses.replace(SETTINGS, max_examples_per_user=most)
+    try:
+        bound(str(source), out, settings, num_threads=1)
+        told.put((most, ""))
+    except InputError as error:
+        told.put((most, str(error)))
+
+
+def test_of_two_at_once_one_writes_what_its_note_says(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    for number in range(6):
+        out, told = tmp_path / f"{number}", context.SimpleQueue()
+        rivals = [
+            context.Process(target=_rival, args=(table, out, most, told))
+            for most in (1, 5)
+        ]
+        for rival in rivals:
+            rival.start()
+        results = dict(told.get() for _ in rivals)
+        for rival in rivals:
+            rival.join()
+        (winner,) = (most for most, error in results.items() if not error)
+        told_of = pq.read_table(out).schema.metadata[DATASET_METADATA_KEY]
+        note = Bounded.of(json.loads(told_of))
+        assert note is not None
+        kept = collections.Counter(USERS[kept_rows(out)])
+        assert note.max_examples_per_user == winner == max(kept.values())
