@@ -22,8 +22,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.files.sink import Sink
 from pipelines.files.output_file import output_file
+from pipelines.files.sink import Sink
 
 _CSV = ".csv"
 #: Suffixes of names; without one the file is Parquet.
