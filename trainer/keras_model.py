@@ -245,6 +245,7 @@ class PrivateModel(keras.Model):
             noise_key_file=noise_key_file,
         )
         self._curve = ValidationCurve(run, settings.method)
+        self._held = contextlib.ExitStack()  # the lock of the run's folder
         self._within_step = False
         # Not named _trainable, an attribute of Keras's.
         self._checked_model: TrainableModel | None = None
@@ -584,7 +585,7 @@ class PrivateModel(keras.Model):
     def _begin_run(self) -> None:
         if preflight.check_run_folder(self._session.run):
             raise InputError(f"Expected run={self._session.run} to be new or empty.")
-        self._session.open()
+        self._session.open(self._held)
         # The id identifies the run: no other process continues it.
         identity = {
             "manifest": self._session.manifest.fingerprint,
@@ -599,6 +600,8 @@ class PrivateModel(keras.Model):
             yield
         finally:
             self._session.write_record(complete=self._is_complete)
+            if self._is_complete:
+                self._held.close()
 
     @property
     def _is_complete(self) -> bool:

@@ -15,6 +15,8 @@ Formal guarantees:
     it is refused.  (A copy of an unfinished run's folder is that same run.)
   - Workers have equal settings, batches, code, versions, threads and keys when the
     first step begins, and bit-identical weights at evaluations and at the end.
+  - One process at a time writes the folder: a second one is refused, and one that was
+    killed is in nobody's way.
   - Only the chief writes, and all workers stop after the same step.
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
@@ -150,10 +152,11 @@ def run_checked(
         optimizer or the method does not support private training.
       StoppedError: as ``train``.
     """
-    training = _prepare(checked, reporter, workers or Alone())
-    with training.recorded(), _stop_signals() as stop:
-        training.run_steps(stop)
-        return training.finish()
+    with contextlib.ExitStack() as held:
+        training = _prepare(checked, reporter, workers or Alone(), held)
+        with training.recorded(), _stop_signals() as stop:
+            training.run_steps(stop)
+            return training.finish()
 
 
 def help_chief(checked: Checked, workers: Workers) -> None:
@@ -168,12 +171,18 @@ def help_chief(checked: Checked, workers: Workers) -> None:
     Raises:
       SystemExit: the chief failed, and reports why.
     """
-    training = _prepare(checked, Silent(), workers)
-    with _stop_signals() as stop:
-        training.run_steps(stop)
+    with contextlib.ExitStack() as held:
+        training = _prepare(checked, Silent(), workers, held)
+        with _stop_signals() as stop:
+            training.run_steps(stop)
 
 
-def _prepare(checked: Checked, reporter: Reporter, workers: Workers) -> _Training:
+def _prepare(
+    checked: Checked,
+    reporter: Reporter,
+    workers: Workers,
+    held: contextlib.ExitStack,
+) -> _Training:
     # Threads must be fixed before TensorFlow computes anything.
     began = checked.began_under and checked.began_under["threads"]
     sent = json.loads(agreement.chiefs(workers, json.dumps(began).encode()))
@@ -184,7 +193,7 @@ def _prepare(checked: Checked, reporter: Reporter, workers: Workers) -> _Trainin
             "those that `dpsgd batches` makes now have"
         )
     made = agreement.together(workers, lambda: _make(checked, reporter, workers))
-    return _Training(checked, made, reporter, workers)
+    return _Training(checked, made, reporter, workers, held)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,6 +338,7 @@ class _Training:
         made: _Made,
         reporter: Reporter,
         workers: Workers,
+        held: contextlib.ExitStack,
     ) -> None:
         self._checked = checked
         self._workers = workers
@@ -362,7 +372,7 @@ class _Training:
         )
         self._captured = agreement.together(workers, lambda: self._trace_step(made))
         # All checks passed; nothing was written before.
-        self.session.open(resumes=checked.resumes)
+        self.session.open(held, resumes=checked.resumes)
         self._averages = TrainingAverages(self._model.variables, self._settings)
         run_key = self._identify(made.tables.flush_every)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=run_key)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -87,6 +88,7 @@ class Manifest:
         check_record(self.columns, self.physical_batch_size)
         next_step = 0
         for file in self.files:
+            _check_name(file.name)
             if file.first_step != next_step or file.num_steps < 1:
                 raise InputError(
                     f"Expected file {file.name} to start at step {next_step}."
@@ -153,6 +155,15 @@ class Manifest:
         if manifest.to_json() != fields:
             raise InputError("Expected no unknown fields in the manifest.")
         return manifest
+
+
+def _check_name(name: str) -> None:
+    """Refuses a name that would lead out of the folder of the batches."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise InputError(
+            "Expected the manifest to name batch files without folders; it was edited. "
+            "Restore it, or make the batches again."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,10 +255,37 @@ def write_manifest(
         "files": {name: dataclasses.asdict(sums) for name, sums in checksums.items()},
         "inputs": sorted(set(input_digests)),
     }
+    if digest := digest_of_key(directory):
+        private["key_sha256"] = digest
     make_folder(join(directory, PRIVATE_NAME))
     path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
     write_atomically(path, pretty_json(private), mode=0o600)
     write_atomically(join(directory, MANIFEST_NAME), data)
+
+
+def digest_of_key(directory: StrPath) -> str:
+    """Returns the SHA-256 of the key file of a folder; empty if it holds none.
+
+    It is kept beside the key, which is uniform: it tells nothing that the key does not.
+    """
+    try:
+        data = read_bytes(join(directory, PRIVATE_NAME, KEY_NAME))
+    except FileNotFoundError:
+        return ""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_same_key(directory: StrPath) -> bool:
+    """Whether the key file of a folder is the one that its batches were sampled with.
+
+    So it counts if the key was moved elsewhere, or an earlier release made the batches.
+
+    Raises:
+      InputError: as ``read_checksums``.
+    """
+    private, _ = _read_private(directory)
+    known, found = private.get("key_sha256"), digest_of_key(directory)
+    return not known or not found or known == found
 
 
 def read_checksums(directory: StrPath) -> dict[str, FileChecksum]:

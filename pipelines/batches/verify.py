@@ -5,7 +5,8 @@ Formal guarantees, if ``verify`` returns no findings:
     byte for byte as written; no other batch file is in the folder;
   - the files hold every step of the plan once, in order, with all of its parts;
   - the checksums of single records, where there are any, are those of the files;
-  - every record has its real rows first, weights of 0 and 1 only, and zero padding.
+  - every record has its real rows first, weights of 0 and 1 only, and zero padding;
+  - the key in the folder, if it holds one, is the one that sampled the batches.
 
 Public: the findings, which name files and steps.  Sensitive: the batches.
 """
@@ -23,9 +24,12 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines.batches.batch_format import PhysicalBatch
 from pipelines.batches.manifest import (
+    KEY_NAME,
+    PRIVATE_NAME,
     BatchFile,
     FileChecksum,
     Manifest,
+    is_same_key,
     read_checksums,
     read_manifest,
 )
@@ -36,7 +40,7 @@ from pipelines.batches.reader import (
     read_file,
 )
 from pipelines.files.file_buffer import FileBuffer
-from pipelines.files.paths import StrPath, is_remote
+from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import sizes
 from pipelines.files.threads import in_order, num_cores
 
@@ -138,6 +142,11 @@ def verify(
     for name in sorted(sizes(directory)):
         if name.endswith(".tfrecord") and name not in known:
             findings.append(f"Expected no batch file {name}: it is not of this job.")
+    if not is_same_key(directory):
+        findings.append(
+            f"Expected {join(directory, PRIVATE_NAME, KEY_NAME)} to be the key of "
+            "these batches; it was changed. Restore it: they are as they were."
+        )
     return Verification(
         num_files=len(manifest.files),
         num_steps=manifest.plan.num_steps,

@@ -13,6 +13,7 @@ import click
 from accounting.validation import InputError
 from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
+from pipelines.files.output_file import output_file
 from pipelines.files.progress_bars import Bars
 from pipelines.inputs.input_files import check_outside
 from pipelines.tables import convert, criteo
@@ -90,7 +91,8 @@ def schema(
         look_at_rows=options["look_at_rows"],
         options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
     )
-    pathlib.Path(out).write_text(text, encoding="utf-8")
+    with output_file(out) as write:
+        write(text.encode())
     show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
 
 

@@ -20,7 +20,7 @@ class FileBuffer:
 
     def __init__(self, *, cached: bool = True) -> None:
         self._cached = cached
-        self._memory = memoryview(b"")
+        self._memory = memoryview(bytearray())
 
     def read(self, path: StrPath) -> memoryview:
         """Returns the contents of a file, valid until the next call.

@@ -175,6 +175,15 @@ def _new_file_here(
         raise
 
 
+def flush_to_disk(path: StrPath) -> None:
+    """Makes a file or a folder of this machine survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def drop_from_cache(descriptor: int) -> None:
     """Advises the system to drop an open file from the page cache."""
     if hasattr(os, "posix_fadvise"):

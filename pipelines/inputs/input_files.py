@@ -36,6 +36,7 @@ from pipelines.files import storage
 from pipelines.files.paths import is_remote, join
 
 _ANY_FOLDERS = "**"
+_WILDCARDS = r"[*?\[]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,8 +104,10 @@ def find_files(
         if not is_remote(query.root):
             _check_files(query, found)
     except OSError as error:
+        typed = pattern[: _end_of_folder(pattern)]
+        place = _place(str(error.filename or pattern), typed)
         raise InputError(
-            f"Expected {error.filename or pattern} of {option} to be readable: "
+            f"Expected {place} of {option} to be readable: "
             f"{error.strerror or type(error).__name__}."
         ) from None
     return found
@@ -133,16 +136,43 @@ def check_outside(pattern: str, out: str, *names: str) -> None:
         )
 
 
+def without_values(name: str) -> str:
+    """Returns a path without the values of partition columns, which may be of users.
+
+    Example:
+      >>> without_values("user=ann/day=3/part.parquet")
+      'user=*/day=*/part.parquet'
+    """
+    return re.sub(r"=[^/]*/", "=*/", name)
+
+
+def _place(path: str, root: str) -> str:
+    """Returns a path for messages: what the user typed, and names without values.
+
+    Args:
+      path: Path of a file, a folder or a link, which may itself be a partition.
+      root: Folder or glob that the user typed.
+    """
+    typed = root if path.startswith(root) else ""
+    return typed + without_values(f"{path.removeprefix(typed)}/")[:-1]
+
+
 def _query(text: str, suffix: str, option: str) -> _Query:
-    wildcard = re.search(r"[*?\[]", text)
-    literal = wildcard is None or (not is_remote(text) and os.path.lexists(text))
+    has_wildcard = re.search(_WILDCARDS, text) is not None
+    literal = not has_wildcard or (not is_remote(text) and os.path.lexists(text))
     if literal and storage.is_folder(text):
         return _Query(option, text, text, (_ANY_FOLDERS, "*"), suffix)
-    if wildcard is None or literal:
+    if literal:
         return _Query(option, text, text, (), "")
-    cut = text.rfind("/", 0, wildcard.start()) + 1
+    cut = _end_of_folder(text)
     parts = tuple(part for part in text[cut:].split("/") if part not in ("", "."))
     return _Query(option, text, text[:cut], parts, "")
+
+
+def _end_of_folder(text: str) -> int:
+    """Returns where the folder of a glob ends; the length of a path without one."""
+    wildcard = re.search(_WILDCARDS, text)
+    return text.rfind("/", 0, wildcard.start()) + 1 if wildcard else len(text)
 
 
 def _match(query: _Query) -> Found:
@@ -214,7 +244,9 @@ def _is_hidden(name: str) -> bool:
 
 
 def _nothing(query: _Query, found: Found) -> InputError:
-    hidden = f" except hidden ones such as {found.hidden[0]}" if found.hidden else ""
+    hidden = ""
+    if found.hidden:
+        hidden = f" except hidden ones such as {without_values(found.hidden[0])}"
     return InputError(
         f"Expected files at {query.option} {query.text}; there are none{hidden}."
     )
@@ -248,8 +280,9 @@ def _check_suffix(query: _Query, found: Found) -> None:
     suffix = query.suffix
     if len(others) == len(found.files):
         suffix = pathlib.PurePosixPath(others[0]).suffix
+    place = _place(join(query.root, others[0]), query.root)
     raise InputError(
-        f"Expected {join(query.root, others[0])} to be a {query.suffix} file: every "
+        f"Expected {place} to be a {query.suffix} file: every "
         f"visible file of a folder is read. Move it away, or give "
         f"{query.glob(_ANY_FOLDERS, f'*{suffix}')}."
     )
@@ -259,22 +292,24 @@ def _check_files(query: _Query, found: Found) -> None:
     """Refuses what is not a local file, and a file under two names."""
     seen: dict[object, str] = {}
     for path, _ in found.files:
+        shown = _place(path, query.root)
         try:
             status = os.stat(path)
         except FileNotFoundError:
             raise InputError(
-                f"Expected {path} of {query.option} to lead to a file; it is a link to "
-                "nothing. Restore the file, or remove the link."
+                f"Expected {shown} of {query.option} to lead to a file; it is a link "
+                "to nothing. Restore the file, or remove the link."
             ) from None
         if not stat.S_ISREG(status.st_mode):
             raise InputError(
-                f"Expected {path} of {query.option} to be a file. Move it away."
+                f"Expected {shown} of {query.option} to be a file. Move it away."
             )
         # Some file systems report inode 0 for every file.
         known = (status.st_dev, status.st_ino) if status.st_ino else None
         first = seen.setdefault(known or os.path.realpath(path), path)
         if first != path:
             raise InputError(
-                f"Expected every file of {query.option} once; {first} and {path} are "
-                "the same file. Remove the link."
+                f"Expected every file of {query.option} once; "
+                f"{_place(first, query.root)} and {shown} are the same file. Remove "
+                "the link."
             )

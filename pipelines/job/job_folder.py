@@ -4,7 +4,7 @@
     OUT/private/files/       checksums of finished files, until the manifest is written
     OUT/private/spill/       the shuffle, until then, unless it is elsewhere
     OUT/private/boundaries   of a shuffle, the ranks that start its steps, until then
-    OUT/private/owner        in a store, the job that began last, until then
+    OUT/private/lock         locked by the process that writes; see ``locks``
 
 Formal guarantees:
   - Existing output is never replaced: a folder that is neither empty nor the unfinished
@@ -24,10 +24,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from accounting.neighboring_relation import REPLACE_SPECIAL, is_supported
@@ -46,7 +46,7 @@ from pipelines.batches.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipelines.files import folders, storage
+from pipelines.files import folders, locks, storage
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
 from pipelines.inputs.bounded import KEY_LABEL
@@ -55,7 +55,6 @@ from pipelines.job.packing import Layout
 from pipelines.sampling.keys import commitment, read_or_create_key_file
 
 JOB_NAME = "job.json"
-OWNER_NAME = "owner"
 FILES_NAME = "files"
 SPILL_NAME = "spill"
 BOUNDARIES_NAME = "boundaries"
@@ -79,17 +78,21 @@ def checksum_path(directory: str, name: str) -> str:
 def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum | None:
     """Returns the checksum of a batch file; None if it is not finished.
 
+    A damaged checksum is that of a file which is to be made again.
+
     Args:
       directory: Directory of the job.
       name: Name of the batch file.
       size: Bytes of the file; None if there is none.
     """
-    try:
-        data = b"" if size is None else read_bytes(checksum_path(directory, name))
-    except FileNotFoundError:
+    if size is None:
         return None
-    checksum = FileChecksum.from_json(json.loads(data)) if data else None
-    return checksum if checksum and checksum.size == size else None
+    try:
+        found = json.loads(read_bytes(checksum_path(directory, name)))
+        checksum = FileChecksum.from_json(found)
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return None
+    return checksum if checksum.size == size else None
 
 
 @contextlib.contextmanager
@@ -103,36 +106,15 @@ def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
     Raises:
       InputError: another job has the lock.
     """
-    taken = InputError(
-        f"Expected no other job to write {out}. Wait for it, or choose another --out."
-    )
+    with _locked(out):
+        yield locks.claim(join(out, PRIVATE_NAME), out)
+
+
+def _locked(out: StrPath) -> AbstractContextManager[None]:
+    """Locks a folder of this machine; a store has no locks."""
     if is_remote(out):
-        yield _own(join(out, PRIVATE_NAME, OWNER_NAME), taken)
-        return
-    with open(join(out, PRIVATE_NAME, JOB_NAME), "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(file.fileno()).st_nlink:  # finished before it was locked
-                raise OSError
-        except OSError:
-            raise taken from None
-        yield lambda: None
-
-
-def _own(path: str, taken: InputError) -> Callable[[], None]:
-    """Makes this process the owner of a job; returns a function that checks it.
-
-    Between that check and the manifest another job may begin: if it has another key,
-    ``verify`` finds the files of two jobs.
-    """
-    name = os.urandom(16)
-    write_atomically(path, name, mode=0o600)
-
-    def check() -> None:
-        if not storage.exists(path) or storage.read_bytes(path) != name:
-            raise taken
-
-    return check
+        return contextlib.nullcontext()
+    return locks.locked(join(out, PRIVATE_NAME), out)
 
 
 def check_out(out: StrPath) -> None:
@@ -145,15 +127,19 @@ def check_out(out: StrPath) -> None:
     with folders.usable_folder(out, "--out"):
         if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
             return  # unfinished: open_job compares it with this job
-        if storage.exists(join(out, MANIFEST_NAME)):
-            raise InputError(
-                f"Expected --out {out} to be empty; it holds finished batches. Choose "
-                "another folder."
-            )
+        _refuse_finished(out)
         if os.path.isfile(out) or not _is_fresh(out):
             raise InputError(
                 f"Expected --out {out} to be an empty or new folder. Choose another."
             )
+
+
+def _refuse_finished(out: StrPath) -> None:
+    if storage.exists(join(out, MANIFEST_NAME)):
+        raise InputError(
+            f"Expected --out {out} to be empty; it holds finished batches. Choose "
+            "another folder."
+        )
 
 
 def _is_fresh(out: StrPath) -> bool:
@@ -161,10 +147,9 @@ def _is_fresh(out: StrPath) -> bool:
     if storage.names(out) - {PRIVATE_NAME}:
         return False
     begun = (f".{KEY_NAME}.", f".{JOB_NAME}.")
+    made = (KEY_NAME, FILES_NAME, locks.LOCK_NAME)
     private = storage.names(join(out, PRIVATE_NAME))
-    return all(
-        name in (KEY_NAME, FILES_NAME) or name.startswith(begun) for name in private
-    )
+    return all(name in made or name.startswith(begun) for name in private)
 
 
 def check_dataset(layout: Layout, dataset: Dataset) -> None:
@@ -237,15 +222,28 @@ def open_job(
     """
     check_dataset(layout, dataset)
     check_out(out)
-    private = join(out, PRIVATE_NAME)
-    path = join(private, JOB_NAME)
-    if key_file is not None:
-        key = read_or_create_key_file(key_file)
+    key = None if key_file is None else read_or_create_key_file(key_file)
     _make_folders(out)
-    if key_file is None:
-        key_file = _own_key_file(out)
-        key = read_or_create_key_file(key_file)
-    _check_key(dataset, key)
+    with _locked(out):
+        if not storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
+            _refuse_finished(out)  # by another job in the meantime
+        if key_file is None or key is None:
+            key_file = _own_key_file(out)
+            key = read_or_create_key_file(key_file)
+        _check_key(dataset, key)
+        made_of = _begin_or_continue(out, layout, dataset, key)
+    return os.fspath(key_file), commitment(key, "batches", *made_of)
+
+
+def _begin_or_continue(
+    out: StrPath, layout: Layout, dataset: Dataset, key: bytes
+) -> tuple[str, str, str]:
+    """Records a new job, or checks that it is the recorded one.
+
+    Returns:
+      Version, and digests of layout and input.
+    """
+    path = join(out, PRIVATE_NAME, JOB_NAME)
     state = {
         "version": str(FORMAT_VERSION),
         "layout": fingerprint(_layout_json(layout)),
@@ -255,9 +253,7 @@ def open_job(
     if not storage.exists(path):
         write_atomically(path, pretty_json(state), mode=0o600)
     _check_same_job(out, read_json(path), state)
-    version, made_of = state["version"], (state["layout"], state["input"])
-    batches_id = commitment(key, "batches", version, *made_of)
-    return os.fspath(key_file), batches_id
+    return state["version"], state["layout"], state["input"]
 
 
 def _make_folders(out: StrPath) -> None:
@@ -395,7 +391,7 @@ def _clean(out: StrPath, spill: StrPath | None) -> None:
     for folder in {join(private, FILES_NAME), own_spill, spill or own_spill}:
         storage.delete_folder(folder)
     # Killed processes leave temporary files.
-    left = (BOUNDARIES_NAME, OWNER_NAME, JOB_NAME)
+    left = (BOUNDARIES_NAME, locks.LOCK_NAME, JOB_NAME)
     names = (KEY_NAME, CHECKSUMS_NAME, *left)
     for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):
         begun = tuple(f".{prefix}" for prefix in prefixes)

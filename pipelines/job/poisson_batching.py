@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import os
 import pathlib
 import tempfile
 import uuid
@@ -31,7 +29,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError, check_choice
 from pipelines.batches.manifest import PRIVATE_NAME, Manifest
-from pipelines.files import folders, storage
+from pipelines.files import folders, locks, storage
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset
@@ -303,20 +301,12 @@ def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
       InputError: another process has the lock, or the folder belongs to another user.
     """
     _own_folder(folder)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locks.locked(folder, folder):
         boot = _boot_id()
         storage.make_folder(join(folder, boot))
-        for other in storage.names(folder) - {boot}:
+        for other in storage.names(folder) - {boot, locks.LOCK_NAME}:
             storage.delete_folder(join(folder, other))
         yield Spill(folder=join(folder, boot), num_threads=num_threads, flush=False)
-    except BlockingIOError:
-        raise InputError(
-            f"Expected no other job to use {folder}. Wait for it."
-        ) from None
-    finally:
-        os.close(descriptor)
 
 
 def _secrets(

@@ -95,8 +95,13 @@ def _read_text(location: str) -> str:
     """Returns the text at ``location``; refuses a local file that others can read."""
     if location.startswith(SECRET_MANAGER):
         return read_secret(location.removeprefix(SECRET_MANAGER)).decode("ascii")
+    mode = stat.S_IFREG if is_remote(location) else os.stat(location).st_mode
+    if not stat.S_ISREG(mode):  # a pipe would wait for a writer
+        raise InputError(
+            f"Expected key file {location} to be a file; it is a folder, a pipe or a "
+            "device. Write the key into a file of mode 0600, and name that."
+        )
     text = read_bytes(location).decode("ascii")
-    mode = 0 if is_remote(location) else os.stat(location).st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
             f"Expected key file {location} mode {stat.S_IMODE(mode):04o} to be 0600. "

@@ -31,7 +31,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -39,8 +39,8 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError, check_choice, check_int
-from pipelines.files.output_folder import check_output, staged_folder
 from pipelines.files.threads import in_order, num_cores
+from pipelines.files.unfinished import staged_folder
 from pipelines.tables.file_parts import States
 from pipelines.tables.prepared_files import SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
@@ -222,6 +222,12 @@ class PrepareSummary:
     bytes_read: int
     bytes_written: int
     left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> PrepareSummary:
+        """Returns the summary whose ``dataclasses.asdict`` is ``fields``."""
+        lists = {name: tuple(fields[name]) for name in ("bad_lines", "left_out")}
+        return cls(**{**fields, **lists})
 
 
 # --- The first pass: every row is checked, and counted ------------------------------
@@ -547,23 +553,22 @@ def prepare(
       on_progress: Called with "check" or "write", bytes read, and bytes in all.
 
     Raises:
-      InputError: as ``list_files``, ``check_output`` and ``options.open``; malformed
+      InputError: as ``list_files``, ``staged_folder`` and ``options.open``; malformed
         rows; no rows for training.
     """
     if num_threads is not None:
         check_int("--threads", num_threads, at_least=1)
     files = list_files(pattern, partitions=options.partitions)
-    check_output(out)
-    reader = Reader(
-        files=files,
-        format=options.open(files),
-        num_threads=num_threads or num_cores(),
-        on_progress=on_progress,
-    )
-    count = _check_rows(reader)
-    refuse_bad_rows(count, options)
-    counts = rows_of_splits(count, reader.format.shares)
     with staged_folder(out) as root:
+        reader = Reader(
+            files=files,
+            format=options.open(files),
+            num_threads=num_threads or num_cores(),
+            on_progress=on_progress,
+        )
+        count = _check_rows(reader)
+        refuse_bad_rows(count, options)
+        counts = rows_of_splits(count, reader.format.shares)
         _write_all(root, reader, counts, options)
         written = sum(path.stat().st_size for path in root.glob("*/*"))
     return summarize(files, reader.format, count, counts, written)

@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,7 @@ from pipelines.batches.manifest import (
     read_json,
 )
 from pipelines.files.sink import Sink
-from pipelines.files.storage import write_atomically
+from pipelines.files.storage import flush_to_disk, write_atomically
 from pipelines.files.threads import in_order, num_cores
 from pipelines.inputs.bounded import BOUNDED
 
@@ -95,6 +96,8 @@ def new_table(
     temporary = pathlib.Path(folder, f"unfinished-{secrets.token_hex(8)}")
     with open_writer(temporary, schema) as writer:
         yield writer
+    # A resumed job takes the file for complete if it is there, also after a power loss.
+    flush_to_disk(temporary)
     os.replace(temporary, path)
 
 
@@ -294,6 +297,8 @@ def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord], bool]:
         files = {name: FileRecord(**each) for name, each in fields["files"].items()}
     except (AttributeError, TypeError):
         raise refusal from None
+    if not all(re.fullmatch(r"\w+/[\w-][\w.-]*", name) for name in files):
+        raise refusal  # a name that would lead out of the folder
     has_users = "max_examples_per_user" in fields["settings"]
     return fields["dataset"], files, has_users or BOUNDED in fields["dataset"]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from accounting.validation import InputError
-from pipelines.inputs.input_files import find_files
+from pipelines.inputs.input_files import find_files, without_values
 
 # The arrays of such a block stay in a core's cache, and the allocator keeps their
 # memory: with a MiB a row takes twice as long.
@@ -69,8 +69,11 @@ class InputFile:
     @property
     def shown(self) -> str:
         """Path for messages, without the values of partition columns."""
-        folder = self.path.removesuffix(self.name)
-        return folder + re.sub(r"=[^/]*/", "=*/", self.name)
+        return _shown(self.path, self.name)
+
+
+def _shown(path: str, name: str) -> str:
+    return path.removesuffix(name) + without_values(name)
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
@@ -93,8 +96,8 @@ def list_files(pattern: str, *, partitions: bool = False) -> list[InputFile]:
     for path, name in sorted(found, key=lambda each: _natural(each[0])):
         if not os.access(path, os.R_OK):
             raise InputError(
-                f"Expected input file {path} to be one of this machine that you may "
-                "read."
+                f"Expected input file {_shown(path, name)} to be one of this machine "
+                "that you may read."
             )
         status = os.stat(path)
         files.append(
@@ -162,7 +165,8 @@ class TextRange(io.RawIOBase):
 def long_line(file: InputFile) -> InputError:
     """Returns the error for a file that does not seem to be text."""
     return InputError(
-        f"Expected lines of at most {_MAX_LINE_BYTES} bytes in {file.path}. Is it text?"
+        f"Expected lines of at most {_MAX_LINE_BYTES} bytes in {file.shown}. Is it "
+        "text?"
     )
 
 
@@ -202,6 +206,6 @@ def read_lines(
                 yield rest + b"\n", raw.tell()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(
-            f"Expected input file {file.path} to be readable to its end: "
+            f"Expected input file {file.shown} to be readable to its end: "
             f"{type(error).__name__}."
         ) from None

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.validation import check_int
-from pipelines.files.output_folder import staged_folder
+from pipelines.files.unfinished import staged_folder
 from pipelines.sampling import keys
 from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
 

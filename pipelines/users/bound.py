@@ -1,24 +1,31 @@
 """Bounding users: the steps of a job, on threads of this process or on an engine.
 
 Formal guarantees:
-  - Those of ``bound_job``.
-  - ``out`` appears when all of its files are there.
+  - Those of ``bound_job``, and of ``unfinished`` for the folder.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from accounting.validation import check_int
+from accounting.plan import fingerprint
+from accounting.validation import InputError, check_int
 from pipelines.files.threads import in_order, num_cores
-from pipelines.users.bound_folder import check_room, finish, open_job, open_work
-from pipelines.users.bound_job import BoundSettings
+from pipelines.files.unfinished import Unfinished, unfinished_folder
+from pipelines.users.bound_folder import (
+    begin_or_continue,
+    check_input,
+    check_room,
+    open_job,
+)
+from pipelines.users.bound_job import BoundJob, BoundSettings
 from pipelines.users.bound_steps import TEXT, WRITE, steps
-from pipelines.users.text_tables import as_parquet, is_text
+from pipelines.users.text_tables import is_text, list_text, write_text
 
 #: ``on_progress(step, tasks done, tasks in all)``.
 Progress = Callable[[str, int, int], None]
@@ -71,18 +78,34 @@ def bound(
             for done, _ in enumerate(in_order(pool, task, items, threads), start=1):
                 on_progress(name, done, len(items))
 
-    if is_text(pattern):
-        _, work = open_work(out)
-        as_text = functools.partial(run, TEXT)
-        pattern = as_parquet(pattern, work, settings, as_text)
-    job, final = open_job(pattern, out, settings, key_file=key_file)
-    for name, task, items in steps(job):
-        if name == WRITE and not job.has_users:
-            check_room(job)
-        run(name, task, items)
-    if job.has_users:  # users are counted in the written files
+    files = list_text(pattern, settings) if is_text(pattern) else ()
+    groups = None if files else check_input(pattern, settings)
+    listed = fingerprint([dataclasses.asdict(file) for file in files])
+    with unfinished_folder(out) as folder:
+        digest = groups.digest if groups else listed
+        if begin_or_continue(folder, settings, digest, key_file):
+            folder.finish()
+            return
+        if groups is None:
+            table = write_text(files, folder.work, functools.partial(run, TEXT))
+            groups = check_input(table, settings)
+        job = open_job(folder, groups, settings, key_file)
+        for name, task, items in steps(job):
+            if name == WRITE and not job.has_users:
+                _check_room(folder, job)
+            run(name, task, items)
+        if job.has_users:  # users are counted in the written files
+            _check_room(folder, job)
+        folder.finish()
+
+
+def _check_room(folder: Unfinished, job: BoundJob) -> None:
+    """Checks that the public number of slots suffices, or leaves nothing of a job."""
+    try:
         check_room(job)
-    finish(job, final)
+    except InputError:
+        folder.give_up()
+        raise
 
 
 def threads_for(memory_limit: int, wanted: int | None) -> int:

@@ -1,9 +1,9 @@
-"""The folder of a job that bounds users: opened, resumed, and renamed to ``out``.
+"""A job that bounds users: its input and settings checked, its folder opened.
 
 Formal guarantees:
   - Only footers are read before every setting and the columns are checked.
   - An unfinished job resumes only with the same input, settings and key.
-  - Only this user may enter the folders.
+  - Those of ``unfinished``.
 
 Public: settings.  Sensitive: everything in the folders.
 """
@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -24,10 +23,9 @@ from accounting.validation import InputError
 from pipelines.batches.columns import row_bytes
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.files.folders import make_private_folder
-from pipelines.files.output_folder import check_output
-from pipelines.inputs import unfinished_job
+from pipelines.files.unfinished import Unfinished
 from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
-from pipelines.inputs.known_input import KnownInput, know_input
+from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import (
     RowGroups,
     description_of,
@@ -53,63 +51,87 @@ RUN_ROWS = 1 << 20
 TASK_BYTES = 128 << 20
 _COPIES = 4
 _MOST_PARTS = 1 << 12
-_JOB, _KEY = "job.json", "private.key"
+
+
+def key_path(
+    folder: Unfinished, key_file: str | os.PathLike[str] | None
+) -> pathlib.Path:
+    """Returns the path of the key that chooses rows.
+
+    Args:
+      folder: Folder of the job.
+      key_file: The user's file; None for a key that is removed with the folder.
+    """
+    path = folder.work / "private.key" if key_file is None else key_file
+    return pathlib.Path(os.path.abspath(path))
+
+
+def commitment_to(key_file: str | os.PathLike[str] | None) -> str:
+    """Returns a commitment to the user's key, made if missing; else empty."""
+    if key_file is None:
+        return ""
+    return commitment(read_or_create_key_file(key_file), "job of bounded users")
+
+
+def begin_or_continue(
+    folder: Unfinished,
+    settings: BoundSettings,
+    listed: str,
+    key_file: str | os.PathLike[str] | None,
+) -> bool:
+    """Records a new job, or resumes it; returns whether only its clean-up is left.
+
+    Args:
+      folder: Folder of the job.
+      settings: Which rows are kept.
+      listed: Digest of the files of the input.
+      key_file: As for ``key_path``.
+
+    Raises:
+      InputError: another job is unfinished there, or the key is refused.
+    """
+    job = {
+        **dataclasses.asdict(settings),
+        "input": listed,
+        "key": commitment_to(key_file),
+        "sizes": [RUN_ROWS, TASK_BYTES, _COPIES, _MOST_PARTS],
+    }
+    return folder.begin_or_continue(job, "input, settings or key") is not None
 
 
 def open_job(
-    pattern: str,
-    out: str | os.PathLike[str],
+    folder: Unfinished,
+    groups: RowGroups,
     settings: BoundSettings,
-    *,
     key_file: str | os.PathLike[str] | None,
-) -> tuple[BoundJob, pathlib.Path]:
-    """Makes or resumes the folder of a job; returns the job and the path of ``out``.
+) -> BoundJob:
+    """Returns the job, with its folders and its key.
 
     Args:
-      pattern: Parquet: a file, a folder or a glob.
-      out: New or empty folder of this machine, or one that every worker mounts.
+      folder: Folder of the job, begun.
+      groups: From ``check_table``.
       settings: Which rows are kept.
-      key_file: File of the key that chooses rows; made if missing.  None for a key that
-        is removed with ``OUT.unfinished``.
+      key_file: As for ``key_path``.
 
     Raises:
-      InputError: before any work, for anything that the user can fix.
+      InputError: the key is refused.
     """
-    groups = list_row_groups(pattern)
-    _check_columns(groups, settings, pattern)
-    sizes = _sizes(groups, settings)
-    final, work = open_work(out)
-    key_path = os.path.abspath(work / _KEY if key_file is None else key_file)
-    key = read_or_create_key_file(key_path)
-    known = know_input(key, groups)
-    _begin_or_continue(work, settings, known, sizes)
-    job = BoundJob(
+    path = key_path(folder, key_file)
+    key = read_or_create_key_file(path)
+    for name in FOLDERS:
+        make_private_folder(folder.work / name, remedy="Name another --out.")
+    return BoundJob(
         settings=settings,
         blocks=groups.blocks,
-        known=known,
+        known=know_input(key, groups),
         names=tuple(_kept(groups.schema, settings).names),
         arrow_schema=_schema_of(groups.schema, settings, commitment(key, KEY_LABEL))
         .serialize()
         .to_pybytes(),
-        work=str(work),
-        key_file=key_path,
-        **sizes,
+        work=str(folder.work),
+        key_file=str(path),
+        **_sizes(groups, settings),
     )
-    for name in FOLDERS:
-        make_private_folder(work / name, remedy="Name another --out.")
-    return job, final
-
-
-def open_work(out: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the path of ``out`` and the folder of the job, which it makes.
-
-    Raises:
-      InputError: they cannot be made.
-    """
-    final = pathlib.Path(os.path.realpath(check_output(out)))
-    work = final.with_name(f"{final.name}.unfinished")
-    make_private_folder(work, remedy="Name another --out.")
-    return final, work
 
 
 def _schema_of(found: pa.Schema, settings: BoundSettings, key: str) -> pa.Schema:
@@ -155,6 +177,22 @@ def missing_column(column: str, names: Sequence[str], place: str) -> InputError:
     )
 
 
+def check_input(pattern: str, settings: BoundSettings) -> RowGroups:
+    """Returns the row groups of a table that can be bounded.
+
+    Args:
+      pattern: Parquet: a file, a folder or a glob.
+      settings: Which rows are kept.
+
+    Raises:
+      InputError: for anything that the user can fix.
+    """
+    groups = list_row_groups(pattern)
+    _check_columns(groups, settings, pattern)
+    _sizes(groups, settings)  # refuses records that are too large
+    return groups
+
+
 def check_table(pattern: str, user_column: str, most: int) -> RowGroups:
     """Returns the row groups of a table that can be bounded and made into batches.
 
@@ -164,7 +202,7 @@ def check_table(pattern: str, user_column: str, most: int) -> RowGroups:
       most: Maximum number of rows in a record.
 
     Raises:
-      InputError: as in `open_job`, or a column that batches cannot hold.
+      InputError: as in ``check_input``, or a column that batches cannot hold.
     """
     groups = list_row_groups(pattern)
     settings = BoundSettings(
@@ -193,16 +231,6 @@ def _sizes(groups: RowGroups, settings: BoundSettings) -> dict[str, int]:
     }
 
 
-def _begin_or_continue(
-    work: pathlib.Path,
-    settings: BoundSettings,
-    known: KnownInput,
-    sizes: dict[str, int],
-) -> None:
-    job = {**dataclasses.asdict(settings), "input": known.input_id, **sizes}
-    unfinished_job.begin_or_continue(work / _JOB, job, "input, settings or key")
-
-
 def check_room(job: BoundJob) -> None:
     """Checks that the public number of slots suffices.
 
@@ -217,22 +245,10 @@ def check_room(job: BoundJob) -> None:
         what = "users" if job.has_users else "rows that are kept"
         raise InputError(
             f"Expected num_examples={job.settings.num_examples} to be at least the "
-            f"{what}. Give a larger public number, such as the rows of the whole table,"
-            f" after `rm -r {job.work}`."
+            f"{what}. Give a larger public number, such as the rows of the whole table."
         )
 
 
 def _num_users(job: BoundJob) -> int:
     files = job.folder(DATA).glob("*.parquet")
     return sum(pq.read_metadata(file).num_rows for file in files)
-
-
-def finish(job: BoundJob, final: pathlib.Path) -> None:
-    """Gives the folder its name, and removes the unfinished one.
-
-    Args:
-      job: Job with all tasks done.
-      final: Path from ``open_job``.
-    """
-    os.rename(pathlib.Path(job.work, DATA), final)
-    shutil.rmtree(job.work)

@@ -1,19 +1,20 @@
 """A raw table to numeric Parquet, and its users bounded: ``prepare``, then ``bound``.
 
-    OUT.unfinished/job.json      digest of the table, its schema and options
-    OUT.unfinished/bound.json    digest of the settings that bound users
-    OUT.unfinished/private.key   the key that chooses rows, unless the user named one
-    OUT.unfinished/table/        the prepared table, with ids
-    OUT.unfinished/data/         becomes OUT
+    OUT.unfinished/table/         the prepared table, with ids
+    OUT.unfinished/summary.json   its summary
+    OUT.unfinished/private.key    the key that chooses rows, unless the user named one
+    OUT.unfinished/bound.digest   digest of the settings that bound users, and the key
+    OUT.unfinished/train/         the bounded rows, until they are in data/
+    OUT.unfinished/data/          becomes OUT; this and the rest as in ``unfinished``
 
 Formal guarantees:
   - The rows of a user are in one split, unless the schema says ``cut_users``.
   - OUT/train holds at most ``max_examples_per_user`` rows of each user, and the note
     about it, with the guarantees of ``bound_job``.  All held-out rows are kept.
   - The id is gone: no file of OUT holds it.
-  - Nothing is read before every setting is checked.  The same command resumes a killed
-    one; one with another table, schema, option or setting is refused.
-  - ``out`` appears complete or not at all; only this user may enter it.
+  - Nothing is read before every setting is checked.
+  - Those of ``unfinished``: a killed job goes on; rows that are refused leave nothing,
+    and the prepared table is kept if only the number of slots is too small.
 
 Public: options and settings.  Sensitive: everything read and written.
 """
@@ -21,6 +22,7 @@ Public: options and settings.  Sensitive: everything read and written.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -29,21 +31,28 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from accounting.plan import fingerprint
+from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.folders import make_private_folder
 from pipelines.files.storage import write_atomically
-from pipelines.inputs import unfinished_job
+from pipelines.files.unfinished import (
+    Unfinished,
+    is_made,
+    is_resumable,
+    unfinished_folder,
+)
 from pipelines.inputs.bounded import USERS
-from pipelines.sampling.keys import read_or_create_key_file
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.prepared_files import file_record, new_table, write_record
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.table_format import TableOptions, prepared_schema
-from pipelines.users.bound_folder import open_work
+from pipelines.users.bound_folder import commitment_to, key_path
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.user_records import records_schema
 
 _TRAIN, *_HELD_OUT = SPLITS
+_TABLE = "table"
 _REMEDY = "Name another --out."
 
 #: Prepares a table: (pattern, folder, options) -> summary.
@@ -86,46 +95,67 @@ def prepare_users(
     records_schema(schema, most)  # refuses names, and records that are too large
     options = dataclasses.replace(options, with_users=True)
     files = [dataclasses.asdict(each) for each in list_files(pattern, partitions=True)]
-    final, work = open_work(out)
-    key = work / "private.key" if key_file is None else pathlib.Path(key_file)
-    read_or_create_key_file(key)
-    _begin_or_continue(work / "job.json", {"files": files, "options": repr(options)})
-    table, data = work / "table", work / "data"
-    summary = _prepared(work, lambda: prepare_table(pattern, table, options))
-    make_private_folder(data, remedy=_REMEDY)
-    for split in _HELD_OUT:
-        _drop_ids(table / split, data / split, schema)
-    if not (data / _TRAIN).exists():
-        (work / "bound.json").unlink(missing_ok=True)
-        _begin_or_continue(work / "bound.json", dataclasses.asdict(settings))
-        bound_table(str(table / _TRAIN), data / _TRAIN, settings, key_file=key)
-    _begin_or_continue(work / "bound.json", dataclasses.asdict(settings))
+    job = {"files": files, "options": repr(options)}
+    with unfinished_folder(out) as folder:
+        done = folder.begin_or_continue(job, "input, schema or options")
+        if done is None:
+            key = commitment_to(key_file)  # a key is refused before any work
+            told = {**dataclasses.asdict(settings), "key": key}
+            done = _prepared(folder, lambda out: prepare_table(pattern, out, options))
+            bounded = functools.partial(
+                bound_table, settings=settings, key_file=key_path(folder, key_file)
+            )
+            _bounded(folder, told, bounded)
+            for split in _HELD_OUT:
+                _drop_ids(folder.work / _TABLE / split, folder.data / split, schema)
+            _write_record(folder.data, schema, options, settings)
+        folder.finish(done)
+    return PrepareSummary.from_json(done)
+
+
+def _prepared(
+    folder: Unfinished, prepare: Callable[[pathlib.Path], PrepareSummary]
+) -> dict[str, Any]:
+    """Prepares the table unless it was done, and returns the summary."""
+    path, table = folder.work / "summary.json", folder.work / _TABLE
+    if not path.exists():
+        if is_made(table):
+            shutil.rmtree(table)  # killed before its summary was written
+        try:
+            found = prepare(table)
+        except InputError:
+            if not is_resumable(table):  # there is nothing to go on with
+                folder.give_up()
+            raise
+        write_atomically(path, pretty_json(dataclasses.asdict(found)), mode=0o600)
+    summary: dict[str, Any] = read_json(path)
+    return summary
+
+
+def _bounded(
+    folder: Unfinished, told: dict[str, Any], bound_table: Callable[..., None]
+) -> None:
+    """Bounds users of the training rows unless it was done, with the same settings."""
+    bounded, target = folder.work / _TRAIN, folder.data / _TRAIN
+    path, digest = folder.work / "bound.digest", fingerprint(told).encode()
+    if not target.exists() and not is_made(bounded):
+        write_atomically(path, digest, mode=0o600)
+        bound_table(str(folder.work / _TABLE / _TRAIN), bounded)
+    if path.read_bytes() != digest:
+        folder.refuse_another("settings of users or key")
+    if not target.exists():
+        os.rename(bounded, target)
+
+
+def _write_record(
+    data: pathlib.Path, schema: Any, options: TableOptions, settings: BoundSettings
+) -> None:
     records = {
         str(path.relative_to(data)): file_record(path)
         for path in sorted(data.glob("*/*.parquet"))
     }
     told = {**options.settings, **dataclasses.asdict(settings)}
     write_record(data, schema, told, records)
-    os.rename(data, final)
-    shutil.rmtree(work)
-    return summary
-
-
-def _begin_or_continue(path: pathlib.Path, job: dict[str, Any]) -> None:
-    unfinished_job.begin_or_continue(path, job, "input, schema, options or settings")
-
-
-def _prepared(
-    work: pathlib.Path, prepare: Callable[[], PrepareSummary]
-) -> PrepareSummary:
-    """Prepares the table unless it was done, and returns the summary."""
-    path = work / "summary.json"
-    if not path.exists():
-        # Without a summary the table may be incomplete.
-        shutil.rmtree(work / "table", ignore_errors=True)
-        found = pretty_json(dataclasses.asdict(prepare()))
-        write_atomically(path, found, mode=0o600)
-    return PrepareSummary(**read_json(path))
 
 
 def _drop_ids(source: pathlib.Path, target: pathlib.Path, schema: Any) -> None:

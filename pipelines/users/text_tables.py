@@ -1,6 +1,6 @@
 """CSV and TSV as Parquet of texts, so that rows can be read by their place.
 
-    OUT.unfinished/table-*/NAME.csv.parquet
+    OUT.unfinished/table/NAME.csv.parquet
 
 Every column is text, and null where a cell is empty: `dpsgd prepare` turns texts into
 numbers, and keeps the note that users are bounded.
@@ -8,8 +8,7 @@ numbers, and keeps the note that users are bounded.
 Formal guarantees:
   - Every row of a file is in its Parquet file, in order; a row with another number of
     cells is refused by file and number.
-  - A file appears complete or not at all, and is not written again.  A table that was
-    modified since counts as another table.
+  - A file appears complete or not at all, and is not written again.
   - Bounded memory: a file is read by blocks.
 
 Public: names of files and columns.  Sensitive: rows.
@@ -17,7 +16,6 @@ Public: names of files and columns.  Sensitive: rows.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +23,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines.files.folders import make_private_folder
 from pipelines.files.paths import is_remote
@@ -55,25 +52,17 @@ def is_text(pattern: str) -> bool:
     return all(kind_of_file(path) in (CSV, TSV) for path, _ in found)
 
 
-def as_parquet(
-    pattern: str,
-    work: pathlib.Path,
-    settings: BoundSettings,
-    run: Callable[[Callable[[Any], None], Sequence[Any]], None],
-) -> str:
-    """Writes a table of text as Parquet, unless it was done; returns its folder.
+def list_text(pattern: str, settings: BoundSettings) -> tuple[InputFile, ...]:
+    """Returns the files of a table of text, before any row is read.
 
     Args:
       pattern: CSV or TSV: a file, a folder or a glob.
-      work: Folder of the unfinished job.
       settings: Which rows are kept.
-      run: Calls a task with every file.
 
     Raises:
-      InputError: before any row is read if users are sampled, headers differ, or there
-        is no column of users; later for malformed rows.
+      InputError: users are sampled, headers differ, or there is no column of users.
     """
-    files = [file for file in list_files(pattern) if file.size]
+    files = tuple(file for file in list_files(pattern) if file.size)
     if settings.sampled != BoundSettings.sampled:
         raise InputError(
             f"Expected --input {pattern} to be Parquet of numbers for --sample users: "
@@ -89,10 +78,28 @@ def as_parquet(
                 f"Expected the columns of {file.shown} to be those of "
                 f"{files[0].shown}: {', '.join(columns)}."
             )
-    listed = [dataclasses.asdict(file) for file in files]
-    folder = work / f"table-{fingerprint(listed)[:16]}"
+    return files
+
+
+def write_text(
+    files: Sequence[InputFile],
+    work: pathlib.Path,
+    run: Callable[[Callable[[Any], None], Sequence[Any]], None],
+) -> str:
+    """Writes a table of text as Parquet, unless it was done; returns its folder.
+
+    Args:
+      files: From ``list_text``.
+      work: Folder of the unfinished job.
+      run: Calls a task with every file.
+
+    Raises:
+      InputError: malformed rows.
+    """
+    folder = work / "table"
     make_private_folder(folder, remedy="Name another --out.")
-    run(functools.partial(_write, folder, tuple(columns)), files)
+    columns = tuple(text_columns(files[0], _OPTIONS))
+    run(functools.partial(_write, folder, columns), files)
     return str(folder)
 
 

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from accounting.plan import DETERMINISTIC
-from pipelines.batches.manifest import read_json
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments import drifting_table
 from trainer.experiments.comparison.case import Case
@@ -37,6 +36,7 @@ from trainer.experiments.comparison.runs import (
     silent,
     training_data,
 )
+from trainer.report.metrics_files import read_curve
 from trainer.run.run_record import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
 from trainer.settings.iterate_settings import ShiftSettings
@@ -152,9 +152,7 @@ def _curve(
     runs.make_batches(trial.batches, batches, batches.plan(num_examples))
     say(f"[{seed + 1}/{settings.seeds}] {trial.name}")
     runs.run(trial)
-    curve = read_json(runs.request(trial).run / CURVE_NAME)
-    points: list[dict[str, Any]] = curve["points"]
-    return points
+    return read_curve(runs.request(trial).run / CURVE_NAME, ())
 
 
 def _courses(

@@ -28,10 +28,10 @@ from accounting import sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
-from accounting.validation import InputError
-from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
+from pipelines.batches.manifest import MANIFEST_NAME, Manifest
 from trainer.html_report import attachments, commands, data_set
 from trainer.model.metrics import METRICS, in_words, metric_names
+from trainer.report.metrics_files import read_curve, read_metrics
 from trainer.run import privacy, run_record
 from trainer.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
 from trainer.settings.aggregation_settings import MEANINGS
@@ -39,7 +39,6 @@ from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
 REPORT_VERSION = 2
-_HELD_OUT = "held-out"
 
 
 def collect(
@@ -208,10 +207,9 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
     """
     if not (run / METRICS_NAME).exists():
         return None
-    metrics = _held_out(run / METRICS_NAME)
-    has_curve = (run / CURVE_NAME).exists()
-    points = _held_out(run / CURVE_NAME)["points"] if has_curve else []
+    metrics, curve = read_metrics(run / METRICS_NAME), run / CURVE_NAME
     names = _in_order(metric_names(metrics))
+    points = read_curve(curve, names) if curve.exists() else []
     return {
         "num_examples": metrics["num_examples"],
         "by_fit": bool(record.fits),
@@ -241,16 +239,6 @@ def _in_order(names: list[str]) -> list[str]:
 
 def _uncertainty(found: dict[str, Any] | None) -> dict[str, Any] | None:
     return found and {name: found[name] for name in ("level", "mean_width")}
-
-
-def _held_out(path: pathlib.Path) -> dict[str, Any]:
-    fields: dict[str, Any] = read_json(path)
-    if fields.get("examples") != _HELD_OUT:
-        raise InputError(
-            f"Expected {path} to say that its examples are {_HELD_OUT}: numbers of "
-            "training examples are not private. Restore it, or remove it."
-        )
-    return fields
 
 
 def _digests(run: pathlib.Path) -> dict[str, str]:

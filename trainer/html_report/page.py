@@ -22,7 +22,8 @@ from typing import Any
 import jinja2
 
 from accounting.validation import InputError
-from pipelines.files.storage import StrPath, write_atomically
+from pipelines.files.output_file import output_file
+from pipelines.files.storage import StrPath
 from trainer.html_report import charts, facts
 
 _TEMPLATE = "report.html.jinja"
@@ -69,7 +70,8 @@ def write_report(
         allow_large_delta=allow_large_delta,
         noise_key_file=_path(noise_key_file),
     )
-    write_atomically(path, render(found).encode())
+    with output_file(path, overwrite=overwrite) as write:
+        write(render(found).encode())
     return found
 
 

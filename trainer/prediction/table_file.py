@@ -22,8 +22,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
+from pipelines.files.output_file import output_file
 from pipelines.files.sink import Sink
-from pipelines.files.storage import new_file
 
 _CSV = ".csv"
 #: Suffixes of names; without one the file is Parquet.
@@ -81,7 +81,7 @@ class TableFile:
         self.columns: tuple[str, ...] = ()
 
     def __enter__(self) -> TableFile:
-        self._sink = Sink(self._contexts.enter_context(new_file(self._path)))
+        self._sink = Sink(self._contexts.enter_context(output_file(self._path)))
         return self
 
     def __exit__(

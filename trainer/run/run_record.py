@@ -6,6 +6,7 @@
     RUN/private/run.id          random id of the run, which its noise also depends on
     RUN/private/origin.json     code and machine that the run began with
     RUN/private/run_record.mac  message authentication code of the two files above
+    RUN/private/lock            locked by the process that trains
 
 Epsilon is computed from these two public files, never from flags.
 
@@ -19,6 +20,7 @@ Formal guarantees:
     manifest's plan once and in order; for ``make_private``, also a prefix of the steps.
   - ``StepLedger`` accepts steps only in the order 0, 1, 2, ..., and the parts of each
     step only in the order 0, 1, 2, ...
+  - ``open_run`` lets one process at a time write a folder.
   - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
     it is returned.
 
@@ -27,6 +29,7 @@ Public: records.  Sensitive: the noise key; no message holds it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -36,6 +39,7 @@ import pathlib
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from accounting.plan import DpSgdPlan
@@ -50,6 +54,8 @@ from pipelines.batches.manifest import (
     write_atomically,
 )
 from pipelines.batches.share import ALL, Share
+from pipelines.files.folders import make_private_folder
+from pipelines.files.locks import in_use, locked
 from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
@@ -418,10 +424,13 @@ def read_run(
     return record, manifest
 
 
+@contextlib.contextmanager
 def open_run(
     run: pathlib.Path, noise_key_file: pathlib.Path | None, *, resumes: bool = False
-) -> bytes:
-    """Makes the folder of a run, or cleans an existing one; returns the noise key.
+) -> Iterator[bytes]:
+    """Makes the folder of a run, or cleans an existing one; yields the noise key.
+
+    Other processes are refused until the context or this process ends.
 
     Args:
       run: The folder.
@@ -429,15 +438,20 @@ def open_run(
       resumes: Whether the run is resumed.
 
     Raises:
-      FileExistsError: another process made a run in this folder in the meantime.
-      InputError: the key is refused.
+      InputError: the key is refused, another process runs in the folder, or it has
+        begun or finished a run there since the folder was checked.
     """
-    if resumes:
+    private = run / PRIVATE_NAME
+    run.mkdir(parents=True, exist_ok=True)
+    make_private_folder(private, remedy="Choose another --out.")
+    with locked(private, run):
+        is_begun, path = (private / RUN_ID_NAME).exists(), run / RECORD_NAME
+        if (is_begun and not resumes) or (
+            path.exists() and read_json(path)["complete"]
+        ):
+            raise in_use(run)
         _remove_leftovers(run)
-    else:
-        run.mkdir(parents=True, exist_ok=True)
-        (run / PRIVATE_NAME).mkdir(mode=0o700)
-    return read_or_create_key_file(noise_key_path(run, noise_key_file))
+        yield read_or_create_key_file(noise_key_path(run, noise_key_file))
 
 
 def _remove_leftovers(run: pathlib.Path) -> None:

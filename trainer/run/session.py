@@ -2,7 +2,7 @@
 
 ``train`` and ``make_private`` share it:
 
-    session.open()
+    session.open(held)
     session.identify(what_else_the_run_is, model=...)
     session.use(step, optimizer=..., model=...)
     with session.steps() as steps:
@@ -21,7 +21,7 @@ Formal guarantees:
   - A step counts as executed, also in the record, once the weights include it.
   - The workers of a run share one run key, and each physical batch of a step belongs to
     one worker.
-  - Only the chief writes.
+  - Only the chief writes, and no other process writes the folder at the same time.
   - No error of a step quotes an example.
 
 Public: the record.  Sensitive: keys, noise and batches.
@@ -96,25 +96,32 @@ class Session:
 
     # -- identity ------------------------------------------------------------------
 
-    def open(self, *, resumes: bool = False) -> None:
+    def open(self, held: contextlib.ExitStack, *, resumes: bool = False) -> None:
         """Makes the folder of the run, or cleans that of a resumed run.
 
+        Args:
+          held: What keeps other processes out of the folder until it is closed.
+          resumes: Whether the run is resumed.
+
         Raises:
-          FileExistsError: another process made a run in this folder in the meantime.
-          InputError: the noise key is refused, a worker has none, or a launcher started
-            several processes for one worker.
+          InputError: the noise key is refused, a worker has none, another process
+            writes the folder, or a launcher started several processes for one worker.
         """
         if self.workers.count == 1:
             check_alone(os.environ)
         chief = agreement.is_chief(self.workers)
         # The key is never sent: the chief makes it, and the others read its file.
-        agreement.together(self.workers, lambda: self._open(resumes) if chief else None)
-        agreement.together(self.workers, lambda: None if chief else self._open(resumes))
+        agreement.together(
+            self.workers, lambda: self._open(held, resumes) if chief else None
+        )
+        agreement.together(
+            self.workers, lambda: None if chief else self._open(held, resumes)
+        )
 
-    def _open(self, resumes: bool) -> None:
+    def _open(self, held: contextlib.ExitStack, resumes: bool) -> None:
         if agreement.is_chief(self.workers):
-            self._noise_key = run_record.open_run(
-                self.run, self.noise_key_file, resumes=resumes
+            self._noise_key = held.enter_context(
+                run_record.open_run(self.run, self.noise_key_file, resumes=resumes)
             )
             return
         path = run_record.noise_key_path(self.run, self.noise_key_file)

@@ -25,6 +25,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.files import storage
 from pipelines.files.folders import check_folder, usable_folder
+from pipelines.files.locks import LOCK_NAME
 from pipelines.files.paths import is_remote, join
 from trainer.run.checkpoints import CHECKPOINT_NAME
 from trainer.run.preflight import check_unfinished
@@ -74,8 +75,8 @@ def fetch(request: Request) -> None:
 
 
 def _is_kept(path: tuple[str, ...]) -> bool:
-    """Whether a file is not one that a killed process left unfinished."""
-    return not any(name.startswith(".") for name in path)
+    """Whether a file is neither a lock nor left unfinished by a killed process."""
+    return not any(name.startswith(".") for name in path) and path[-1] != LOCK_NAME
 
 
 def _check_key(request: Request) -> None:

@@ -6,21 +6,19 @@ begin with rows.  The second checks every part and counts its rows, which decide
 rows each output file holds.  The third converts every part to one piece for each of
 these files, and the fourth joins the pieces.
 
-    OUT.unfinished/job.json           digest of input, schema and options
     OUT.unfinished/divided/           whether each range of text ends in a quotation
     OUT.unfinished/counts/            counts of every checked part; sensitive
     OUT.unfinished/pieces/            converted rows; sensitive
     OUT.unfinished/progress/          bytes read so far
     OUT.unfinished/records/           records of the finished output files
-    OUT.unfinished/data/              becomes OUT
+    OUT.unfinished/data/              becomes OUT; the rest as in ``unfinished``
 
 Workers and this process must reach input and output under the same paths.
 
 Formal guarantees:
   - The files are those of ``convert.prepare``, byte for byte.
-  - A file appears complete or not at all.  The same command resumes a killed one; one
-    with another input, schema or option is refused.
-  - ``out`` appears when all of its files are there.
+  - A file appears complete or not at all, also after a loss of power.
+  - Those of ``unfinished``.
   - Every row is read once to be checked, and once to be converted; text of more than
     one part is scanned once before.
 
@@ -34,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -48,12 +47,12 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
-from pipelines.files.output_folder import check_output
 from pipelines.files.sink import Sink
-from pipelines.files.storage import new_file, write_atomically
+from pipelines.files.storage import flush_to_disk, new_file, write_atomically
 from pipelines.files.threads import num_cores
-from pipelines.inputs import unfinished_job
+from pipelines.files.unfinished import Unfinished, unfinished_folder
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.tables.convert import (
     SPLITS,
@@ -73,7 +72,7 @@ from pipelines.tables.job.division import DIVIDED, Division
 from pipelines.tables.prepared_files import FileRecord, SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
-_JOB, _COUNTS, _RECORDS, _DATA = "job.json", "counts", "records", "data"
+_COUNTS, _RECORDS, _DATA = "counts", "records", "data"
 _PIECES, _PROGRESS = "pieces", "progress"
 
 #: Phases, in order.
@@ -214,7 +213,7 @@ class _Job:
                     raise changed()
                 pieces.add(split, places[split], rows)
                 places[split] += len(rows)
-        self.converted_path(index).touch()
+        write_atomically(self.converted_path(index), b"")
 
     def write_file(self, task: _Task) -> None:
         """Writes an output file from its pieces, unless it was done."""
@@ -231,6 +230,7 @@ class _Job:
             (record,) = writer.files.values()
             data = pretty_json(dataclasses.asdict(record))
             write_atomically(self.record_path(task), data, mode=0o600)
+            flush_to_disk(temporary / path.name)
             os.replace(temporary / path.name, path)
         finally:
             writer.abandon()
@@ -297,7 +297,7 @@ class _Pieces:
         path = self._job.piece_path(task, self._index)
         path.parent.mkdir(exist_ok=True)
         files = contextlib.ExitStack()
-        write = files.enter_context(new_file(path, mode=0o600, flush=False))
+        write = files.enter_context(new_file(path, mode=0o600))
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         writer = pa.ipc.new_stream(Sink(write), self._schema, options=options)
         return _Piece(task, files.enter_context(writer), files)
@@ -389,10 +389,54 @@ def prepare_on(
       InputError: as in ``convert.prepare``, or another job is unfinished there.
     """
     files = tuple(list_files(pattern, partitions=options.partitions))
-    final = pathlib.Path(os.path.realpath(check_output(out)))
     table = options.open(files)
-    work = final.with_name(f"{final.name}.unfinished")
-    _open_work(work, files, options)
+    with unfinished_folder(out) as folder:
+        done = _begin_or_continue(folder, files, options)
+        if done is None:
+            engine = functools.partial(run_on_engine, pipeline_options)
+            job = _divided(folder, files, options, engine, on_progress, say)
+            total = _checked(folder, job, engine, on_progress)
+            records = _write(job, total, engine, on_progress)
+            write_record(folder.data, table.schema, options.settings, records)
+            sizes = rows_of_splits(total, table.shares)
+            written = sum(record.size for record in records.values())
+            done = dataclasses.asdict(summarize(files, table, total, sizes, written))
+        folder.finish(done)
+        return PrepareSummary.from_json(done)
+
+
+def _begin_or_continue(
+    folder: Unfinished, files: Sequence[InputFile], options: ConvertOptions
+) -> dict[str, Any] | None:
+    """Makes the folders of a job; returns its summary if only the clean-up is left."""
+    job = {
+        "files": [dataclasses.asdict(file) for file in files],
+        "options": repr(options),
+        "part_bytes": _PART_BYTES,
+    }
+    done = folder.begin_or_continue(job, "input, schema or options")
+    if done is None:
+        for name in (DIVIDED, _COUNTS, _PIECES, _PROGRESS, _RECORDS):
+            (folder.work / name).mkdir(exist_ok=True)
+        for split in SPLITS:
+            (folder.data / split).mkdir(exist_ok=True)
+    return done
+
+
+#: Calls a task with every item, on an engine.
+_Engine = Callable[[Callable[[Any], None], Sequence[Any]], None]
+
+
+def _divided(
+    folder: Unfinished,
+    files: Sequence[InputFile],
+    options: ConvertOptions,
+    engine: _Engine,
+    on_progress: Progress,
+    say: Callable[[str], None],
+) -> _Job:
+    """Divides large files, and returns the job on their parts."""
+    table = options.open(files)
     ranges = [table.ranges(file, _PART_BYTES) for file in files]
     for file, (first, *_) in zip(files, ranges, strict=True):
         if first == file and file.size > 2 * _PART_BYTES:
@@ -400,38 +444,51 @@ def prepare_on(
                 f"one worker reads all of {file.shown}: it is packed, or not to be "
                 "divided for another reason; plain CSV, and Parquet in row groups, are"
             )
+    work = str(folder.work)
     division = Division(
-        ranges=tuple(itertools.chain(*ranges)), options=options, work=str(work)
+        ranges=tuple(itertools.chain(*ranges)), options=options, work=work
     )
     with _watching(on_progress, DIVIDE, division.looked_at):
         if unknown := division.unknown:
-            run_on_engine(pipeline_options, division.look, unknown)
-    job = _Job(files=division.parts(), options=options, work=str(work))
-    inputs = range(len(job.files))
+            engine(division.look, unknown)
+    return _Job(files=division.parts(), options=options, work=work)
+
+
+def _checked(
+    folder: Unfinished, job: _Job, engine: _Engine, on_progress: Progress
+) -> RowCount:
+    """Checks and counts all rows; leaves nothing of a job whose rows are refused."""
     with _watching(
         on_progress, CHECK, lambda: _read_so_far(job, CHECK, job.count_path)
     ):
-        run_on_engine(pipeline_options, job.check_file, inputs)
+        engine(job.check_file, range(len(job.files)))
     total = sum_counts(job.read_counts())
-    refuse_bad_rows(total, options)
-    sizes = rows_of_splits(total, table.shares)
+    try:
+        refuse_bad_rows(total, job.options)
+        rows_of_splits(total, job.format.shares)
+    except InputError:
+        folder.give_up()
+        raise
+    return total
+
+
+def _write(
+    job: _Job, total: RowCount, engine: _Engine, on_progress: Progress
+) -> dict[str, FileRecord]:
+    """Writes all output files, and returns their records."""
     with _watching(
         on_progress, CONVERT, lambda: _read_so_far(job, CONVERT, job.converted_path)
     ):
-        run_on_engine(pipeline_options, job.convert_file, inputs)
-    tasks = _tasks(sizes, options)
+        engine(job.convert_file, range(len(job.files)))
+    tasks = _tasks(rows_of_splits(total, job.format.shares), job.options)
     with _watching(on_progress, WRITE, lambda: _written_so_far(job, tasks)):
-        run_on_engine(pipeline_options, job.write_file, tasks)
+        engine(job.write_file, tasks)
     records = {
         task.name: FileRecord(**read_json(job.record_path(task))) for task in tasks
     }
     if any(records[task.name].num_rows != task.last - task.first for task in tasks):
         raise changed()
-    write_record(work / _DATA, table.schema, options.settings, records)
-    os.rename(work / _DATA, final)
-    shutil.rmtree(work)
-    written = sum(record.size for record in records.values())
-    return summarize(files, table, total, sizes, written)
+    return records
 
 
 def _read_so_far(
@@ -473,24 +530,3 @@ def _watching(
         ended.set()
         thread.join()
     on_progress(phase, *count())
-
-
-def _open_work(
-    work: pathlib.Path, files: Sequence[InputFile], options: ConvertOptions
-) -> None:
-    """Makes the folder of a job, or refuses that of another one."""
-    job = {
-        "files": [dataclasses.asdict(file) for file in files],
-        "options": repr(options),
-        "part_bytes": _PART_BYTES,
-    }
-    if work.exists():
-        unfinished_job.check(work / _JOB, job, "input, schema or options")
-        return
-    work.mkdir(0o700, parents=True)
-    for name in (DIVIDED, _COUNTS, _PIECES, _PROGRESS, _RECORDS):
-        (work / name).mkdir()
-    (work / _DATA).mkdir(0o700)
-    for split in SPLITS:
-        (work / _DATA / split).mkdir()
-    unfinished_job.record(work / _JOB, job)

@@ -153,7 +153,7 @@ def first_schema(
     for name, kind in types.items():
         cells = None
         if rows:
-            cells = Cells(name, rows[name], ("", *missing), [])
+            cells = _cells(name, rows[name], missing)
         if label and name == label:
             columns.append(_label(name, kind, classes, cells, table))
         else:
@@ -314,6 +314,17 @@ def _blocks(
 
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
     return pa.chunked_array(arrays).combine_chunks()
+
+
+def _cells(name: str, values: pa.Array, missing: Sequence[str]) -> Cells:
+    """Returns the cells of a column, unless they are bytes that are no texts."""
+    try:
+        return Cells(name, values, ("", *missing), [])
+    except pa.ArrowException as error:  # its message may quote a cell
+        raise InputError(
+            f"Expected texts of column {name} to be UTF-8: {type(error).__name__}. "
+            "Leave out --look-at-rows, and choose its kind in the schema."
+        ) from None
 
 
 def _missing_values(rows: Mapping[str, pa.Array]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import pytest
 
 from accounting.validation import InputError
-from pipelines.files.output_folder import check_output, staged_folder
+from pipelines.files.output_folder import check_output
+from pipelines.files.unfinished import staged_folder
 from pipelines.inputs.input_files import check_outside
 from pipelines.tables import convert
 from tests.pipelines.conftest import run_command, write_table

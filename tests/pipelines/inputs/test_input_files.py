@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import uuid
 
 import pytest
@@ -213,3 +214,32 @@ def test_dry_run_lists_what_was_found(nested: pathlib.Path) -> None:
     assert "f10.parquet: 10 rows" in text
     assert "f29.parquet" not in text
     assert "and 13 more; --json lists them" in text
+
+
+@pytest.mark.parametrize("fault", ["loop", "itself", "nothing", "pipe", "twice"])
+def test_no_error_about_a_link_quotes_a_user(
+    tmp_path: pathlib.Path, fault: str
+) -> None:
+    """The value of a partition folder may be the id of a user."""
+    user = tmp_path / "table" / "user=ann" / "day=3"
+    user.mkdir(parents=True)
+    (user / "part.parquet").write_bytes(b"rows")
+    if fault == "loop":
+        (user / "loop").symlink_to(tmp_path / "table")
+    elif fault == "itself":
+        (tmp_path / "table" / "user=bob").symlink_to("user=bob")
+    elif fault == "nothing":
+        (tmp_path / "table" / "user=bob").symlink_to("user=eve")
+    elif fault == "pipe":
+        os.mkfifo(user / "rows.parquet")
+    else:
+        (tmp_path / "table" / "user=bob").symlink_to("user=ann")
+    with pytest.raises(InputError, match=r"user=\*") as error:
+        find_files(str(tmp_path / "table"), partitions=True)
+    for name in ("=ann", "=bob", "=eve", "=3"):
+        assert name not in str(error.value)
+    # What the user typed is quoted.
+    shutil.rmtree(tmp_path / "table" / "user=ann")
+    typed = str(tmp_path / "table" / "user=ann" / "*")
+    with pytest.raises(InputError, match="user=ann"):
+        find_files(typed, partitions=True)

@@ -221,3 +221,14 @@ def test_what_is_written_can_be_read_whatever_the_names(
     schema = Schema.from_json(tomllib.loads(text))
     assert list(schema.columns) == columns
     assert schema.label.classes == tuple(classes)
+
+
+def test_bytes_that_are_no_text_are_refused_in_one_line(tmp_path: pathlib.Path) -> None:
+    secret = b"\xff\x00secret"
+    table = pa.table({"photo": [secret] * 3, "y": [0, 1, 0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="texts of column photo to be UTF-8") as error:
+        first_schema(str(tmp_path / "t.parquet"), label="y", look_at_rows=2)
+    assert "secret" not in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "photo" in first_schema(str(tmp_path / "t.parquet"), label="y")

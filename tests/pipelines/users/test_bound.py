@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import json
+import multiprocessing
 import pathlib
 import shutil
 from typing import Any
@@ -150,7 +151,7 @@ def test_nothing_is_told(
     pathlib.Path("table").symlink_to(table)
     told = run(50)
     assert "num_examples=50 to be at least the rows that are kept" in told
-    shutil.rmtree("out.unfinished")
+    assert not pathlib.Path("out.unfinished").exists()
     told += run(ROWS)
     kept, users = len(kept_rows(tmp_path / "out")), len(np.unique(USERS))
     for number in (kept, ROWS - kept, users, np.bincount(USERS).max()):
@@ -222,13 +223,45 @@ def test_half_a_file_does_not_come_into_out(
 
 
 def test_another_job_is_refused(
+    table: pathlib.Path,
+    tmp_path: pathlib.Path,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out, other = tmp_path / "out", dataclasses.replace(SETTINGS, num_examples=ROWS + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundJob, "choose", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bound(str(table), out, SETTINGS, key_file=key_file)
+    for settings, key in ((other, key_file), (SETTINGS, None)):
+        with pytest.raises(InputError, match="its input, settings or key were others"):
+            bound(str(table), out, settings, key_file=key)
+    bound(str(table), out, SETTINGS, key_file=key_file)
+
+
+def test_a_job_that_ended_with_an_error_gives_way(
     table: pathlib.Path, tmp_path: pathlib.Path, key_file: pathlib.Path
 ) -> None:
-    few = BoundSettings(user_column="user", max_examples_per_user=MOST, num_examples=9)
+    """Also one whose engine failed: it could go on, but the user gives another one."""
+    out, work = tmp_path / "out", tmp_path / "out.unfinished"
+    few = dataclasses.replace(SETTINGS, num_examples=9)
     with pytest.raises(InputError, match="num_examples=9"):
-        bound(str(table), tmp_path / "out", few, key_file=key_file)
-    with pytest.raises(InputError, match="its input, settings or key were others"):
-        bound(str(table), tmp_path / "out", SETTINGS, key_file=key_file)
+        bound(str(table), out, few, key_file=key_file)
+    assert not work.exists()  # no command goes on with it
+
+    def fails(task: Any, items: Any) -> None:
+        task(items[0])
+        raise InputError("the engine failed")
+
+    with pytest.raises(InputError, match="the engine failed"):
+        bound(str(table), out, few, key_file=key_file, run_tasks=fails)
+    assert list(work.glob("ids/*"))
+    bound(str(table), out, SETTINGS, key_file=key_file)
+    assert not work.exists()
+    assert kept_rows(out).size > 9
 
 
 def test_changed_input_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -443,3 +476,35 @@ def test_csv_that_is_no_table_of_users_is_refused(tmp_path: pathlib.Path) -> Non
     (tmp_path / "b.csv").write_text("row,user\n1,2\n")
     with pytest.raises(InputError, match=r"columns of .*b\.csv to be those of"):
         bound(f"{tmp_path}/*.csv", tmp_path / "out", SETTINGS)
+
+
+def _rival(source: pathlib.Path, out: pathlib.Path, most: int, told: Any) -> None:
+    settings = dataclasses.replace(SETTINGS, max_examples_per_user=most)
+    try:
+        bound(str(source), out, settings, num_threads=1)
+        told.put((most, ""))
+    except InputError as error:
+        told.put((most, str(error)))
+
+
+def test_of_two_at_once_one_writes_what_its_note_says(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    for number in range(6):
+        out, told = tmp_path / f"{number}", context.SimpleQueue()
+        rivals = [
+            context.Process(target=_rival, args=(table, out, most, told))
+            for most in (1, 5)
+        ]
+        for rival in rivals:
+            rival.start()
+        results = dict(told.get() for _ in rivals)
+        for rival in rivals:
+            rival.join()
+        (winner,) = (most for most, error in results.items() if not error)
+        told_of = pq.read_table(out).schema.metadata[DATASET_METADATA_KEY]
+        note = Bounded.of(json.loads(told_of))
+        assert note is not None
+        kept = collections.Counter(USERS[kept_rows(out)])
+        assert note.max_examples_per_user == winner == max(kept.values())

@@ -13,6 +13,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
+from pipelines.files.unfinished import unfinished_folder
 from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.engine_tasks import run_on_engine
@@ -126,7 +127,9 @@ def test_wide_rows_make_small_tasks(
     pq.write_table(table, tmp_path / "table.parquet", row_group_size=20)
     monkeypatch.setattr(bound_folder, "TASK_BYTES", share)
     source = str(tmp_path / "table.parquet")
-    job, _ = bound_folder.open_job(source, tmp_path / "out", settings(), key_file=None)
+    with unfinished_folder(tmp_path / "out") as folder:
+        groups = bound_folder.check_input(source, settings())
+        job = bound_folder.open_job(folder, groups, settings(), None)
     most = max(*(run.num_rows for run in job.runs), rows / job.num_parts)
     assert share / 2 < 4 * most * (8 + width * 8 + 4) < share
 
@@ -151,4 +154,4 @@ def test_other_columns_are_refused_before_any_work(
     pq.write_table(pa.table({"user": [1], column: values}), tmp_path / "in.parquet")
     with pytest.raises(InputError, match=message):
         bound(str(tmp_path / "in.parquet"), tmp_path / "out", settings())
-    assert not list((tmp_path / "out.unfinished").glob("ids/*"))
+    assert not (tmp_path / "out.unfinished").exists()

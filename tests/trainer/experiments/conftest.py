@@ -43,8 +43,9 @@ def finish(request: Request, *, auc: float = 0.7) -> None:
             delta=request.settings.target_delta,
             **privacy.unit_of(manifest.dataset, manifest.plan),
         ).to_json()
+    told = {"examples": "held-out", "num_examples": 300, "uncertainty": None}
     for name, fields in (
-        (METRICS_NAME, {"auc": auc, "log_loss": 0.5, "aggregates": {}}),
+        (METRICS_NAME, {"auc": auc, "log_loss": 0.5, "aggregates": {}, **told}),
         (PRIVACY_NAME, stated),
         (RECORD_NAME, {"complete": True}),
     ):

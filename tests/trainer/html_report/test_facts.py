@@ -119,6 +119,37 @@ def test_nothing_sensitive_is_taken(
         assert not [hidden for hidden in (str(secret), key, mac) if hidden in text]
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("metrics.json", {"auc": "high"}),
+        ("metrics.json", {"auc": True}),
+        ("metrics.json", {"num_examples": None}),
+        ("metrics.json", {"aggregates": {"ema": {"auc": "high"}}}),
+        ("metrics.json", {"aggregates": {"ema": 1}}),
+        ("metrics.json", {"aggregates": None}),
+        ("metrics.json", {"uncertainty": {"level": 0.9}}),
+        ("metrics.json", {"examples": "training"}),
+        ("curve.json", {"points": None}),
+        ("curve.json", {"points": [7]}),
+        ("curve.json", {"points": [{"step": 0}]}),
+        ("curve.json", {"points": [{"step": 0, "auc": "high"}]}),
+    ],
+)
+def test_edited_results_are_refused_in_one_line(
+    make_run: Any, name: str, changes: dict[str, Any]
+) -> None:
+    run = make_run()
+    edit(run / name, **changes)
+    with pytest.raises(InputError, match=name) as error:
+        render(collect(run))
+    assert "\n" not in str(error.value)
+    for content in (b"[]", b"7", b"{", b"{}", b""):
+        (run / name).write_bytes(content)
+        with pytest.raises(InputError, match=name):
+            render(collect(run))
+
+
 def test_an_edited_run_is_refused_where_the_key_is(make_run: Any) -> None:
     run = make_run()
     assert collect(run)["run"]["record_verified"]

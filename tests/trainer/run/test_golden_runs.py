@@ -15,6 +15,7 @@ machine gives the same weights twice is the subject of test_crashes_change_nothi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -108,7 +109,7 @@ def _run(folder: pathlib.Path, batches: BatchFolder, method: str) -> dict[str, A
         run=folder / "run",
         noise_key_file=folder / "noise.key",
     )
-    session.open()
+    session.open(contextlib.ExitStack())
     (folder / "run" / "private" / "run.id").write_text("5" * 32 + "\n")
     session.identify({}, model="golden")
     step = Recorder()

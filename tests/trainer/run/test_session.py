@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
@@ -77,7 +78,8 @@ def session(parts: Any, tmp_path: pathlib.Path) -> Callable[..., Session]:
             run=tmp_path / name,
             noise_key_file=tmp_path / "noise.key",
         )
-        made.open(resumes=(tmp_path / name).exists())
+        with contextlib.ExitStack() as held:
+            made.open(held, resumes=(tmp_path / name).exists())
         (tmp_path / name / "private" / "run.id").write_text("5" * 32 + "\n")
         made.identify({"what": "else"}, model="model")
         made.use(step, optimizer={"name": "sgd"}, model={"name": "small"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import platform
@@ -43,10 +44,10 @@ def test_a_program_for_one_process_is_not_started_with_others(
     )
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(InputError, match="without mpiexec"):
-        session.open()
+        session.open(contextlib.ExitStack())
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("PMI_SIZE", "1")
-    session.open()
+    session.open(contextlib.ExitStack())
     assert (tmp_path / "run").exists()
 
 

@@ -5,14 +5,18 @@ Public: what is printed, except by ``bias``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from pipelines.batches.manifest import pretty_json, read_json, write_atomically
+from pipelines.files.folders import usable_folder
+from pipelines.files.locks import LOCK_NAME, locked
+from pipelines.files.output_folder import make_parents, remove_empty
 from trainer.cli.commands import train_request
 from trainer.experiments import compare as comparing
 from trainer.experiments import shift as shifting
@@ -37,17 +41,19 @@ def compare(settings: ComparisonSettings, *, as_json: bool) -> None:
       settings: Settings of the experiment.
       as_json: Whether to print only JSON.
     """
-    report = comparing.compare(settings, _say, _MAKE_BATCHES)
-    report.write(settings.out)
+    with _alone(settings.out):
+        report = comparing.compare(settings, _say, _MAKE_BATCHES)
+        report.write(settings.out)
     _print(report.to_json(), report.show, settings.out / "comparison.md", as_json)
 
 
 def simulate(settings: SimulationSettings, *, as_json: bool) -> None:
     """Simulates, and prints the prediction; see `compare`."""
-    for folder in settings.out.glob("*/runs"):
-        _take_over(folder.parent)
-    report = simulating.simulate(settings, _say, _MAKE_BATCHES)
-    fields = report.write(settings.out)
+    with _alone(settings.out):
+        for folder in settings.out.glob("*/runs"):
+            _take_over(folder.parent)
+        report = simulating.simulate(settings, _say, _MAKE_BATCHES)
+        fields = report.write(settings.out)
     _print(fields, report.show, settings.out / "simulation.md", as_json)
 
 
@@ -56,15 +62,17 @@ def bias(settings: BiasSettings, *, as_json: bool) -> None:
 
     Not private.
     """
-    report = measure_bias(settings, _say)
-    fields = report.write(settings.out)
+    with _alone(settings.out):
+        report = measure_bias(settings, _say)
+        fields = report.write(settings.out)
     _print(fields, report.show, settings.out / "non_private_bias.md", as_json)
 
 
 def variance(settings: VarianceSettings, *, as_json: bool) -> None:
     """Compares the spread of iterates and runs, and prints the table; see `compare`."""
-    found = varying.variance(settings, _say, _MAKE_BATCHES)
-    fields = variance_report.write(found)
+    with _alone(settings.out):
+        found = varying.variance(settings, _say, _MAKE_BATCHES)
+        fields = variance_report.write(found)
     _print(
         fields,
         lambda: variance_report.show(found),
@@ -75,9 +83,25 @@ def variance(settings: VarianceSettings, *, as_json: bool) -> None:
 
 def shift(settings: ShiftSettings, *, as_json: bool) -> None:
     """Trains on a stream that shifts, and prints the averages; see `compare`."""
-    found = shifting.shift(settings, _say, _MAKE_BATCHES)
-    fields = shift_report.write(found)
+    with _alone(settings.out):
+        found = shifting.shift(settings, _say, _MAKE_BATCHES)
+        fields = shift_report.write(found)
     _print(fields, lambda: shift_report.show(found), settings.out / "shift.md", as_json)
+
+
+@contextlib.contextmanager
+def _alone(out: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes out of the folder of an experiment.
+
+    A folder that was made for the lock alone is removed again.
+    """
+    made = list[pathlib.Path]()
+    with contextlib.ExitStack() as held:
+        held.callback(remove_empty, made)
+        with usable_folder(out, "--out"):
+            make_parents(out / LOCK_NAME, made)
+            held.enter_context(locked(out, out))
+        yield
 
 
 def _say(line: str) -> None:

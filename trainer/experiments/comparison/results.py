@@ -96,7 +96,7 @@ def summarise(
     for case, result in results:
         metrics = result["metrics"]
         for weights, values in {LAST: metrics, **metrics["aggregates"]}.items():
-            if values.get(metric) is None:
+            if not _is_number(values.get(metric)):
                 # A vote has no probabilities: no log loss, for one.
                 if weights != LAST:
                     continue

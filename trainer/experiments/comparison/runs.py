@@ -47,6 +47,7 @@ from trainer.model.evaluation import check_files
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
+from trainer.report.metrics_files import read_metrics
 from trainer.run import origin
 from trainer.run.preflight import Request, check_files_of, check_views, with_loss
 from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
@@ -140,10 +141,10 @@ class Runs:
 
     def result(self, trial: Trial) -> dict[str, Any]:
         """Returns the published "metrics" and "privacy" of a finished run."""
-        run = self.request(trial).run
+        run, remedy = self.request(trial).run, "Restore it, or train again."
         return {
-            name: json.loads((run / file).read_bytes())
-            for name, file in (("metrics", METRICS_NAME), ("privacy", PRIVACY_NAME))
+            "metrics": read_metrics(run / METRICS_NAME),
+            "privacy": read_json(run / PRIVACY_NAME, remedy=remedy),
         }
 
     def request(self, trial: Trial) -> Request:

@@ -1,0 +1,52 @@
+"""A file that appears under its name complete, or not at all, by one process.
+
+    .NAME.unfinished    beside it; locked by the process that writes it; becomes NAME
+
+Formal guarantees:
+  - One process at a time writes a file; another one is refused.
+  - The file gets its name when it is on the disk.  Nothing is left after an error or a
+    signal, and what a killed process left is taken over by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from accounting.validation import InputError
+from pipelines.files.locks import lock_file
+
+
+@contextlib.contextmanager
+def output_file(
+    out: str | os.PathLike[str], *, overwrite: bool = False
+) -> Iterator[Callable[[bytes], None]]:
+    """Yields a function that writes to ``out``, visible when the context ends well.
+
+    Args:
+      out: New file in an existing folder of this machine.
+      overwrite: Whether it may replace another file.
+
+    Raises:
+      InputError: ``out`` exists, or another process writes it.
+      OSError: no room, no access, or no folder.
+    """
+    path = pathlib.Path(out)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    descriptor = lock_file(unfinished, path, mode=0o644)
+    with os.fdopen(descriptor, "wb") as file:  # which releases the lock
+        try:
+            if os.path.lexists(path) and not overwrite:
+                raise InputError(f"Expected --out {path} to be new. Choose another.")
+            file.truncate()
+            # A buffered file writes all or raises.
+            yield cast(Callable[[bytes], None], file.write)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise

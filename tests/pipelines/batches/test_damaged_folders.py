@@ -1,0 +1,167 @@
+"""Damaged and forged folders of batches and of prepared data: findings of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from pipelines.batches.manifest import digest_of_key, read_manifest
+from pipelines.batches.verify import verify
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job import job_folder, poisson_batching
+from pipelines.job.poisson_batching import write_batches
+from pipelines.sampling.keys import create_key_file, read_key_file
+from pipelines.tables.convert import prepare
+from pipelines.tables.prepared_files import verify_prepared
+from pipelines.tables.schema.schema import Schema
+from pipelines.tables.table_format import TableOptions
+
+_SCHEMA = """\
+version = 1
+[columns.x]
+kind = "numeric"
+[columns.y]
+kind = "label"
+task = "binary"
+"""
+
+
+def edit(path: pathlib.Path, change: Any) -> None:
+    fields = json.loads(path.read_bytes())
+    change(fields)
+    path.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("which", ["first", "all"])
+def test_an_empty_batch_file_is_a_finding(batches: pathlib.Path, which: str) -> None:
+    files = sorted(batches.glob("*.tfrecord"))
+    chosen = files if which == "all" else files[:1]
+    for path in chosen:
+        path.write_bytes(b"")
+    findings = verify(batches).findings
+    assert len(findings) == len(chosen)
+    assert all("to be as it was written; it was changed" in each for each in findings)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../secret", "/etc/passwd", "..", ".", "a/b", "", ".hidden", 7, None]
+)
+def test_a_manifest_does_not_lead_out_of_its_folder(
+    batches: pathlib.Path, name: Any
+) -> None:
+    """Whoever forged it can also forge the digests."""
+    (batches.parent.parent / "secret").write_text("secret")
+
+    def forge(fields: Any) -> None:
+        fields["files"][0]["name"] = name
+
+    edit(batches / "manifest.json", forge)
+    with pytest.raises(InputError, match="without folders; it was edited") as error:
+        verify(batches)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "train/../../secret", "/secret"])
+def test_a_record_of_prepared_data_does_not_lead_out_of_its_folder(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    columns = {"x": np.arange(9.0), "y": np.arange(9) % 2}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    (tmp_path / "s.toml").write_text(_SCHEMA)
+    out = tmp_path / "folder" / "out"
+    options = TableOptions(schema=Schema.read(tmp_path / "s.toml"))
+    prepare(str(tmp_path / "in.parquet"), out, options)
+    assert verify_prepared(out).findings == ()
+    shutil.copy(out / "val" / "part-00000.parquet", tmp_path / "secret")
+
+    def forge(fields: Any) -> None:
+        fields["files"][name] = fields["files"].pop("val/part-00000.parquet")
+        told = {key: fields[key] for key in ("dataset", "settings", "files")}
+        fields["fingerprint"] = fingerprint(told)
+
+    edit(out / "_prepared.json", forge)
+    with pytest.raises(InputError, match="it was edited"):
+        verify_prepared(out)
+
+
+def test_a_flipped_digit_of_the_sampling_key_is_a_finding(
+    batches: pathlib.Path,
+) -> None:
+    path = batches / "private" / "sampling.key"
+    assert verify(batches).findings == ()
+    key = path.read_text()
+    path.write_text(("0" if key[0] != "0" else "1") + key[1:])
+    (finding,) = verify(batches).findings
+    assert f"{path} to be the key of these batches; it was changed" in finding
+    assert key[:8] not in finding
+    # A key that was moved is nobody's fault, nor are batches of earlier releases.
+    path.unlink()
+    assert digest_of_key(batches) == ""
+    assert verify(batches).findings == ()
+    path.write_text(key.upper())
+    edit(batches / "private" / "checksums.json", lambda all: all.pop("key_sha256"))
+    assert verify(batches).findings == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"{}", b'{"size": 1}'])
+def test_a_damaged_checksum_is_of_a_file_that_is_made_again(
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: Any,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+) -> None:
+    dataset, layout = list_blocks(str(input_folder)), make_small_layout(8)
+
+    def write(out: str) -> None:
+        write_batches(
+            dataset=dataset, layout=layout, out=tmp_path / out, key_file=key_file
+        )
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(poisson_batching, "finish_job", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write("out")
+    name = layout.file(0).name
+    pathlib.Path(job_folder.checksum_path(str(tmp_path / "out"), name)).write_bytes(
+        content
+    )
+    write("out")
+    assert verify(tmp_path / "out").findings == ()
+    write("whole")
+    for file in read_manifest(tmp_path / "whole").files:
+        wanted = (tmp_path / "whole" / file.name).read_bytes()
+        assert (tmp_path / "out" / file.name).read_bytes() == wanted
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_key_file_that_is_none_is_refused_and_not_waited_for(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
+    path = tmp_path / "key"
+    if kind == "pipe":
+        os.mkfifo(path, 0o600)
+    elif kind == "folder":
+        path.mkdir(0o700)
+    else:
+        path = pathlib.Path(os.devnull)
+    with pytest.raises(InputError, match="a folder, a pipe or a device"):
+        read_key_file(path)
+    link = tmp_path / "link"
+    create_key_file(tmp_path / "real")
+    link.symlink_to(tmp_path / "real")
+    assert read_key_file(link) == read_key_file(tmp_path / "real")

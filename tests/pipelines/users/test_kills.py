@@ -1,0 +1,211 @@
+"""SIGKILL at every change of the disk: nothing is lost, nothing sensitive stays.
+
+Commands run in forks of a process that has imported what they need.  A fork kills
+itself right before its n-th change: an open for writing, a rename, a removal, a folder
+made or removed.  Then the same command is given again.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.sampling.keys import create_key_file
+
+_SCHEMA = """\
+version = 1
+[columns.person]
+kind = "user"
+[columns.row]
+kind = "numeric"
+range = [-1, 1]
+[columns.y]
+kind = "label"
+task = "binary"
+"""
+
+#: ``python -c ... COMMAND FOLDER FIRST EVERY``; kills at the first changes, at the last
+#: ones, which are those of the clean-up, and at every n-th between.
+_KILLS = """
+import os, pathlib, shutil, signal, sys
+from pipelines.tables import convert, synthetic
+from pipelines.tables.job import prepare_job
+from pipelines.tables.schema.schema import Schema
+from pipelines.tables.table_format import TableOptions
+from pipelines.users import bound_folder, prepare_users
+from pipelines.users.bound import bound
+from pipelines.users.bound_job import BoundSettings
+
+command, every = sys.argv[1], int(sys.argv[3])
+folder = pathlib.Path(sys.argv[2])
+bound_folder.RUN_ROWS = 40
+convert.num_cores = lambda: 1
+
+def direct(options, task, items):
+    for item in items:
+        task(item)
+
+prepare_job.run_on_engine = direct
+settings = dict(user_column="person", max_examples_per_user=2, num_examples=90)
+table = TableOptions(schema=Schema.read(folder / "schema.toml"), row_group_rows=16)
+rows, key = str(folder / "rows.parquet"), folder / "key"
+
+def users(out, prepare, **more):
+    prepare_users.prepare_users(
+        rows, out, table, BoundSettings(**settings, **more), key_file=key,
+        prepare_table=prepare,
+        bound_table=lambda *given, **named: bound(*given, **named, num_threads=1))
+
+def on_engine(source, out, options):
+    return prepare_job.prepare_on(source, out, options, None)
+
+here = convert.prepare
+plain = TableOptions(schema=table.schema, row_group_rows=16, with_users=True)
+COMMANDS = {
+    "synth": lambda out: synthetic.write_synth(
+        out, synthetic.SynthOptions(num_rows=20, num_files=2)),
+    "prepare": lambda out: here(rows, out, plain),
+    "prepare-engine": lambda out: on_engine(rows, out, plain),
+    "bound": lambda out: bound(
+        rows, out, BoundSettings(**settings), key_file=key, num_threads=1),
+    "bound-text": lambda out: bound(
+        str(folder / "rows.csv"), out, BoundSettings(**settings), num_threads=1,
+        key_file=key),
+    "users": lambda out: users(out, here),
+    "users-engine": lambda out: users(out, on_engine, sampled="users"),
+    "own-key": lambda out: bound(
+        rows, out, BoundSettings(**settings), num_threads=1),
+}
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
+left = None
+
+def is_ours(path):
+    "Whether a path is in the folder; rmtree gives names without one."
+    if isinstance(path, int):
+        return False
+    name = os.fsdecode(path)
+    return not name.startswith("/") or name.startswith(str(folder))
+
+def audit(event, arguments):
+    global left
+    if left is None:
+        return
+    write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if not (event in CHANGES or write) or not is_ours(arguments[0]):
+        return
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+
+sys.addaudithook(audit)
+
+def run(place, allowed):
+    "Runs the command in a fork; returns its status, and the number of its changes."
+    global left
+    ends, told = os.pipe()
+    if os.fork() == 0:
+        code, left = 0, allowed
+        try:
+            COMMANDS[command](place / "out")
+        except BaseException as error:
+            print(place.name, repr(error), file=sys.stderr, flush=True)
+            code = 1
+        used, left = allowed - left, None
+        os.write(told, b"%d" % used)
+        os._exit(code)
+    os.close(told)
+    _, status = os.wait()
+    with os.fdopen(ends) as pipe:
+        return os.waitstatus_to_exitcode(status), pipe.read()
+
+def files(place):
+    return {str(path.relative_to(place)): path.read_bytes() if path.is_file() else b""
+            for path in sorted(place.rglob("*"))}
+
+MANY = 1 << 30
+whole = folder / "whole"
+whole.mkdir()
+status, changes = run(whole, MANY)
+assert status == 0
+changes, wanted = int(changes), files(whole)
+assert all(name.split("/")[0] == "out" for name in wanted), wanted.keys()
+deaths = sorted({*range(0, changes, every), *range(max(0, changes - 25), changes)})
+finished = 0
+for number in deaths:
+    place = folder / str(number)
+    place.mkdir()
+    status, used = run(place, number)
+    assert status == -signal.SIGKILL, (number, changes, status, used)
+    resumes = (place / "out.unfinished" / "job.json").exists()
+    ended = any(place.glob("out/*")) and not resumes
+    status, used = run(place, MANY)
+    assert status == (1 if ended else 0), (number, changes, status, used)
+    finished += ended
+    found = files(place)
+    if command == "own-key":  # another key chooses other rows
+        found, same = list(found), list(wanted)
+    else:
+        same = wanted
+    assert found == same, (number, changes, sorted(set(found) ^ set(same)))
+    shutil.rmtree(place)
+print("DEATHS", len(deaths), finished)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    number = np.arange(150)
+    columns = {
+        "person": [f"person {user}" for user in number % 37],
+        "row": number / 150,
+        "y": number % 2,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=30)
+    lines = zip(*columns.values(), strict=True)
+    text = "\n".join(f"{person},{row},{y}" for person, row, y in lines)
+    (tmp_path / "rows.csv").write_text(f"person,row,y\n{text}\n")
+    (tmp_path / "schema.toml").write_text(_SCHEMA)
+    create_key_file(tmp_path / "key")
+    return tmp_path
+
+
+COMMANDS = (
+    "synth", "prepare", "prepare-engine", "bound", "bound-text", "users",
+    "users-engine", "own-key",
+)  # fmt: skip
+
+
+def kill_and_repeat(
+    root: pathlib.Path, folder: pathlib.Path, command: str, every: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLS, command, str(folder), str(every)],
+        cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    deaths, finished = map(int, done.stdout.split("DEATHS")[1].split())
+    assert deaths > 10
+    # The last changes remove the lock and the folder that is empty by then.
+    assert 0 < finished <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_kill_in_the_clean_up_leaves_nothing_and_the_same_command_ends_it(
+    root: pathlib.Path, folder: pathlib.Path, command: str
+) -> None:
+    kill_and_repeat(root, folder, command, every=23)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_kill_at_any_change_of_the_disk_is_mended_by_the_same_command(
+    root: pathlib.Path, folder: pathlib.Path, command: str
+) -> None:
+    kill_and_repeat(root, folder, command, every=1)

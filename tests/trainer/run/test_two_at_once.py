@@ -1,0 +1,99 @@
+"""One process at a time trains in a folder; one that was killed is in nobody's way."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import pickle
+import signal
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from pipelines.files import locks
+from tests.trainer.run.whole_runs import ONE_ID, same_results
+from tests.warm_processes import warm_python
+from trainer.run import run_record
+from trainer.train import train
+
+#: Trains until after step 3, says so, and goes on or dies as it is told.
+_WAITS = """
+    import os, pathlib, pickle, signal, sys
+    from trainer.report.progress import Silent
+    from trainer.train import train
+
+    class Waits(Silent):
+        def advance(self, done):
+            if done == 3:
+                print("works", flush=True)
+                if sys.stdin.readline() == "die\\n":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    train(pickle.loads(pathlib.Path({request!r}).read_bytes()), Waits())
+"""
+
+
+@contextlib.contextmanager
+def training(request: Any, folder: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+    """Yields a process amid the steps of a run."""
+    (folder / "request.pickle").write_bytes(pickle.dumps(request))
+    code = textwrap.dedent(_WAITS.format(request=str(folder / "request.pickle")))
+    with subprocess.Popen(
+        [warm_python(), "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "works\n"
+        yield process
+
+
+def test_of_two_at_once_the_second_is_refused_and_changes_nothing(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    request = request_for("run", run_id=ONE_ID, checkpoint_every=2)
+    with training(request, tmp_path) as process:
+        before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+        with pytest.raises(InputError, match="no other job to write") as error:
+            train(request)
+        assert "\n" not in str(error.value)
+        assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+        process.communicate("go on\n")
+        assert process.returncode == 0
+    train(request_for("whole", run_id=ONE_ID))
+    assert same_results(tmp_path / "whole", tmp_path / "run")
+    assert not (tmp_path / "run" / "private" / locks.LOCK_NAME).exists()
+
+
+def test_the_folder_of_a_killed_process_is_taken_over(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    request = request_for("run", run_id=ONE_ID, checkpoint_every=2)
+    with training(request, tmp_path) as process:
+        process.communicate("die\n")
+        assert process.returncode == -signal.SIGKILL
+        train(request)
+    train(request_for("whole", run_id=ONE_ID))
+    assert same_results(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_that_began_or_ended_since_the_check_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Between the check of the folder and its lock another process may have had it."""
+    run = tmp_path / "run"
+
+    def open_run(*, resumes: bool) -> None:
+        with run_record.open_run(run, None, resumes=resumes):
+            run_record.read_or_create_run_id(run)
+
+    open_run(resumes=False)
+    with pytest.raises(InputError, match="no other job"):
+        open_run(resumes=False)
+    open_run(resumes=True)
+    (run / run_record.RECORD_NAME).write_text('{"complete": true}')
+    with pytest.raises(InputError, match="no other job"):
+        open_run(resumes=True)

@@ -1,0 +1,90 @@
+"""``metrics.json`` and ``curve.json`` of a run: as they were written, or refused.
+
+Formal guarantees:
+  - What is returned has the fields and types that a run writes.
+  - Numbers of other than held-out examples are refused: they are not private.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Collection
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_json
+
+_HELD_OUT = "held-out"
+_WORDS = ("examples", "method")
+_OF_INTERVALS = ("level", "mean_width")
+
+
+def read_metrics(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the metrics of a finished run.
+
+    Args:
+      path: Its ``metrics.json``.
+
+    Raises:
+      InputError: missing, damaged, edited, or not of held-out examples.
+    """
+    found = _read(path)
+    try:
+        points = [found, *found["aggregates"].values()]
+        if found["uncertainty"] is not None:
+            points.append({name: found["uncertainty"][name] for name in _OF_INTERVALS})
+        sound = found["num_examples"] >= 0 and all(map(_has_numbers, points))
+    except (AttributeError, KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise _edited(path)
+    return found
+
+
+def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any]]:
+    """Returns the points of the curve of a run.
+
+    Args:
+      path: Its ``curve.json``.
+      names: Metrics that each point has.
+
+    Raises:
+      InputError: as ``read_metrics``.
+    """
+    points = _read(path).get("points")
+    wanted = {"step", *names}
+    if not isinstance(points, list) or not all(
+        _has_numbers(point) and wanted <= set(point) for point in points
+    ):
+        raise _edited(path)
+    return points
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    found = read_json(path, remedy="Restore it, or train again.")
+    if not isinstance(found, dict):
+        raise _edited(path)
+    if found.get("examples") != _HELD_OUT:
+        raise InputError(
+            f"Expected {path} to say that its examples are {_HELD_OUT}: numbers of "
+            "training examples are not private. Restore it, or remove it."
+        )
+    return found
+
+
+def _edited(path: pathlib.Path) -> InputError:
+    return InputError(
+        f"Expected {path} to be as the run wrote it; it was edited. Restore it, or "
+        "train again."
+    )
+
+
+def _has_numbers(found: Any) -> bool:
+    """Whether the values of a point are numbers, not defined, or further fields."""
+    return isinstance(found, dict) and all(
+        value is None or type(value) in (int, float, list, dict)  # no truth value
+        for name, value in found.items()
+        if name not in _WORDS
+    )
