@@ -165,7 +165,7 @@ def test_a_name_that_ends_in_csv_gets_csv(
     found = pa_csv.read_csv(tmp_path / "out.csv")
     lists = [f"integers_{place}" for place in range(13)]
     assert summary.columns == tuple(found.column_names)
-    assert found.column_names == [*lists, "label", "probability"]
+    assert found.column_names == [*lists, "label", "predicted", "probability"]
     assert found["label"].to_pylist() == wanted["label"].to_pylist()
     np.testing.assert_allclose(found["probability"], wanted["probability"], rtol=1e-6)
     values = np.stack([found[name].to_numpy() for name in lists], axis=1)
