@@ -415,11 +415,11 @@ def _remedy(
             f"classes of {options.label} in the schema as they are in the table."
         )
     if not count.num_good:
-        return "All are: fix the schema, such as the kind of that column."
+        return "All are: fix the schema, such as the kind of that column, or --format."
     if of_label:
         return (
-            f"Fix them: rows that were left out by {options.label}, the label, would "
-            "make it another table."
+            f"Fix them: the rows left out would be chosen by {options.label}, the "
+            "label, and the others would be another table."
         )
     return "Fix them, or leave them out with --on-bad-row skip."
 

@@ -51,6 +51,8 @@ from trainer.experiments.comparison.runs import (
     silent,
     training_data,
 )
+from trainer.export.serving import PROBABILITIES, PROBABILITY
+from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
 from trainer.run import privacy
 from trainer.run.run_record import UNCERTAINTY_NAME
@@ -226,7 +228,10 @@ def _predictions(run: pathlib.Path, held_out: pathlib.Path) -> dict[str, np.ndar
     with tempfile.TemporaryDirectory(prefix="dpsgd-") as folder:
         out = pathlib.Path(folder) / "predictions.parquet"
         predict(run, held_out, out)
-        return _arrays(out)
+        found = _arrays(out, but=PREDICTED)
+    of_classes = [v for name, v in found.items() if name.startswith(f"{PROBABILITY}_")]
+    # The spread is that of one output, as in the file of the uncertainty.
+    return {PROBABILITIES: np.stack(of_classes, -1)} if of_classes else found
 
 
 def _stddevs(path: pathlib.Path, outputs: list[str]) -> dict[str, np.ndarray]:
@@ -237,6 +242,7 @@ def _stddevs(path: pathlib.Path, outputs: list[str]) -> dict[str, np.ndarray]:
     return {o: found[column] for o, column in zip(outputs, columns, strict=True)}
 
 
-def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _arrays(path: pathlib.Path, but: str | None = None) -> dict[str, np.ndarray]:
     table = pq.read_table(path)
-    return {n: np.array(table[n].to_pylist(), np.float64) for n in table.column_names}
+    names = [name for name in table.column_names if name != but]
+    return {n: np.array(table[n].to_pylist(), np.float64) for n in names}

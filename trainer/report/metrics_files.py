@@ -35,7 +35,8 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
         points = [found, *found["aggregates"].values()]
         if found["uncertainty"] is not None:
             points.append({name: found["uncertainty"][name] for name in _OF_INTERVALS})
-        sound = found["num_examples"] >= 0 and all(map(_has_numbers, points))
+        count = found["num_examples"]  # None: of a data set of unknown length
+        sound = (count is None or count >= 0) and all(map(_has_numbers, points))
     except (AttributeError, KeyError, TypeError):
         sound = False
     if not sound:

@@ -473,8 +473,12 @@ def test_malformed_lines_are_reported_by_file_and_line_without_their_content(
         prepare(os.path.dirname(first), tmp_path / "out", OPTIONS)
     message = str(caught.value)
     assert "6 of 23 are malformed" in message
-    assert ", ".join(f"{second}:{reason}" for reason in REASONS) + ", ..." in message
-    assert "--on-bad-row skip" in message
+    assert f"in 2 not 40 fields ({second}:5, ...)" in message
+    assert (
+        f"in 1 integer 5 is not an integer of at most 18 digits ({second}:3, ...)"
+        in (message)
+    )
+    assert "Fix them: the rows left out would be chosen by label" in message
     assert CANARY not in message
     assert "\n" not in message
     assert not (tmp_path / "out").exists()
@@ -573,7 +577,8 @@ def test_a_split_that_leaves_no_row_for_train_is_refused(
     assert "3 well-formed rows leave none" in message
     bad = text([[CANARY]], "bad.txt")
     message = refused(bad, tmp_path / "out", PrepareOptions(on_bad_row="skip"))
-    assert "0 well-formed rows leave none" in message
+    assert "1 of 1 are malformed" in message
+    assert "All are" in message
 
 
 def test_output_in_use_is_refused_and_an_empty_folder_taken(

@@ -474,7 +474,7 @@ def test_rows_of_a_class_are_not_left_out_for_a_typo_in_the_schema(
     label["classes"] = ["<=50K", ">50K"]
     schema = schema_of({**COLUMNS, "y": label}, input={"missing_values": ["?"]})
     message = refused(tmp_path / "t.csv", out, schema=schema)
-    assert "left out by y, the label, would make it another table" in message
+    assert "chosen by y, the label, and the others would be another table" in message
     summary = run(tmp_path / "t.csv", out, schema=schema, on_bad_row="skip")
     assert sum(summary.num_rows.values()) == 27
 
@@ -488,7 +488,7 @@ def test_skipping_all_rows_names_the_column(tmp_path: pathlib.Path) -> None:
         "in 20 price is not a number; if a comma belongs to it, write decimal"
         in message
     )
-    assert "All are: fix the schema, such as the kind of that column." in message
+    assert "All are: fix the schema, such as the kind of that column, or --format." in message
     schema = schema_of(input={"decimal": ","})
     assert sum(
         run(tmp_path / "t.csv", tmp_path / "out", schema=schema).num_rows.values()

@@ -166,6 +166,8 @@ def copy_into(
         for name, value in zip(traced.names, traced.columns, strict=True)
     }
     inputs |= {inner.name: here.capture(outer) for outer, inner in graph.captures}
+    for variable in graph.variables:
+        here.watch_variable(variable)  # as if it were read here
     placeholders = {name.partition(":")[0] for name in inputs}
     kept = [node for node in definition.node if node.name not in placeholders]
     for node in kept:
