@@ -25,21 +25,25 @@ from typing import Any
 
 from accounting.validation import InputError
 
-#: Operations with a state that they only read.
-_READS = frozenset(
-    (
-        "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather",
-        "ResourceGatherNd", "VarIsInitializedOp", "VariableShape",
-    )
+#: Operations that read a variable.
+VARIABLE_READS = frozenset(
+    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
+     "VariableShape")
 )  # fmt: skip
 
-#: Operations that call functions, which are examined themselves; and assertions.
-_CALLS = frozenset(
-    ("Assert", "Case", "CheckNumerics", "If", "StatefulPartitionedCall", "While")
-)
+#: Operations that read a lookup table.
+TABLE_READS = frozenset(("LookupTableFindV2", "LookupTableSizeV2"))
 
-#: Operations that call Python.
-_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+#: Operations that end a run, and write nothing.
+ASSERTIONS = frozenset(("Assert", "CheckNumerics"))
+
+#: Operations that call Python, though TensorFlow takes some of them for stateless.
+PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+
+#: Operations that call functions, which are examined themselves.
+_CALLS = frozenset(("Case", "If", "StatefulPartitionedCall", "While"))
+
+_ALLOWED = VARIABLE_READS | TABLE_READS | ASSERTIONS | _CALLS
 
 #: Parts of the names of operations -> what they do, in words, and a remedy.
 _REASONS = (
@@ -83,7 +87,7 @@ def impurity(graph: Any) -> str | None:
       graph: Graph of a traced function.
     """
     for kind, name in _operations(graph):
-        if kind in _PYTHON or _has_state(graph, kind):
+        if kind in PYTHON or _has_state(graph, kind):
             why, remedy = _reason(kind)
             return f"{kind} ({name}) {why}. {remedy}"
     return None
@@ -99,7 +103,7 @@ def _operations(graph: Any) -> Iterator[tuple[str, str]]:
 
 
 def _has_state(graph: Any, kind: str) -> bool:
-    if kind in _READS or kind in _CALLS or graph._is_function(kind):
+    if kind in _ALLOWED or graph._is_function(kind):
         return False
     return bool(graph.op_def_for_type(kind).is_stateful)
 

@@ -24,23 +24,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
+from trainer.model.pure_graph import (
+    ASSERTIONS,
+    PYTHON,
+    TABLE_READS,
+    VARIABLE_READS,
+)
 from trainer.run.traced import graph_digest
 from trainer.tf_compat import tf
 
-#: Operations that read a variable.
-_READS = frozenset(
-    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
-     "VariableShape"}
-)  # fmt: skip
-
 _LOOKUP = "LookupTableFindV2"
-_TABLE_READS = frozenset({_LOOKUP, "LookupTableSizeV2"})
-
-#: Ends a run, and has no state.
-_HARMLESS = "Assert"
-
-#: Calls Python, whether it is declared stateful or not.
-_PYTHON = "PyFuncStateless"
 
 
 class CapturedState:
@@ -67,11 +60,11 @@ class CapturedState:
             kinds = {node.op for node in nodes}
             if id(handle) in variables:
                 self._variables.append((variables[id(handle)], kinds))
-            elif kinds <= _TABLE_READS:
+            elif kinds <= TABLE_READS:
                 lookups = [node for node in nodes if node.op == _LOOKUP]
                 self._tables += [(handle, node.attr) for node in lookups[:1]]
             else:
-                _refuse(min(kinds - _TABLE_READS))
+                _refuse(min(kinds - TABLE_READS))
 
     def written(self, *, but: Iterable[Any]) -> list[Any]:
         """Returns the variables that the step may write, in the order of the trace.
@@ -83,7 +76,7 @@ class CapturedState:
         return [
             variable
             for variable, kinds in self._variables
-            if not kinds <= _READS and variable.ref() not in known
+            if not kinds <= VARIABLE_READS and variable.ref() not in known
         ]
 
     def values(self, *, but: Iterable[Any]) -> list[list[str]]:
@@ -161,7 +154,7 @@ class _Uses:
 
     def _note(self, node: Any, inputs: Sequence[str | None]) -> None:
         definition = self._graph.op_def_for_type(node.op)
-        if node.op == _HARMLESS or not (definition.is_stateful or node.op == _PYTHON):
+        if node.op in ASSERTIONS or not (definition.is_stateful or node.op in PYTHON):
             return
         resource = tf.resource.as_datatype_enum
         arguments = zip(definition.input_arg, inputs, strict=False)
