@@ -15,13 +15,14 @@ from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentP
 from accounting.cli import misspelt, shared_options
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
+from pipelines.batches.manifest import MANIFEST_NAME, Manifest
 from pipelines.cli.console import show
 from pipelines.files import storage
 from pipelines.files.paths import absolute
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.bounded import Bounded
+from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
@@ -194,6 +195,7 @@ def run(
     """
     options = beam_options(arguments)
     storage.use_options(options)
+    check_outside(source, out, MANIFEST_NAME)
     dataset = list_blocks(source)
     plan = settings.plan(dataset.num_examples)
     shared_options.warn(settings.delta, plan.num_examples)

@@ -10,6 +10,7 @@ from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.bounded import USERS
+from pipelines.inputs.input_files import check_outside
 from pipelines.users.bound import bound as bound_users
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.bound_steps import STEPS
@@ -39,6 +40,7 @@ def bound(
     """
     names = ("user_column", "max_examples_per_user", "num_examples", "sampled")
     settings = BoundSettings(**{name: options.pop(name) for name in names})
+    check_outside(source, out, "part-00000.parquet")
     engine.check("bound", runner, others, options["threads"])
     beam_options = None if runner is None else engine.options_of(runner, others)
     began = time.perf_counter()

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -154,27 +153,16 @@ def _kept(found: pa.Schema, settings: BoundSettings) -> pa.Schema:
 def _check_columns(groups: RowGroups, settings: BoundSettings, pattern: str) -> None:
     names, column = groups.schema.names, settings.user_column
     if column not in names:
-        raise missing_column(column, names, pattern)
+        raise InputError(
+            f"Expected --user-column {column} to be a column of {pattern}; it has "
+            f"{', '.join(names)}."
+        )
     check_type(column, groups.schema.field(column).type)
     if BOUNDED in description_of(groups.schema, pattern):
         raise InputError(
             f"Expected --input {pattern} not to be bounded already. Give the table "
             "that `dpsgd bound` read."
         )
-
-
-def missing_column(column: str, names: Sequence[str], place: str) -> InputError:
-    """Returns the error for a table without a column of ids.
-
-    Args:
-      column: Name that the user gave.
-      names: Names of the table's columns.
-      place: The table, for messages.
-    """
-    return InputError(
-        f"Expected --user-column {column} to be a column of {place}; it has "
-        f"{', '.join(names)}."
-    )
 
 
 def check_input(pattern: str, settings: BoundSettings) -> RowGroups:

@@ -38,7 +38,6 @@ from pipelines.tables.table_files import (
     read_text,
     text_columns,
 )
-from pipelines.users.bound_folder import missing_column
 from pipelines.users.bound_job import BoundSettings
 
 _OPTIONS = InputOptions()
@@ -71,12 +70,17 @@ def list_text(pattern: str, settings: BoundSettings) -> tuple[InputFile, ...]:
         )
     columns = text_columns(files[0], _OPTIONS)
     if settings.user_column not in columns:
-        raise missing_column(settings.user_column, columns, files[0].shown)
+        # The names are not told: a file without a header has values of a row there.
+        raise InputError(
+            f"Expected --user-column {settings.user_column} to be a column of "
+            f"{files[0].shown}; no name in its first line is. Write a header there, or "
+            "give the name as it is written."
+        )
     for file in files:
         if text_columns(file, _OPTIONS) != columns:
             raise InputError(
                 f"Expected the columns of {file.shown} to be those of "
-                f"{files[0].shown}: {', '.join(columns)}."
+                f"{files[0].shown}. Write the same first line in both."
             )
     return files
 

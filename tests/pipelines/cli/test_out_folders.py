@@ -211,7 +211,7 @@ def test_an_output_that_is_part_of_the_input_is_refused(
 
 
 @pytest.mark.usefixtures("never_read")
-@pytest.mark.parametrize("command", ["prepare", "schema"])
+@pytest.mark.parametrize("command", ["prepare", "schema", "bound", "batches"])
 def test_commands_refuse_an_output_in_their_input(
     place: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -221,7 +221,14 @@ def test_commands_refuse_an_output_in_their_input(
     (place / "table").mkdir()
     (place / "table" / "a.txt").write_text("0\n")
     monkeypatch.chdir(place / "table")
-    arguments = {"prepare": ["--input=.", "--out=new"], "schema": [".", "--out=s.toml"]}
+    folders = ["--input=.", "--out=new"]
+    arguments = {
+        "prepare": folders,
+        "schema": [".", "--out=s.toml"],
+        "bound": [*folders, "--user-column=u", "--max-examples-per-user=1",
+                  "--num-examples=9"],
+        "batches": [*folders, "--batch-size=1", "--epochs=1"],
+    }  # fmt: skip
     code, printed = run_command(monkeypatch, capfd, command, *arguments[command])
     assert code == 2
     assert "not to lie in --input ., which would be read with it" in printed

@@ -186,8 +186,8 @@ def test_a_signal_ends_independent_tasks_at_the_next_one(number: int) -> None:
     assert [number] == _BEGUN
 
 
-#: ``dpsgd``, which gets a signal once there is a file in its folder of work: from itself,
-#: since another process might be too late.
+#: ``dpsgd``, which gets a signal once there is a file in its folder of work: from
+#: itself, since another process might be too late.
 _SIGNALLED = """
 import os, pathlib, sys
 import dpsgd
@@ -198,7 +198,8 @@ update, sent = Bars.update, []
 
 def update_and_signal(bars, *progress):
     update(bars, *progress)
-    if not sent and any(path.is_file() for path in folder.glob("*.unfinished/data/**/*")):
+    files = folder.glob("*.unfinished/data/**/*")
+    if not sent and any(path.is_file() for path in files):
         sent.append(number)
         os.kill(os.getpid(), number)
 

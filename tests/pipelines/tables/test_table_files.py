@@ -488,7 +488,10 @@ def test_skipping_all_rows_names_the_column(tmp_path: pathlib.Path) -> None:
         "in 20 price is not a number; if a comma belongs to it, write decimal"
         in message
     )
-    assert "All are: fix the schema, such as the kind of that column, or --format." in message
+    assert (
+        "All are: fix the schema, such as the kind of that column, or --format."
+        in message
+    )
     schema = schema_of(input={"decimal": ","})
     assert sum(
         run(tmp_path / "t.csv", tmp_path / "out", schema=schema).num_rows.values()
