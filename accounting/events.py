@@ -41,7 +41,6 @@ class Question:
       relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
       cost: Epsilon -> what truncation adds to dp_accounting's delta; None for nothing.
       tight: Whether dp_accounting's answers on finer grids converge to the truth.
-      looseness: Largest relative excess of our epsilon over dp_accounting's.
       slow: Whether each point of dp_accounting's grid is costly to compute.
     """
 
@@ -49,7 +48,6 @@ class Question:
     relation: Any
     cost: Callable[[float], float] | None
     tight: bool
-    looseness: float = 0.0
     slow: bool = False
 
     @property
@@ -128,7 +126,6 @@ def _question(
         relation=relation,
         cost=None,
         tight=event.tight,
-        looseness=event.looseness,
     )
 
 

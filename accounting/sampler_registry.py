@@ -135,14 +135,11 @@ class Event:
       relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
       tight: Whether neighbouring data sets attain the pairs, so that no smaller epsilon
         holds.
-      looseness: Largest relative excess of our epsilon over dp_accounting's, where ours
-        holds for more data sets.
     """
 
     build: Callable[[Any, DpSgdPlan, float], Any]
     relation: str
     tight: bool = True
-    looseness: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

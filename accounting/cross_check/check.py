@@ -2,8 +2,8 @@
 
 Formal guarantees:
   - a plan that nobody else can judge is refused, before any work.
-  - ``disagreements`` is empty exactly if every opinion agrees with our epsilon within
-    the error that it states.
+  - ``disagreements`` is empty exactly if no opinion contradicts our bounds by more than
+    the error that it states.  A bound of ours that is only looser is no disagreement.
 
 Public: everything.
 """
@@ -22,9 +22,6 @@ from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.plan import DpSgdPlan
 from accounting.theorem import Theorem
 from accounting.validation import InputError
-
-#: Largest relative excess of our delta of random allocation over the truth.
-_LOOSENESS = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +150,6 @@ def _simulated(
         low=found.low,
         high=found.high,
         ours=dataclasses.replace(both.remove, upper=upper),
-        looseness=_LOOSENESS,
         note=f"{found.num_samples:,} samples; the interval fails with probability "
         f"{simulation.ERROR_PROBABILITY:g} at most",
     )

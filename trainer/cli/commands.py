@@ -397,7 +397,7 @@ def account(
 ) -> None:
     """State the epsilon of a run from its record, or that of a plan.
 
-    The exit code is 1 if a cross-check disagrees by more than its error.
+    The exit code is 1 if a cross-check contradicts our epsilon.
 
     \b
     Examples, for a run, and for a plan:
