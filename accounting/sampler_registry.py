@@ -175,8 +175,6 @@ class Sampler:
       users: k -> the `Sampler` for users with at most k examples, under zero-out.
       delta_by_direction: Bounds on delta for removing an example, and for adding one.
       lower_bound: A slow lower bound, if ``epsilon`` and ``delta`` return none.
-      guarantee_of: Name of the sampler whose guarantee is stated, where no better one
-        is proven for this sampler.
       poisson_rate: Plan -> q, rounded up, if each example is in each step independently
         with probability q before truncation.  Theorems on Poisson subsampling apply.
       truncation: The cap, for samplers whose plans have one.
@@ -198,7 +196,6 @@ class Sampler:
     users: Callable[[int], Sampler] | None = None
     delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
     lower_bound: LowerBound | None = None
-    guarantee_of: str | None = None
     poisson_rate: Callable[[DpSgdPlan], float] | None = None
     truncation: Truncation | None = None
     gaussian_dp: Callable[[DpSgdPlan, float], float] | None = None

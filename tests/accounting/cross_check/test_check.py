@@ -190,16 +190,6 @@ def test_balls_and_bins_are_simulated_at_any_delta(small_plan, noise, delta):
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_the_guarantee_of_a_repeated_shuffle_is_that_of_deterministic_batches(
-    small_plan,
-):
-    """Which dp_accounting knows; of the shuffle itself it does not."""
-    theirs = checked(small_plan("deterministic")).opinions[0].value
-    plan = small_plan("persistent-shuffle")
-    ours = accountant.epsilon(plan, noise_multiplier=1.0, delta=1e-5)
-    assert ours.guarantee == pytest.approx(theirs, rel=CLOSE)
-
-
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_balls_and_bins_of_two_steps_is_that_of_dp_accounting(small_plan, epochs):
     """Both outputs of an epoch cut into cells, whose masses dp_accounting composes."""
