@@ -76,7 +76,7 @@ class Coins:
         low = max(0, math.floor(self.mean - reach))
         high = min(self.trials, math.ceil(self.mean + 5 * deviation) + 2)
         stride = max(1, -(-(high - low) // _NUM_NODES))
-        values = np.arange(low, high + 1, stride, dtype=float)
+        values: NDArray[np.float64] = np.arange(float(low), high + 1.0, stride)
         values[0] = 0.0
         starts = np.append(self.at_most(values - 1), 1.0)
         return values, np.diff(np.maximum.accumulate(starts))
