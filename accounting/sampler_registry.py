@@ -158,6 +158,24 @@ class RandomAllocation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomOrders:
+    """All examples are cut into steps in several uniformly random orders.
+
+    Attributes:
+      num_steps: Steps of an epoch.
+      num_orders: Independent orders of the run.
+      num_examples: Slots of the data set.
+      noise: Noise standard deviation of a step over the clip norm, and over the root of
+        the number of epochs that follow one order.
+    """
+
+    num_steps: int
+    num_orders: int
+    num_examples: int
+    noise: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler:
     """What a sampler provides.  A capability that is None is refused.
 
@@ -182,6 +200,8 @@ class Sampler:
       event: dp_accounting's event, for `accounting.events`.
       allocation: (plan, noise multiplier) -> the plan as random allocation, which
         `accounting.cross_check` simulates.
+      orders: (plan, noise multiplier) -> the plan as random orders, whose opponent
+        `accounting.cross_check` simulates.
       wording: Words of the privacy statement.
       audit: The worst case and its score, for `dpsgd audit`.
     """
@@ -201,6 +221,7 @@ class Sampler:
     gaussian_dp: Callable[[DpSgdPlan, float], float] | None = None
     event: Event | None = None
     allocation: Callable[[DpSgdPlan, float], RandomAllocation] | None = None
+    orders: Callable[[DpSgdPlan, float], RandomOrders] | None = None
     wording: Wording | None = None
     audit: Audit | None = None
 

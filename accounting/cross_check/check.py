@@ -15,11 +15,12 @@ import math
 from typing import Any
 
 from accounting import accountant, events
-from accounting.cross_check import libraries, simulation
+from accounting.cross_check import libraries, opponent, simulation
 from accounting.cross_check.opinion import Opinion
 from accounting.intervals import Bounds
 from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.plan import DpSgdPlan
+from accounting.sampler_registry import RandomOrders
 from accounting.theorem import Theorem
 from accounting.validation import InputError
 
@@ -83,7 +84,10 @@ def check_plan(
             f"for {theorem.name}. Omit --cross-check."
         )
     asked = neighboring_relation, max_examples_per_user
-    if brought(plan.sampler, *asked).allocation is None:
+    found = brought(plan.sampler, *asked)
+    if found.orders is not None:
+        _check_opponent(plan)
+    elif found.allocation is None:
         events.ask(
             plan,
             noise_multiplier=1.0,
@@ -117,6 +121,9 @@ def cross_check(
     asked = neighboring_relation, max_examples_per_user
     if brought(plan.sampler, *asked).allocation is not None:
         return CrossCheck(_simulated(plan, noise_multiplier, delta, ours))
+    if (orders := brought(plan.sampler, *asked).orders) is not None:
+        _check_opponent(plan)
+        return CrossCheck(_attacked(orders(plan, noise_multiplier), delta, ours))
     question = events.ask(
         plan,
         noise_multiplier=noise_multiplier,
@@ -124,6 +131,35 @@ def cross_check(
         max_examples_per_user=max_examples_per_user,
     )
     return CrossCheck(tuple(libraries.opinions(question, delta, ours)))
+
+
+def _check_opponent(plan: DpSgdPlan) -> None:
+    values = plan.steps_per_epoch * plan.num_shuffles
+    if values > opponent.MOST_VALUES:
+        raise InputError(
+            f"Expected no --cross-check of {values:,} shuffled steps: its opponent is "
+            f"simulated for {opponent.MOST_VALUES:,} at most. Omit --cross-check."
+        )
+
+
+def _attacked(orders: RandomOrders, delta: float, ours: Bounds) -> tuple[Opinion, ...]:
+    if not math.isfinite(ours.guarantee):
+        return ()
+    found = opponent.attained(orders, delta)
+    opinion = Opinion(
+        source=f"simulated opponent, seed {found.seed}",
+        about="removing an example whose gradients are opposite to all others",
+        quantity="epsilon",
+        at=delta,
+        value=found.epsilon,
+        low=found.epsilon,
+        high=math.inf,
+        ours=ours,
+        note=f"A lower bound from {found.num_samples:,} samples, which fails with "
+        f"probability {simulation.ERROR_PROBABILITY:g} at most: it says nothing from "
+        "above",
+    )
+    return (opinion,)
 
 
 def _simulated(

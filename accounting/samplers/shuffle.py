@@ -174,6 +174,21 @@ def _visits(plan: DpSgdPlan) -> int:
     return -(-plan.num_epochs // plan.num_shuffles)
 
 
+def orders(plan: DpSgdPlan, noise_multiplier: float) -> sampler_registry.RandomOrders:
+    """Returns the random orders whose opponent `accounting.cross_check` simulates.
+
+    Args:
+      plan: A plan of shuffled batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+    """
+    return sampler_registry.RandomOrders(
+        num_steps=plan.steps_per_epoch,
+        num_orders=plan.num_shuffles,
+        num_examples=plan.num_examples,
+        noise=noise_multiplier / math.sqrt(plan.num_epochs // plan.num_shuffles),
+    )
+
+
 def _clones(plan: DpSgdPlan, noise_multiplier: float) -> null_clones.Shuffles | None:
     """Returns the plan for `null_clones`; None if the theorem does not cover it."""
     found = null_clones.Shuffles(
@@ -355,6 +370,7 @@ def _sampler(lower_method: str, sampling: str) -> sampler_registry.Sampler:
         wording=sampler_registry.Wording(
             sampling=sampling, discretization=_DISCRETIZATION
         ),
+        orders=orders,
         audit=audit_case.Audit(worst_case=worst_case, score=score),
     )
 

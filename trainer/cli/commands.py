@@ -376,7 +376,8 @@ def _request(flags: dict[str, Any]) -> Request:
 @click.option(
     "--cross-check",
     is_flag=True,
-    help="Compare with dp_accounting, or for balls and bins with a simulation.",
+    help="Compare with dp_accounting, or for shuffles and balls and bins with a "
+    "simulation.",
 )
 @click.option(
     "--trade-off",

@@ -244,8 +244,11 @@ def test_a_cap_that_dp_accounting_cannot_judge_says_nothing(small_plan):
 
 def test_a_plan_that_nobody_else_can_judge_is_refused(small_plan):
     check.check_plan(small_plan("balls-and-bins"))
-    with pytest.raises(InputError, match=r"no event for it\. Omit"):
-        check.check_plan(small_plan("dynamic-shuffle"))
+    many = small_plan("dynamic-shuffle", num_steps=10_000)
+    check.check_plan(dataclasses.replace(many, sampler="persistent-shuffle"))
+    many = dataclasses.replace(many, num_steps=50_001, num_epochs=1)
+    with pytest.raises(InputError, match=r"of 50,001 shuffled steps.*Omit"):
+        check.check_plan(many)
     mixing = Mixing(l2_norm_clip=1.0, mix_width=0.5, linf_factor=1)
     with pytest.raises(InputError, match=r"of ModelMix.*no event for ModelMix"):
         check.check_plan(small_plan("poisson"), mixing)
