@@ -140,7 +140,6 @@ def test_a_bound_that_is_only_looser_is_a_note_and_no_error(
         (70, 5, 31, 5, 2.126, 2e-8),
         (70, 5, 31, 6, 2.126, 1e-5),
         (20, 1, 28, 1, 5.324, 9.4e-6),
-        (70, 8, 61, 8, 1.002, 1.5e-10),
     ],
 )
 def test_a_tight_cap_under_add_or_remove_is_no_error(
