@@ -14,7 +14,7 @@ Formal guarantees:
 Example:
   >>> rules("balls-and-bins").once_per_epoch
   True
-  >>> get("balls-and-bins").relations
+  >>> get("dynamic-shuffle").relations
   ('REPLACE_SPECIAL',)
 """
 
