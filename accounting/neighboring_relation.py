@@ -6,8 +6,8 @@ accounted for.
 
 Add-or-remove (``ADD_OR_REMOVE_ONE``): an example is added or removed.  The sampling
 probability is fixed beforehand: it must not be computed from the size of the data set.
-Accounted for: Poisson sampling, whose dominating pairs are those of zero-out, and
-truncated Poisson sampling of at most ``num_examples`` examples.
+Accounted for: Poisson sampling and balls and bins, whose dominating pairs are those of
+zero-out, and truncated Poisson sampling of at most ``num_examples`` examples.
 
 Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
 Poisson sampling and deterministic batches.  For the other samplers, group privacy

@@ -614,8 +614,6 @@ SAMPLER = dataclasses.replace(
                 build=event,
                 relation=ADD_OR_REMOVE_ONE,
                 tight=False,
-                # Theirs takes n to be the exact number of examples.
-                looseness=0.02,
             ),
             wording=dataclasses.replace(
                 _WORDING,
