@@ -48,6 +48,8 @@ from accounting.pld.poisson_lower_bound import Component
 _LARGEST = 30.0
 #: Smaller weights underflow.
 _LEAST_WEIGHT = 5e-324
+#: Probability of improbable numbers of rows: far below any delta.
+_LEAST_TAIL = 1e-40
 
 
 def weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
@@ -59,6 +61,20 @@ def weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
     """
     counts = np.arange(num_rows + 1)
     return tuple(map(float, stats.binom.pmf(counts, num_rows, sampling_probability)))
+
+
+def upper_weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
+    """Returns `weights` that are stochastically larger, most of them 0 if q is small.
+
+    Improbable numbers of rows count as all k: few components are left.
+    """
+    found = np.array(weights(num_rows, sampling_probability))
+    more = np.cumsum(found[::-1])[::-1]  # of as many rows or more
+    improbable = more < _LEAST_TAIL
+    rest = float(found[improbable].sum())
+    found[improbable] = 0.0
+    found[-1] += rest
+    return tuple(map(float, found))
 
 
 def components(num_rows: int, sampling_probability: float) -> tuple[Component, ...]:
@@ -166,7 +182,7 @@ def steps(
     """
     make = functools.partial(
         UserPair,
-        weights=weights(num_rows, sampling_probability),
+        weights=upper_weights(num_rows, sampling_probability),
         noise_multiplier=noise_multiplier,
     )
     present, absent = tuple(range(num_rows + 1)), (0,) * (num_rows + 1)

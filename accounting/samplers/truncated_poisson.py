@@ -80,6 +80,8 @@ _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
 _NEGLIGIBLE = 1e-6
 #: Relative distance of epsilons in the search for the least delta.
 _NEARBY = 1e-3
+#: Of two rough bounds with a larger ratio, the larger one is not computed finely.
+_NEAR = 1.0 + 3 * privacy_profile.ROUGH
 #: At less noise, the range of a step's loss exceeds the lower bound's grid.
 _LEAST_USER_NOISE = 0.01
 
@@ -210,7 +212,10 @@ class TruncatedSteps:
             options.insert(0, (additive(epsilon), self.additive))
             if cost <= _NEGLIGIBLE * options[0][0]:
                 return least(*options)
-        profiles = self._profiles(plan, noise_multiplier, fineness)
+        profiles = _tightest(
+            self._profiles(plan, noise_multiplier, fineness),
+            lambda one: one.rough_delta(epsilon),
+        )
         options += [(one.delta(epsilon), name) for name, one in profiles.items()]
         best = least(*options)
         # At a smaller epsilon the cap costs less, but never less than at 0.
@@ -271,7 +276,10 @@ class TruncatedSteps:
         if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
             return Bounds(upper=additive, method=self.additive)
         effective = self._effective(plan, noise_multiplier)
-        profiles = self._profiles(plan, noise_multiplier, privacy_profile.FINE)
+        profiles = _tightest(
+            self._profiles(plan, noise_multiplier, privacy_profile.FINE),
+            lambda one: one.rough_epsilon(delta),
+        )
         return least(
             (additive, self.additive),
             *((one.epsilon(delta), name) for name, one in profiles.items()),
@@ -301,6 +309,23 @@ class TruncatedSteps:
             coarse_tolerance=privacy_profile.COARSE / 5,
         )
         return NoiseBounds(sufficient=value, method=next(iter(self.mixtures)))
+
+
+def _tightest(
+    profiles: dict[str, privacy_profile.Profile],
+    roughly: Callable[[privacy_profile.Profile], float],
+) -> dict[str, privacy_profile.Profile]:
+    """Returns the profiles that may be the tightest.
+
+    Args:
+      profiles: By name.
+      roughly: Profile -> a rough bound.
+    """
+    if len(profiles) < 2:
+        return profiles
+    found = {name: roughly(one) for name, one in profiles.items()}
+    most = _NEAR * min(found.values())
+    return {name: one for name, one in profiles.items() if found[name] <= most}
 
 
 def _least_nearby(total: Callable[[float], float], epsilon: float) -> float:

@@ -62,7 +62,7 @@ def displaced_steps(
     """
     make = functools.partial(
         UserPair,
-        weights=user_pairs.weights(num_rows, sampling_probability),
+        weights=user_pairs.upper_weights(num_rows, sampling_probability),
         noise_multiplier=noise_multiplier,
     )
     remove: Step = []
@@ -124,7 +124,7 @@ def revealed_steps(
     whole = 1 - truncated / TAIL_SLACK**2
     others = max(num_examples - num_rows, 0)
     shown: Step = []
-    for count, weight in enumerate(user_pairs.weights(num_rows, rate)):
+    for count, weight in enumerate(user_pairs.upper_weights(num_rows, rate)):
         mass = weight * tail_probability(others, rate, size - count)
         if count and mass > 0.0:
             noise = noise_multiplier / min(count, size)
