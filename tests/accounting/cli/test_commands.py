@@ -298,3 +298,31 @@ def test_a_lower_bound_alone_is_printed_rounded_down_and_as_no_guarantee(small_p
         value, bound = plan_tables._value_cells(answer)
         assert value == ">= 1.2345"
         assert bound == "lower bound only: no guarantee"
+
+
+@pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "1e-9"])
+def test_a_target_near_0_is_refused_before_any_answer(epsilon):
+    """It went on beyond a minute, for noise that would drown everything."""
+    with pytest.raises(InputError, match=r"to be finite|>= 0\.0001"):
+        run(*QUESTION[:6], "--epsilon", epsilon, "--delta", "1e-5")
+    with pytest.raises(InputError, match=r"to be finite|>= 0\.0001"):
+        run(*QUESTION, "--sweep", "epsilon", "--values", f"1,{epsilon}")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_the_default_samplers_answer_first(
+    capsys, monkeypatch, terminal
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    samplers = ("--sampler", "deterministic", "--sampler", "truncated-poisson")
+    plan_command.main([*SMALL, *samplers], standalone_mode=False)
+    printed = capsys.readouterr()
+    assert printed.out.index("deterministic") < printed.out.index("truncated-poisson")
+    if not terminal:
+        assert printed.err == ""
+        return
+    first, after = printed.err.split("\n")
+    assert "truncated-poisson, 1 of 2 ..." in first
+    assert "truncated-poisson: noise multiplier " in first
+    assert "deterministic, 2 of 2 ..." in after
+    assert after.endswith("\x1b[2K")
