@@ -205,7 +205,8 @@ def test_a_statement_of_users_names_the_unit(small_plan):
     asked = {"noise_multiplier": 1.0, "delta": 1e-5, "max_examples_per_user": 2}
     said = statement.privacy_statement(small_plan("poisson"), **asked)
     assert said.epsilon == accountant.epsilon(small_plan("poisson"), **asked)
-    assert "for users with at most 2 examples" in said.claim
+    assert "for users with at most 2 examples, which nothing here enf" in said.claim
+    assert "who has more is not protected" in said.to_text().splitlines()[0]
     fields = said.to_json()
     assert fields["privacy_unit"].startswith("one user, who must have at most 2 ")
     assert "all examples of one user" in fields["neighboring_relation_text"]
