@@ -67,6 +67,10 @@ def upper_weights(num_rows: int, sampling_probability: float) -> tuple[float, ..
     """Returns `weights` that are stochastically larger, most of them 0 if q is small.
 
     Improbable numbers of rows count as all k: few components are left.
+
+    Args:
+      num_rows: k, at least 1.
+      sampling_probability: q, in (0, 1).
     """
     found = np.array(weights(num_rows, sampling_probability))
     more = np.cumsum(found[::-1])[::-1]  # of as many rows or more
