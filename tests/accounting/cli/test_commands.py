@@ -125,10 +125,11 @@ def test_sweep_shows_where_the_order_flips():
 def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     plan = ["--num-examples", "400", "--batch-size", "100", "--epochs", "2"]
-    target = ["--delta", "1e-5", "--epsilon", "3"]
-    # At epsilon 0 noise has eight digits, which leave less room.
-    text = run(*plan, *target, "--sweep", "epsilon", "--values", "0")
+    target = ["--delta", "1e-9", "--epsilon", "3"]
+    # There noise has nine digits, which leave less room.
+    text = run(*plan, *target, "--sweep", "epsilon", "--values", "0.0001")
     assert "\u2026" not in text
+    assert re.search(r"\d{5}\.\d{4}", text)
     assert "deterministic" in text
     text = run(*plan, "--delta=1e-5", "--noise-multiplier=1",
                "--sweep=noise-multiplier", "--values=1")  # fmt: skip
