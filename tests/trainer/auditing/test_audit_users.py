@@ -14,7 +14,7 @@ import pytest
 from accounting import accountant
 from accounting.auditing import audit, joint_tests
 from accounting.auditing.joint_tests import JointVerdict
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.inputs.bounded import BOUNDED, ROW_WEIGHTS, ROWS, USERS, Bounded
@@ -99,11 +99,9 @@ def test_the_audited_relation_is_that_of_the_statement(
     monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
     assert privacy.relation_of(capped, note) == ADD_OR_REMOVE_ONE
     found = settings_of_run(record, manifest)
-    assert found.claimed_relation == ADD_OR_REMOVE_ONE
-    other = settings_of_run(record, manifest, claim="poisson")
-    assert other.claimed_relation == REPLACE_SPECIAL
+    assert found.neighboring_relation == ADD_OR_REMOVE_ONE
     count = note.examples_per_user
-    claim = audit.claim(capped, NOISE, DELTA, count, found.claimed_relation)
+    claim = audit.claim(capped, NOISE, DELTA, count, found.neighboring_relation)
     stated = accountant.epsilon(
         capped,
         noise_multiplier=NOISE,
