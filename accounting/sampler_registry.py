@@ -190,7 +190,7 @@ class Sampler:
       relations: The neighbouring relations under which the bounds are proven.
       refusals: Relation -> why it is refused.
       under: Relation -> the `Sampler` that replaces this one under it.
-      users: k -> the `Sampler` for users with at most k examples, under zero-out.
+      users: k -> the `Sampler` for users with at most k examples, under the relation.
       delta_by_direction: Bounds on delta for removing an example, and for adding one.
       lower_bound: A slow lower bound, if ``epsilon`` and ``delta`` return none.
       poisson_rate: Plan -> q, rounded up, if each example is in each step independently
