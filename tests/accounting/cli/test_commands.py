@@ -67,10 +67,11 @@ def test_another_relation_leaves_out_what_is_not_accounted_for():
     assert "add-or-remove relation" in text
     answers = json.loads(run(*base, "--json"))
     assert answers["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
-    row, capped = answers["answers"]
+    row, capped, bins = answers["answers"]
     [same] = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))["answers"]
     assert row == same
     assert capped["sampler"] == "truncated-poisson"
+    assert bins["sampler"] == "balls-and-bins"
     with pytest.raises(InputError, match="moves others to other steps"):
         run(*base, "--sampler", "deterministic")
     with pytest.raises(InputError, match="twice the clip norm"):
