@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 #: Factor by which distribution functions are rounded up.  The error of the incomplete
-#: beta function is below 1e-11 for up to 1e9 trials.
+#: beta function is below 1e-10 for up to 1e9 trials.
 _UP = 1 + 1e-9
 #: Number of values of m between a power of two and the next; up to twice this number,
 #: every m is a value.

@@ -109,8 +109,9 @@ _LARGEST_EPSILON = 600.0
 #: Relative distance of two epsilons for which the same h is used.
 _SETTLED = 2e-4
 _MOST_EXPONENT = 600.0
-#: At less noise, the logarithm of a likelihood ratio has a range of hundreds.
-_LEAST_NOISE = 0.05
+#: At less noise, the logarithm of a likelihood ratio has a range of hundreds, and all
+#: positive ratios together may have less mass than ``random_allocation`` keeps.
+_LEAST_NOISE = 0.06
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,8 @@ from accounting.samplers import audit_case, deterministic, shuffle
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
 #: At less noise, closed forms are used: the logarithm of a likelihood ratio has a range
-#: of hundreds.
-_LEAST_NOISE = 0.05
+#: of hundreds, and all positive ratios together may have less mass than is kept.
+_LEAST_NOISE = 0.06
 
 
 def directions(

@@ -19,10 +19,10 @@ values.
 
 Revealed rows (under zero-out alone).  With ghosts in the user's slots, n rows are
 drawn, and the same ones are kept: which ones may be revealed.  If ``i + m <= B``,
-nothing is truncated.  Reveal m: the number of the user's rows is Bin(k, q) under the
-condition that it is at most B - m, hence stochastically at most Bin(k, q), and the step
-has the pair without a cap.  If ``i + m > B``, reveal the kept rows: a Gaussian
-mechanism of sensitivity ``min(i, B)``, where i has the probability
+nothing is truncated.  Reveal which others are sampled: the number of the user's rows is
+Bin(k, q) under the condition that it is at most B - m, hence stochastically at most
+Bin(k, q), and the step has the pair without a cap.  If ``i + m > B``, reveal the kept
+rows: a Gaussian mechanism of sensitivity ``min(i, B)``, where i has the probability
 ``w_i Pr[Bin(n - k, q) > B - i]``.  Fewer rows lose less: count as the user's as many
 other slots as are missing to k.  This leaves ``i + m`` as it is, and i can only grow.
 

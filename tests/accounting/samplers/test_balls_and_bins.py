@@ -220,3 +220,17 @@ def test_noise_suffices_and_little_less_does_not():
         plan(562), noise_multiplier=noise.sufficient, epsilon=5.0
     )
     assert checked.guarantee <= DELTA
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10])
+@pytest.mark.parametrize("noise", [0.05, 0.053, 0.0599, 0.06, 0.065])
+def test_tiny_noise_protects_nothing_and_is_said_to(steps, noise):
+    """The noise is a twentieth of the gradient: delta is 1, up to rare outputs.
+
+    Below 0.054 all positive ratios once had less mass than is kept: delta was 3e-19.
+    """
+    for epsilon in (1.0, 20.0):
+        found = accountant.delta(plan(steps), noise_multiplier=noise, epsilon=epsilon)
+        assert 0.999 < found.lower <= found.guarantee <= 1
+    answer = accountant.epsilon(plan(steps), noise_multiplier=noise, delta=1e-6)
+    assert answer.guarantee > 20
