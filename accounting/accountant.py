@@ -6,6 +6,9 @@ default is zero-out: an example is replaced by a ghost that contributes zero
 others.  Answers are intervals whose type tells a guarantee from a lower bound; see
 `accounting.intervals`.
 
+Upper bounds are within 1e-4 of what their theorem gives for a delta of 1e-20 or more.
+Below, they hold, ``delta(epsilon(d)) <= d``, and they may be far from tight.
+
 Example:
   >>> from accounting.plan import DpSgdPlan
   >>> plan = DpSgdPlan(
@@ -25,6 +28,7 @@ from accounting import sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.numerics.calibration import lower_epsilon, round_up
+from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
 
@@ -43,6 +47,10 @@ __all__ = [
 
 #: More steps are refused, since rounding errors would add up.
 MOST_STEPS = 10**9
+#: Bounds at a smaller delta hold, but may be far from tight.
+LEAST_TIGHT_DELTA = 1e-20
+#: Noise for a smaller delta is not computed: its bounds leave the range of numbers.
+LEAST_TARGET_DELTA = 1e-200
 
 
 def _sampler(
@@ -106,6 +114,8 @@ def epsilon(
     noise = check_noise_multiplier(noise_multiplier)
     target = check_delta(delta)
     result = sampler.epsilon(plan, noise, target)
+    if target < LEAST_TIGHT_DELTA and not sampler.closed_form:
+        result = _consistent(sampler, plan, noise, target, result)
     if not both or result.lower is not None:
         return result
     bound = _lower_bound(plan, sampler)
@@ -113,6 +123,30 @@ def epsilon(
         lambda point: bound.delta(plan, noise, point), result.guarantee, target
     )
     return dataclasses.replace(result, lower=lower, lower_method=bound.method)
+
+
+def _consistent(
+    sampler: sampler_registry.Sampler,
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    delta: float,
+    found: Bounds,
+) -> Bounds:
+    """Returns bounds on epsilon, of which the proven delta is at most ``delta``.
+
+    At a tiny delta, the bounds on delta may be looser than those on epsilon.
+    """
+    if not 0.0 < found.guarantee < math.inf:
+        return found
+
+    def excess(epsilon: float) -> float:
+        proven = sampler.delta(plan, noise_multiplier, epsilon).guarantee
+        return log_ratio(proven, delta)
+
+    if excess(found.guarantee) <= 0.0:
+        return found
+    _, high = threshold(excess, found.guarantee, relative=1e-4, stride=1.001)
+    return dataclasses.replace(found, upper=max(high, found.guarantee))
 
 
 def delta(
@@ -261,7 +295,7 @@ def noise_multiplier(
     Args:
       plan: How batches are made.
       epsilon: Target, at least 0.
-      delta: Target, in (0, 1).
+      delta: Target, in (0, 1), at least `LEAST_TARGET_DELTA`.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
@@ -272,6 +306,8 @@ def noise_multiplier(
     sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
     check_epsilon(epsilon)
     check_delta(delta)
+    remedy = "Use 1e-20: what is less probable than that never happens."
+    check_float("delta", delta, at_least=LEAST_TARGET_DELTA, remedy=remedy)
     result = _verified(sampler, plan, float(epsilon), float(delta))
     if result.sufficient is not None and math.isinf(result.sufficient):
         raise InputError(_out_of_reach(plan, epsilon, delta))
@@ -307,6 +343,13 @@ def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
             "noise multiplier. Raise epsilon or delta."
         )
     least = truncation.smallest_cap(truncation.without(plan), epsilon, delta)
+    cap = plan.truncated_batch_size
+    if cap is not None and cap >= least:
+        return (
+            f"Expected epsilon={epsilon!r}, delta={delta!r} to be reachable with some "
+            f"noise multiplier; its cap of {cap} is large enough. Raise epsilon or "
+            "delta."
+        )
     return (
         f"Expected truncated_batch_size={plan.truncated_batch_size} to be large enough "
         f"for epsilon={epsilon!r}, delta={delta!r}. Use {least} or more."

@@ -41,7 +41,6 @@ class Question:
       relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
       cost: Epsilon -> what truncation adds to dp_accounting's delta; None for nothing.
       tight: Whether dp_accounting's answers on finer grids converge to the truth.
-      looseness: Largest relative excess of our epsilon over dp_accounting's.
       slow: Whether each point of dp_accounting's grid is costly to compute.
     """
 
@@ -49,7 +48,6 @@ class Question:
     relation: Any
     cost: Callable[[float], float] | None
     tight: bool
-    looseness: float = 0.0
     slow: bool = False
 
     @property
@@ -110,7 +108,7 @@ def ask(
         found = found and dataclasses.replace(found, cost=cost, tight=False)
     if found is not None:
         return dataclasses.replace(found, slow=max_examples_per_user > 1)
-    raise InputError(_no_event(plan, *asked) if event is None else _not_installed(plan))
+    raise InputError(_no_event(plan) if event is None else _not_installed(plan))
 
 
 def _question(
@@ -128,23 +126,13 @@ def _question(
         relation=relation,
         cost=None,
         tight=event.tight,
-        looseness=event.looseness,
     )
 
 
-def _no_event(
-    plan: DpSgdPlan, neighboring_relation: str, max_examples_per_user: int
-) -> str:
-    found = brought(plan.sampler, neighboring_relation, max_examples_per_user)
-    remedy = "Omit --cross-check."
-    if (stated := found.guarantee_of) is not None:
-        remedy = (
-            f"The epsilon stated is that of {stated} batches: cross-check --sampler "
-            f"{stated}."
-        )
+def _no_event(plan: DpSgdPlan) -> str:
     return (
         f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has no "
-        f"event for it. {remedy}"
+        "event for it. Omit --cross-check."
     )
 
 

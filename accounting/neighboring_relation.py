@@ -6,12 +6,15 @@ accounted for.
 
 Add-or-remove (``ADD_OR_REMOVE_ONE``): an example is added or removed.  The sampling
 probability is fixed beforehand: it must not be computed from the size of the data set.
-Accounted for: Poisson sampling, whose dominating pairs are those of zero-out, and
-truncated Poisson sampling of at most ``num_examples`` examples.
+Accounted for: Poisson sampling and balls and bins, whose dominating pairs are those of
+zero-out, and truncated Poisson sampling of at most ``num_examples`` examples.
 
 Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
 Poisson sampling and deterministic batches.  For the other samplers, group privacy
 applies to a group of two under zero-out; see `budget.group_epsilon`.
+
+For users with several examples, zero-out is accounted for by deterministic, Poisson and
+truncated Poisson batches, add-or-remove by the last two.
 """
 
 from __future__ import annotations
@@ -86,12 +89,15 @@ def is_supported(
       neighboring_relation: One of ``RELATIONS``.
       max_examples_per_user: k, at least 1; above 1 the privacy unit is a user.
     """
-    if max_examples_per_user > 1 and (
-        neighboring_relation != REPLACE_SPECIAL
-        or sampler_registry.get(sampler).users is None
-    ):
+    if _reason(sampler, neighboring_relation) is not None:
         return False
-    return _reason(sampler, neighboring_relation) is None
+    found = _under(sampler, neighboring_relation)
+    return max_examples_per_user == 1 or found.users is not None
+
+
+def _under(sampler: str, neighboring_relation: str) -> sampler_registry.Sampler:
+    found = sampler_registry.get(sampler)
+    return found.under.get(neighboring_relation, found)
 
 
 def check_relation(sampler: str, neighboring_relation: str) -> str:
@@ -140,12 +146,12 @@ def brought(
         at_most=MOST_EXAMPLES_PER_USER,
         remedy=_GROUP,
     )
-    found = sampler_registry.get(sampler)
-    if count > 1:
-        if neighboring_relation != REPLACE_SPECIAL or found.users is None:
-            raise InputError(
-                f"Expected max_examples_per_user={count} to be 1 for sampler="
-                f"{sampler!r}, neighboring_relation={neighboring_relation!r}. {_GROUP}"
-            )
-        return found.users(count)
-    return found.under.get(neighboring_relation, found)
+    found = _under(sampler, neighboring_relation)
+    if count == 1:
+        return found
+    if found.users is None:
+        raise InputError(
+            f"Expected max_examples_per_user={count} to be 1 for sampler={sampler!r}, "
+            f"neighboring_relation={neighboring_relation!r}. {_GROUP}"
+        )
+    return found.users(count)

@@ -14,7 +14,7 @@ Formal guarantees:
 Example:
   >>> rules("balls-and-bins").once_per_epoch
   True
-  >>> get("balls-and-bins").relations
+  >>> get("dynamic-shuffle").relations
   ('REPLACE_SPECIAL',)
 """
 
@@ -135,14 +135,11 @@ class Event:
       relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
       tight: Whether neighbouring data sets attain the pairs, so that no smaller epsilon
         holds.
-      looseness: Largest relative excess of our epsilon over dp_accounting's, where ours
-        holds for more data sets.
     """
 
     build: Callable[[Any, DpSgdPlan, float], Any]
     relation: str
     tight: bool = True
-    looseness: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +158,24 @@ class RandomAllocation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomOrders:
+    """All examples are cut into steps in several uniformly random orders.
+
+    Attributes:
+      num_steps: Steps of an epoch.
+      num_orders: Independent orders of the run.
+      num_examples: Slots of the data set.
+      noise: Noise standard deviation of a step over the clip norm, and over the root of
+        the number of epochs that follow one order.
+    """
+
+    num_steps: int
+    num_orders: int
+    num_examples: int
+    noise: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler:
     """What a sampler provides.  A capability that is None is refused.
 
@@ -175,17 +190,17 @@ class Sampler:
       relations: The neighbouring relations under which the bounds are proven.
       refusals: Relation -> why it is refused.
       under: Relation -> the `Sampler` that replaces this one under it.
-      users: k -> the `Sampler` for users with at most k examples, under zero-out.
+      users: k -> the `Sampler` for users with at most k examples, under the relation.
       delta_by_direction: Bounds on delta for removing an example, and for adding one.
       lower_bound: A slow lower bound, if ``epsilon`` and ``delta`` return none.
-      guarantee_of: Name of the sampler whose guarantee is stated, where no better one
-        is proven for this sampler.
       poisson_rate: Plan -> q, rounded up, if each example is in each step independently
         with probability q before truncation.  Theorems on Poisson subsampling apply.
       truncation: The cap, for samplers whose plans have one.
       gaussian_dp: (plan, noise multiplier) -> a mu for which the mechanism is mu-GDP.
       event: dp_accounting's event, for `accounting.events`.
       allocation: (plan, noise multiplier) -> the plan as random allocation, which
+        `accounting.cross_check` simulates.
+      orders: (plan, noise multiplier) -> the plan as random orders, whose opponent
         `accounting.cross_check` simulates.
       wording: Words of the privacy statement.
       audit: The worst case and its score, for `dpsgd audit`.
@@ -201,12 +216,12 @@ class Sampler:
     users: Callable[[int], Sampler] | None = None
     delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
     lower_bound: LowerBound | None = None
-    guarantee_of: str | None = None
     poisson_rate: Callable[[DpSgdPlan], float] | None = None
     truncation: Truncation | None = None
     gaussian_dp: Callable[[DpSgdPlan, float], float] | None = None
     event: Event | None = None
     allocation: Callable[[DpSgdPlan, float], RandomAllocation] | None = None
+    orders: Callable[[DpSgdPlan, float], RandomOrders] | None = None
     wording: Wording | None = None
     audit: Audit | None = None
 

@@ -215,7 +215,12 @@ class PrivacyStatement:
         if self.unit is not None:
             return " for users"
         count = self.max_examples_per_user
-        return f" for users with at most {count} examples" if count > 1 else ""
+        if count == 1:
+            return ""
+        return (
+            f" for users with at most {count} examples, which nothing here enforces: "
+            "who has more is not protected"
+        )
 
     @property
     def _bound(self) -> str:

@@ -11,9 +11,10 @@ import click
 from accounting import accountant, deltas, neighboring_relation, sampler_registry
 from accounting import plan as plans
 from accounting.cli import model_mix, plan_tables, shared_options
+from accounting.cli.progress import Progress
 from accounting.planning import axes, comparison, crossovers, sweeps
 from accounting.planning.axes import TOTAL_NOISE_AXIS, USERS_AXIS
-from accounting.planning.comparison import Question
+from accounting.planning.comparison import Answer, Question
 from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Point, Sweep, SweepLine
 from accounting.validation import InputError
@@ -37,8 +38,7 @@ def print_answers(flags: dict[str, Any]) -> None:
     if flags["sweep"] is not None:
         _sweep(question, flags)
         return
-    lines = _lines([question], flags, sampler_registry.names())
-    rows = [comparison.answer(question, line) for line in lines]
+    rows = _rows(question, _lines([question], flags, sampler_registry.names()))
     if plot is not None:
         from accounting.planning import comparison_plots
 
@@ -48,6 +48,20 @@ def print_answers(flags: dict[str, Any]) -> None:
         click.echo(json.dumps({**_asked(question), **answers}, indent=2))
     else:
         plan_tables.print_table(question, rows)
+
+
+def _rows(question: Question, lines: tuple[SweepLine, ...]) -> list[Answer]:
+    """Returns the answer of each line; a terminal gets the default sampler's first."""
+    found: dict[SweepLine, Answer] = {}
+    with Progress() as progress:
+        for line in sorted(
+            lines, key=lambda line: line.sampler != plans.TRUNCATED_POISSON
+        ):
+            progress.show(f"{line.name}, {len(found) + 1} of {len(lines)}")
+            found[line] = comparison.answer(question, line)
+            if len(lines) > len(found) == 1:
+                progress.say(plan_tables.in_words(found[line]))
+    return [found[line] for line in lines]
 
 
 # -- lines -----------------------------------------------------------------------------
@@ -144,8 +158,17 @@ def _sweep(question: Question, flags: dict[str, Any]) -> None:
     counts = _several_counts(flags)
     asked += [axes.at(question, USERS_AXIS, count) for count in counts]
     lines = _lines(asked, flags, sweeps.default_samplers())
-    found = sweeps.sweep(question, axis, lines, values=values, estimates=flags["tan"])
-    flips = crossovers.find(found)
+    with Progress() as progress:
+        found = sweeps.sweep(
+            question,
+            axis,
+            lines,
+            values=values,
+            estimates=flags["tan"],
+            progress=progress.show,
+        )
+        progress.show("crossovers")
+        flips = crossovers.find(found)
     if plot is not None:
         from accounting.planning import sweep_plots
 
@@ -241,7 +264,7 @@ def _question(flags: dict[str, Any]) -> Question:
             f"{samplers[0]}: only {' and '.join(capped)} has a cap. Omit it."
         )
     if flags["epsilon"] is not None:
-        accountant.check_epsilon(flags["epsilon"])
+        comparison.check_target(flags["epsilon"])
     if flags["noise_multiplier"] is not None:
         accountant.check_noise_multiplier(flags["noise_multiplier"])
     num_examples, batch_size = flags["num_examples"], flags["batch_size"]

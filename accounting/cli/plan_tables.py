@@ -54,6 +54,13 @@ def print_table(question: Question, rows: list[Answer]) -> None:
     Console().print(table)
 
 
+def in_words(row: Answer) -> str:
+    """Returns the name and the value of a row, as one line."""
+    value, bound = _value_cells(row)
+    asked = NOISE if row.noise_multiplier is not None else "epsilon"
+    return f"{row.name}: {asked} {value} ({bound})"
+
+
 def _of_users(question: Question) -> str:
     count = question.max_examples_per_user
     return "" if count == 1 else f", users with at most {count} examples"

@@ -2,8 +2,8 @@
 
 Formal guarantees:
   - a plan that nobody else can judge is refused, before any work.
-  - ``disagreements`` is empty exactly if every opinion agrees with our epsilon within
-    the error that it states.
+  - ``disagreements`` is empty exactly if no opinion contradicts our bounds by more than
+    the error that it states.  A bound of ours that is only looser is no disagreement.
 
 Public: everything.
 """
@@ -15,16 +15,14 @@ import math
 from typing import Any
 
 from accounting import accountant, events
-from accounting.cross_check import libraries, simulation
+from accounting.cross_check import libraries, opponent, simulation
 from accounting.cross_check.opinion import Opinion
 from accounting.intervals import Bounds
 from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.plan import DpSgdPlan
+from accounting.sampler_registry import RandomOrders
 from accounting.theorem import Theorem
 from accounting.validation import InputError
-
-#: Largest relative excess of our delta of random allocation over the truth.
-_LOOSENESS = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +84,10 @@ def check_plan(
             f"for {theorem.name}. Omit --cross-check."
         )
     asked = neighboring_relation, max_examples_per_user
-    if brought(plan.sampler, *asked).allocation is None:
+    found = brought(plan.sampler, *asked)
+    if found.orders is not None:
+        _check_opponent(plan)
+    elif found.allocation is None:
         events.ask(
             plan,
             noise_multiplier=1.0,
@@ -120,6 +121,9 @@ def cross_check(
     asked = neighboring_relation, max_examples_per_user
     if brought(plan.sampler, *asked).allocation is not None:
         return CrossCheck(_simulated(plan, noise_multiplier, delta, ours))
+    if (orders := brought(plan.sampler, *asked).orders) is not None:
+        _check_opponent(plan)
+        return CrossCheck(_attacked(orders(plan, noise_multiplier), delta, ours))
     question = events.ask(
         plan,
         noise_multiplier=noise_multiplier,
@@ -127,6 +131,35 @@ def cross_check(
         max_examples_per_user=max_examples_per_user,
     )
     return CrossCheck(tuple(libraries.opinions(question, delta, ours)))
+
+
+def _check_opponent(plan: DpSgdPlan) -> None:
+    values = plan.steps_per_epoch * plan.num_shuffles
+    if values > opponent.MOST_VALUES:
+        raise InputError(
+            f"Expected no --cross-check of {values:,} shuffled steps: its opponent is "
+            f"simulated for {opponent.MOST_VALUES:,} at most. Omit --cross-check."
+        )
+
+
+def _attacked(orders: RandomOrders, delta: float, ours: Bounds) -> tuple[Opinion, ...]:
+    if not math.isfinite(ours.guarantee):
+        return ()
+    found = opponent.attained(orders, delta)
+    opinion = Opinion(
+        source=f"simulated opponent, seed {found.seed}",
+        about="removing an example whose gradients are opposite to all others",
+        quantity="epsilon",
+        at=delta,
+        value=found.epsilon,
+        low=found.epsilon,
+        high=math.inf,
+        ours=ours,
+        note=f"A lower bound from {found.num_samples:,} samples, which fails with "
+        f"probability {simulation.ERROR_PROBABILITY:g} at most: it says nothing from "
+        "above",
+    )
+    return (opinion,)
 
 
 def _simulated(
@@ -153,7 +186,6 @@ def _simulated(
         low=found.low,
         high=found.high,
         ours=dataclasses.replace(both.remove, upper=upper),
-        looseness=_LOOSENESS,
         note=f"{found.num_samples:,} samples; the interval fails with probability "
         f"{simulation.ERROR_PROBABILITY:g} at most",
     )

@@ -94,6 +94,5 @@ def _opinion(
         low=interval[0],
         high=interval[1],
         ours=ours,
-        looseness=_ROUNDING + question.looseness,
         note=note,
     )

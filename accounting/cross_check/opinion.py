@@ -1,9 +1,11 @@
 """The answer of another accountant beside ours, with its error.
 
 Formal guarantees:
-  - an opinion disagrees if no value is within both answers: ours is too small, or our
-    lower bound too large, by more than the stated error.
-  - it also disagrees if ours is larger than necessary by more than both errors.
+  - an opinion disagrees exactly if no value is within both answers: ours is smaller
+    than what the source refutes, or our lower bound larger than what it proves.
+  - a bound of ours that is only larger than the source's is valid.  It is told of, and
+    is no disagreement: the source's theorem may be sharper, or hold for fewer data
+    sets.
 
 Public: everything.
 """
@@ -30,7 +32,6 @@ class Opinion:
       low: Lower end of the truth, by the source and its error.
       high: Upper end of the truth.
       ours: Our bounds on the same quantity.
-      looseness: Largest relative excess of our upper bound over the truth.
       note: How ``low`` and ``high`` were found.
     """
 
@@ -42,7 +43,6 @@ class Opinion:
     low: float
     high: float
     ours: Bounds
-    looseness: float
     note: str
 
     @property
@@ -53,9 +53,17 @@ class Opinion:
             return f"our {self.quantity} is too small"
         if lower is not None and lower > self.high:
             return f"our lower bound on {self.quantity} is too large"
-        if ours > self.high * (1 + self.looseness):
-            return f"our {self.quantity} is larger than it has to be"
         return None
+
+    @property
+    def looser(self) -> str | None:
+        """By how much our upper bound exceeds the source's; None if it does not."""
+        ours = self.ours.guarantee
+        if ours <= self.high:
+            return None
+        excess = ours / self.high - 1 if self.high > 0 else math.inf
+        by = f"{100 * excess:.3g} % larger" if math.isfinite(excess) else "larger"
+        return f"our {self.quantity} is {by}: valid, and looser than theirs"
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict; infinite values are null."""
@@ -69,12 +77,13 @@ class Opinion:
             "ours": self.ours.to_json(),
             "note": self.note,
             "disagreement": self.disagreement,
+            "looser": self.looser,
         }
 
     def to_text(self) -> str:
         """Returns the opinion as a line of text."""
         known = "delta" if self.quantity == "epsilon" else "epsilon"
-        verdict = self.disagreement or "agrees"
+        verdict = self.disagreement or self.looser or "agrees"
         return (
             f"  cross-check {self.source}: {self.quantity} {self.value:.6g} at {known} "
             f"{self.at:.6g}, hence in [{self.low:.6g}, {self.high:.6g}]; ours "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from accounting.numerics.root_finding import log_ratio, threshold
 TOLERANCE = 1e-4
 _FINE_TOLERANCE = 3e-5
 _LEAST, _MOST = 1e-6, 1e12
+#: Largest number of secants before a search, and the largest logarithm of a change.
+_MOST_SECANTS, _FARTHEST = 12, 3.0
 #: Largest epsilon that a search tries.
 _LARGEST_EPSILON = 2.0**60
 
@@ -70,9 +73,31 @@ def _search(
     tolerance: float,
     stride: float,
 ) -> tuple[float, float]:
+    log_excess = functools.cache(log_excess)
+    if log_excess(0.0) <= 0:
+        return 0.0, 0.0
+    guess = _nearer(log_excess, guess, stride)
     return threshold(
         log_excess, guess, relative=tolerance, stride=stride, least=_LEAST, most=_MOST
     )
+
+
+def _nearer(log_excess: Callable[[float], float], guess: float, stride: float) -> float:
+    """Returns a better guess, by the secant rule for the logarithm of the noise.
+
+    It is a choice alone: `threshold` decides.
+    """
+    guess = min(max(guess, _LEAST), _MOST)
+    last, value = guess, log_excess(guess)
+    point = guess * stride if value > 0 else guess / stride
+    for _ in range(_MOST_SECANTS):
+        before, value = value, log_excess(point)
+        slope = (value - before) / math.log(point / last) if point != last else 0.0
+        if slope >= 0.0 or abs(value / slope) < stride - 1:
+            break
+        change = math.exp(min(max(-value / slope, -_FARTHEST), _FARTHEST))
+        last, point = point, min(max(point * change, _LEAST), _MOST)
+    return point
 
 
 def round_up(value: float, digits: int) -> float:
@@ -119,7 +144,7 @@ def smallest_noise_in_two(
         lambda noise: log_ratio(delta(noise, fine), target),
         start,
         tolerance=_FINE_TOLERANCE,
-        stride=1 + coarse_tolerance / 2,
+        stride=1 + _FINE_TOLERANCE,
     )
 
 

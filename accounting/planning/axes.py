@@ -14,7 +14,7 @@ from typing import Any
 from accounting import accountant
 from accounting import plan as plans
 from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
-from accounting.planning.comparison import Question
+from accounting.planning.comparison import NOISE, Question, check_target
 from accounting.validation import InputError, check_choice, check_float, check_int
 
 
@@ -75,7 +75,8 @@ def _with_examples(question: Question, value: int) -> Question:
 
 
 def _with_epsilon(question: Question, value: float) -> Question:
-    return dataclasses.replace(question, epsilon=accountant.check_epsilon(value))
+    check = check_target if question.asks_for == NOISE else accountant.check_epsilon
+    return dataclasses.replace(question, epsilon=check(value))
 
 
 def _with_delta(question: Question, value: float) -> Question:

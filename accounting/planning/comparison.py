@@ -13,15 +13,29 @@ from accounting import accountant, sampler_registry
 from accounting import plan as plans
 from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.validation import InputError, check_float
 
 if TYPE_CHECKING:
     from accounting.theorem import Theorem
 
 #: For a larger epsilon no cap of truncated batches is computed: exp overflows soon.
 LARGEST_DESIGN_EPSILON = 700.0
+#: Noise for a smaller epsilon is more than 1,000 times the gradients that it hides.
+LEAST_TARGET_EPSILON = 1e-4
 #: What a question asks for.
 NOISE, EPSILON, DELTA = "noise multiplier", "epsilon", "delta"
+
+
+def check_target(epsilon: float) -> float:
+    """Returns ``epsilon`` if noise for it is worth computing.
+
+    Raises:
+      InputError: not a number, or below `LEAST_TARGET_EPSILON`.
+    """
+    remedy = (
+        "Raise it: an epsilon of 0.1 is strong, and what is smaller drowns gradients."
+    )
+    return check_float("epsilon", epsilon, at_least=LEAST_TARGET_EPSILON, remedy=remedy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

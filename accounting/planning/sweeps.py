@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 from accounting import sampler_registry
 from accounting.neighboring_relation import NAMES
@@ -165,6 +166,7 @@ def sweep(
     *,
     values: tuple[float, ...] | None = None,
     estimates: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
     """Returns the answers of each line at each value of ``axis``.
 
@@ -174,6 +176,7 @@ def sweep(
       lines: At least one.
       values: Values of the axis; None for the default ones.
       estimates: Whether to add TAN's closed form for Poisson batches with noise.
+      progress: Called with what comes next, in words.
 
     Raises:
       InputError: a value out of range, or nothing is proven for a sampler.
@@ -186,15 +189,15 @@ def sweep(
     if estimates:
         for each in itertools.chain(*asked):
             _configuration(each.question, each.plan)
+    points = []
+    for line, questions in zip(lines, asked, strict=True):
+        found = []
+        for value, each in zip(chosen, questions, strict=True):
+            progress(f"{line.name}, {axis}={value:g}")
+            found.append(each.answered(estimate=estimates))
+        points.append(tuple(found))
     return Sweep(
-        question=question,
-        axis=axis,
-        values=chosen,
-        lines=lines,
-        points=tuple(
-            tuple(each.answered(estimate=estimates) for each in questions)
-            for questions in asked
-        ),
+        question=question, axis=axis, values=chosen, lines=lines, points=tuple(points)
     )
 
 

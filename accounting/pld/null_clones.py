@@ -1,70 +1,87 @@
 """A proven upper bound for shuffled batches: other steps hide the example's step.
 
-A uniformly random order of all n examples is cut into the batches of T steps.  Example
-x has norm at most 1; its ghost, in the same slot, is zero.  Every step adds Gaussian
-noise of standard deviation s.  Gradients may depend on everything released before.
+A run draws K uniformly random orders of all n examples.  Each is cut into the batches
+of T steps, whose sizes are fixed, and is used in V epochs; epochs of different orders
+may alternate.  Example x has norm at most 1; its ghost, in the same slot, is zero.
+Every step adds Gaussian noise of standard deviation s.  Gradients may depend on
+everything released before.
 
-**Theorem.**  Let b be the least batch size, every other b or b + 1, and h >= 0.  Let
-``p = e^-h``, ``H_h`` the delta at epsilon h of a Gaussian mechanism with noise s,
-``beta = (T - 1) p H_h``, and R_m the pair of random allocation (`random_allocation`):
-one of m steps, uniformly random, is shifted by 1, against none.  In one epoch of equal
-batches, in both directions,
+**Theorem.**  Let L < T batches have b + 1 examples, the others b.  Let ``s' = s /
+sqrt(V)``, H_h the delta at epsilon h of a Gaussian mechanism with noise s',
+``D(p) = p H_h`` for ``p = e^-h``, and R_m the pair of random allocation
+(`random_allocation`) with noise s': one of m steps, uniformly random, is shifted by 1,
+against none.  Let ``0 <= h``, and
 
-    delta(epsilon) <= sum over m of Bin(T-1, p)(m-1) delta_{R_m}(epsilon)
-                      + (1 + e^epsilon) beta.
+    L = 0:  p = e^-h,            m - 1 ~ Bin(T-1, p),
+            beta = (T - 1) D(p);
+    L > 0:  p_l = e^-h, p_s = b / (b+1) p_l,  m - 1 ~ Bin(T-L, p_s) + Bin(L-1, p_l),
+            beta = (T - L - 1) D(p_s) + L D(p_l).
 
-For E epochs, each with a fresh order: delta of the E-fold composition of the pair "draw
-m publicly, then R_m", plus E times the same cost.  If batch sizes differ by one, let
-``a = (b m + 1) / (b + 1)``, M its integer part, ``l = 1 - (M + 1)(1 - M / a)``, and
-replace delta_{R_m} by ``l delta_{R_M} + (1 - l) delta_{R_{M+1}}``.
+Then in both directions delta(epsilon) is at most delta of the K-fold composition of the
+pair "draw m publicly, then R_m", plus ``K (1 + e^epsilon) beta``.  For one order this
+is ``sum over m of Pr[m] delta_{R_m}(epsilon) + (1 + e^epsilon) beta``.
 
-**Proof.**
-  1. *The order.*  Let t* be the step of x.  Draw disjoint sets F_t of other examples
+**Proof.**  Steps 1 to 3 are about one order.
+  1. *The order.*  Let t* be the batch of x.  Draw disjoint sets F_t of other examples
      that fill all but one slot of each batch, independently of t*.  A uniformly random
-     bijection assigns the T - 1 remaining examples to the steps other than t*.  This is
-     the law of a uniformly random order.
-  2. *Clones.*  At t != t* the output is N(F_t + y, s^2), |y| <= 1.  Let C be the
-     minimum of its density and that of p N(F_t, s^2).  C has mass p - D, where D, the
-     hockey-stick divergence of p N(F_t) over N(F_t + y), grows with |y| and is
-     p H_h at |y| = 1.  So the step is within total variation p H_h of a step that is
-     N(F_t) with probability p, and otherwise the normalised rest, which depends on F_t,
-     y and the past.  Replacing all T - 1 steps changes the output under x, and under
-     the ghost, by at most beta in total variation, so ``P(S) - e^epsilon Q(S)`` grows
-     by at most (1 + e^epsilon) beta.
-  3. *What is revealed.*  The set S of t* and the clones (first branch), all F_t, and y
-     of every step outside S.  Given t*, the coins are independent of all else, and the
-     y outside S are a uniformly random injection, whichever step of S is t*.  So
-     |S| - 1 is Bin(T-1, p).  Given all that is revealed, t* has in S probabilities
-     proportional to the batch sizes, and the steps outside S have the same law under x
-     and under the ghost.
-  4. *What is left.*  Under the ghost, every step of S is N(F_t).  Under x, step t* is
-     N(F_t + x), where x may depend on the past.  The likelihood ratio is
-     ``sum_t w_t M_t``; given the past, M_t is log-normal with mean 1, and a larger norm
-     of x spreads it.  From the last step to the first, every M_t is replaced by an
-     independent r_t of norm 1.  Each replacement can only increase expectations of
-     convex functions, as both deltas are.  With equal weights this is R_|S|.
-  5. *Unequal batches.*  No weight in S exceeds 1/a.  Among such weights the
-     expectation of a convex function of ``sum_t w_t r_t`` is largest for M weights 1/a
-     and one of the rest (majorisation).  This is the mixture, with weights l and 1 - l,
-     of M and of M + 1 equal weights.
-  6. *Sum.*  What is revealed has the same law under x and under the ghost, so by joint
-     convexity delta is at most its mean.  Epochs compose adaptively: given any past, an
-     epoch is within beta of one that the public mixture of pairs dominates.
+     bijection assigns the T - 1 remaining examples to the batches other than t*.  This
+     is the law of a uniformly random order.  (For b = 0, omit the empty batches: their
+     steps release noise alone.)
+  2. *Clones.*  At a visit of batch t != t* the output is N(F_t + y, s^2), where F_t and
+     y, of norm at most 1, depend on the past.  All V visits can be answered from one
+     number G_t ~ N(sqrt(V)/s, 1), drawn at the start: extend it to a Brownian motion W
+     with drift 1 and end point ``G_t sqrt(V)/s`` at time V/s^2.  A visit takes the
+     increment of W over the next ``|y|^2 / s^2`` of time, which given the past is
+     normal with that mean and variance; times ``s^2 / |y|`` it is the part of the
+     output minus F_t along y, and independent noise is the rest (all, if y = 0).  There
+     is time enough, as the V times add up to V/s^2 at most.  Given its end point, the
+     law of W does not depend on the drift.  So the same procedure, from G_t ~ N(0, 1),
+     answers every visit by N(F_t, s^2), whatever y.
+     Let C be the minimum of the density of N(sqrt(V)/s, 1) and of p times that of
+     N(0, 1).  C has mass p - D(p).  So N(sqrt(V)/s, 1) is within total variation D(p)
+     of a coin: N(0, 1) with probability p, and otherwise the normalised rest.  The
+     batches with N(0, 1) are the clones.  Replacing all G_t by coins changes the output
+     under x, and under the ghost, by at most the sum of D in total variation.  D grows
+     with p, so beta bounds the sum, whichever size t* has; and
+     ``P(A) - e^epsilon Q(A)`` changes by at most (1 + e^epsilon) beta for any event A.
+  3. *What is revealed.*  The set S of t* and the clones, all F_t, and y of every batch
+     outside S.  Given t*, the coins are independent of all else, and the y outside S
+     are a uniformly random injection, whichever batch of S is t*.  Given S, t* has in S
+     probabilities proportional to (size of t) / (probability of t's coin): all of
+     ``Pr[t*] Pr[S given t*]`` that depends on t*.  The quotients are equal.  So t* is
+     uniform in S given all that is revealed, and the batches outside S have the same
+     law, given the past, under x and under the ghost.
+  4. *What is left.*  Under the ghost, every visit of S is N(F_t, s^2).  Under x, the
+     visits of t* are N(F_t + x, s^2), where x may depend on the past.  The likelihood
+     ratio of the run is the product over orders of ``(sum over t in S of M_t) / |S|``,
+     where M_t is the product over the visits of t of a factor that, given the past, is
+     log-normal with mean 1; a larger norm of x spreads it.  Both deltas are
+     expectations under the ghost of convex functions of this ratio, which is linear in
+     each M_t.  From the last step of the run to the first, each factor is replaced by
+     an independent one of norm 1: each replacement can only increase the expectation
+     of a convex function.  What results are independent R_|S|, since V factors of
+     noise s are one of noise s'.
+  5. *The number of steps.*  If t* is one of the larger batches, |S| is m.  If it is one
+     of the smaller, a coin of p_s has become one of p_l: |S| is stochastically larger.
+     More clones are never worse: the mean of m + 1 ratios is the mean of its m + 1
+     means of m, a contraction.
+  6. *Sum.*  What is revealed has the same law under x and under the ghost, and is drawn
+     independently for each order, so by joint convexity delta is at most its mean.  The
+     total variations of the K orders add up.
 
-Any h gives a valid bound.  More clones are never worse: the mean of m + 1 ratios is a
-contraction of the mean of m.  So m is rounded down to the values for which R_m is
-computed.
+Any h gives a valid bound.  By step 5, m may be rounded down (`clone_counts`).
 
 Formal guarantees:
   - Every number is rounded to the private side: R_m is bounded from above, m is rounded
-    down, m below the least computed value counts as infinite loss, p H_h is rounded up.
-  - *Not* covered: one order for several epochs (persistent shuffles), and relations
-    under which the number of slots differs.
+    down, m below the least computed value counts as infinite loss, D is rounded up.
+  - any number of steps: the cost grows with its logarithm.
+  - *Not* covered: relations under which the number of slots differs.
 
 References:
   The theorem is ours.  The idea of clones: Feldman, McMillan and Talwar (2021),
   arXiv:2012.12803.  Random allocation: Feldman and Shenfeld (2025), arXiv:2502.08202.
-  Composition of dominating pairs: Zhu, Dong and Wang (2022), arXiv:2106.08567.
+  Adaptive Gaussian mechanisms from one Gaussian number: as in Gaussian differential
+  privacy, Dong, Roth and Su (2022), arXiv:1905.02383, Corollary 3.3.
 """
 
 from __future__ import annotations
@@ -74,110 +91,88 @@ import functools
 import math
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize
 
 from accounting.numerics.calibration import smallest_noise_in_two
 from accounting.numerics.root_finding import log_ratio, threshold
-from accounting.pld import allocation_loss, gaussian, saddlepoint
+from accounting.pld import allocation_loss, clone_counts, gaussian, saddlepoint
 from accounting.pld.allocation_loss import Direction
+from accounting.pld.clone_counts import Coins
 
 #: Number of grid cells of the likelihood ratios, in an answer and in the search for h.
 NUM_CELLS, COARSE_CELLS = 400, 150
-#: Plans with more steps get the bound without amplification.
-MOST_STEPS = 1 << 17
-#: Bound on the relative error of binomial weights, far above the measured error.
-_WEIGHT_ERROR = 1e-9
 #: Factor that exceeds the rounding of a product.
 _UP = 1 + 1e-12
-#: Number of values of m between a power of two and the next; up to twice this number,
-#: every m is a value.
-_PER_OCTAVE = 32
-#: Probability of larger m, which count as the largest computed value.
-_UPPER_TAIL = 1e-4
 #: Probability over beta of smaller m, which count as infinite loss.
 _LOWER_TAIL = 1e-4
 _LARGEST_EPSILON = 600.0
 #: Relative distance of two epsilons for which the same h is used.
 _SETTLED = 2e-4
 _MOST_EXPONENT = 600.0
-#: At less noise, the logarithm of a likelihood ratio has a range of hundreds.
-_LEAST_NOISE = 0.05
+#: At less noise, the logarithm of a likelihood ratio has a range of hundreds, and all
+#: positive ratios together may have less mass than ``random_allocation`` keeps.
+_LEAST_NOISE = 0.06
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shuffles:
-    """A run with a fresh uniformly random order in each epoch.
+    """A run whose epochs follow uniformly random orders.
 
     Attributes:
       steps: T, number of steps of one epoch, at least 2.
-      epochs: E, number of epochs.
+      orders: K, number of independent orders.
       examples: n, number of slots; every batch has n // T of them, or one more.
-      noise: s, noise standard deviation over the clip norm, above 0.
+      noise: s', noise standard deviation over the clip norm, and over the root of the
+        number of epochs that follow one order; above 0.
     """
 
     steps: int
-    epochs: int
+    orders: int
     examples: int
     noise: float
 
+    def rates(self, exponent: float) -> tuple[float, float]:
+        """Returns the probabilities that a smaller, and a larger batch is a clone.
+
+        Args:
+          exponent: h.
+        """
+        size, larger = divmod(self.examples, self.steps)
+        most = math.exp(-exponent)
+        return (most * size / (size + 1), most) if larger else (most, 0.0)
+
+    def clones(self, exponent: float) -> tuple[Coins, Coins]:
+        """Returns the coins whose successes are m - 1.
+
+        Args:
+          exponent: h.
+        """
+        larger = self.examples % self.steps
+        smaller = self.steps - larger - (larger == 0)
+        few, most = self.rates(exponent)
+        return Coins(smaller, few), Coins(max(larger - 1, 0), most)
+
     def replaced(self, exponent: float) -> float:
         """Returns beta at h, rounded up."""
-        below = max(exponent * (1 - 1e-15) - 1e-15, 0.0)
-        divergence = gaussian.gaussian_delta(self.noise, below)
-        return (self.steps - 1) * math.exp(-exponent) * divergence * _UP
+        larger = self.examples % self.steps
+        few, most = (self._apart(rate) for rate in self.rates(exponent))
+        return ((self.steps - larger - 1) * few + larger * most) * _UP
+
+    def _apart(self, rate: float) -> float:
+        """Returns D(p), rounded up."""
+        if rate == 0.0:
+            return 0.0
+        below = max(-math.log(rate) * (1 - 1e-15) - 1e-15, 0.0)
+        return rate * gaussian.gaussian_delta(self.noise, below) * _UP
 
     def cost(self, exponent: float, epsilon: float) -> float:
-        """Returns ``E (1 + e^epsilon) beta``, rounded up.
+        """Returns ``K (1 + e^epsilon) beta``, rounded up.
 
         Args:
           exponent: h.
           epsilon: In [0, 600].
         """
-        return self.epochs * (1 + math.exp(epsilon)) * self.replaced(exponent) * _UP
-
-
-def counts(shuffles: Shuffles, exponent: float) -> NDArray[np.float64]:
-    """Returns the probabilities of m, at index m: shape (T + 1,), sum 1.
-
-    Args:
-      shuffles: The run; T and n matter.
-      exponent: h.
-    """
-    steps = shuffles.steps
-    clones = np.arange(1, steps + 1)
-    weights = _binomial(steps - 1, math.exp(-exponent))
-    size, larger = divmod(shuffles.examples, steps)
-    found = np.zeros(steps + 2)
-    if not larger:
-        found[1:-1] = weights
-        return found[:-1]
-    # Floating-point numbers hold the integers below exactly up to 2^53.
-    whole = (size * clones + 1) // (size + 1)
-    rest = size * clones + 1 - whole * (size + 1)
-    more = np.clip((whole + 1.0) * rest / (size * clones + 1), 0.0, 1.0)
-    np.add.at(found, whole, weights * (1 - more))
-    np.add.at(found, whole + 1, weights * more)
-    return found[:-1]
-
-
-def _binomial(trials: int, probability: float) -> NDArray[np.float64]:
-    """Returns the probabilities of 0 to ``trials`` successes."""
-    k = np.arange(trials + 1.0)
-    log_choose = -np.log1p(trials) - special.betaln(1 + trials - k, 1 + k)
-    failures = special.xlog1py(trials - k, -probability)
-    return np.exp(log_choose + k * math.log(probability) + failures)
-
-
-def _grid(steps: int) -> NDArray[np.int64]:
-    """Returns the values of m for which R_m is computed, increasing."""
-    found = list(range(1, min(steps, 2 * _PER_OCTAVE) + 1))
-    stride = 2
-    while found[-1] + stride <= steps:
-        octave = range(found[-1] + stride, min(2 * found[-1], steps) + 1, stride)
-        found += octave
-        stride *= 2
-    return np.array(found)
+        return self.orders * (1 + math.exp(epsilon)) * self.replaced(exponent) * _UP
 
 
 def hiding(
@@ -186,20 +181,11 @@ def hiding(
     """Returns pairs (probability, m rounded down), and the probability of smaller m.
 
     Args:
-      shuffles: The run; T and n matter.
+      shuffles: The run.
       exponent: h.
     """
-    probabilities = counts(shuffles, exponent)
-    grid = _grid(shuffles.steps)
-    below = np.cumsum(probabilities)
-    lowest = int(np.searchsorted(below, _LOWER_TAIL * shuffles.replaced(exponent)))
-    highest = int(np.searchsorted(below, 1 - _UPPER_TAIL))
-    first = max(int(np.searchsorted(grid, lowest, side="right")) - 1, 0)
-    last = max(int(np.searchsorted(grid, highest, side="right")) - 1, first)
-    grid = grid[first : last + 1]
-    weights = np.add.reduceat(probabilities, grid)
-    lost = float(probabilities[: grid[0]].sum()) * (1 + _WEIGHT_ERROR)
-    return list(zip(weights.tolist(), grid.tolist(), strict=True)), lost
+    tail = _LOWER_TAIL * shuffles.replaced(exponent)
+    return clone_counts.rounded_down(*shuffles.clones(exponent), tail)
 
 
 @functools.lru_cache(maxsize=16)
@@ -209,7 +195,7 @@ def directions(
     """Returns the losses of the public mixture of R_m: of removing, and of adding.
 
     Args:
-      shuffles: The run; T, n and s matter.
+      shuffles: The run; K does not matter.
       exponent: h.
       num_cells: Number of grid cells of the likelihood ratios.
     """
@@ -231,13 +217,13 @@ def _mix(weights: list[float], parts: list[Direction], lost: float) -> Direction
         masses=np.concatenate([weight * part.masses for weight, part in pairs]),
         losses=np.concatenate([part.losses for part in parts]),
         infinite_mass=min(infinite + lost, 1.0),
-        relative_error=max(part.relative_error for part in parts) + _WEIGHT_ERROR,
+        relative_error=max(part.relative_error for part in parts),
     )
 
 
 def applies(shuffles: Shuffles) -> bool:
     """Returns whether the theorem's bound is computed for a run."""
-    return 2 <= shuffles.steps <= MOST_STEPS and shuffles.noise >= _LEAST_NOISE
+    return shuffles.steps >= 2 and shuffles.noise >= _LEAST_NOISE
 
 
 def delta_at(
@@ -254,7 +240,7 @@ def delta_at(
     if epsilon > _LARGEST_EPSILON:
         return 1.0
     found = max(
-        allocation_loss.upper_delta(one, shuffles.epochs, epsilon)
+        allocation_loss.upper_delta(one, shuffles.orders, epsilon)
         for one in directions(shuffles, exponent, num_cells)
     )
     return min(1.0, found + shuffles.cost(exponent, epsilon))
@@ -268,7 +254,7 @@ def _parts(
     Arguments as for `delta_at`.
     """
     both = directions(shuffles, exponent, num_cells)
-    mixture = max(_rough_delta(one, shuffles.epochs, epsilon) for one in both)
+    mixture = max(_rough_delta(one, shuffles.orders, epsilon) for one in both)
     return max(mixture, 1e-300), shuffles.cost(exponent, epsilon)
 
 
@@ -276,7 +262,7 @@ def _parts(
 def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> tuple[float, float]:
     """Returns the h at which the mixture's delta, which grows, exceeds the cost.
 
-    Also the factor that corrects the approximate delta of several epochs near that h.
+    Also the factor that corrects the approximate delta of several orders near that h.
     """
 
     def balance(scale: float, guess: float) -> float:
@@ -290,7 +276,7 @@ def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> tuple[float, float
 
     guess = (8 + math.sqrt(2 * epsilon) + 0.5 / shuffles.noise) / shuffles.noise
     found = balance(1.0, guess)
-    if shuffles.epochs == 1 or not 0 < found <= _MOST_EXPONENT:
+    if shuffles.orders == 1 or not 0 < found <= _MOST_EXPONENT:
         return found, 1.0
     rough, cost = _parts(shuffles, found, epsilon, COARSE_CELLS)
     exact = delta_at(shuffles, found, epsilon, COARSE_CELLS) - cost
@@ -326,11 +312,11 @@ def best_exponent(
     return float(found.x), min(math.exp(found.fun), 1.0)
 
 
-def _rough_delta(direction: Direction, epochs: int, epsilon: float) -> float:
-    if epochs == 1:
+def _rough_delta(direction: Direction, orders: int, epsilon: float) -> float:
+    if orders == 1:
         return direction.delta(epsilon) + direction.infinite_mass
     loss = direction.atoms
-    return math.exp(saddlepoint.approximate_log_delta(loss, epochs, epsilon))
+    return math.exp(saddlepoint.approximate_log_delta(loss, orders, epsilon))
 
 
 def delta(shuffles: Shuffles, epsilon: float) -> float:

@@ -241,6 +241,14 @@ class Profile:
                 worst = max(worst, one.at(epsilon, self.fineness).delta(epsilon))
         return worst
 
+    def rough_epsilon(self, delta: float) -> float:
+        """Returns a rough epsilon, for a choice between profiles."""
+        return max(one.roughly(delta)[1] for one in self._sums)
+
+    def rough_delta(self, epsilon: float) -> float:
+        """Returns a rough delta, for a choice between profiles."""
+        return max(one.at(epsilon, ROUGH).delta(epsilon) for one in self._sums)
+
     def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
         """Returns an upper bound on delta in each direction."""
         return tuple(

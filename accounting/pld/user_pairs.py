@@ -1,8 +1,30 @@
 """Dominating pairs of one step for a user with several rows.
 
-Each of the k rows is sampled with probability q, so the user adds at most j clip norms
-with probability ``w_j = Binom(k, q)(j)``.  The pair is ``sum_j w_j N(j, s^2)`` against
-``N(0, s^2)``, or its reverse.  The loss is monotone.
+Each of the k rows is sampled with probability q, so that j of them are with probability
+``w_j = Binom(k, q)(j)``.  The pair is ``P = sum_j w_j N(a_j, s^2)`` against
+``Q = sum_j w_j N(-b_j, s^2)``, for ``a_j, b_j >= 0``.  Without a cap on the rows of a
+step, ``a_j = j`` and ``b_j = 0`` if the user is present under P, and the reverse if
+absent.  The loss is monotone.
+
+Theorem.  Mixtures ``sum_i w_i N(u_i, s^2 I)`` and ``sum_i w_i N(v_i, s^2 I)`` of
+vectors with ``|u_i| <= a_i`` and ``|v_i| <= b_i`` have no larger hockey-stick
+divergences than the pair with the same weights.  Those of the pair rise with each a_i
+and b_i.  If a_j and b_j rise with j, they also rise if w is replaced by stochastically
+larger numbers.
+
+Proof.  In densities relative to N(0, s^2 I), the components are exponential martingales
+``X_i = e^(G_i - Var G_i / 2)`` and ``Y_i = e^(H_i - Var H_i / 2)`` of jointly Gaussian
+G_i and H_i, whose covariances are the inner products of the means over s^2.  The
+divergence at ``e^eps = c`` is ``E g(X, Y)`` for ``g = (sum_i w_i X_i - c sum_i w_i
+Y_i)+``, a convex function of a linear one: its second derivatives are at least 0 for
+two X or two Y, and at most 0 for an X with a Y.  Along a line between two covariance
+matrices, ``E g`` changes by ``E[sum Z_i Z_j g_ij dC_ij] / 2`` over all components Z:
+it rises with a covariance of two X or of two Y, variances among them, and falls with
+that of an X and a Y.  By Cauchy and Schwarz these are at most ``a_i a_j`` and
+``b_i b_j``, and at least ``-a_i b_j`` (over s^2): the covariances of the pair.  Larger
+a_i or b_i raise the first two and lower the last.  For the last claim, couple the
+smaller number i with the larger one j, and index components by both: the same weights,
+and larger means.
 
 References:
   Choquette-Choo et al. (2024), arXiv:2310.15526, and Charles et al. (2024),
@@ -24,6 +46,10 @@ from accounting.pld.poisson_lower_bound import Component
 
 #: Larger exponents are summed in log space.
 _LARGEST = 30.0
+#: Smaller weights underflow.
+_LEAST_WEIGHT = 5e-324
+#: Probability of improbable numbers of rows: far below any delta.
+_LEAST_TAIL = 1e-40
 
 
 def weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
@@ -37,6 +63,24 @@ def weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
     return tuple(map(float, stats.binom.pmf(counts, num_rows, sampling_probability)))
 
 
+def upper_weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
+    """Returns `weights` that are stochastically larger, most of them 0 if q is small.
+
+    Improbable numbers of rows count as all k: few components are left.
+
+    Args:
+      num_rows: k, at least 1.
+      sampling_probability: q, in (0, 1).
+    """
+    found = np.array(weights(num_rows, sampling_probability))
+    more = np.cumsum(found[::-1])[::-1]  # of as many rows or more
+    improbable = more < _LEAST_TAIL
+    rest = float(found[improbable].sum())
+    found[improbable] = 0.0
+    found[-1] += rest
+    return tuple(map(float, found))
+
+
 def components(num_rows: int, sampling_probability: float) -> tuple[Component, ...]:
     """Returns the pair for the lower bound; arguments as for `weights`."""
     _, *rest = weights(num_rows, sampling_probability)
@@ -47,29 +91,34 @@ def components(num_rows: int, sampling_probability: float) -> tuple[Component, .
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserPair(MonotonePair):
-    """The pair of the module docstring, or its reverse, mirrored.
+    """The pair of the module docstring.
 
     Attributes:
       weights: ``w_0 ... w_k``.
+      upper: ``a_0 ... a_k``, at least 0, in clip norms.
+      lower: ``b_0 ... b_k``, likewise.
       noise_multiplier: s, above 0.
-      adds: Whether the user is absent under P, and present under Q.
     """
 
     weights: tuple[float, ...]
+    upper: tuple[int, ...]
+    lower: tuple[int, ...]
     noise_multiplier: float
-    adds: bool
 
     def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the loss at ``x``, which increases with x."""
-        return -self._log_ratio(-x) if self.adds else self._log_ratio(x)
+        return self._log_ratio(x, self.upper) - self._log_ratio(-x, self.lower)
 
-    def _log_ratio(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _log_ratio(
+        self, x: NDArray[np.float64], means: tuple[int, ...]
+    ) -> NDArray[np.float64]:
+        """Returns the logarithm of a mixture over N(0, s^2)."""
         scale = 2 * self.noise_multiplier**2
         excess, largest = np.zeros_like(x), np.zeros_like(x)
-        total = np.full_like(x, math.log(self.weights[0]))
-        for count, weight in enumerate(self.weights[1:], 1):
-            if weight > 0.0:
-                exponent = (2 * count * x - count**2) / scale
+        total = np.full_like(x, math.log(self._weight_at_0(means)))
+        for mean, weight in zip(means, self.weights, strict=True):
+            if weight > 0.0 and mean:
+                exponent = (2 * mean * x - mean**2) / scale
                 largest = np.maximum(largest, exponent)
                 excess += weight * np.expm1(np.minimum(exponent, _LARGEST))
                 total = np.logaddexp(total, math.log(weight) + exponent)
@@ -77,22 +126,34 @@ class UserPair(MonotonePair):
         small = (largest < _LARGEST) & (np.abs(excess) < 0.5)
         return np.where(small, np.log1p(np.where(small, excess, 0.0)), total)
 
+    def _weight_at_0(self, means: tuple[int, ...]) -> float:
+        if not any(means):
+            return 1.0
+        at_0 = (w for mean, w in zip(means, self.weights, strict=True) if not mean)
+        return max(sum(at_0), _LEAST_WEIGHT)
+
     def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the density of P."""
         scale = self.noise_multiplier
         density = np.zeros_like(x)
-        for count, weight in enumerate(self._upper):
-            density += weight * np.exp(-(((x - count) / scale) ** 2) / 2)
+        for mean, weight in self._upper.items():
+            density += weight * np.exp(-(((x - mean) / scale) ** 2) / 2)
         return density / (scale * math.sqrt(2 * math.pi))
 
-    @property
-    def _upper(self) -> tuple[float, ...]:
-        return (1.0,) if self.adds else self.weights
+    @functools.cached_property
+    def _upper(self) -> dict[int, float]:
+        """The weight of each mean under P."""
+        if not any(self.upper):
+            return {0: 1.0}
+        found: dict[int, float] = {}
+        for mean, weight in zip(self.upper, self.weights, strict=True):
+            found[mean] = found.get(mean, 0.0) + weight
+        return found
 
     def support(self, tail_mass: float) -> tuple[float, float]:
         """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
         width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
-        most = max(n for n, weight in enumerate(self._upper) if weight > 1e-300)
+        most = max(mean for mean, weight in self._upper.items() if weight > 1e-300)
         return -width, width + most
 
     def upper_tails(self, low: float, high: float) -> tuple[float, float]:
@@ -106,8 +167,8 @@ class UserPair(MonotonePair):
         def tail(point: float, sign: float) -> float:
             return sum(
                 weight
-                * float(special.ndtr(sign * (point - count) / self.noise_multiplier))
-                for count, weight in enumerate(self._upper)
+                * float(special.ndtr(sign * (point - mean) / self.noise_multiplier))
+                for mean, weight in self._upper.items()
             )
 
         return tail(low, 1.0), tail(high, -1.0)
@@ -116,7 +177,7 @@ class UserPair(MonotonePair):
 def steps(
     num_rows: int, sampling_probability: float, noise_multiplier: float
 ) -> tuple[Step, Step]:
-    """Returns one step in both directions, remove first.
+    """Returns one step without a cap in both directions, remove first.
 
     Args:
       num_rows: k, at least 1.
@@ -125,7 +186,11 @@ def steps(
     """
     make = functools.partial(
         UserPair,
-        weights=weights(num_rows, sampling_probability),
+        weights=upper_weights(num_rows, sampling_probability),
         noise_multiplier=noise_multiplier,
     )
-    return [(1.0, make(adds=False))], [(1.0, make(adds=True))]
+    present, absent = tuple(range(num_rows + 1)), (0,) * (num_rows + 1)
+    return (
+        [(1.0, make(upper=present, lower=absent))],
+        [(1.0, make(upper=absent, lower=present))],
+    )

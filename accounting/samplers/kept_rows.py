@@ -5,13 +5,14 @@ N(J, s^2), where J is the number of the user's rows that are sampled and kept.  
 them are sampled beside m other rows, J = i, or a hypergeometric number if i + m > B.
 Steps are independent.
 
-The probabilities of J > 0 are rounded down by one common factor.  This equals dropping
-the user from a step at random, independently of the noise: mixing Q into P, or P into
-Q, lowers both hockey-stick divergences, which are jointly convex.
+The probabilities of J > 0 are rounded down by one common factor, and improbable draws
+count as keeping no row.  So J becomes stochastically smaller, which lowers both
+hockey-stick divergences, by the theorem of `user_pairs`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -24,8 +25,11 @@ from accounting.pld.poisson_lower_bound import Component
 _ROUNDING = 1e-9
 #: Numbers of other rows beyond this many deviations count as keeping no row.
 _DEVIATIONS = 12
+#: So does a number of the user's own rows that is less probable than this.
+_LEAST_CHANCE = 1e-30
 
 
+@functools.lru_cache(maxsize=8)
 def components(plan: DpSgdPlan, count: int) -> tuple[Component, ...]:
     """Returns the pair of one step.
 
@@ -45,6 +49,8 @@ def components(plan: DpSgdPlan, count: int) -> tuple[Component, ...]:
     kept = np.zeros(count + 1)
     for own in range(1, count + 1):
         own_chance = float(stats.binom.pmf(own, count, rate))
+        if own_chance < _LEAST_CHANCE:
+            continue
         fits = sampled + own <= size
         kept[own] += own_chance * float(chances[fits].sum())
         for number in range(1, own + 1):

@@ -208,6 +208,17 @@ def of_users(count: int) -> sampler_registry.Sampler:
     return _sampler(of_user(count), USER_LOWER_METHOD, event, audit)
 
 
+_ADDED_WORDING = dataclasses.replace(
+    WORDING,
+    num_examples="num_examples is an approximation that is public and "
+    "independent of the data: it fixes the sampling probability alone",
+)
+
+
+def _of_added_users(count: int) -> sampler_registry.Sampler:
+    return dataclasses.replace(of_users(count), wording=_ADDED_WORDING)
+
+
 _ZERO_OUT = _sampler(
     OF_EXAMPLE,
     LOWER_METHOD,
@@ -220,12 +231,7 @@ SAMPLER = dataclasses.replace(
     under={
         # The same pairs, as long as q is the same for both data sets.
         ADD_OR_REMOVE_ONE: dataclasses.replace(
-            _ZERO_OUT,
-            wording=dataclasses.replace(
-                WORDING,
-                num_examples="num_examples is an approximation that is public and "
-                "independent of the data: it fixes the sampling probability alone",
-            ),
+            _ZERO_OUT, users=_of_added_users, wording=_ADDED_WORDING
         ),
         REPLACE_ONE: dataclasses.replace(
             _sampler(

@@ -2,10 +2,11 @@
 
 A shuffle, independent of the data, assigns every example to one step of each epoch.  If
 the shuffle is revealed, each use of an example is one Gaussian mechanism, so the upper
-bound of deterministic batches holds.  For a fresh shuffle in every epoch, `null_clones`
-proves another bound, and the smaller one is used.  For one shuffle that is repeated,
-no better bound is known.  The bound of Poisson subsampling does not hold: where it is
-smaller, the lower bounds below refute it.
+bound of deterministic batches holds.  `null_clones` proves another bound, for a fresh
+shuffle in every epoch and for one that is repeated, and the smaller one is used.  Only
+the number of shuffles counts: in one epoch both samplers have the same bounds.  The
+bound of Poisson subsampling does not hold: where it is smaller, the lower bounds below
+refute it.
 
 Lower bounds come from a data set in which all other gradients are opposite to that of
 the differing example.  In one epoch of T steps, in units of the clip norm and relative
@@ -43,7 +44,7 @@ from accounting.numerics.calibration import (
     lower_epsilon,
 )
 from accounting.numerics.root_finding import log_ratio
-from accounting.plan import DYNAMIC_SHUFFLE, DpSgdPlan
+from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian, null_clones, privacy_profile
 from accounting.pld.loss_distribution import Atoms
 from accounting.samplers import audit_case, deterministic
@@ -168,15 +169,33 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     )
 
 
+def _visits(plan: DpSgdPlan) -> int:
+    """Returns the largest number of epochs that follow the same order."""
+    return -(-plan.num_epochs // plan.num_shuffles)
+
+
+def orders(plan: DpSgdPlan, noise_multiplier: float) -> sampler_registry.RandomOrders:
+    """Returns the random orders whose opponent `accounting.cross_check` simulates.
+
+    Args:
+      plan: A plan of shuffled batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+    """
+    return sampler_registry.RandomOrders(
+        num_steps=plan.steps_per_epoch,
+        num_orders=plan.num_shuffles,
+        num_examples=plan.num_examples,
+        noise=noise_multiplier / math.sqrt(plan.num_epochs // plan.num_shuffles),
+    )
+
+
 def _clones(plan: DpSgdPlan, noise_multiplier: float) -> null_clones.Shuffles | None:
     """Returns the plan for `null_clones`; None if the theorem does not cover it."""
-    if plan.sampler != DYNAMIC_SHUFFLE:
-        return None
     found = null_clones.Shuffles(
         steps=plan.steps_per_epoch,
-        epochs=plan.num_epochs,
+        orders=plan.num_shuffles,
         examples=plan.num_examples,
-        noise=noise_multiplier,
+        noise=noise_multiplier / math.sqrt(_visits(plan)) * (1 - 1e-15),
     )
     return found if null_clones.applies(found) else None
 
@@ -220,6 +239,7 @@ def _noise_multiplier(
     options = [(revealed, UPPER_METHOD)]
     if (run := _clones(plan, revealed)) is not None:
         hidden = null_clones.noise_multiplier(run, epsilon, delta)
+        hidden *= math.sqrt(_visits(plan)) * (1 + 1e-14)
         options.append((hidden, CLONES_METHOD))
     sufficient, method = min(options)
     # Epsilon is computed with another h; it must not exceed the target.
@@ -328,38 +348,38 @@ def _log_mean_ratio(
     return total
 
 
-def _sampler(
-    lower_method: str, guarantee_of: str | None = None, **wording: str
-) -> sampler_registry.Sampler:
+_DISCRETIZATION = (
+    "for the upper bound, sums of likelihood ratios spread on geometric grids; for the "
+    "lower, slices of the largest coordinate with losses rounded down; epochs by a "
+    "tilted Fourier transform"
+)
+
+
+def _sampler(lower_method: str, sampling: str) -> sampler_registry.Sampler:
     return sampler_registry.Sampler(
         epsilon=functools.partial(_epsilon, lower_method=lower_method),
         delta=functools.partial(_delta, lower_method=lower_method),
         noise_multiplier=functools.partial(
             _noise_multiplier, lower_method=lower_method
         ),
-        closed_form=guarantee_of is not None,
+        closed_form=False,
         relations=(REPLACE_SPECIAL,),
         refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
-        guarantee_of=guarantee_of,
         # With the order revealed.
         gaussian_dp=deterministic.gaussian_dp,
-        wording=sampler_registry.Wording(**wording),
+        wording=sampler_registry.Wording(
+            sampling=sampling, discretization=_DISCRETIZATION
+        ),
+        orders=orders,
         audit=audit_case.Audit(worst_case=worst_case, score=score),
     )
 
 
 PERSISTENT = _sampler(
     PERSISTENT_METHOD,
-    guarantee_of="deterministic",
     sampling="batches of one shuffle, repeated in every epoch",
-    discretization="none, closed forms",
 )
 DYNAMIC = _sampler(
     DYNAMIC_METHOD,
     sampling="batches of a fresh shuffle in every epoch",
-    discretization=(
-        "for the upper bound, sums of likelihood ratios spread on geometric grids; for "
-        "the lower, slices of the largest coordinate with losses rounded down; epochs "
-        "by a tilted Fourier transform"
-    ),
 )

@@ -1,15 +1,16 @@
 """Truncated Poisson subsampling: a random subset of at most B examples per step.
 
-Three upper bounds hold; the smallest one is used, and the answer names it:
+Several upper bounds hold; the smallest one is used, and the answer names it:
 
-  - Additive: ``delta(eps) <= delta_Poisson(eps) + (1 + e^eps) T Pr[Bin(n, q) > B]``.
-    Couple the truncated sampler with the untruncated one.  They differ with probability
-    at most ``eta = T Pr[Bin(n, q) > B]`` on either data set, so
-    ``Pr[M(D) in S] <= Pr[M_P(D) in S] + eta <= e^eps Pr[M_P(D') in S] + delta_P + eta
-    <= e^eps (Pr[M(D') in S] + eta) + delta_P + eta``.
+  - Additive: that of Poisson batches, and the cost of the cap; see `truncation`.
   - Mixture: one step is dominated by the public mixture of the Poisson pair (if fewer
     than B other examples are sampled) and of a subsampled pair of twice the sensitivity
     (if at least B are: the example then displaces another one).
+  - Revealed (zero-out): which rows a truncated step keeps is revealed; see
+    `truncated_users`, which also has the mixture for users.
+  - Closed form: all draws are revealed.  Under zero-out, both data sets keep the same
+    rows, and a step's sum has the sensitivity of the rows in which they differ; under
+    add-or-remove twice that, since as many others may be displaced.
   - Participation: ``delta(eps) <= 1 - (1-q)^T``, the probability that the example is
     ever sampled.  If it is not, its presence changes nothing.
 
@@ -27,14 +28,13 @@ References:
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy import optimize, special
+from scipy import optimize
 
 from accounting import sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
@@ -48,112 +48,42 @@ from accounting.pld import (
     privacy_profile,
 )
 from accounting.pld.dominating_pairs import Step
-from accounting.samplers import audit_case, kept_rows, poisson
+from accounting.samplers import audit_case, kept_rows, poisson, truncated_users
 from accounting.samplers.audit_case import Case
-from accounting.samplers.composed_steps import PARTICIPATION, probability
+from accounting.samplers.composed_steps import (
+    PARTICIPATION,
+    ComposedSteps,
+    probability,
+)
+from accounting.samplers.truncation import (
+    TAIL_SLACK,
+    TRUNCATION,
+    any_truncation_probability,
+    tail_probability,
+    truncation_delta,
+)
 from accounting.validation import check_int
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
 USER_LOWER_METHOD = poisson.USER_LOWER_METHOD + ", as many as are kept"
 MIXTURE = "truncated mixture (Ganesh 2025)"
-CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
+USER_MIXTURE = poisson.USER_METHOD + ", which displace others if a step is truncated"
+REVEALED = poisson.METHOD + ", with the rows of truncated steps revealed"
+USER_REVEALED = poisson.USER_METHOD + ", with the rows of truncated steps revealed"
+CLOSED = "Gaussian mechanism in every step, with all draws revealed, closed form"
 LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
 _UNTRUNCATED = poisson.OF_EXAMPLE
 #: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
-#: Largest share of a target delta for truncation by `smallest_cap`.
-_SHARE_OF_DELTA = 1e-5
 #: Share of delta that is negligible in a choice between bounds.
 _NEGLIGIBLE = 1e-6
 #: Relative distance of epsilons in the search for the least delta.
 _NEARBY = 1e-3
+#: Of two rough bounds with a larger ratio, the larger one is not computed finely.
+_NEAR = 1.0 + 3 * privacy_profile.ROUGH
 #: At less noise, the range of a step's loss exceeds the lower bound's grid.
 _LEAST_USER_NOISE = 0.01
-#: Factor that covers the relative error of the incomplete beta function.
-_TAIL_SLACK = 1 + 1e-9
-
-
-def tail_probability(
-    num_trials: int, sampling_probability: float, threshold: int
-) -> float:
-    """Returns ``Pr[Bin(num_trials, sampling_probability) > threshold]``, rounded up.
-
-    Args:
-      num_trials: At least 1.
-      sampling_probability: In (0, 1].
-      threshold: Any integer.
-    """
-    if threshold >= num_trials:
-        return 0.0
-    if threshold < 0:
-        return 1.0
-    tail = special.betainc(threshold + 1, num_trials - threshold, sampling_probability)
-    return min(1.0, float(tail) * _TAIL_SLACK)
-
-
-def truncation_probability(plan: DpSgdPlan) -> float:
-    """Returns the probability that one given step is truncated."""
-    assert plan.truncated_batch_size is not None
-    return tail_probability(
-        plan.num_examples, probability(plan), plan.truncated_batch_size
-    )
-
-
-def any_truncation_probability(plan: DpSgdPlan) -> float:
-    """Returns a bound on the probability that any step is truncated; 0 without a cap.
-
-    No probability differs by more from its value under untruncated sampling.
-    """
-    if plan.truncated_batch_size is None:
-        return 0.0
-    return min(1.0, plan.num_steps * truncation_probability(plan))
-
-
-def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
-    """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction.
-
-    Args:
-      plan: A plan of truncated Poisson batches, with cap B.
-      epsilon: At least 0.
-    """
-    truncated = truncation_probability(plan)
-    if truncated == 0.0:
-        return 0.0
-    exponent = epsilon + math.log1p(math.exp(-epsilon)) + math.log(truncated)
-    return math.exp(min(exponent + math.log(plan.num_steps), 700.0))
-
-
-def _additive(
-    plan: DpSgdPlan, untruncated: Callable[[float], float], epsilon: float
-) -> float:
-    """Returns the least additive bound at any epsilon up to ``epsilon``.
-
-    The correction rises with epsilon, but delta does not: a bound at one epsilon holds
-    at every larger one.
-
-    Args:
-      plan: A plan of truncated Poisson batches.
-      untruncated: Epsilon -> an upper bound on delta without the cap.
-      epsilon: At least 0.
-    """
-
-    def total(point: float) -> float:
-        return untruncated(point) + truncation_delta(plan, point)
-
-    found = total(epsilon)
-    # No smaller epsilon gains more than the correction.
-    if truncation_delta(plan, epsilon) <= _NEGLIGIBLE * found:
-        return min(1.0, found)
-    if total(epsilon * (1 - _NEARBY)) < found:
-        best = optimize.minimize_scalar(
-            lambda point: math.log(total(point)),
-            bounds=(0.0, epsilon),
-            method="bounded",
-            options={"xatol": _NEARBY * epsilon},
-        )
-        found = min(found, total(float(best.x)))
-    return min(1.0, found)
 
 
 def adding_steps(
@@ -206,7 +136,7 @@ def mixture_steps(
     truncated = tail_probability(num_examples, rate, size)
     # The slack rounds up the ratio of two tails.  Twice the sensitivity is half the
     # noise.
-    kept = min(1.0, truncated * size / (num_examples * crowded) * _TAIL_SLACK)
+    kept = min(1.0, truncated * size / (num_examples * crowded) * TAIL_SLACK)
     evicting = dominating_pairs.replace_pair(kept, noise_multiplier / 2)
     return (
         [(1 - crowded, remove[0][1]), (crowded, evicting)],
@@ -214,187 +144,243 @@ def mixture_steps(
     )
 
 
-def _mixture(
-    mixing: _Mixing,
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    fineness: float = privacy_profile.FINE,
-) -> privacy_profile.Profile:
-    """Returns the profile of the mixture."""
-    rate, size = probability(plan), plan.truncated_batch_size
-    assert size is not None
-    return privacy_profile.Profile(
-        directions=mixing(plan.num_examples, rate, size, noise_multiplier),
-        num_steps=plan.num_steps,
-        fineness=fineness,
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TruncatedSteps:
+    """Upper bounds on truncated Poisson batches, for an example or a user.
+
+    Attributes:
+      untruncated: The bounds without the cap.
+      additive: Name of the additive bound.
+      mixtures: Public mixtures that dominate one step, by name.
+      sensitivity: L2 sensitivity of a step's sum in clip norms, if all draws are
+        revealed.
+    """
+
+    untruncated: ComposedSteps
+    additive: str
+    mixtures: dict[str, _Mixing]
+    sensitivity: int
+
+    def _profiles(
+        self, plan: DpSgdPlan, noise_multiplier: float, fineness: float
+    ) -> dict[str, privacy_profile.Profile]:
+        """Returns the profiles of the mixtures, none if there is too little noise."""
+        if not self.untruncated.composes(plan, noise_multiplier / 2):
+            return {}
+        size = plan.truncated_batch_size
+        assert size is not None
+        asked = plan.num_examples, probability(plan), size, noise_multiplier
+        return {
+            name: privacy_profile.Profile(
+                directions=mixing(*asked), num_steps=plan.num_steps, fineness=fineness
+            )
+            for name, mixing in self.mixtures.items()
+        }
+
+    def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
+        """Returns the noise multiplier of all steps as one, with all draws revealed."""
+        return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
+
+    def delta(
+        self,
+        plan: DpSgdPlan,
+        noise_multiplier: float,
+        epsilon: float,
+        fineness: float = privacy_profile.FINE,
+    ) -> Bounds:
+        """Returns bounds on delta at ``epsilon``.
+
+        Args:
+          plan: A plan of truncated Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          epsilon: At least 0.
+          fineness: Largest relative addition to a numerical delta; see
+            `privacy_profile.Profile`.
+        """
+
+        def additive(point: float) -> float:
+            found = self.untruncated.delta(plan, noise_multiplier, point, fineness)
+            return min(1.0, found.guarantee + truncation_delta(plan, point))
+
+        effective = self._effective(plan, noise_multiplier)
+        options = [
+            (self.untruncated.participation(plan), PARTICIPATION),
+            (gaussian.gaussian_delta(effective, epsilon), CLOSED),
+        ]
+        cost = truncation_delta(plan, epsilon)
+        if cost < 1.0:
+            options.insert(0, (additive(epsilon), self.additive))
+            if cost <= _NEGLIGIBLE * options[0][0]:
+                return least(*options)
+        profiles = _tightest(
+            self._profiles(plan, noise_multiplier, fineness),
+            lambda one: one.rough_delta(epsilon),
+        )
+        options += [(one.delta(epsilon), name) for name, one in profiles.items()]
+        best = least(*options)
+        # At a smaller epsilon the cap costs less, but never less than at 0.
+        if truncation_delta(plan, 0.0) < best.guarantee:
+            nearby = _least_nearby(additive, epsilon)
+            return least((nearby, self.additive), *options)
+        return best
+
+    def delta_by_direction(
+        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    ) -> ByDirection:
+        """Returns bounds on delta in each direction: every theorem holds in each.
+
+        Arguments as for `delta`.
+        """
+        untruncated = self.untruncated.delta_by_direction(
+            plan, noise_multiplier, epsilon
+        )
+        correction = truncation_delta(plan, epsilon)
+        profiles: dict[str, privacy_profile.Profile] = {}
+        if correction > 0.0:
+            profiles = self._profiles(plan, noise_multiplier, privacy_profile.FINE)
+        mixtures = {
+            name: one.delta_by_direction(epsilon) for name, one in profiles.items()
+        }
+        revealed = self.untruncated.participation(plan), PARTICIPATION
+        remove, add = (
+            least(
+                (min(1.0, bound.guarantee + correction), self.additive),
+                *((both[place], name) for name, both in mixtures.items()),
+                revealed,
+            )
+            for place, bound in enumerate((untruncated.remove, untruncated.add))
+        )
+        return ByDirection(remove=remove, add=add)
+
+    def additive_epsilon(
+        self, plan: DpSgdPlan, noise_multiplier: float, delta: float
+    ) -> float:
+        """Returns the epsilon of the additive bound; infinite if there is none.
+
+        Args:
+          plan: A plan of truncated Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          delta: In (0, 1).
+        """
+        if truncation_delta(plan, 0.0) >= delta:
+            return math.inf
+        needed_at = self.untruncated.epsilon_function(plan, noise_multiplier, delta)
+        cost = functools.partial(truncation_delta, plan)
+        return epsilon_after_cost(cost, lambda point: needed_at(point).guarantee, delta)
+
+    def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+        """Returns bounds on epsilon at ``delta``; arguments as for `delta`."""
+        if self.untruncated.participation(plan) <= delta:
+            return Bounds(upper=0.0, method=PARTICIPATION)
+        additive = self.additive_epsilon(plan, noise_multiplier, delta)
+        if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
+            return Bounds(upper=additive, method=self.additive)
+        effective = self._effective(plan, noise_multiplier)
+        profiles = _tightest(
+            self._profiles(plan, noise_multiplier, privacy_profile.FINE),
+            lambda one: one.rough_epsilon(delta),
+        )
+        return least(
+            (additive, self.additive),
+            *((one.epsilon(delta), name) for name, one in profiles.items()),
+            (gaussian.gaussian_epsilon(effective, delta), CLOSED),
+        )
+
+    def noise_multiplier(
+        self, plan: DpSgdPlan, epsilon: float, delta: float
+    ) -> NoiseBounds:
+        """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
+
+        Args:
+          plan: A plan of truncated Poisson batches.
+          epsilon: At least 0.
+          delta: In (0, 1).
+        """
+
+        def reached(noise: float, fineness: float) -> float:
+            return self.delta(plan, noise, epsilon, fineness).guarantee
+
+        value = smallest_noise_in_two(
+            reached,
+            target=delta,
+            guess=self.untruncated.guess(plan, epsilon, delta),
+            coarse=privacy_profile.COARSE,
+            fine=privacy_profile.FINE,
+            coarse_tolerance=privacy_profile.COARSE / 5,
+        )
+        return NoiseBounds(sufficient=value, method=next(iter(self.mixtures)))
 
 
-def delta(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    epsilon: float,
-    fineness: float = privacy_profile.FINE,
-    mixing: _Mixing = mixture_steps,
-) -> Bounds:
-    """Returns bounds on delta at ``epsilon``.
+def _tightest(
+    profiles: dict[str, privacy_profile.Profile],
+    roughly: Callable[[privacy_profile.Profile], float],
+) -> dict[str, privacy_profile.Profile]:
+    """Returns the profiles that may be the tightest.
 
     Args:
-      plan: A plan of truncated Poisson batches.
-      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      profiles: By name.
+      roughly: Profile -> a rough bound.
+    """
+    if len(profiles) < 2:
+        return profiles
+    found = {name: roughly(one) for name, one in profiles.items()}
+    most = _NEAR * min(found.values())
+    return {name: one for name, one in profiles.items() if found[name] <= most}
+
+
+def _least_nearby(total: Callable[[float], float], epsilon: float) -> float:
+    """Returns the least value of ``total`` at any epsilon up to ``epsilon``.
+
+    The correction rises with epsilon, but delta does not: a bound at one epsilon holds
+    at every larger one.
+
+    Args:
+      total: Epsilon -> an additive bound.
       epsilon: At least 0.
-      fineness: Largest relative addition to a numerical delta; see
-        `privacy_profile.Profile`.
+    """
+    found = total(epsilon)
+    if total(epsilon * (1 - _NEARBY)) < found:
+        best = optimize.minimize_scalar(
+            lambda point: math.log(total(point)),
+            bounds=(0.0, epsilon),
+            method="bounded",
+            options={"xatol": _NEARBY * epsilon},
+        )
+        found = min(found, total(float(best.x)))
+    return found
+
+
+def of_example(mixing: _Mixing, *, ghosts: bool) -> TruncatedSteps:
+    """Returns the bounds for one example.
+
+    Args:
       mixing: `mixture_steps`, or `adding_steps` under add-or-remove.
+      ghosts: Whether a ghost is in the slot of an absent example.
     """
-    additive = _additive(
-        plan,
-        lambda point: (
-            _UNTRUNCATED.delta(plan, noise_multiplier, point, fineness).guarantee
-        ),
-        epsilon,
+    mixtures = {MIXTURE: mixing}
+    if ghosts:
+        mixtures[REVEALED] = functools.partial(truncated_users.revealed_steps, 1)
+    return TruncatedSteps(
+        untruncated=_UNTRUNCATED,
+        additive=ADDITIVE,
+        mixtures=mixtures,
+        sensitivity=1 if ghosts else 2,
     )
-    revealed = _UNTRUNCATED.participation(plan), PARTICIPATION
-    if truncation_delta(plan, epsilon) <= _NEGLIGIBLE * additive:
-        return least((additive, ADDITIVE), revealed)
-    if _can_mix(plan, noise_multiplier):
-        profile = _mixture(mixing, plan, noise_multiplier, fineness)
-        other = profile.delta(epsilon), MIXTURE
-    else:
-        noise = _closed_noise(plan, noise_multiplier)
-        other = gaussian.gaussian_delta(noise, epsilon), CLOSED
-    return least((additive, ADDITIVE), other, revealed)
 
 
-def delta_by_direction(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    epsilon: float,
-    mixing: _Mixing = mixture_steps,
-) -> ByDirection:
-    """Returns bounds on delta in each direction; both theorems hold in each.
-
-    Arguments as for `delta`.
-    """
-    untruncated = _UNTRUNCATED.delta_by_direction(plan, noise_multiplier, epsilon)
-    correction = truncation_delta(plan, epsilon)
-    mixtures: tuple[float, ...] = (1.0, 1.0)
-    if correction > 0.0 and _can_mix(plan, noise_multiplier):
-        profile = _mixture(mixing, plan, noise_multiplier)
-        mixtures = profile.delta_by_direction(epsilon)
-    revealed = _UNTRUNCATED.participation(plan), PARTICIPATION
-    remove, add = (
-        least(
-            (min(1.0, bound.guarantee + correction), ADDITIVE),
-            (mixture, MIXTURE),
-            revealed,
-        )
-        for bound, mixture in zip(
-            (untruncated.remove, untruncated.add), mixtures, strict=True
-        )
+def of_user(count: int, *, ghosts: bool) -> TruncatedSteps:
+    """Returns the bounds for a user with ``count`` examples; see `of_example`."""
+    displaced = functools.partial(truncated_users.displaced_steps, count, ghosts)
+    mixtures: dict[str, _Mixing] = {USER_MIXTURE: displaced}
+    if ghosts:
+        revealed = functools.partial(truncated_users.revealed_steps, count)
+        mixtures[USER_REVEALED] = revealed
+    return TruncatedSteps(
+        untruncated=poisson.of_user(count),
+        additive=USER_ADDITIVE,
+        mixtures=mixtures,
+        sensitivity=count if ghosts else 2 * count,
     )
-    return ByDirection(remove=remove, add=add)
-
-
-def _closed_noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
-    # Given the sampled examples and the order of eviction, one example changes the sum
-    # of each step by at most twice the clip norm.
-    return noise_multiplier / (2 * math.sqrt(plan.num_steps))
-
-
-def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
-    return _UNTRUNCATED.composes(plan, noise_multiplier / 2)
-
-
-def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> float:
-    """Returns the epsilon of the additive bound; infinite if there is none.
-
-    Args:
-      plan: A plan of truncated Poisson batches.
-      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
-      delta: In (0, 1).
-    """
-    needed_at = _UNTRUNCATED.epsilon_function(plan, noise_multiplier, delta)
-    cost = functools.partial(truncation_delta, plan)
-    return epsilon_after_cost(cost, lambda point: needed_at(point).guarantee, delta)
-
-
-def epsilon(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    delta: float,
-    mixing: _Mixing = mixture_steps,
-) -> Bounds:
-    """Returns bounds on epsilon at ``delta``; arguments as for `delta`."""
-    if _UNTRUNCATED.participation(plan) <= delta:
-        return Bounds(upper=0.0, method=PARTICIPATION)
-    additive = additive_epsilon(plan, noise_multiplier, delta)
-    if not _can_mix(plan, noise_multiplier):
-        closed = gaussian.gaussian_epsilon(_closed_noise(plan, noise_multiplier), delta)
-        return least((additive, ADDITIVE), (closed, CLOSED))
-    if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
-        return Bounds(upper=additive, method=ADDITIVE)
-    mixture = _mixture(mixing, plan, noise_multiplier).epsilon(delta)
-    return least((additive, ADDITIVE), (mixture, MIXTURE))
-
-
-def smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
-    """Returns the least B whose additive correction is at most 1e-5 of ``delta``.
-
-    Args:
-      plan: A plan of Poisson batches.
-      epsilon: At least 0.
-      delta: In (0, 1).
-
-    Example:
-      >>> smallest_cap(
-      ...     DpSgdPlan(sampler="poisson", num_examples=36_800_000,
-      ...               expected_batch_size=65_536, num_steps=562), 5.0, 2.7e-8)
-      67754
-    """
-    rate = probability(plan)
-    allowed = math.log(_SHARE_OF_DELTA) + math.log(delta) - math.log(plan.num_steps)
-    allowed -= epsilon + math.log1p(math.exp(-epsilon))
-
-    def is_enough(size: int) -> bool:
-        tail = tail_probability(plan.num_examples, rate, size)
-        return tail == 0.0 or math.log(tail) <= allowed
-
-    sizes = range(plan.expected_batch_size, plan.num_examples)
-    return sizes.start + bisect.bisect_left(sizes, True, key=is_enough)
-
-
-def noise_multiplier(
-    plan: DpSgdPlan, epsilon: float, delta: float, mixing: _Mixing = mixture_steps
-) -> NoiseBounds:
-    """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
-
-    Args:
-      plan: A plan of truncated Poisson batches.
-      epsilon: At least 0.
-      delta: In (0, 1).
-      mixing: As for `delta`.
-    """
-    value = smallest_noise_in_two(
-        lambda noise, fineness: _delta(plan, noise, epsilon, fineness, mixing),
-        target=delta,
-        guess=_UNTRUNCATED.guess(plan, epsilon, delta),
-        coarse=privacy_profile.COARSE,
-        fine=privacy_profile.FINE,
-        coarse_tolerance=privacy_profile.COARSE / 5,
-    )
-    return NoiseBounds(sufficient=value, method=MIXTURE)
-
-
-def _delta(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    epsilon: float,
-    fineness: float,
-    mixing: _Mixing,
-) -> float:
-    # ``delta`` is an argument's name above.
-    return delta(plan, noise_multiplier, epsilon, fineness, mixing).guarantee
 
 
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
@@ -417,7 +403,7 @@ def kept_probability(plan: DpSgdPlan) -> float:
     # It increases with q.
     rate = math.nextafter(float(plan.sampling_probability), 0.0)
     crowded = tail_probability(plan.num_examples - 1, rate, size - 1)
-    truncated = tail_probability(plan.num_examples, rate, size) / _TAIL_SLACK**2
+    truncated = tail_probability(plan.num_examples, rate, size) / TAIL_SLACK**2
     kept = rate * (1 - crowded) + truncated * size / plan.num_examples
     return max(0.0, kept * (1 - 1e-14))
 
@@ -475,99 +461,45 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Users:
-    """The additive bound for a user with ``count`` examples.
+def user_lower_delta(
+    count: int, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> float:
+    """Returns a lower bound on delta of a user, on the data set of `lower_delta`.
 
-    The coupling of the module docstring holds: with or without the user's examples,
-    truncation changes a step only if the untruncated draw exceeds B.
+    Args:
+      count: k, number of rows of the user.
+      plan: A plan of truncated Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
     """
-
-    count: int
-
-    def delta(
-        self,
-        plan: DpSgdPlan,
-        noise_multiplier: float,
-        epsilon: float,
-        fineness: float = privacy_profile.FINE,
-    ) -> Bounds:
-        """Returns an upper bound on delta at ``epsilon``; arguments as for `delta`."""
-        composed = poisson.of_user(self.count)
-        additive = _additive(
-            plan,
-            lambda point: (
-                composed.delta(plan, noise_multiplier, point, fineness).guarantee
-            ),
-            epsilon,
-        )
-        noise = _closed_noise(plan, noise_multiplier) / self.count
-        closed = gaussian.gaussian_delta(noise, epsilon)
-        revealed = composed.participation(plan), PARTICIPATION
-        return least((additive, USER_ADDITIVE), (closed, CLOSED), revealed)
-
-    def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-        """Returns an upper bound on epsilon at ``delta``; arguments as for `delta`."""
-        composed = poisson.of_user(self.count)
-        if composed.participation(plan) <= delta:
-            return Bounds(upper=0.0, method=PARTICIPATION)
-        additive = epsilon_after_cost(
-            functools.partial(truncation_delta, plan),
-            lambda point: composed.epsilon(plan, noise_multiplier, point).guarantee,
-            delta,
-        )
-        noise = _closed_noise(plan, noise_multiplier) / self.count
-        closed = gaussian.gaussian_epsilon(noise, delta)
-        return least((additive, USER_ADDITIVE), (closed, CLOSED))
-
-    def lower_delta(
-        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
-    ) -> float:
-        """Returns a lower bound on delta, on the data set of `lower_delta`.
-
-        Args:
-          plan: A plan of truncated Poisson batches.
-          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
-          epsilon: At least 0.
-        """
-        if noise_multiplier < _LEAST_USER_NOISE * self.count:
-            return 0.0
-        return poisson_lower_bound.lower_delta_of(
-            kept_rows.components(plan, self.count),
-            noise_multiplier,
-            plan.num_steps,
-            epsilon,
-        )
-
-    def noise_multiplier(
-        self, plan: DpSgdPlan, epsilon: float, delta: float
-    ) -> NoiseBounds:
-        """Returns the noise for ``delta``; arguments as for `noise_multiplier`."""
-        value = smallest_noise_in_two(
-            lambda noise, fineness: (
-                self.delta(plan, noise, epsilon, fineness).guarantee
-            ),
-            target=delta,
-            guess=float(self.count),
-            coarse=privacy_profile.COARSE,
-            fine=privacy_profile.FINE,
-            coarse_tolerance=privacy_profile.COARSE / 5,
-        )
-        return NoiseBounds(sufficient=value, method=USER_ADDITIVE)
+    if noise_multiplier < _LEAST_USER_NOISE * count:
+        return 0.0
+    return poisson_lower_bound.lower_delta_of(
+        kept_rows.components(plan, count), noise_multiplier, plan.num_steps, epsilon
+    )
 
 
-def of_users(count: int) -> sampler_registry.Sampler:
-    """Returns the `Sampler` for users with at most ``count`` examples."""
-    found = _Users(count)
+def _of(
+    base: sampler_registry.Sampler, found: TruncatedSteps
+) -> sampler_registry.Sampler:
     return dataclasses.replace(
-        _ZERO_OUT,
+        base,
         epsilon=found.epsilon,
         delta=found.delta,
         noise_multiplier=found.noise_multiplier,
+        delta_by_direction=found.delta_by_direction,
+    )
+
+
+def _of_users(
+    base: sampler_registry.Sampler, ghosts: bool, count: int
+) -> sampler_registry.Sampler:
+    """Returns the `Sampler` for users with at most ``count`` examples."""
+    lower = functools.partial(user_lower_delta, count)
+    return dataclasses.replace(
+        _of(base, of_user(count, ghosts=ghosts)),
         delta_by_direction=None,
-        lower_bound=sampler_registry.LowerBound(
-            delta=found.lower_delta, method=USER_LOWER_METHOD
-        ),
+        lower_bound=sampler_registry.LowerBound(delta=lower, method=USER_LOWER_METHOD),
         event=None,
         audit=audit_case.Audit(
             worst_case=functools.partial(worst_case, canary_rows=count),
@@ -576,21 +508,20 @@ def of_users(count: int) -> sampler_registry.Sampler:
     )
 
 
-TRUNCATION = sampler_registry.Truncation(
-    untruncated="poisson", delta=truncation_delta, smallest_cap=smallest_cap
-)
+OF_EXAMPLE = of_example(mixture_steps, ghosts=True)
+OF_ADDED = of_example(adding_steps, ghosts=False)
 _WORDING = sampler_registry.Wording(
     sampling="Poisson subsampling, each example in each step independently; a step "
     "with more than truncated_batch_size examples keeps a uniformly random subset",
     discretization=poisson.DISCRETIZATION,
 )
 _ZERO_OUT = sampler_registry.Sampler(
-    epsilon=epsilon,
-    delta=delta,
-    noise_multiplier=noise_multiplier,
+    epsilon=OF_EXAMPLE.epsilon,
+    delta=OF_EXAMPLE.delta,
+    noise_multiplier=OF_EXAMPLE.noise_multiplier,
     closed_form=False,
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
-    delta_by_direction=delta_by_direction,
+    delta_by_direction=OF_EXAMPLE.delta_by_direction,
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
     poisson_rate=probability,
     truncation=TRUNCATION,
@@ -598,30 +529,25 @@ _ZERO_OUT = sampler_registry.Sampler(
     wording=_WORDING,
     audit=audit_case.Audit(worst_case=worst_case, score=poisson.score),
 )
+_ADD_OR_REMOVE = dataclasses.replace(
+    _of(_ZERO_OUT, OF_ADDED),
+    event=sampler_registry.Event(
+        build=event,
+        relation=ADD_OR_REMOVE_ONE,
+        tight=False,
+    ),
+    wording=dataclasses.replace(
+        _WORDING,
+        num_examples="num_examples is a public upper bound on the number of "
+        "examples, independent of the data",
+    ),
+)
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,
-    users=of_users,
+    users=functools.partial(_of_users, _ZERO_OUT, True),
     under={
         ADD_OR_REMOVE_ONE: dataclasses.replace(
-            _ZERO_OUT,
-            epsilon=functools.partial(epsilon, mixing=adding_steps),
-            delta=functools.partial(delta, mixing=adding_steps),
-            noise_multiplier=functools.partial(noise_multiplier, mixing=adding_steps),
-            delta_by_direction=functools.partial(
-                delta_by_direction, mixing=adding_steps
-            ),
-            event=sampler_registry.Event(
-                build=event,
-                relation=ADD_OR_REMOVE_ONE,
-                tight=False,
-                # Theirs takes n to be the exact number of examples.
-                looseness=0.02,
-            ),
-            wording=dataclasses.replace(
-                _WORDING,
-                num_examples="num_examples is a public upper bound on the number of "
-                "examples, independent of the data",
-            ),
+            _ADD_OR_REMOVE, users=functools.partial(_of_users, _ADD_OR_REMOVE, False)
         )
     },
 )

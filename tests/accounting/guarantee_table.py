@@ -90,6 +90,8 @@ def elsewhere(sampler: str, asked: dict[str, Any]) -> str:
         plan(sampler), noise_multiplier=NOISE, delta=DELTA, ours=found, **asked
     ).opinions[0]
     assert opinion.disagreement is None
+    if opinion.value == opinion.low:
+        return ""  # a lower bound is no independent truth
     if opinion.quantity == "delta":
         return f"delta {opinion.low:.3g} .. {opinion.high:.3g}, simulated"
     version = opinion.source.split(",")[0]

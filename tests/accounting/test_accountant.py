@@ -242,3 +242,29 @@ def test_steps_of_whole_epochs_are_epochs(asked, found):
 def test_steps_and_epochs_are_one_question(epochs, num_steps, message):
     with pytest.raises(InputError, match=message):
         steps_and_epochs(1000, 10, epochs=epochs, num_steps=num_steps)
+
+
+@pytest.mark.parametrize("exponent", [21, 30, 45, 80])
+def test_delta_of_epsilon_is_small_enough_at_a_tiny_delta(exponent):
+    """Seen to fail: 1.03 times delta at 1e-30, 1,062 times at 1e-45."""
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=9364, expected_batch_size=5, num_steps=55
+    )
+    asked = {
+        "noise_multiplier": 1.6797014624063387,
+        "neighboring_relation": "REPLACE_ONE",
+    }
+    target = 10.0**-exponent
+    found = accountant.epsilon(plan, delta=target, **asked).guarantee
+    assert accountant.delta(plan, epsilon=found, **asked).guarantee <= target
+    larger = accountant.epsilon(plan, delta=30 * target, **asked).guarantee
+    assert larger <= found
+
+
+def test_noise_for_a_delta_beyond_all_numbers_is_refused_at_once():
+    """It ended after 20 s with the advice to take the cap that was taken."""
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=9364, expected_batch_size=5, num_steps=55
+    )
+    with pytest.raises(InputError, match=r"delta=1e-300 >= 1e-200. Use 1e-20"):
+        accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-300)

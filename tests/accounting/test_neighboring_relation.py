@@ -40,7 +40,7 @@ ENTRIES = [
 ]
 
 #: Accounted for under add-or-remove, and under replace-one.
-OF_ANY_NUMBER = {"poisson", "truncated-poisson"}
+OF_ANY_NUMBER = {"poisson", "truncated-poisson", "balls-and-bins"}
 REPLACED = {"poisson", "deterministic"}
 REPLACE = {"neighboring_relation": neighboring_relation.REPLACE_ONE}
 #: The plan of the published numbers, at noise 1.1 and delta 1e-5.
@@ -53,8 +53,9 @@ def make(small_plan, sampler):
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_poisson_is_the_same_under_add_or_remove(small_plan, entry):
-    plan = small_plan("poisson")
+@pytest.mark.parametrize("sampler", ["poisson", "balls-and-bins"])
+def test_independent_rows_are_the_same_under_add_or_remove(small_plan, entry, sampler):
+    plan = small_plan(sampler)
     default = entry(plan)
     assert entry(plan, neighboring_relation="REPLACE_SPECIAL") == default
     assert entry(plan, **ADD_OR_REMOVE) == default
@@ -214,6 +215,7 @@ def test_bounds_under_replace_one_enclose(sampler, size, noise, epsilon):
     [
         ("poisson", ADD_OR_REMOVE, "num_examples is an approximation that is public"),
         ("truncated-poisson", ADD_OR_REMOVE, "num_examples is a public upper bound"),
+        ("balls-and-bins", ADD_OR_REMOVE, "it fixes the number of steps alone"),
         ("poisson", REPLACE, "both data sets have num_examples examples"),
         ("deterministic", REPLACE, "both data sets have num_examples examples"),
         ("poisson", {}, "the number of slots is public"),

@@ -82,10 +82,9 @@ def test_shuffles_say_what_is_proven_and_what_cannot_be(small_plan):
         for sampler in ("dynamic-shuffle", "persistent-shuffle")
     )
     assert fresh.epsilon.guarantee < 0.9 * exact
-    assert "null clones" in fresh.to_text()
-    assert repeated.epsilon.guarantee == exact
-    assert "the order is revealed" in repeated.to_text()
+    assert fresh.epsilon.guarantee < repeated.epsilon.guarantee < exact
     for said in (fresh, repeated):
+        assert "null clones" in said.to_text()
         assert "no proof can go below" in said.claim
 
 

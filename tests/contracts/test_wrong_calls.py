@@ -541,8 +541,6 @@ ACCOUNT = [
     row("--relation REPLACE_ONE --sampler balls-and-bins", "group_size=2",
         "- --relation"),
     number("--max-examples-per-user", "0", "max_examples_per_user=0 >= 1", "2"),
-    row("--sampler dynamic-shuffle --cross-check", "no event for it. Omit",
-        "- --cross-check"),
     row("--mix-width 0.1", "--l2-norm-clip beside mix_width=0.1", "- --mix-width"),
     row("--linf-factor 4", "--mix-width for method='model-mix'", "- --linf-factor"),
     row("--mix-width 0 --l2-norm-clip 1", "mix_width=0.0 > 0", "- --mix-width"),

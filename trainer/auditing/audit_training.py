@@ -47,7 +47,7 @@ import numpy as np
 from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
 from accounting.plan import DpSgdPlan
-from accounting.samplers import truncated_poisson
+from accounting.samplers import truncation
 from pipelines.inputs.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
@@ -211,7 +211,7 @@ class Outcome:
     @property
     def slack(self) -> float:
         """Probability that a step is truncated, which makes rows dependent."""
-        return truncated_poisson.any_truncation_probability(self.plan)
+        return truncation.any_truncation_probability(self.plan)
 
 
 def runs(

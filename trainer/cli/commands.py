@@ -399,7 +399,8 @@ def _request(flags: dict[str, Any]) -> Request:
 @click.option(
     "--cross-check",
     is_flag=True,
-    help="Compare with dp_accounting, or for balls and bins with a simulation.",
+    help="Compare with dp_accounting, or for shuffles and balls and bins with a "
+    "simulation.",
 )
 @click.option(
     "--trade-off",
@@ -420,7 +421,7 @@ def account(
 ) -> None:
     """State the epsilon of a run from its record, or that of a plan.
 
-    The exit code is 1 if a cross-check disagrees by more than its error.
+    The exit code is 1 if a cross-check contradicts our epsilon.
 
     \b
     Examples, for a run, and for a plan:

@@ -92,8 +92,8 @@ def relation_of(
     """Returns the neighbouring relation under which batches are accounted for.
 
     No step draws an empty slot of bounded users, so that ``num_examples`` only bounds
-    their examples.  Of truncated batches, the mixture under zero-out is proven for
-    exactly that number, and can be too small for fewer; under add-or-remove it is
+    their examples.  Of truncated batches, the bounds under zero-out are proven for
+    exactly that number, and can be too small for fewer; those under add-or-remove are
     proven for fewer, too.  All other bounds hold for fewer under zero-out.
 
     Args:
@@ -102,7 +102,7 @@ def relation_of(
       theorem: Theorem of a method with its own accounting; None for DP-SGD's.
     """
     mixture = plan.truncated_batch_size is not None and theorem is None
-    if mixture and bounded is not None and bounded.examples_per_user == 1:
+    if mixture and bounded is not None:
         return ADD_OR_REMOVE_ONE
     return REPLACE_SPECIAL
 

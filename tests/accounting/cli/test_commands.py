@@ -67,10 +67,11 @@ def test_another_relation_leaves_out_what_is_not_accounted_for():
     assert "add-or-remove relation" in text
     answers = json.loads(run(*base, "--json"))
     assert answers["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
-    row, capped = answers["answers"]
+    row, capped, bins = answers["answers"]
     [same] = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))["answers"]
     assert row == same
     assert capped["sampler"] == "truncated-poisson"
+    assert bins["sampler"] == "balls-and-bins"
     with pytest.raises(InputError, match="moves others to other steps"):
         run(*base, "--sampler", "deterministic")
     with pytest.raises(InputError, match="twice the clip norm"):
@@ -125,10 +126,11 @@ def test_sweep_shows_where_the_order_flips():
 def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     plan = ["--num-examples", "400", "--batch-size", "100", "--epochs", "2"]
-    target = ["--delta", "1e-5", "--epsilon", "3"]
-    # At epsilon 0 noise has eight digits, which leave less room.
-    text = run(*plan, *target, "--sweep", "epsilon", "--values", "0")
+    target = ["--delta", "1e-9", "--epsilon", "3"]
+    # There noise has nine digits, which leave less room.
+    text = run(*plan, *target, "--sweep", "epsilon", "--values", "0.0001")
     assert "\u2026" not in text
+    assert re.search(r"\d{5}\.\d{4}", text)
     assert "deterministic" in text
     text = run(*plan, "--delta=1e-5", "--noise-multiplier=1",
                "--sweep=noise-multiplier", "--values=1")  # fmt: skip
@@ -298,3 +300,31 @@ def test_a_lower_bound_alone_is_printed_rounded_down_and_as_no_guarantee(small_p
         value, bound = plan_tables._value_cells(answer)
         assert value == ">= 1.2345"
         assert bound == "lower bound only: no guarantee"
+
+
+@pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "1e-9"])
+def test_a_target_near_0_is_refused_before_any_answer(epsilon):
+    """It went on beyond a minute, for noise that would drown everything."""
+    with pytest.raises(InputError, match=r"to be finite|>= 0\.0001"):
+        run(*QUESTION[:6], "--epsilon", epsilon, "--delta", "1e-5")
+    with pytest.raises(InputError, match=r"to be finite|>= 0\.0001"):
+        run(*QUESTION, "--sweep", "epsilon", "--values", f"1,{epsilon}")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_the_default_samplers_answer_first(
+    capsys, monkeypatch, terminal
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    samplers = ("--sampler", "deterministic", "--sampler", "truncated-poisson")
+    plan_command.main([*SMALL, *samplers], standalone_mode=False)
+    printed = capsys.readouterr()
+    assert printed.out.index("deterministic") < printed.out.index("truncated-poisson")
+    if not terminal:
+        assert printed.err == ""
+        return
+    first, after = printed.err.split("\n")
+    assert "truncated-poisson, 1 of 2 ..." in first
+    assert "truncated-poisson: noise multiplier " in first
+    assert "deterministic, 2 of 2 ..." in after
+    assert after.endswith("\x1b[2K")

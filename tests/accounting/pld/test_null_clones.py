@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from accounting.pld import gaussian, null_clones
+from accounting.pld import allocation_loss, gaussian, null_clones
 from accounting.pld.null_clones import Shuffles
 
 #: Gradients of all other examples, against 1 of the differing one.
@@ -21,9 +21,9 @@ EXPONENTS = (0.02, 0.3, 1.0, 3.0)
 SAMPLES = 40_000
 
 
-def shuffles(steps, noise, epochs=1, size=5, larger=0):
+def shuffles(steps, noise, orders=1, size=5, larger=0):
     examples = steps * size + larger
-    return Shuffles(steps=steps, epochs=epochs, examples=examples, noise=noise)
+    return Shuffles(steps=steps, orders=orders, examples=examples, noise=noise)
 
 
 def log_density(x, own, other, noise, weights):
@@ -78,14 +78,14 @@ def test_two_steps_never_exceed_the_bound(noise, larger):
             assert bounds[epsilon] >= truth - 1e-5
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_simulated_shuffles_never_exceed_the_bound(epochs):
+@pytest.mark.parametrize("orders", [1, 3])
+def test_simulated_shuffles_never_exceed_the_bound(orders):
     """Hoeffding: one of the comparisons fails with probability 1e-6 at most."""
     rng = np.random.default_rng(1)
     ends = ((1.0, 0.0), (0.0, 1.0))
     cases = list(itertools.product((0.8, 1.5), OTHERS, ends))
     slack = math.sqrt(math.log(len(cases) * len(EPSILONS) / 1e-6) / (2 * SAMPLES))
-    runs = {noise: shuffles(4, noise, epochs) for noise, _, _ in cases}
+    runs = {noise: shuffles(4, noise, orders) for noise, _, _ in cases}
     bounds = {
         (noise, epsilon): bound(run, epsilon)
         for noise, run in runs.items()
@@ -93,7 +93,7 @@ def test_simulated_shuffles_never_exceed_the_bound(epochs):
     }
     for noise, other, (own, against) in cases:
         losses = sum(
-            sampled_losses(rng, 4, own, against, other, noise) for _ in range(epochs)
+            sampled_losses(rng, 4, own, against, other, noise) for _ in range(orders)
         )
         for epsilon in EPSILONS:
             truth = -np.expm1(np.minimum(epsilon - losses, 0.0)).mean()
@@ -123,7 +123,7 @@ def test_epsilon_of_one_epoch(steps, noise, delta, epsilon):
 
 def test_the_replaced_mass_is_the_divergence_of_a_step():
     for noise, h in ((0.8, 0.5), (1.0, 3.0), (2.0, 2.5)):
-        run = shuffles(10, noise, epochs=3)
+        run = shuffles(10, noise, orders=3)
         p = math.exp(-h)
         near = special.ndtr(-noise * h + 0.5 / noise)
         closed = p * near - special.ndtr(-noise * h - 0.5 / noise)
@@ -133,28 +133,135 @@ def test_the_replaced_mass_is_the_divergence_of_a_step():
         assert run.cost(h, 0.7) == pytest.approx(cost, rel=1e-9)
 
 
-@pytest.mark.parametrize("larger", [0, 3])
-def test_clones_are_counted_with_all_their_probability(larger):
-    run, h = shuffles(300, 1.5, size=4, larger=larger), 2.0
-    found = null_clones.counts(run, h)
-    assert found.sum() == pytest.approx(1.0, rel=1e-9)
-    exact = stats.binom.pmf(np.arange(300), 299, math.exp(-h))
-    if larger:
-        # Hidden among fewer: 1/a is the largest weight that a step may have.
-        m = np.arange(1, 301)
-        assert found @ np.arange(301) <= exact @ m
-        assert found @ np.arange(301) == pytest.approx(
-            exact @ ((4 * m + 1) / 5), rel=0.02
-        )
-    else:
-        np.testing.assert_allclose(found[1:], exact, rtol=1e-9, atol=1e-300)
+def law_of_m(steps, size, larger, h):
+    """Returns the probabilities of m by convolution, at index m."""
+    p = math.exp(-h)
+    if not larger:
+        return np.append(0.0, stats.binom.pmf(np.arange(steps), steps - 1, p))
+    few = stats.binom.pmf(
+        np.arange(steps - larger + 1), steps - larger, p * size / (size + 1)
+    )
+    most = stats.binom.pmf(np.arange(larger), larger - 1, p)
+    return np.append(0.0, np.convolve(few, most))
+
+
+@pytest.mark.parametrize("larger", [0, 1, 3, 150, 299])
+@pytest.mark.parametrize("size", [1, 4])
+def test_clones_are_counted_and_rounded_down(size, larger):
+    run, h = shuffles(300, 1.5, size=size, larger=larger), 2.0
+    exact = law_of_m(300, size, larger, h)
     parts, lost = null_clones.hiding(run, h)
-    assert sum(weight for weight, _ in parts) + lost == pytest.approx(1.0, rel=1e-9)
+    assert sum(weight for weight, _ in parts) + lost == pytest.approx(1.0, rel=1e-12)
     both = null_clones.directions(run, h, 20)
     assert all(one.infinite_mass >= lost > 0 for one in both)
-    at_least = np.array([found[m:].sum() for m in range(301)])
+    at_least = np.array([exact[m:].sum() for m in range(301)])
     rounded = np.array([sum(w for w, m in parts if m >= least) for least in range(301)])
-    assert (rounded <= at_least * (1 + 1e-9)).all()
+    assert (rounded <= at_least * (1 + 1e-12)).all()
+    mean = sum(weight * m for weight, m in parts)
+    assert mean == pytest.approx(exact @ np.arange(301), rel=0.02)
+
+
+@pytest.mark.parametrize("larger", [0, 150])
+def test_every_coin_counts_in_a_large_run(larger):
+    """The same law, where one of both sums is cut into nodes."""
+    run, h = shuffles(60_000, 1.5, size=1, larger=larger * 200), 1.0
+    exact = law_of_m(60_000, 1, larger * 200, h)
+    parts, lost = null_clones.hiding(run, h)
+    at_least = np.cumsum(exact[::-1])[::-1]
+    least = np.array([m for _, m in parts])
+    rounded = np.cumsum([w for w, _ in parts][::-1])[::-1]
+    assert (rounded <= at_least[least] * (1 + 1e-9)).all()
+    mean = sum(weight * m for weight, m in parts)
+    assert mean == pytest.approx(exact @ np.arange(60_001), rel=0.02)
+    assert lost < 1e-4 * run.replaced(h)
+
+
+@pytest.mark.parametrize(("noise", "h"), [(1.5, 3.6), (1.0, 6.5)])
+def test_the_theorem_beyond_the_former_limit_of_steps(noise, h):
+    """Term by term, with R_m by option prices: another engine, and its own grid."""
+    steps, epsilon = 1_140_000, {1.5: 0.02, 1.0: 0.3}[noise]
+    run = shuffles(steps, noise, size=100)
+    p = math.exp(-h)
+    edges = stats.binom.ppf(np.linspace(0, 1, 9)[1:-1], steps - 1, p)
+    shares = np.diff(np.concatenate(([0], stats.binom.cdf(edges, steps - 1, p), [1])))
+    terms = np.zeros(2)
+    middles = np.append(edges, edges[-1]) + 1
+    for share, m in zip(shares, middles, strict=True):
+        both = allocation_loss.tightest(noise, int(m), True)
+        terms += [share * one.delta(epsilon) for one in both]
+    cost = (1 + math.exp(epsilon)) * run.replaced(h)
+    assert run.replaced(h) == pytest.approx(
+        steps * (p * special.ndtr(-noise * h + 0.5 / noise)
+        - special.ndtr(-noise * h - 0.5 / noise)), rel=1e-5,
+    )  # fmt: skip
+    found = null_clones.delta_at(run, h, epsilon)
+    assert terms.max() + cost <= found * 1.05
+    # m is rounded down by up to 1/32, and the terms here are those of a larger m.
+    assert found <= (terms.max() + cost) * 1.6
+
+
+def test_any_number_of_steps_has_an_answer_and_more_are_never_worse():
+    """Across 2^17, where amplification once stopped, up to 1e9."""
+    counts = [2**14, 2**16, 2**17, 2**17 + 1, 2**20, 2**25, 10**9]
+    found = []
+    for steps in counts:
+        run = shuffles(steps, 1.0, size=100)
+        found.append(null_clones.epsilon(run, 1e-8, 6.0))
+    assert all(one < other * (1 + 1e-3) for other, one in itertools.pairwise(found))
+    assert found[2] == pytest.approx(found[3], rel=2e-4)
+    assert found[-1] < 0.05 < 1.0 < found[2]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_batches_that_differ_by_one_are_nearly_as_good_as_equal_ones(size):
+    """One example more had once the price of half of the clones: 0.84 for 0.57."""
+    found = [
+        null_clones.epsilon(shuffles(1000, 2.0, size=size, larger=larger), 1e-8, 3.0)
+        for larger in (0, 1, 300, 999)
+    ]
+    equal = null_clones.epsilon(shuffles(1000, 2.0, size=size + 1), 1e-8, 3.0)
+    assert equal == pytest.approx(found[0], rel=1e-9)
+    assert all(found[0] <= one < 1.35 * found[0] for one in found)
+    assert found[1] < 1.12 * found[0]
+    assert found[3] < 1.02 * found[0]
+
+
+def repeated_losses(rng, steps, visits, present, other, noise, adapts):
+    """Returns losses of one order that is repeated, drawn with or without the example.
+
+    If it adapts, its gradient is the sign of the sum of all past outputs: each factor
+    of the likelihood ratio depends on the past.
+    """
+    own = rng.integers(steps, size=SAMPLES)
+    real, ghost = np.zeros((2, SAMPLES, steps))
+    past = np.zeros(SAMPLES)
+    for _, step in itertools.product(range(visits), range(steps)):
+        gradient = np.where(past < 0, -1.0, 1.0) if adapts else np.ones(SAMPLES)
+        mean = np.where(own == step, gradient * present, other)
+        x = mean + noise * rng.standard_normal(SAMPLES)
+        real[:, step] += (x - other) ** 2 - (x - gradient) ** 2
+        ghost[:, step] += (x - other) ** 2 - x**2
+        past += x
+    both = (special.logsumexp(sums / (2 * noise**2), axis=1) for sums in (real, ghost))
+    losses = next(both) - next(both)
+    return losses if present else -losses
+
+
+@pytest.mark.parametrize("visits", [2, 5])
+@pytest.mark.parametrize("steps", [3, 20])
+def test_an_order_that_is_repeated_never_exceeds_the_bound(steps, visits):
+    """Hoeffding, as above; seen to fail where the noise of one visit stands in beta."""
+    rng = np.random.default_rng(2)
+    noise, flags = 1.0, (True, False)
+    cases = list(itertools.product((-1.0, 0.5), flags, flags))
+    slack = math.sqrt(math.log(len(cases) * len(EPSILONS) / 1e-6) / (2 * SAMPLES))
+    bounds = [bound(shuffles(steps, noise), epsilon) for epsilon in EPSILONS]
+    scale = noise * math.sqrt(visits)
+    for other, present, adapts in cases:
+        losses = repeated_losses(rng, steps, visits, present, other, scale, adapts)
+        for epsilon, proven in zip(EPSILONS, bounds, strict=True):
+            truth = -np.expm1(np.minimum(epsilon - losses, 0.0)).mean()
+            assert proven >= truth - slack
 
 
 def test_more_steps_are_never_worse():

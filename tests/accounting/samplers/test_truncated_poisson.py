@@ -13,8 +13,8 @@ from accounting import accountant
 from accounting.cross_check import check
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
-from accounting.pld.privacy_profile import StepComposition
-from accounting.samplers import poisson, truncated_poisson
+from accounting.pld.privacy_profile import Profile, StepComposition
+from accounting.samplers import poisson, truncated_poisson, truncation
 from tests.accounting.published import DELTA
 
 
@@ -94,15 +94,18 @@ def test_published_epsilon_of_different_steps_composed():
 )
 def test_published_cost_of_a_small_truncated_batch_size(deviations, tail, published):
     example = plan(65_536, 65_536 + 256 * deviations, 36_800_000, 562)
-    assert truncated_poisson.truncation_probability(example) == pytest.approx(
-        tail, rel=1e-3
-    )
+    assert truncation.truncation_probability(example) == pytest.approx(tail, rel=1e-3)
     # The zero-out column.  Those of other relations are not claimed: under replace-one
     # the privacy unit differs and Poisson itself costs more; under add-or-remove n is
     # not public, and Pr[Bin(n, q) > B] depends on it.
+    rate, cap = 65_536 / 36_800_000, 65_536 + 256 * deviations
+    mixture = truncated_poisson.mixture_steps(36_800_000, rate, cap, 0.5472)
+    found = Profile(directions=mixture, num_steps=562).epsilon(DELTA)
+    assert found == pytest.approx(published, abs=1.5e-3)
     answer = accountant.epsilon(example, noise_multiplier=0.5472, delta=DELTA)
-    assert answer.upper == pytest.approx(published, abs=1.5e-3)
-    additive = truncated_poisson.additive_epsilon(example, 0.5472, DELTA)
+    # Revealed rows are better for so little noise.
+    assert 0.5 * found < answer.upper <= found * (1 + 1e-4)
+    additive = truncated_poisson.OF_EXAMPLE.additive_epsilon(example, 0.5472, DELTA)
     if deviations < 8:
         assert additive == float("inf")
     else:
@@ -161,36 +164,38 @@ def test_binomial_tail_far_out(trials, rate, threshold):
         exact += term
         term *= q * (trials - first) / ((1 - q) * (first + 1))
         first += 1
-    tail = truncated_poisson.tail_probability(trials, rate, threshold)
+    tail = truncation.tail_probability(trials, rate, threshold)
     assert float(exact) <= tail <= float(exact) * (1 + 1e-8)
 
 
 def test_binomial_tail_by_hand():
-    assert truncated_poisson.tail_probability(3, 0.5, 1) == pytest.approx(0.5)
-    assert truncated_poisson.tail_probability(3, 0.5, 3) == 0.0
-    assert truncated_poisson.tail_probability(3, 0.5, -1) == 1.0
+    assert truncation.tail_probability(3, 0.5, 1) == pytest.approx(0.5)
+    assert truncation.tail_probability(3, 0.5, 3) == 0.0
+    assert truncation.tail_probability(3, 0.5, -1) == 1.0
 
 
 def test_probability_that_any_step_is_truncated_by_hand():
     """Both of two examples are in a step with probability 1/4; at most one is kept."""
     for steps, expected in ((1, 0.25), (3, 0.75), (10, 1.0)):
-        found = truncated_poisson.any_truncation_probability(plan(1, 1, 2, steps))
+        found = truncation.any_truncation_probability(plan(1, 1, 2, steps))
         assert found == pytest.approx(expected, rel=1e-8)
     open_plan = DpSgdPlan(
         sampler="poisson", num_examples=2, expected_batch_size=1, num_steps=3
     )
-    assert truncated_poisson.any_truncation_probability(open_plan) == 0.0
+    assert truncation.any_truncation_probability(open_plan) == 0.0
 
 
 def test_additive_delta_and_epsilon_say_the_same_and_delta_is_the_better_of_two():
     example = plan(100, 146, 10_000, 200)
-    epsilon = truncated_poisson.additive_epsilon(example, 1.0, 1e-2)
+    epsilon = truncated_poisson.OF_EXAMPLE.additive_epsilon(example, 1.0, 1e-2)
     additive = poisson.OF_EXAMPLE.delta(example, 1.0, epsilon).guarantee
-    additive += truncated_poisson.truncation_delta(example, epsilon)
+    additive += truncation.truncation_delta(example, epsilon)
     # Their grids differ by 1e-4; without the truncation a tenth would be missing.
     assert additive == pytest.approx(1e-2, rel=1e-3)
-    assert truncated_poisson.truncation_delta(example, epsilon) > 0.1 * additive
-    assert truncated_poisson.delta(example, 1.0, epsilon).guarantee <= additive
+    assert truncation.truncation_delta(example, epsilon) > 0.1 * additive
+    assert (
+        truncated_poisson.OF_EXAMPLE.delta(example, 1.0, epsilon).guarantee <= additive
+    )
 
 
 def test_approaches_poisson_as_the_cap_grows():
@@ -226,11 +231,11 @@ def test_bounds_enclose_the_truth_from_both_sides():
 def test_less_noise_than_is_composed_has_a_closed_form():
     # Truncation alone costs more than delta: the additive bound has no epsilon.
     small = plan(100, 110, 10_000, 10)
-    assert truncated_poisson.additive_epsilon(small, 0.004, 1e-5) == math.inf
+    assert truncated_poisson.OF_EXAMPLE.additive_epsilon(small, 0.004, 1e-5) == math.inf
     answer = accountant.epsilon(small, noise_multiplier=0.004, delta=1e-5)
     assert answer.method == truncated_poisson.CLOSED
-    # Ten steps of twice the sensitivity.
-    noise = 0.004 / (2 * math.sqrt(10))
+    # Ten steps in which the example takes part: ghosts displace as many others.
+    noise = 0.004 / math.sqrt(10)
     assert answer.upper == gaussian.gaussian_epsilon(noise, 1e-5) < math.inf
     delta = accountant.delta(small, noise_multiplier=0.004, epsilon=answer.upper)
     assert delta.method == truncated_poisson.CLOSED

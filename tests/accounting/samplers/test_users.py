@@ -13,7 +13,7 @@ from accounting.model_mix.theorem import Mixing
 from accounting.plan import DpSgdPlan
 from accounting.planning import budget
 from accounting.pld import dominating_pairs, user_pairs
-from accounting.samplers import truncated_poisson
+from accounting.samplers import truncation
 from accounting.validation import InputError
 
 LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
@@ -118,9 +118,9 @@ def test_truncated_poisson_of_users_pays_for_the_truncation(small_plan):
     assert found == pytest.approx(1e-5, rel=1e-3)
     poisson = small_plan("poisson")
     untruncated = accountant.delta(poisson, epsilon=epsilon, **asked).guarantee
-    added = truncated_poisson.truncation_delta(capped, epsilon)
-    assert found == pytest.approx(untruncated + added, rel=1e-12)
-    assert added > 0.01 * untruncated
+    added = truncation.truncation_delta(capped, epsilon)
+    # The mixtures, where displaced rows are rarer, are below the additive bound.
+    assert untruncated < found < untruncated + added
 
 
 @pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson", "deterministic"])
@@ -183,7 +183,7 @@ def test_one_row_of_a_user_is_one_example():
     [
         ("balls-and-bins", "REPLACE_SPECIAL", 2),
         ("poisson", "REPLACE_ONE", 2),
-        ("poisson", "ADD_OR_REMOVE_ONE", 2),
+        ("deterministic", "REPLACE_ONE", 2),
         ("poisson", "REPLACE_SPECIAL", 0),
         ("poisson", "REPLACE_SPECIAL", 51),
     ],
@@ -205,7 +205,8 @@ def test_a_statement_of_users_names_the_unit(small_plan):
     asked = {"noise_multiplier": 1.0, "delta": 1e-5, "max_examples_per_user": 2}
     said = statement.privacy_statement(small_plan("poisson"), **asked)
     assert said.epsilon == accountant.epsilon(small_plan("poisson"), **asked)
-    assert "for users with at most 2 examples" in said.claim
+    assert "for users with at most 2 examples, which nothing here enf" in said.claim
+    assert "who has more is not protected" in said.to_text().splitlines()[0]
     fields = said.to_json()
     assert fields["privacy_unit"].startswith("one user, who must have at most 2 ")
     assert "all examples of one user" in fields["neighboring_relation_text"]

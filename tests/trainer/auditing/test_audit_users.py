@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from accounting import accountant
 from accounting.auditing import audit, joint_tests
 from accounting.auditing.joint_tests import JointVerdict
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.inputs.bounded import BOUNDED, ROW_WEIGHTS, ROWS, USERS, Bounded
@@ -75,6 +77,39 @@ def test_a_run_about_users_is_audited_with_users(
             settings_of_run(record, manifest, canary_rows=10)
     manifest.dataset = {}
     assert not settings_of_run(record, manifest).is_of_users
+
+
+@pytest.mark.parametrize("sampled", [ROWS, USERS])
+def test_the_audited_relation_is_that_of_the_statement(
+    monkeypatch: pytest.MonkeyPatch, sampled: str
+) -> None:
+    """Empty slots are never drawn, so that bounds with ghosts do not hold."""
+    note = Bounded(
+        user_column="u", max_examples_per_user=4, num_examples=99, sampled=sampled
+    )
+    capped = DpSgdPlan(
+        sampler="truncated-poisson",
+        num_examples=99,
+        expected_batch_size=9,
+        num_steps=11,
+        truncated_batch_size=9,
+    )
+    record: Any = SimpleNamespace(method="dp-sgd", l2_norm_clip=CLIP, model={})
+    manifest: Any = SimpleNamespace(plan=capped, dataset={BOUNDED: note.to_json()})
+    monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
+    assert privacy.relation_of(capped, note) == ADD_OR_REMOVE_ONE
+    found = settings_of_run(record, manifest)
+    assert found.neighboring_relation == ADD_OR_REMOVE_ONE
+    count = note.examples_per_user
+    claim = audit.claim(capped, NOISE, DELTA, count, found.neighboring_relation)
+    stated = accountant.epsilon(
+        capped,
+        noise_multiplier=NOISE,
+        delta=DELTA,
+        neighboring_relation=ADD_OR_REMOVE_ONE,
+        max_examples_per_user=count,
+    )
+    assert claim.epsilon == stated.guarantee
 
 
 def test_bound_leaves_so_many_rows_of_a_canary(tmp_path: pathlib.Path) -> None:

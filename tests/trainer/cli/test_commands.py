@@ -187,8 +187,6 @@ def test_account_cross_checks_a_run(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (["--sampler=persistent-shuffle"], "cross-check --sampler deterministic"),
-        (["--sampler=dynamic-shuffle"], "no event for it. Omit"),
         (["--mix-width=1", "--l2-norm-clip=1"], "no event for ModelMix"),
     ],
 )
