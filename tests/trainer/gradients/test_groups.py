@@ -24,6 +24,7 @@ from tests.trainer.zoo import (
     dense_per_position,
     layer_normalization,
     make_model,
+    numbers,
 )
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
@@ -43,7 +44,22 @@ def normalised() -> Any:
     return OF_OPERATIONS["group normalisation"]()
 
 
+class _Branching(keras.layers.Layer):
+    """Decides by a row, within a loop over the rows."""
+
+    def call(self, values: Any) -> Any:
+        return tf.map_fn(
+            lambda row: tf.cond(row[0] > 0, lambda: tf.tanh(row), lambda: row), values
+        )
+
+
+def branching() -> Any:
+    integers, values = numbers()
+    return keras.Model(integers, keras.layers.Dense(1)(_Branching()(values)))
+
+
 MODELS = {
+    branching: SINGLE_EXAMPLES,
     both_inputs: ONE_PASS,
     dense_per_position: ONE_PASS,
     layer_normalization: ONE_PASS,
