@@ -146,8 +146,8 @@ def test_plan_and_batches_warn_at_one_over_n(
     pq.write_table(pa.table({"a": list(range(600))}), tmp_path / "a.parquet")
     for arguments in (
         ["plan", *PLAN_FLAGS, "--epsilon=2", "--sampler=poisson", "--json"],
-        ["batches", f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--dry-run",
-         *PLAN_FLAGS[1:], "--json"],
+        ["batches", f"--input={tmp_path / 'a.parquet'}",
+         f"--out={tmp_path / 'out'}", "--dry-run", *PLAN_FLAGS[1:], "--json"],
     ):  # fmt: skip
         result = CliRunner().invoke(dpsgd.cli, [*arguments, f"--delta={delta}"])
         assert result.exit_code == 0, result.output

@@ -159,8 +159,10 @@ def test_no_layout_or_manifest_is_made_of_such_records(finished: pathlib.Path) -
 def test_the_command_refuses_it_before_any_work(tmp_path: pathlib.Path) -> None:
     write_table(tmp_path / "rows.parquet", 0, 1000, 500)
     out = tmp_path / "o"
-    arguments = [f"--input={tmp_path}", f"--out={out}", "--batch-size=10",
-                 "--epochs=1", "--physical-batch-size=200000000"]  # fmt: skip
+    arguments = [
+        f"--input={tmp_path / 'rows.parquet'}", f"--out={out}", "--batch-size=10",
+        "--epochs=1", "--physical-batch-size=200000000",
+    ]  # fmt: skip
     error = CliRunner().invoke(batches, arguments).exception
     assert isinstance(error, InputError)
     assert "physical_batch_size=200000000" in str(error)

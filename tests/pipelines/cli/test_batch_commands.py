@@ -168,7 +168,8 @@ def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
     monkeypatch.setattr(progress_bars, "_LINE_SECONDS", math.inf)  # at the end alone
     write_table(tmp_path / "rows.parquet", 0, 1000, 500)
     arguments = [
-        f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--batch-size=100",
+        f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'out'}",
+        "--batch-size=100",
         "--epochs=3", f"--sampler={sampler}", "--json",
     ]  # fmt: skip
     result = CliRunner().invoke(batches, arguments)
@@ -199,7 +200,8 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
 ) -> None:
     write_table(tmp_path / "rows.parquet", 0, 1000, 500)
     arguments = [
-        f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--batch-size=100",
+        f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'out'}",
+        "--batch-size=100",
         "--epochs=1", "--dry-run", "--json", *engine,
     ]  # fmt: skip
     shuffle = json.loads(CliRunner().invoke(batches, arguments).stdout)["shuffle_bytes"]
