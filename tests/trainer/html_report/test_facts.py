@@ -124,7 +124,7 @@ def test_nothing_sensitive_is_taken(
     [
         ("metrics.json", {"auc": "high"}),
         ("metrics.json", {"auc": True}),
-        ("metrics.json", {"num_examples": None}),
+        ("metrics.json", {"num_examples": "many"}),
         ("metrics.json", {"aggregates": {"ema": {"auc": "high"}}}),
         ("metrics.json", {"aggregates": {"ema": 1}}),
         ("metrics.json", {"aggregates": None}),

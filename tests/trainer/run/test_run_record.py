@@ -220,13 +220,17 @@ def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:
     bounded = dataclasses.replace(plain, dataset={BOUNDED: note.to_json()})
     found = run_statement(make_record(bounded), bounded, delta=1e-3)
     of_plan = privacy_statement(
-        plain.plan, noise_multiplier=1.5, delta=1e-3, max_examples_per_user=3
+        plain.plan,
+        noise_multiplier=1.5,
+        delta=1e-3,
+        max_examples_per_user=3,
+        neighboring_relation="ADD_OR_REMOVE_ONE",
     )
     assert found.epsilon == of_plan.epsilon
     of_example = run_statement(make_record(plain), plain, delta=1e-3)
     assert found.epsilon.guarantee > of_example.epsilon.guarantee
     assert "one user, of whom `dpsgd bound` kept at most 3 rows" in found.to_text()
-    assert "all examples of one user are replaced" in found.to_text()
+    assert "all examples of one user are added or removed" in found.to_text()
 
 
 @pytest.mark.parametrize(
