@@ -23,9 +23,10 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.raw_inputs import Part, RawInputs
 from pipelines.tables.schema.fields import CELLS_NAME
-from pipelines.tables.schema.schema import DATASET_NAME, Schema
+from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_files import PARQUET, kind_of_file, parquet_schema
 from trainer.model.evaluation import HeldOut
+from trainer.model.target import schema_of
 
 OPTION = "--input"
 
@@ -66,18 +67,11 @@ def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) ->
     Raises:
       InputError: no table, or columns that the model cannot take.
     """
-    schema = _schema(manifest)
+    schema = schema_of(manifest)
     if schema is None or any(map(_is_prepared, list_files(str(path), partitions=True))):
         return _Prepared(path, manifest, carried)
     _check_cells(manifest)
     return _Raw(path, schema, carried)
-
-
-def _schema(manifest: Manifest) -> Schema | None:
-    """Returns the schema of the training examples; None for none."""
-    if manifest.dataset.get("name") != DATASET_NAME:
-        return None
-    return Schema.from_json(manifest.dataset["schema"], "the manifest of the run")
 
 
 def _check_cells(manifest: Manifest) -> None:

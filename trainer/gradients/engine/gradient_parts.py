@@ -295,21 +295,6 @@ def _capped_sums(gradients: list[Any], scale: Any, cap: float | None) -> list[An
     return [tf.reduce_sum(cap_coordinates(g, cap), 0) for g in scaled]
 
 
-def by_example(value: Any, rows: int) -> Any:
-    """Returns ``value`` shaped (batch, rows, ...); unchanged for one row per example.
-
-    Args:
-      value: Tensor (batch * rows, ...), the rows of an example one after the other.
-      rows: Number of rows per example.
-    """
-    if rows == 1:
-        return value
-    shape = tf.concat([[-1, rows], tf.shape(value)[1:]], 0)
-    count = value.shape[0]
-    static = (None if count is None else count // rows, rows, *value.shape[1:])
-    return tf.ensure_shape(tf.reshape(value, shape), static)
-
-
 def positions(value: Any) -> Any:
     """Returns a tensor (batch, ..., size) shaped (batch, positions, size)."""
     count = value.shape[1:-1].num_elements()
