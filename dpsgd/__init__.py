@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from trainer.experiments.shift import shift as shift
     from trainer.experiments.simulate import simulate as simulate
     from trainer.experiments.variance import variance as variance
-    from trainer.export.keras_3 import to_keras_3 as to_keras_3
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
@@ -143,7 +142,6 @@ _HOMES = {
     "shift": "trainer.experiments.shift",
     "simulate": "trainer.experiments.simulate",
     "steps_per_epoch": "accounting.plan",
-    "to_keras_3": "trainer.export.keras_3",
     "train": "trainer.train",
     "variance": "trainer.experiments.variance",
     "verify": "pipelines.batches.verify",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 layers = keras.layers
 

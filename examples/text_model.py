@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 layers = keras.layers
 

@@ -77,7 +77,7 @@ from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import check_plain, keras, tf
 
 _PREFIX = "non_private_"
 _RUN_STAYS = (
@@ -114,7 +114,7 @@ def make_private(
     """Returns a Keras model that trains privately on ``batches``.
 
     Args:
-      model: A Keras 2 model (``tf_keras``) whose inputs are named like columns of the
+      model: A Keras model whose inputs are named like columns of the
         batches; its weights are trained in place.
       batches: Folder that ``dpsgd batches`` wrote, here or in a store (``s3://``).
       run: New folder for the key, the record and the copy of the manifest.
@@ -129,7 +129,7 @@ def make_private(
       views: Views per example, whose mean loss is used: columns (views, ...) of the
         batches, or made by ``augment``.
       augment: A function (columns of one example, seed) -> columns of one view, or
-        layers of tf_keras, such as a Sequential of RandomFlip.
+        layers of Keras, such as a Sequential of RandomFlip.
       noise_key_file: File of the noise key, made if missing; in ``run`` if None.
       initial_weights: File of weights to start at, which record and statement then
         name; those of ``model`` if None.
@@ -141,11 +141,7 @@ def make_private(
     """
     if registry.hooks_of(method).optimizer is not None:
         raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
-    if not isinstance(model, keras.Model):
-        raise InputError(
-            "Expected a Keras 2 model, of the package tf_keras. Import it as "
-            "`import tf_keras as keras`."
-        )
+    check_plain(model)
     if isinstance(model, PrivateModel):
         raise InputError(
             "Expected a plain Keras model; this one is private already. Give its "
@@ -168,7 +164,7 @@ def make_private(
     )
     if augment is not None and not callable(augment):
         raise InputError(
-            "Expected augment to be a function (columns, seed), or layers of tf_keras."
+            "Expected augment to be a function (columns, seed), or layers of Keras."
         )
     key = pathlib.Path(noise_key_file) if noise_key_file is not None else None
     return PrivateModel(
@@ -328,15 +324,15 @@ class PrivateModel(keras.Model):
         """Sets a Keras optimizer, a per-example loss, and metrics.
 
         Args:
-          optimizer: Optimizer of tf_keras, or its name.
-          loss: Loss of tf_keras, its name, or a function (labels, outputs) -> one
+          optimizer: Optimizer of Keras, or its name.
+          loss: Loss of Keras, its name, or a function (labels, outputs) -> one
             number per example.
           metrics: As in Keras; ``evaluate`` and validation compute them.
           **more: Keras's other arguments, which must be None.
 
         Raises:
           InputError: there is another argument, a model or loss that does not support
-            per-example clipping, or an optimizer that is not of tf_keras.
+            per-example clipping, or an optimizer that is not Keras's.
         """
         unknown = [name for name, value in more.items() if value is not None]
         if unknown:
@@ -366,7 +362,7 @@ class PrivateModel(keras.Model):
             trained, session.settings, plan, session.noise_multiplier
         )
         step = Step(
-            trainable.variables,
+            trainable.optimized,
             gradient_sum,
             self.optimizer,
             expected_batch_size=plan.expected_batch_size,
@@ -420,7 +416,7 @@ class PrivateModel(keras.Model):
           initial_epoch: Index of the first epoch.
           steps_per_epoch: Steps of the plan in an epoch; about one pass over the
             examples if None.
-          callbacks: Callbacks of tf_keras.  A batch is a step of the plan.  Values that
+          callbacks: Callbacks of Keras.  A batch is a step of the plan.  Values that
             they decide by must be released, as metrics of validation data are.
           verbose: As in Keras.
           validation_data: ``(x, y)``, ``(x, y, sample_weight)`` or a data set.  Whether
@@ -552,7 +548,7 @@ class PrivateModel(keras.Model):
         columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
-        with unchanged(self.network.variables, "metrics of training examples"):
+        with unchanged(self.network.weights, "metrics of training examples"):
             found = self.test_on_batch(
                 model.inputs(columns),
                 model.labels(columns),

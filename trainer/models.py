@@ -147,8 +147,6 @@ def _call(spec: str, manifest: Manifest) -> Any:
     function = load_function(spec)
     with one_line_errors(f"model={spec!r}"):
         network = function(manifest)
-        if not isinstance(network, keras.Model):
-            raise InputError(f"Expected model={spec!r} to return a tf_keras.Model.")
         return as_functional(network, manifest)
 
 
@@ -163,14 +161,18 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
       InputError: the model contains TF Privacy's own clip and noise.
     """
     check_plain(network)
-    if network.inputs is not None:
+    if isinstance(network, keras.Sequential) and network.built:
+        return keras.Model(network.inputs, network.outputs, name=network.name)
+    if isinstance(getattr(network, "inputs", None), list):
         return network
     inputs = {
         column.name: keras.Input(column.shape, dtype=column.dtype, name=column.name)
         for column in manifest.columns
         if column.name != LABEL
     }
-    return keras.Model(inputs, network(inputs), name=network.name)
+    alone = isinstance(network, keras.Sequential) and len(inputs) == 1
+    outputs = network(*inputs.values()) if alone else network(inputs)
+    return keras.Model(inputs, outputs, name=network.name)
 
 
 def identity(model: TrainableModel) -> str:
@@ -178,9 +180,9 @@ def identity(model: TrainableModel) -> str:
 
     ``origin`` covers what the layers compute.
     """
-    shapes = [(v.dtype.name, tuple(v.shape)) for v in model.network.variables]
+    shapes = [(v.dtype, tuple(v.shape)) for v in model.network.weights]
     weights = hashlib.sha256()
-    for variable in model.network.variables:
+    for variable in model.network.weights:
         weights.update(np.ascontiguousarray(variable.numpy()).tobytes())
     for layer in model.network._flatten_layers():
         if hasattr(layer, "get_vocabulary"):

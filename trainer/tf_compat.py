@@ -1,4 +1,4 @@
-"""Imports TensorFlow, Keras 2 and TF Privacy with the settings that they need.
+"""Imports TensorFlow, Keras and TF Privacy with the settings that they need.
 
 Every module of this package imports ``tf``, ``keras`` and parts of TF Privacy from
 here, so that the settings precede the first import.
@@ -35,19 +35,20 @@ def _quiet_standard_error() -> Iterator[None]:
         os.close(null)
 
 
-# TF Privacy 0.9.0 needs Keras 2, which TensorFlow 2.16 and later provide only as the
-# package tf-keras, and only if this is set before TensorFlow is imported.
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
+# Keras reads its backend when it is first imported.  Whoever imports it before us has
+# chosen, and `_check_backend` says if that is another.
+if "keras" not in sys.modules:
+    os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # tensorflow_privacy/__init__.py imports estimators, which TensorFlow no longer has,
 # unless this attribute is set.
 sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 
 with _quiet_standard_error():
+    import keras
     import tensorflow as tf
-    import tf_keras as keras
+    from keras.src.backend.tensorflow import random as keras_random
     from tensorflow.python.framework.ops import gradient_registry
-    from tf_keras.src import backend as keras_backend
 
     try:
         from tensorflow_privacy.privacy.fast_gradient_clipping import clip_grads
@@ -56,10 +57,10 @@ with _quiet_standard_error():
 
     tf.config.list_physical_devices()  # logs the rest of those lines
 
-if tf.keras.Model is not keras.Model:
+if keras.backend.backend() != "tensorflow":
     raise InputError(
-        "Expected TensorFlow to use Keras 2. Set TF_USE_LEGACY_KERAS=1 before the "
-        "first import of TensorFlow, or import trainer before it."
+        f"Expected Keras on TensorFlow; here it runs on {keras.backend.backend()}. Set "
+        "KERAS_BACKEND=tensorflow, or import dpsgd before keras."
     )
 
 # Grappler's remapper sometimes fails on a graph ("Node Relu_2 has an empty op name")
@@ -71,6 +72,11 @@ tf.config.optimizer.set_experimental_options({"remapping": False})
 tf.get_logger().setLevel("ERROR")
 
 
+def raw_variable(variable: Any) -> Any:
+    """Returns the ``tf.Variable`` of a variable of Keras or of TensorFlow."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
 def is_of_tf_privacy(thing: Any) -> bool:
     """Returns whether a model, layer or optimizer is an object of TF Privacy."""
     modules = [kind.__module__ for kind in type(thing).__mro__]
@@ -78,18 +84,30 @@ def is_of_tf_privacy(thing: Any) -> bool:
 
 
 def check_plain(network: Any) -> None:
-    """Refuses a model with TF Privacy's own clip and noise, which would not be used.
+    """Refuses models of Keras 2, and TF Privacy's, whose noise would not be used.
+
+    Args:
+      network: What a user gave as a model.
 
     Raises:
-      InputError: the model, a part of it or its optimizer is TF Privacy's.
+      InputError: it is no plain Keras model.
     """
+    if not isinstance(network, keras.Model):
+        kind = type(network)
+        old = any(one.__module__.startswith("tf_keras") for one in kind.__mro__)
+        raise InputError(
+            "Expected a model of Keras 3, not of tf_keras. Build it with `import keras` "
+            "in place of tf_keras, and without TF_USE_LEGACY_KERAS."
+            if old
+            else f"Expected a keras.Model, not {kind.__module__}.{kind.__qualname__}."
+        )
     for part in (*network._flatten_layers(), getattr(network, "optimizer", None)):
         if is_of_tf_privacy(part):
             raise InputError(
-                f"Expected a plain tf_keras.Model; {type(part).__name__} of TF Privacy "
+                f"Expected a plain keras.Model; {type(part).__name__} of TF Privacy "
                 "has its own clip and noise, which would not be used. Make the same "
-                "layers a tf_keras.Model or tf_keras.Sequential, and give clip and "
-                f"noise {NOISE_PLACES}."
+                "layers a keras.Model or keras.Sequential, and give clip and noise "
+                f"{NOISE_PLACES}."
             )
 
 
@@ -100,6 +118,7 @@ __all__ = [
     "gradient_registry",
     "is_of_tf_privacy",
     "keras",
-    "keras_backend",
+    "keras_random",
+    "raw_variable",
     "tf",
 ]

@@ -84,7 +84,7 @@ from trainer.run.stored_run import StoredRun, StoreError
 from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import keras, raw_variable, tf
 from trainer.workers import agreement
 from trainer.workers.agreement import AgreedStopError
 from trainer.workers.base import Alone, Workers
@@ -300,7 +300,7 @@ def _make_optimizer(
     settings, num_steps = checked.request.settings, checked.manifest.plan.num_steps
     if hooks.optimizer is None:
         return make_optimizer(settings, num_steps)
-    return hooks.optimizer(settings, num_steps, model.variables)
+    return hooks.optimizer(settings, num_steps, model.optimized)
 
 
 def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator | None:
@@ -389,7 +389,7 @@ class _Training:
 
     def _trace_step(self, made: _Made) -> CapturedState:
         step = Step(
-            self._model.variables,
+            self._model.optimized,
             made.gradient_sum,
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
@@ -409,11 +409,8 @@ class _Training:
 
     def _all_variables(self) -> list[Any]:
         """Returns all variables that later steps or results depend on."""
-        declared = [
-            *self._model.network.variables,
-            *self._optimizer.variables,
-            *self._averages.variables,
-        ]
+        of_keras = [*self._model.network.weights, *self._optimizer.variables]
+        declared = [*map(raw_variable, of_keras), *self._averages.variables]
         # Keras's Nadam, for one, has state that it does not declare.
         buffers = [] if self._lazy is None else self._lazy.buffers
         return [*declared, *self._captured.written(but=[*declared, *buffers])]
@@ -653,7 +650,7 @@ def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
     outputs = tf.function(
         lambda rows: model.outputs(first_view(rows, model)),
         input_signature=[columns],
-        autograph=model.needs_autograph,
+        autograph=False,
     )
     check_pure(outputs.get_concrete_function().graph, "the model")
     return lambda rows: tf.nest.map_structure(np.asarray, outputs(dict(rows)))

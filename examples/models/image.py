@@ -13,7 +13,7 @@ Columns: `image`, pixels of 0 to 255, (height, width, channels); `label`, a clas
 """
 
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 CLASSES = 10
 FILTERS = (8, 16)

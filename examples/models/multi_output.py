@@ -9,7 +9,7 @@ are named as the columns that they are held against; one function adds the losse
 """
 
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 
 def visits(manifest):

@@ -6,7 +6,7 @@ Columns: `tokens`, int32 ids below VOCABULARY, (length,); `label`, 0 or 1.
         --model text:reader --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 """
 
-import tf_keras as keras
+import keras
 
 VOCABULARY = 1000
 SIZE = 8

@@ -7,7 +7,7 @@ Columns: `tokens`, int32 ids below VOCABULARY, (length,); `label`, 0 or 1.
 """
 
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 VOCABULARY = 1000
 SIZE = 16

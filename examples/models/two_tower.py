@@ -6,7 +6,7 @@ Columns: `user` and `item`, int32 ids below USERS and ITEMS; `label`, 0 or 1.
         --model two_tower:two_tower --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 """
 
-import tf_keras as keras
+import keras
 
 USERS = 1000
 ITEMS = 500

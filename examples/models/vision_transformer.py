@@ -7,7 +7,7 @@ Columns: `image`, pixels of 0 to 255, (height, width, channels); `label`, a clas
         --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 """
 
-import tf_keras as keras
+import keras
 
 CLASSES = 10
 PATCH = 2

@@ -236,7 +236,7 @@ def test_a_model_of_ones_own(
     manifest: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_models.py").write_text(
-        "import tf_keras as keras\n"
+        "import keras\n"
         "def small(manifest):\n"
         "    categories = keras.Input((26,), dtype='int32', name='categories')\n"
         "    values = keras.layers.Embedding(7, 2)(categories)\n"

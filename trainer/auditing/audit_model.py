@@ -94,26 +94,25 @@ def unproven_weights(manifest: Manifest) -> Any:
 
     Its gradients are computed one example at a time.
     """
-    return _model(
-        manifest, lambda outputs: tf.linalg.diag_part(tf.linalg.diag(outputs))
-    )
+    return _model(manifest, lambda outputs: ops.diagonal(ops.diag(outputs)))
 
 
-def _model(manifest: Manifest, change: Callable[[Any], Any] = tf.identity) -> Any:
+def _model(manifest: Manifest, change: Callable[[Any], Any] = lambda outputs: outputs) -> Any:
     count = manifest.dataset[NUM_CANARIES]
     canary = keras.Input((), dtype="int32", name=CANARY)
-    own = tf.one_hot(canary, count + 1)
-    rows = tf.stack([canary * _stride(count)] * 2, axis=1)
+    own = ops.one_hot(canary, count + 1)
+    rows = ops.stack([canary * _stride(count)] * 2, axis=1)
     outputs = [
         _dense(FIRST)(own),
         _dense(SECOND)(own),
         _embedding(count + 1, 1, SMALL)(canary),
-        tf.reduce_mean(
+        ops.mean(
             _embedding(large_rows(count), LARGE_DIM, LARGE)(rows)[:, :, :1], 1
         ),
     ]
-    slope = tf.where(canary == 0, _PADDING_SLOPE, 1.0)
-    return keras.Model(canary, change(tf.concat(outputs, 1)) * slope[:, None])
+    slope = ops.where(canary == 0, _PADDING_SLOPE, 1.0)
+    joined = ops.concatenate(outputs, 1)
+    return keras.Model(canary, change(joined) * slope[:, None])
 
 
 def _dense(name: str) -> Any:

@@ -157,7 +157,7 @@ class _Train(method_flags.TrainsByMethods):
     default=TrainSettings.model,
     show_default=True,
     help="default: built from the schema of the prepared table.  Or module:function, "
-    "which takes the manifest and returns a Keras model (of tf_keras, not keras) whose "
+    "which takes the manifest and returns a Keras model whose "
     "inputs are named like columns of the batches.",
 )
 @click.option(
@@ -172,7 +172,7 @@ class _Train(method_flags.TrainsByMethods):
 @click.option(
     "--augment",
     help="module:function (columns of one example, seed -> columns of a view), or "
-    "module:layers of tf_keras, such as a Sequential of RandomFlip.",
+    "module:layers of Keras, such as a Sequential of RandomFlip.",
 )
 @click.option(
     "--loss",
@@ -270,10 +270,10 @@ def train_command(**flags: Any) -> None:
     dpsgd train ...`, three workers share each step, with the same results as one.
 
     \b
-    Your own model (--model my_model:linear) is a Keras 2 model, of package tf_keras:
+    Your own model (--model my_model:linear) is a Keras model:
       def linear(manifest):                           # in my_model.py, here
-          x = tf_keras.Input((13,), name="integers")  # as the column of the batches
-          return tf_keras.Model(x, tf_keras.layers.Dense(1)(x))  # a logit of `label`
+          x = keras.Input((13,), name="integers")  # as the column of the batches
+          return keras.Model(x, keras.layers.Dense(1)(x))  # a logit of `label`
 
     \b
     Examples, for DP-SGD and for ModelMix:

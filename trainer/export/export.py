@@ -2,11 +2,8 @@
 
     RUN/saved_model/   TensorFlow, in any of its languages and servers:
                        ``tf.saved_model.load(p).signatures["serving_default"](**columns)``
-    RUN/model.keras    Keras 2: ``tf_keras.models.load_model(p)(columns)``
+    RUN/model.keras    Keras: ``keras.models.load_model(p)(columns)``
     RUN/serving.json   names, types and shapes of columns and predictions
-
-Keras 3 loads the SavedModel as a layer, ``keras.layers.TFSMLayer(p)(columns)``, or the
-conversion of ``model.keras`` by ``keras_3``.
 
 A SavedModel also has ``signatures["outputs"]``, the outputs of the network before any
 sigmoid or softmax, and ``weights``, its trainable variables in the order of a run's
@@ -60,9 +57,9 @@ def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
     columns = {column.name: column for column in manifest.columns}
     inputs = {
         name: keras.Input(columns[name].shape, dtype=columns[name].dtype, name=name)
-        for name in model.network.input_names
+        for name in model.input_names
     }
-    outputs = _predictions(model.network(inputs), model.loss)
+    outputs = _predictions(model.network(model.inputs(inputs)), model.loss)
     return keras.Model(inputs, outputs, name=model.network.name)
 
 
@@ -96,7 +93,7 @@ def export(
     """
     network = predicting_model(model, manifest)
     keras_name, tensorflow_name = exported_names(average)
-    _appear(run / keras_name, lambda path: network.save(path, save_format="keras"))
+    _appear(run / keras_name, lambda path: network.save(path))
     _appear(
         run / tensorflow_name,
         lambda path: _save_tensorflow(network, model.network, path),
@@ -156,37 +153,37 @@ def save_tensorflow(model: TrainableModel, manifest: Manifest, path: str) -> Non
 
 def _save_tensorflow(network: Any, inner: Any, path: str) -> None:
     """Writes the predicting model of the network ``inner`` as a SavedModel."""
-    module = tf.Module()
-    module.variables_ = network.variables
-    module.weights = network.trainable_variables
-    # Such as the tables of Keras's lookup layers, which are not variables.
-    module.resources_ = [
-        value
-        for layer in network._flatten_layers()
-        for value in vars(layer).values()
-        if isinstance(value, tf.saved_model.experimental.TrackableResource)
-    ]
-    name = network.output_names[0]
-    module.serve = _function_of_columns(network, network.input, name)
-    outputs = _function_of_columns(inner, network.input, OUTPUTS_SIGNATURE)
-    signatures = {
-        SERVING_SIGNATURE: module.serve.get_concrete_function(),
-        OUTPUTS_SIGNATURE: outputs.get_concrete_function(),
-    }
-    tf.saved_model.save(module, path, signatures=signatures)
+    archive = keras.export.ExportArchive()
+    archive.track(network)
+    specs = [_specs(network.input)]
+    for endpoint, model, name in (
+        (SERVING_SIGNATURE, network, network.output_names[0]),
+        (OUTPUTS_SIGNATURE, inner, OUTPUTS_SIGNATURE),
+    ):
+        give = _function_of_columns(model, name)
+        archive.add_endpoint(endpoint, give, input_signature=specs)
+    archive.add_variable_collection("weights", network.trainable_variables)
+    archive.write_out(path, verbose=False)
 
 
-def _function_of_columns(network: Any, inputs: Mapping[str, Any], name: str) -> Any:
-    """Returns a function of the network's outputs by name; a single one is ``name``."""
-    specs = {
+def _specs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         key: tf.TensorSpec(tensor.shape, tensor.dtype, name=key)
         for key, tensor in inputs.items()
     }
 
-    def give(columns: Any) -> dict[str, Any]:
-        return _named(network(columns), name)
 
-    return tf.function(give, input_signature=[specs])
+def _function_of_columns(network: Any, name: str) -> Callable[[Any], dict[str, Any]]:
+    """Returns a function of the network's outputs by name; a single one is ``name``."""
+
+    def give(columns: Mapping[str, Any]) -> dict[str, Any]:
+        return _named(network(_nested(columns, network)), name)
+
+    return give
+
+
+def _nested(columns: Mapping[str, Any], network: Any) -> Any:
+    return tf.nest.map_structure(lambda value: columns[value.name], network.input)
 
 
 def _named(outputs: Any, name: str) -> dict[str, Any]:

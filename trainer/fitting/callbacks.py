@@ -39,9 +39,9 @@ def check_callbacks(callbacks: Any, *, validates: bool) -> None:
         name = type(callback).__name__
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(
-                f"Expected callbacks of tf_keras; {name} is of "
+                f"Expected callbacks of Keras 3; {name} is of "
                 f"{type(callback).__module__.partition('.')[0]}. Import it from "
-                "tf_keras.callbacks."
+                "keras.callbacks."
             )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise InputError(

@@ -111,4 +111,4 @@ def plain_sum(model: TrainableModel) -> GradientSum:
             expand_composites=True,
         )
 
-    return tf.function(gradient_sum, autograph=model.needs_autograph)
+    return tf.function(gradient_sum, autograph=False)

@@ -46,7 +46,7 @@ from accounting.validation import InputError, check_int
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise
 from trainer.gradients.per_example import GradientSum
-from trainer.tf_compat import tf
+from trainer.tf_compat import raw_variable, tf
 from trainer.workers import tensor_memory
 from trainer.workers.base import Alone, Workers
 from trainer.workers.grid import Grid
@@ -56,7 +56,7 @@ class Step:
     """Runs steps: ``begin``, ``add`` for each physical batch, ``finish``.
 
     Args:
-      variables: Trainable variables.
+      variables: Trainable variables, of Keras or TensorFlow.
       gradient_sum: Sum from ``clipping``, a gradient for each of ``variables``.  With a
         grid it clips to ``grid.clip``.
       optimizer: Keras optimizer; plain SGD with lazy noise.
@@ -83,7 +83,9 @@ class Step:
         check_int("expected_batch_size", expected_batch_size, at_least=1)
         self.workers: Workers = workers or Alone()
         _check_grid(grid, self.workers, lazy)
-        self._variables = list(variables)
+        self._variables = [raw_variable(variable) for variable in variables]
+        # Keras's own have constraints, and names for weight decay.
+        self._optimized = list(variables)
         self._gradient_sum = gradient_sum
         self._optimizer = optimizer
         self._divisor = float(expected_batch_size)
@@ -92,7 +94,7 @@ class Step:
         references = [variable.ref() for variable in self._variables]
         tables = lazy.tables if lazy is not None else ()
         self._table_indexes = [references.index(table.ref()) for table in tables]
-        optimizer.build([self._variables[i] for i in self._dense_indexes])
+        optimizer.build([self._optimized[i] for i in self._dense_indexes])
         self._totals: list[_DenseTotal] = []
         self._batches: list[tuple[dict[str, Any], Any]] = []
         self._whole = tf.function(self._run, autograph=False)
@@ -179,11 +181,12 @@ class Step:
             self._lazy.complete_reads(self._batches, self._later.of_read)
             for batch in self._batches:
                 self._hold(*batch)
+            # Before the update, after which a schedule gives the next step's.
+            rate = np.float32(self._optimizer.learning_rate)
         self._finish_sums()
         self._held = None
         if self._lazy is not None:
-            # Keras keeps the rate of its last update, also of a schedule.
-            self._lazy.count_step(self._optimizer.learning_rate)
+            self._lazy.count_step(rate)
 
     def _finish_sums(self) -> None:
         alone = self.workers.count == 1
@@ -248,11 +251,12 @@ class Step:
 
     def _apply(self, sums: list[Any]) -> None:
         updates = [
-            (self._mean(total), self._variables[i])
+            (self._mean(total), self._optimized[i])
             for total, i in zip(sums, self._dense_indexes, strict=True)
         ]
-        self._optimizer.apply_gradients(updates)
-        if not updates:
+        if updates:
+            self._optimizer.apply_gradients(updates)
+        else:
             # Keras does not count a step without gradients; schedules need the count.
             self._optimizer.iterations.assign_add(1)
 

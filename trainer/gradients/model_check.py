@@ -40,7 +40,6 @@ from pipelines.batches.columns import Column, row_bytes
 from pipelines.batches.manifest import Manifest
 from trainer.gradients.clipping import ONE_PASS, choose_path, clipped_sum
 from trainer.gradients.engine import proof
-from trainer.model.layers.keyed_layers import still_layers
 from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel
@@ -95,7 +94,7 @@ def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
                 f"Expected a column {name!r} among the batches' columns, to hold the "
                 "model's output against."
             )
-    for name in model.network.input_names:
+    for name in model.input_names:
         if name not in names or name in labels:
             raise InputError(
                 f"Expected input {name!r} of the model to be a column of the batches: "
@@ -154,7 +153,6 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
     with (
         weights_of(state, before),
         weights_of(model.variables, _random_weights(model)),
-        still_layers(model.network),
     ):
         probe = _probe(model, manifest)
         _check_repeats(model, probe)

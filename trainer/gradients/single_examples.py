@@ -118,7 +118,7 @@ def _traced(model: TrainableModel, gradient: ExampleGradient) -> Callable[[Any],
         name: tf.TensorSpec(spec.shape[1:], spec.dtype)
         for name, spec in model.column_specs.items()
     }
-    traced = trace_eagerly(of_example, specs, autograph=model.needs_autograph)
+    traced = trace_eagerly(of_example, specs)
     check_pure(traced.graph, "the gradient of the model's loss")
     return lambda example: traced({name: example[name] for name in specs})
 

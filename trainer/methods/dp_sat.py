@@ -37,7 +37,7 @@ from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import tf
+from trainer.tf_compat import raw_variable, tf
 
 #: Added to the norm, as by the authors: the first step has no previous gradient.
 _LEAST_NORM = 1e-16
@@ -57,7 +57,7 @@ class SharpnessAwareOptimizer:
     ) -> None:
         check_float("sat_radius", radius, at_least=0)
         self._optimizer = optimizer
-        self._weights = list(variables)
+        self._weights = [raw_variable(variable) for variable in variables]
         self._radius = radius
         self._saved = [tf.Variable(v, trainable=False) for v in self._weights]
         self._previous = [
@@ -68,7 +68,7 @@ class SharpnessAwareOptimizer:
     @property
     def variables(self) -> list[Any]:
         """The optimizer's state, and the previous noisy gradient."""
-        return [*self._optimizer.variables, *self._previous]
+        return [*map(raw_variable, self._optimizer.variables), *self._previous]
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer's state.

@@ -23,7 +23,7 @@ from trainer.methods import registry
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
-from trainer.tf_compat import keras
+from trainer.tf_compat import keras, raw_variable
 
 #: Unless asked for, a table is lazy only with this many rows per row that a step reads.
 _ROWS_PER_READ = 2
@@ -41,18 +41,26 @@ def is_plain_sgd(optimizer: Any) -> bool:
         or optimizer.clipvalue
         or optimizer.global_clipnorm
         or optimizer.use_ema
+        or optimizer.gradient_accumulation_steps
+        or optimizer.loss_scale_factor
     )
 
 
 def _obstacle(
-    reads: TableReads | None, optimizer: Any, settings: TrainSettings
+    reads: TableReads | None,
+    optimizer: Any,
+    settings: TrainSettings,
+    model: TrainableModel,
 ) -> str | None:
     """Returns why no table of this run can have lazy noise; None if one can."""
     if settings.lazy_obstacle is not None:
         return settings.lazy_obstacle
     if not is_plain_sgd(optimizer):
         return "the optimizer is not plain SGD"
-    if reads is None or any(table.constraint is not None for table in reads.tables):
+    constrained = {
+        raw_variable(one).ref() for one in model.optimized if one.constraint is not None
+    }
+    if reads is None or any(table.ref() in constrained for table in reads.tables):
         return "the model has no Embedding whose rows are known before it is read"
     return None
 
@@ -130,7 +138,7 @@ def choose(
     known = table_reads(model)
     fast = registry.choose_path(model, settings) == ONE_PASS
     reads = known if fast else None
-    found = _obstacle(reads, optimizer, settings)
+    found = _obstacle(reads, optimizer, settings, model)
     if settings.embedding_noise == LAZY_NOISE and found is not None:
         raise InputError(
             f"Expected --embedding-noise lazy only where it is exact; here {found}. "

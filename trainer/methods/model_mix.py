@@ -57,7 +57,7 @@ from trainer.methods.base import Hooks
 from trainer.methods.optimizers import learning_rate
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import tf
+from trainer.tf_compat import raw_variable, tf
 
 
 class MixingOptimizer:
@@ -68,7 +68,7 @@ class MixingOptimizer:
 
     Args:
       learning_rate: A number, or a Keras schedule.
-      variables: The trainable variables, with their initial values.
+      variables: The trainable variables of Keras, with their initial values.
       mix_width: tau over the learning rate, above 0.
       init_seed: Public seed of the signs of ``w_{-1} - w_0``.
 
@@ -86,6 +86,7 @@ class MixingOptimizer:
     ) -> None:
         check_float("mix_width", mix_width, above=0)
         _check_unconstrained(variables)
+        variables = [raw_variable(variable) for variable in variables]
         self._learning_rate = learning_rate
         self._width = mix_width
         self._count = tf.Variable(tf.zeros((), tf.int64), trainable=False)
@@ -129,6 +130,7 @@ class MixingOptimizer:
         for (gradient, variable), before, coefficient in zip(
             pairs, self._previous, self._coefficients, strict=True
         ):
+            variable = raw_variable(variable)
             latest = tf.identity(variable)
             gap = separated_gap(latest, before, self._width * rate)
             mixture = (latest + before) / 2 + (coefficient - 0.5) * gap

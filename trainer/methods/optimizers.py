@@ -145,7 +145,7 @@ def optimizer_of_keras(optimizer: Any) -> Any:
       optimizer: Name, configuration or instance.
 
     Raises:
-      InputError: none of these, a legacy optimizer, or one with noise of its own.
+      InputError: none of these, one of tf_keras, or one with noise of its own.
     """
     with contextlib.suppress(ValueError, TypeError):
         optimizer = keras.optimizers.get(optimizer)
@@ -159,13 +159,13 @@ def _check_optimizer(optimizer: Any, what: str) -> None:
         raise InputError(
             f"Expected {what} an optimizer without noise; one of TF Privacy has its "
             "own clip and noise, which would not be used. Take the same one of "
-            f"tf_keras.optimizers, and give clip and noise {NOISE_PLACES}."
+            f"keras.optimizers, and give clip and noise {NOISE_PLACES}."
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise InputError(
-            f"Expected {what} a tf_keras optimizer, such as "
-            "tf_keras.optimizers.Adam(0.001), and none of its legacy ones; it is "
+            f"Expected {what} a Keras optimizer, such as "
+            "keras.optimizers.Adam(0.001), and none of tf_keras; it is "
             f"{repr(optimizer) if isinstance(optimizer, str) else name}."
         )
 

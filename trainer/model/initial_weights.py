@@ -2,7 +2,7 @@
 
     FILE.npz     NumPy arrays in the order of the trainable weights: an iterate that a
                  run kept (weight_0, weight_1, ...), or ``np.savez(file, *arrays)``
-    FILE.keras   Keras 2 model with the same trainable weights, such as a run's
+    FILE.keras   Keras model with the same trainable weights, such as a run's
                  ``ema_model.keras``
 
 Weights do not show what they were learned from.  The privacy statement holds only if

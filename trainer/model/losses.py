@@ -121,10 +121,10 @@ def loss_of_keras(loss: Any) -> Loss:
             "(labels, outputs) of dicts that adds their losses up."
         )
     is_object = isinstance(loss, keras.losses.Loss)
-    if str(getattr(loss, "__module__", "")).partition(".")[0] == "keras":
+    if str(getattr(loss, "__module__", "")).partition(".")[0] == "tf_keras":
         raise InputError(
-            f"Expected a loss of tf_keras; {loss!r} is Keras 3's. Take the loss of the "
-            "same name from tf_keras.losses."
+            f"Expected a loss of Keras 3; {loss!r} is of tf_keras. Take the loss of the "
+            "same name from keras.losses."
         )
     name = type(loss).__name__ if is_object else getattr(loss, "__name__", "loss")
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

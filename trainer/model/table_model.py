@@ -19,6 +19,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ import numpy as np
 from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import Manifest
 from trainer.model.metrics import LABEL
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import keras
+
+ops = keras.ops
 
 INTEGERS = "integers"
 CATEGORIES = "categories"
@@ -143,17 +146,17 @@ def _encode_numbers(feature: Feature, values: Any) -> list[Any]:
     """Returns numbers (batch, k) and, if nullable, which are missing (batch, k)."""
     if not feature.shape:
         values = values[:, None]
-    values = tf.cast(values, tf.float32)
-    missing = tf.math.is_nan(values)
-    known = tf.where(missing, 0.0, values)
-    known = tf.clip_by_value(known, -_MOST_FLOAT, _MOST_FLOAT)
+    values = ops.cast(values, "float32")
+    missing = ops.isnan(values)
+    known = ops.where(missing, 0.0, values)
+    known = ops.clip(known, -_MOST_FLOAT, _MOST_FLOAT)
     if feature.role == COUNT:
         # A constant scale, not a statistic of the data: counts of thousands come out
         # near 2, so that no input dominates the clipped norm.
-        known = _LOG_SCALE * (tf.sign(known) * tf.math.log1p(tf.abs(known)))
+        known = _LOG_SCALE * (ops.sign(known) * ops.log1p(ops.abs(known)))
     if not feature.nullable:
         return [known]
-    return [known, tf.cast(missing, tf.float32)]
+    return [known, ops.cast(missing, "float32")]
 
 
 def _embed(
@@ -168,17 +171,20 @@ def _embed(
         sizes = feature.sizes if feature.role == ID else feature.sizes * widths[-1]
         last.append([size - 1 for size in sizes])
     offsets, total = _offsets(features, last)
-    ids = columns[0] if len(columns) == 1 else tf.concat(columns, 1)
-    ids = tf.minimum(tf.maximum(ids, 0), [end for ends in last for end in ends])
+    ids = _joined(columns, named("ids"))
+    ends = np.array([end for ends in last for end in ends], ids.dtype)
+    ids = ops.minimum(ops.maximum(ids, 0), ends)
     table = keras.layers.Embedding(total, dim, name=named("embeddings"))
-    rows = table(ids + offsets)
+    rows = table(ids + np.array(offsets, ids.dtype))
     if all(feature.role == ID for feature in features):
         flat = keras.layers.Reshape((sum(widths) * dim,), name=named("embedded"))
         return [flat(rows)]
-    parts = zip(
-        features, tf.split(rows, widths, 1), tf.split(ids, widths, 1), strict=True
-    )
-    return [_mean_or_all(feature, part, at, dim) for feature, part, at in parts]
+    ends = itertools.accumulate(widths)
+    places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+    return [
+        _mean_or_all(feature, rows[:, at], ids[:, at], dim)
+        for feature, at in zip(features, places, strict=True)
+    ]
 
 
 def _offsets(
@@ -199,10 +205,10 @@ def _offsets(
 
 def _mean_or_all(feature: Feature, rows: Any, ids: Any, dim: int) -> Any:
     if feature.role == ID:
-        return tf.reshape(rows, (-1, len(feature.sizes) * dim))
-    present = tf.cast(ids > 0, tf.float32)[:, :, None]
-    count = tf.maximum(tf.reduce_sum(present, 1), 1.0)
-    return tf.reduce_sum(rows * present, 1) / count
+        return ops.reshape(rows, (-1, len(feature.sizes) * dim))
+    present = ops.cast(ids > 0, "float32")[:, :, None]
+    count = ops.maximum(ops.sum(present, 1), 1.0)
+    return ops.sum(rows * present, 1) / count
 
 
 def read_table(manifest: Manifest) -> Table:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipelines.batches.columns import Column
-from trainer.model.layers.keyed_layers import SEEDS, keyed_layers
+from trainer.model.layers.keyed_layers import SEEDS, keyed_layers, still_layers
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
-from trainer.tf_compat import tf
+from trainer.tf_compat import raw_variable, tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,9 @@ class TrainableModel:
 
     @property
     def _columns_of_network(self) -> tuple[Column, ...]:
-        inputs = zip(self.network.input_names, self.network.inputs, strict=True)
         found = [
-            Column(name=name, dtype=value.dtype.name, shape=tuple(value.shape[1:]))
-            for name, value in inputs
+            Column(name=value.name, dtype=value.dtype, shape=tuple(value.shape[1:]))
+            for value in self.network.inputs
         ]
         labels = [Column(name=name, dtype="int8") for name in self.label_names]
         return (*found, *labels)
@@ -68,12 +67,14 @@ class TrainableModel:
 
         Args:
           columns: Name -> (batch, ...).  With seeds among them, dropout is on.
-          training: Keras's argument ``training`` of the layers, if there are no seeds.
+          training: Keras's argument ``training`` of the layers, if there are no seeds;
+            dropout is off.
         """
         if SEEDS in columns:
-            with keyed_layers(self.network, columns[SEEDS]):
+            with keyed_layers(columns[SEEDS]):
                 return self.network(self.inputs(columns), training=True)
-        return self.network(self.inputs(columns), training=training)
+        with still_layers():
+            return self.network(self.inputs(columns), training=training)
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
         """Returns the loss of each example, of shape (batch,).
@@ -88,7 +89,7 @@ class TrainableModel:
 
     def labels(self, columns: Mapping[str, Any]) -> Any:
         """Returns the labels: a column, or a dict of columns for several outputs."""
-        if isinstance(self.network.output, Mapping):
+        if isinstance(self.output, Mapping):
             return {name: columns[name] for name in self.label_names}
         return columns[LABEL]
 
@@ -99,8 +100,18 @@ class TrainableModel:
     @property
     def label_names(self) -> list[str]:
         """Names of the label columns."""
-        output = self.network.output
+        output = self.output
         return list(output) if isinstance(output, Mapping) else [LABEL]
+
+    @property
+    def output(self) -> Any:
+        """The symbolic output of the network: a Keras tensor, or nested ones."""
+        return self.network._outputs_struct
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the columns that the network takes."""
+        return [value.name for value in self.network.inputs]
 
     @property
     def allowed_labels(self) -> str:
@@ -110,24 +121,21 @@ class TrainableModel:
     @property
     def _num_classes(self) -> int:
         # Several outputs, or one without axes, have no classes.
-        shape: Sequence[int] = getattr(self.network.output, "shape", ())
+        shape: Sequence[int] = getattr(self.output, "shape", ())
         return shape[-1] if len(shape) > 1 else 1
 
-    def inputs(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the columns that the network takes."""
-        return {name: columns[name] for name in self.network.input_names}
-
-    @property
-    def needs_autograph(self) -> bool:
-        """Whether layers or loss are users' own, which may branch on tensors."""
-        layers = self.network._flatten_layers(include_self=False)
-        modules = {type(layer).__module__.split(".")[0] for layer in layers}
-        if self.loss.ones_own:
-            return True
-        functional = type(self.network).__module__.split(".")[0] == "tf_keras"
-        return not (functional and modules <= {"tf_keras"})
+    def inputs(self, columns: Mapping[str, Any]) -> Any:
+        """Returns the columns that the network takes, nested as it takes them."""
+        return tf.nest.map_structure(
+            lambda value: columns[value.name], self.network._inputs_struct
+        )
 
     @property
     def variables(self) -> list[Any]:
-        """The trainable variables, in the order of gradients and noise."""
+        """The trainable ``tf.Variable``s, in the order of gradients and noise."""
+        return [raw_variable(variable) for variable in self.optimized]
+
+    @property
+    def optimized(self) -> list[Any]:
+        """The same variables as an optimizer takes them, which knows constraints."""
         return list(self.network.trainable_variables)

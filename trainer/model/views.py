@@ -166,7 +166,7 @@ def trained_model(
         augment = _checked(model, views)
     by_view = _view_columns(columns, model.network, views)
     if augment is not None:
-        by_view = frozenset(model.network.input_names)
+        by_view = frozenset(model.input_names)
     by_view |= {column.name for column in seeds}
     return GroupedModel(
         network=model.network,
@@ -187,8 +187,7 @@ def trained_model(
 
 
 def _input_shapes(network: Any) -> dict[str, tuple[int | None, ...]]:
-    inputs = zip(network.input_names, network.inputs, strict=True)
-    return {name: tuple(value.shape[1:]) for name, value in inputs}
+    return {value.name: tuple(value.shape[1:]) for value in network.inputs}
 
 
 def _view_columns(
@@ -213,9 +212,8 @@ def _checked(model: TrainableModel, views: Views) -> Augment:
     """Returns the augmentation as a function, which depends only on its arguments."""
     what, augment = f"augment={views.name!r}", views.augment
     is_layer = isinstance(augment, keras.layers.Layer)
-    # A function of its own, as the step runs without AutoGraph on Keras's own layers.
     function = tf.function(_of_layers(augment, model, what) if is_layer else augment)
-    specs = {name: model.column_specs[name] for name in model.network.input_names}
+    specs = {name: model.column_specs[name] for name in model.input_names}
     one = {n: tf.TensorSpec(s.shape[1:], s.dtype) for n, s in specs.items()}
     with one_line_errors(what):
         traced = function.get_concrete_function(one, tf.TensorSpec((2,), tf.int64))
@@ -225,16 +223,16 @@ def _checked(model: TrainableModel, views: Views) -> Augment:
 
 
 def _of_layers(layers: Any, model: TrainableModel, what: str) -> Augment:
-    if len(model.network.input_names) != 1:
+    if len(model.input_names) != 1:
         raise InputError(
-            f"Expected {what} to be a function: of {len(model.network.input_names)} "
+            f"Expected {what} to be a function: of {len(model.input_names)} "
             "inputs it is not known which the layers are for. Give a function "
             "(columns, seed) that calls tf.image.stateless_random_... on one of them."
         )
 
     def augment(columns: Mapping[str, Any], seed: Any) -> Mapping[str, Any]:
         ((name, value),) = columns.items()
-        with seeded_layers(layers, seed):
+        with seeded_layers(seed):
             changed = layers(value[tf.newaxis], training=True)[0]
         if layers.weights:
             raise InputError(

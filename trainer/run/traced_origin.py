@@ -23,7 +23,7 @@ from trainer.run.preflight import Checked
 from trainer.run.traced import graph_digest
 from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import tf
+from trainer.tf_compat import raw_variable, tf
 
 
 def find(
@@ -53,7 +53,7 @@ def find(
         ),
         "step": graph_digest.digest(state.function),
         # The key of the run covers the network's variables.
-        "values": state.values(but=model.network.variables),
+        "values": state.values(but=map(raw_variable, model.network.weights)),
     }
 
 

@@ -165,7 +165,7 @@ def logistic(
 ) -> Callable[..., Any]:  # fmt: skip
     """``logistic(steps, spacing)``: predictions of other runs, stddev of one run."""
     (tmp_path / "logistic.py").write_text(
-        "import tf_keras as keras\n"
+        "import keras\n"
         "def make(manifest):\n"
         f"    x = keras.Input(({_FEATURES},), name='integers')\n"
         "    return keras.Model(x, keras.layers.Dense(1, "

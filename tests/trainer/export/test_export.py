@@ -56,8 +56,8 @@ _LOAD = """
     logits = model.signatures["outputs"](**tensors)["outputs"]
     found["logits"] = tf.sigmoid(logits)
 
-    import tf_keras
-    model = tf_keras.models.load_model(folder + "/model.keras")
+    import keras
+    model = keras.models.load_model(folder + "/model.keras")
     found["keras 2"] = model.predict(columns, verbose=0)
 
     import keras
@@ -135,7 +135,7 @@ def test_an_export_replaces_an_unfinished_one_and_leaves_nothing_else(
 
 OWN_MODELS = """
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 
 class Scaled(keras.layers.Layer):

@@ -89,7 +89,7 @@ def test_an_optimizer_of_ones_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_optimizers.py").write_text(
-        "import tf_keras as keras\n"
+        "import keras\n"
         "def nesterov(rate):\n"
         "    return keras.optimizers.SGD(rate, momentum=0.5, nesterov=True)\n"
         "def nothing(rate):\n"

@@ -502,7 +502,7 @@ def test_the_metrics_of_a_task_are_known_before_there_are_any(task: str) -> None
 def own_code(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "own_code.py").write_text(
         """\
-import tf_keras as keras
+import keras
 import tensorflow as tf
 
 def features():

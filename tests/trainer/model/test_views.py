@@ -149,7 +149,7 @@ class _Learned(layers.Layer):
         (lambda columns, seed: {"x": columns["image"]}, "dict of the inputs"),
         (lambda columns, seed: {"image": columns["image"][1:]}, r"\(5, 6, 1\)"),
         (lambda columns: columns, "it raised TypeError"),
-        (keras.Sequential([layers.RandomHeight(0.5)]), "of shape"),
+        (keras.Sequential([layers.RandomCrop(3, 3)]), "of shape"),
         (_Learned(), "without weights"),
     ],
 )

@@ -17,7 +17,7 @@ from trainer.train import train
 
 _CODE = """
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 def classes(manifest):
     x = keras.Input((13,), name="integers")

@@ -28,7 +28,7 @@ KERNEL = np.linspace(-1, 1, 13, dtype="f4").reshape(13, 1)
 BIAS = np.array([0.25], "f4")
 _CODE = """
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 def make(manifest=None):
     x = keras.Input((13,), name="integers")

@@ -193,7 +193,7 @@ def test_a_refused_request_writes_nothing(
     request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "no_table.py").write_text(
-        "import tf_keras as keras\n"
+        "import keras\n"
         "def make(manifest):\n"
         "    ids = keras.Input((26,), dtype='int32', name='categories')\n"
         "    return keras.Model(ids, keras.layers.Dense(1)(ids))\n"

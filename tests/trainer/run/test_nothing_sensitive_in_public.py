@@ -59,7 +59,7 @@ def test_errors_of_the_model_do_not_quote_examples(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "short_table.py").write_text(
-        "import tf_keras as keras\n"
+        "import keras\n"
         "def make(manifest):\n"
         "    ids = keras.Input((26,), dtype='int32', name='categories')\n"
         "    values = keras.layers.Flatten()(keras.layers.Embedding(7, 1)(ids))\n"

@@ -35,7 +35,7 @@ ONE_ID = "5" * 32
 USERS = {
     "mine/__init__.py": "",
     "mine/model.py": """
-        import tf_keras as keras
+        import keras
         from mine.layers import Twice
 
         def make(manifest):
@@ -48,7 +48,7 @@ USERS = {
             return tf.where(tf.math.is_nan(values), 0.0, values) / 8
     """,
     "mine/layers.py": """
-        import tf_keras as keras
+        import keras
         from . import factors as known
 
         class Twice(keras.layers.Layer):
@@ -74,7 +74,7 @@ USERS = {
     "mine/scale.json": "1.5",
     "mine/optimizer.py": """
         import importlib
-        import tf_keras as keras
+        import keras
 
         def make(rate):
             return keras.optimizers.SGD(importlib.import_module("rates").RATE * rate)
@@ -285,7 +285,7 @@ _HOLDING_LAYER = """
     import pathlib
     import numpy as np
     import tensorflow as tf
-    import tf_keras as keras
+    import keras
 
     FILE = pathlib.Path(__file__).with_name("known.npy")
     {made}
@@ -441,7 +441,7 @@ _CHILD = """
 #: A product over 8,192 places, which TensorFlow splits by its number of threads.
 _FACTORED = """
     import tensorflow as tf
-    import tf_keras as keras
+    import keras
 
     class Factored(keras.layers.Layer):
         def build(self, shape):

@@ -167,7 +167,7 @@ def test_train_and_make_private_keep_the_same_record(
     small_batches: Any, held_out: Any, tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:
     (tmp_path / "linear.py").write_text(
-        "import tf_keras as keras\n"
+        "import keras\n"
         "import tensorflow as tf\n"
         "def make(manifest):\n"
         "    inputs = keras.Input((13,), name='integers')\n"

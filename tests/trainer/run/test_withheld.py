@@ -26,7 +26,7 @@ SECRET = 79850
 OWN_CODE = f"""
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 
 def make(manifest):

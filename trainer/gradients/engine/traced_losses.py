@@ -72,7 +72,7 @@ def trace(model: TrainableModel) -> TracedLosses:
         return value
 
     specs = dict(sorted(model.column_specs.items()))
-    concrete = trace_eagerly(losses, specs, autograph=model.needs_autograph)
+    concrete = trace_eagerly(losses, specs)
     check_pure(concrete.graph, "the model and its loss")
     return TracedLosses(
         function=concrete, names=tuple(specs), time_steps=max(lengths, default=1)
@@ -90,19 +90,18 @@ def check_eager() -> None:
         raise RuntimeError("Expected a gradient sum to be made outside of tf.function.")
 
 
-def trace_eagerly(function: Callable[..., Any], specs: Any, *, autograph: bool) -> Any:
+def trace_eagerly(function: Callable[..., Any], specs: Any) -> Any:
     """Returns the concrete function of the only trace of a function.
 
     Args:
       function: Function of nested tensors.
       specs: Their shapes and types.
-      autograph: Whether the function may branch on tensors.
 
     Raises:
       RuntimeError: as ``check_eager``.
     """
     check_eager()
-    return tf.function(function, autograph=autograph).get_concrete_function(specs)
+    return tf.function(function, autograph=False).get_concrete_function(specs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
