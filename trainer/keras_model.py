@@ -349,7 +349,9 @@ class PrivateModel(keras.Model):
         )
         models.check_model(trainable, self._manifest)
         optimizer = optimizer_of_keras(optimizer)
-        super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
+        super().compile(
+            optimizer=optimizer, loss=loss, metrics=metrics, jit_compile=False
+        )
         self._checked_model = trainable
         self._train_by(trainable)
 
@@ -523,7 +525,6 @@ class PrivateModel(keras.Model):
             self._session.execute(
                 noise, parts, observe=observe if non_private else None
             )
-            self._train_counter.assign_add(1)
             self._within_step = False
             logs = found or logs
             listed.on_train_batch_end(index, logs)
@@ -549,14 +550,11 @@ class PrivateModel(keras.Model):
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
         with unchanged(self.network.weights, "metrics of training examples"):
-            found = self.test_on_batch(
-                model.inputs(columns),
-                model.labels(columns),
-                sample_weight=weights,
-                reset_metrics=False,
-                return_dict=True,
+            # Not test_on_batch, which begins with new metrics.
+            found = self.test_step(
+                (model.inputs(columns), model.labels(columns), weights)
             )
-        logs.update((_PREFIX + name, value) for name, value in found.items())
+        logs.update((_PREFIX + name, float(value)) for name, value in found.items())
 
     # -- the run -------------------------------------------------------------------
 
