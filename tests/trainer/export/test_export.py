@@ -160,7 +160,7 @@ TABLE = tf.lookup.StaticHashTable(
 
 def without_config(manifest):
     integers = keras.Input((13,), name="integers")
-    values = tf.where(tf.math.is_nan(integers), 0.0, integers)
+    values = keras.ops.nan_to_num(integers)
     return keras.Model(integers, Scaled(lambda values: values / 8)(values))
 
 
@@ -219,7 +219,7 @@ def test_a_layer_with_a_table_is_exported_with_the_table(
     keras.utils.set_random_seed(0)
     ids = keras.Input((26,), dtype="int32", name="categories")
     places = keras.layers.IntegerLookup(vocabulary=[5, 3, 1])(ids)
-    network = keras.Model(ids, keras.layers.Dense(1)(tf.cast(places, tf.float32)))
+    network = keras.Model(ids, keras.layers.Dense(1)(keras.ops.cast(places, "float32")))
     model = TrainableModel(network=network, description={})
     check_export(model, small_batches.manifest)
     export(model, small_batches.manifest, tmp_path)

@@ -284,7 +284,7 @@ def _with_loss(network: Any, loss: Any) -> TrainableModel:
 
 def _checked(manifest: Any, size: int, loss: Any) -> None:
     integers = keras.Input((13,), name="integers")
-    values = tf.where(tf.math.is_nan(integers), 0.0, integers)
+    values = keras.ops.nan_to_num(integers)
     network = keras.Model(integers, keras.layers.Dense(size)(values))
     check_model(TrainableModel(network=network, description={}, loss=loss), manifest)
 
@@ -323,7 +323,7 @@ _DENSE = keras.layers.Dense
 ENDINGS = {
     "argument": lambda x, n: _DENSE(n, activation="sigmoid")(x),
     "layer": lambda x, n: keras.layers.Activation("sigmoid")(_DENSE(n)(x)),
-    "op": lambda x, n: tf.nn.sigmoid(_DENSE(n)(x)),
+    "op": lambda x, n: keras.ops.sigmoid(_DENSE(n)(x)),
     "lambda": lambda x, n: keras.layers.Lambda(tf.math.sigmoid)(_DENSE(n)(x)),
     "nested": lambda x, n: keras.Sequential([_DENSE(n, activation="sigmoid")])(x),
     "own layer": lambda x, n: _Called(n)(x),
@@ -350,7 +350,7 @@ LOGIT_ENDINGS = {
 def _ending(ending: Any, size: int) -> Any:
     keras.utils.set_random_seed(0)
     integers = keras.Input((13,), name="integers")
-    hidden = _DENSE(8, activation="relu")(tf.where(integers > 0, integers, 0.0))
+    hidden = _DENSE(8, activation="relu")(keras.ops.relu(integers))
     return keras.Model(integers, ending(hidden, size))
 
 
@@ -507,7 +507,7 @@ import tensorflow as tf
 
 def features():
     integers = keras.Input((13,), name="integers")
-    return integers, tf.where(tf.math.is_nan(integers), 0.0, integers) / 8
+    return integers, keras.ops.nan_to_num(integers) / 8
 
 def three_classes(manifest):
     integers, values = features()
@@ -525,7 +525,7 @@ class Whole(keras.Model):
         self.dense = keras.layers.Dense(1)
 
     def call(self, columns):
-        known = tf.where(tf.math.is_nan(columns["integers"]), 0.0, columns["integers"])
+        known = keras.ops.nan_to_num(columns["integers"])
         return self.dense(known)
 
 def subclassed(manifest):
