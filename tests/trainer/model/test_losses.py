@@ -340,7 +340,7 @@ LOGIT_ENDINGS = {
     "linear": lambda x, n: _DENSE(n)(x),
     "zeros": lambda x, n: _DENSE(n, kernel_initializer="zeros")(x),
     "tiny": lambda x, n: 1e-3 * _DENSE(n)(x),
-    "cosine": lambda x, n: tf.repeat(
+    "cosine": lambda x, n: keras.ops.repeat(
         keras.layers.Dot(1, normalize=True)([_DENSE(4)(x), _DENSE(4)(x)]), n, axis=1
     ),
     "tanh": lambda x, n: _DENSE(n, activation="tanh")(x),
@@ -444,9 +444,9 @@ def test_a_loss_whose_clipping_would_mean_nothing_is_refused(
 
 
 @pytest.mark.parametrize("name", ["MeanSquaredError", "mean_squared_error"])
-def test_a_loss_of_keras_3_is_refused_in_one_line(name: str) -> None:
-    found = getattr(pytest.importorskip("keras").losses, name)
-    with pytest.raises(InputError, match="is Keras 3's") as error:
+def test_a_loss_of_keras_2_is_refused_in_one_line(name: str) -> None:
+    found = getattr(pytest.importorskip("tf_keras").losses, name)
+    with pytest.raises(InputError, match="is of tf_keras") as error:
         loss_of_keras(found() if isinstance(found, type) else found)
     assert "\n" not in str(error.value)
 
