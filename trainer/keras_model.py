@@ -77,7 +77,7 @@ from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import check_plain, keras, tf
+from trainer.tf_compat import check_plain, keras, raw_variable, tf
 
 _PREFIX = "non_private_"
 _RUN_STAYS = (
@@ -221,7 +221,8 @@ class PrivateModel(keras.Model):
         if settings.initial_weights is not None:
             path = pathlib.Path(settings.initial_weights)
             self._initial = initial_weights_files.read(path)
-            self._initial.assign(self.network.trainable_variables)
+            weights = self.network.trainable_variables
+            self._initial.assign([*map(raw_variable, weights)])
         name = getattr(augment, "name", getattr(augment, "__name__", "augment"))
         self._views = Views(
             number=settings.views,

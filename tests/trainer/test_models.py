@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from trainer.model.losses import loss_of_ones_own
 from trainer.models import (
     TrainableModel,
     check_model,
