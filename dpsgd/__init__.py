@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
+    from trainer.model.layers.function_model import FunctionModel as FunctionModel
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
     from trainer.run.preflight import Request as Request
@@ -98,6 +99,7 @@ _HOMES = {
     "ComparisonSettings": "trainer.settings.comparison_settings",
     "Dataset": "pipelines.inputs.parquet_blocks",
     "DpSgdPlan": "accounting.plan",
+    "FunctionModel": "trainer.model.layers.function_model",
     "InputError": "accounting.validation",
     "Manifest": "pipelines.batches.manifest",
     "NoiseBounds": "accounting.intervals",

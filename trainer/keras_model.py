@@ -65,6 +65,7 @@ from trainer.gradients.dp_step import Step
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import initial_weights as initial_weights_files
+from trainer.model.layers.function_model import as_keras
 from trainer.model.losses import loss_of_keras
 from trainer.model.swapped_weights import unchanged
 from trainer.model.trainable_model import TrainableModel, nested_inputs
@@ -114,8 +115,8 @@ def make_private(
     """Returns a Keras model that trains privately on ``batches``.
 
     Args:
-      model: A Keras model whose inputs are named like columns of the
-        batches; its weights are trained in place.
+      model: A Keras model whose inputs are named like columns of the batches, or a
+        ``tf.Module`` to call on a dict of columns; its weights are trained in place.
       batches: Folder that ``dpsgd batches`` wrote, here or in a store (``s3://``).
       run: New folder for the key, the record and the copy of the manifest.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.
@@ -141,6 +142,7 @@ def make_private(
     """
     if registry.hooks_of(method).optimizer is not None:
         raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
+    model = as_keras(model)
     check_plain(model)
     if isinstance(model, PrivateModel):
         raise InputError(

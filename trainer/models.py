@@ -29,6 +29,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from trainer.gradients.model_check import check_differentiable, check_model
 from trainer.model.grouped_model import of_users
+from trainer.model.layers.function_model import as_keras
 from trainer.model.losses import (
     BINARY_CROSS_ENTROPY,
     Loss,
@@ -154,12 +155,13 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
     """Returns a model with named inputs; a subclassed one takes all but ``label``.
 
     Args:
-      network: A Keras model, functional or subclassed.
+      network: A Keras model, functional or subclassed, or a ``tf.Module``.
       manifest: Manifest of the batches.
 
     Raises:
       InputError: the model contains TF Privacy's own clip and noise.
     """
+    network = as_keras(network)
     check_plain(network)
     if isinstance(network, keras.Sequential) and network.built:
         return keras.Model(network.inputs, network.outputs, name=network.name)

@@ -87,8 +87,8 @@ def check_plain(network: Any) -> None:
         kind = type(network)
         old = any(one.__module__.startswith("tf_keras") for one in kind.__mro__)
         raise InputError(
-            "Expected a model of Keras 3, not of tf_keras. Build it with `import keras` "
-            "in place of tf_keras, and without TF_USE_LEGACY_KERAS."
+            "Expected a model of Keras 3, not of tf_keras. Build it with `import "
+            "keras`, or with tf.keras and without TF_USE_LEGACY_KERAS."
             if old
             else f"Expected a keras.Model, not {kind.__module__}.{kind.__qualname__}."
         )

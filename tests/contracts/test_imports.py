@@ -11,7 +11,7 @@ import pytest
 HEAVY = {
     "apache_beam",
     "tensorflow",
-    "tf_keras",
+    "keras",
     "tensorflow_privacy",
     "scipy",
     "dp_accounting",
@@ -19,7 +19,7 @@ HEAVY = {
     "pyarrow",
     "numpy",
 }
-FRAMEWORKS = {"apache_beam", "tensorflow", "tf_keras", "tensorflow_privacy"}
+FRAMEWORKS = {"apache_beam", "tensorflow", "keras", "tensorflow_privacy"}
 
 _PROBE = """
 import runpy, sys
@@ -77,8 +77,8 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("pipelines.batches.verify", FRAMEWORKS),
         ("pipelines.cli.data_commands", FRAMEWORKS),
         ("pipelines.cli.batch_commands", FRAMEWORKS),
-        ("pipelines.job.transforms", {"tensorflow", "tf_keras", "tensorflow_privacy"}),
-        ("pipelines.job.poisson_batching", {"tensorflow", "tf_keras", "trainer"}),
+        ("pipelines.job.transforms", {"tensorflow", "keras", "tensorflow_privacy"}),
+        ("pipelines.job.poisson_batching", {"tensorflow", "keras", "trainer"}),
         ("trainer.run.run_record", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
         ("trainer.cli.commands", FRAMEWORKS),
         (

@@ -187,7 +187,7 @@ def test_a_container_of_your_own_needs_no_package(
 _WORKER = """
 import importlib.abc, sys
 sys.path.insert(0, sys.argv[1])
-FORBIDDEN = ("tensorflow", "tf_keras", "tensorflow_privacy", "trainer")
+FORBIDDEN = ("tensorflow", "keras", "tensorflow_privacy", "trainer")
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.split(".")[0] in FORBIDDEN:

@@ -20,6 +20,7 @@ from trainer.gradients.dp_step import Step
 from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
 from trainer.methods.bam import bam_sum
+from trainer.model.layers.function_model import FunctionModel
 from trainer.model.trainable_model import TrainableModel
 from trainer.run.preflight import check_run_folder
 from trainer.run.privacy import run_statement
@@ -222,10 +223,14 @@ def _check_export(model: PrivateModel, x: Any, folder: pathlib.Path) -> None:
     model.export()
     assert serving.read(folder / "run").outputs == ("probability",)
     model.export(folder / "alone")
-    wanted = tf.sigmoid(model.predict(x, verbose=0))
     for path in (folder / "run" / "saved_model", folder / "alone"):
-        loaded = tf.saved_model.load(str(path))
-        np.testing.assert_allclose(loaded.serve(x)["probability"], wanted, rtol=1e-5)
+        _check_outputs(path, model, x)
+
+
+def _check_outputs(saved_model: pathlib.Path, model: PrivateModel, x: Any) -> None:
+    wanted = tf.sigmoid(model.predict(x, verbose=0))
+    loaded = tf.saved_model.load(str(saved_model))
+    np.testing.assert_allclose(loaded.serve(x)["probability"], wanted, rtol=1e-5)
 
 
 def test_no_statement_is_given_where_training_metrics_may_have_stopped_the_run(
@@ -490,12 +495,16 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
     )  # fmt: skip
     assert seen == [(i, {}) for i in (0, 1, 2, 3, 0, 1, 2, 3, 0, 1)]
     assert set(history.history) == {"learning_rate", "val_loss", "val_AUC"}
-    np.testing.assert_allclose(history.history["learning_rate"], [0.1, 0.05, 0.1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        history.history["learning_rate"], [0.1, 0.05, 0.1 / 3], rtol=1e-6
+    )
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
     if _tensorboard(tmp_path / "board"):
         # Of training there are weights and learning rates, and no metrics.
         of_training = _tags(tmp_path / "board" / "train")
-        assert {t for t in of_training if "histogram" not in t} == {"epoch_learning_rate"}
+        assert {t for t in of_training if "histogram" not in t} == {
+            "epoch_learning_rate"
+        }
         assert "epoch_loss" in _tags(tmp_path / "board" / "validation")
     plain = keras.models.load_model(tmp_path / "best.keras")
     assert plain.get_weights()[0].shape == (13, 1)
@@ -656,32 +665,73 @@ def test_several_outputs_have_a_loss_each(private: Any, data: Any) -> None:
     known = keras.ops.nan_to_num(integers) / 8
     outputs = {
         "label": keras.layers.Dense(3, name="label")(known),
-        "integers": keras.layers.Dense(13, name="integers_")(known),
+        "categories": keras.layers.Dense(26, name="categories")(known),
     }
-    network = keras.Model(integers, outputs)
-    losses = {
-        "label": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "integers": "mse",
-    }
-    model = private(network=network)
-    with pytest.raises(InputError, match="loss_weights of the outputs.*got other"):
+    model = private(network=keras.Model(integers, outputs))
+    classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    losses = {"label": classes, "categories": "mse"}
+    with pytest.raises(InputError, match=r"loss_weights of the outputs.*got other"):
         model.compile("sgd", losses, loss_weights={"other": 1.0})
-    model.compile("sgd", losses, loss_weights={"label": 1.0, "integers": 0.5})
-    trainable = model._trained_model
-    x, labels = data
-    columns = {"integers": x["integers"], "label": labels}
-    found = trainable.losses({k: tf.constant(v) for k, v in columns.items()})
-    logits, numbers = (model.predict(x, verbose=0)[name] for name in outputs)
-    wanted = keras.ops.convert_to_numpy(
-        keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-        + 0.5 * keras.losses.mean_squared_error(x["integers"], numbers)
+    model.compile("sgd", losses, loss_weights={"label": 1.0, "categories": 0.5})
+    x = data[0]
+    labels = {
+        "label": np.array([0, 1, 2, 3, -1] * 10),
+        "categories": np.random.default_rng(0).integers(0, 4, (50, 26)),
+    }
+    columns = {**x, **labels}
+    np.testing.assert_array_equal(
+        model._trained_model.accepts(columns), np.tile([1, 1, 1, 0, 0], 10)
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, equal_nan=True)
-    accepted = trainable.accepts({**columns, "label": tf.constant([0, 1, 2, 3, -1] * 10)})
-    finite = np.isfinite(x["integers"]).all(1)
-    np.testing.assert_array_equal(accepted, finite & np.tile([1, 1, 1, 0, 0], 10))
-    history = model.fit(verbose=0, validation_data=(x, columns)).history
-    assert "val_loss" in history
+    labels["label"] = columns["label"] = columns["label"].clip(0, 2)
+    found = model._trained_model.losses(columns)
+    given = model.predict(x, verbose=0)
+    functions = keras.losses
+    wanted = functions.sparse_categorical_crossentropy(
+        labels["label"], given["label"], from_logits=True
+    ) + 0.5 * functions.mean_squared_error(labels["categories"], given["categories"])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    history = model.fit(verbose=0, validation_data=(x, labels)).history
+    np.testing.assert_allclose(
+        history["val_loss"][-1],
+        np.mean(model._trained_model.losses(columns)),
+        rtol=1e-4,
+    )
+
+
+class _Linear(tf.Module):
+    def __init__(self) -> None:
+        super().__init__(name="linear")
+        self.kernel = tf.Variable(tf.ones((13, 1)), name="kernel")
+        self.fixed = tf.Variable(2.0, trainable=False)
+
+    def __call__(self, columns: Any) -> Any:
+        known = tf.where(tf.math.is_nan(columns["integers"]), 0.0, columns["integers"])
+        return self.fixed * tf.matmul(known / 16, self.kernel)
+
+
+def test_a_module_of_tensorflow_trains_as_the_same_layers(
+    private: Any, data: Any, tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    module, layers = _Linear(), _network()
+    layers.layers[-1].set_weights([np.ones((13, 1)), np.zeros(1)])
+    layers.layers[-1].bias.trainable = False  # of other noise, otherwise
+    models = {"module": private("module", module), "layers": private("layers", layers)}
+    for model in models.values():
+        model._session.noise_multiplier = 0.0
+        _compiled(model).fit(verbose=0)
+    assert models["module"].weights[0].value is module.kernel
+    np.testing.assert_allclose(
+        module.kernel, models["layers"].get_weights()[0], rtol=1e-4
+    )
+    models["module"].export()
+    columns = {**data[0], "categories": np.zeros((50, 26), "i4")}  # all but the label
+    _check_outputs(tmp_path / "module" / "saved_model", models["module"], columns)
+    assert not (tmp_path / "module" / "model.keras").exists()
+
+
+def test_a_function_without_variables_is_refused() -> None:
+    with pytest.raises(InputError, match=r"list of tf\.Variable.*\[\]"):
+        FunctionModel(lambda columns: columns["integers"], [])
 
 
 def test_what_is_not_supported_is_refused_in_one_line(

@@ -24,6 +24,8 @@ import numpy as np
 from pipelines.batches.manifest import Manifest
 from trainer.tf_compat import keras, tf
 
+ops = keras.ops
+
 #: Column of the number of an example's canary; 0 is padding.
 CANARY = "canary"
 #: Key of the data set's own description; a canary may have several rows.
@@ -94,10 +96,17 @@ def unproven_weights(manifest: Manifest) -> Any:
 
     Its gradients are computed one example at a time.
     """
-    return _model(manifest, lambda outputs: ops.diagonal(ops.diag(outputs)))
+    return _model(manifest, _Diagonals(name="diagonals"))
 
 
-def _model(manifest: Manifest, change: Callable[[Any], Any] = lambda outputs: outputs) -> Any:
+class _Diagonals(keras.layers.Layer):
+    """Returns its inputs."""
+
+    def call(self, values: Any) -> Any:
+        return tf.linalg.diag_part(tf.linalg.diag(values))
+
+
+def _model(manifest: Manifest, change: Callable[[Any], Any] | None = None) -> Any:
     count = manifest.dataset[NUM_CANARIES]
     canary = keras.Input((), dtype="int32", name=CANARY)
     own = ops.one_hot(canary, count + 1)
@@ -106,13 +115,12 @@ def _model(manifest: Manifest, change: Callable[[Any], Any] = lambda outputs: ou
         _dense(FIRST)(own),
         _dense(SECOND)(own),
         _embedding(count + 1, 1, SMALL)(canary),
-        ops.mean(
-            _embedding(large_rows(count), LARGE_DIM, LARGE)(rows)[:, :, :1], 1
-        ),
+        ops.mean(_embedding(large_rows(count), LARGE_DIM, LARGE)(rows)[:, :, :1], 1),
     ]
-    slope = ops.where(canary == 0, _PADDING_SLOPE, 1.0)
+    slope = ops.where(ops.equal(canary, 0), _PADDING_SLOPE, 1.0)
     joined = ops.concatenate(outputs, 1)
-    return keras.Model(canary, change(joined) * slope[:, None])
+    changed = joined if change is None else change(joined)
+    return keras.Model(canary, changed * slope[:, None])
 
 
 def _dense(name: str) -> Any:
@@ -124,8 +132,8 @@ def _embedding(rows: int, dim: int, name: str) -> Any:
 
 
 def layer_of(variable: Any) -> str:
-    """Returns the layer of a variable, one of ``LAYERS``."""
-    return variable.name.split("/")[0]
+    """Returns the layer of a Keras variable, one of ``LAYERS``."""
+    return variable.path.split("/")[0]
 
 
 def linear(labels: Any, outputs: Any) -> Any:

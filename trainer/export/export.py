@@ -35,6 +35,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from trainer.export import serving
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
+from trainer.model.layers.function_model import has_keras_format
 from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
 from trainer.model.losses import Loss
 from trainer.model.metrics import BINARY, CLASSES
@@ -93,7 +94,8 @@ def export(
     """
     network = predicting_model(model, manifest)
     keras_name, tensorflow_name = exported_names(average)
-    _appear(run / keras_name, lambda path: network.save(path))
+    if has_keras_format(network):
+        _appear(run / keras_name, network.save)
     _appear(
         run / tensorflow_name,
         lambda path: _save_tensorflow(network, model.network, path),

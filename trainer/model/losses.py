@@ -117,7 +117,9 @@ def loss_of_keras(loss: Any, weights: Mapping[str, float] | None = None) -> Loss
       InputError: a loss that depends on the whole batch, or weights of other outputs.
     """
     if isinstance(loss, Mapping):
-        return _sum_of_losses({n: loss_of_keras(one) for n, one in loss.items()}, weights)
+        return _sum_of_losses(
+            {n: loss_of_keras(one) for n, one in loss.items()}, weights
+        )
     if weights is not None:
         raise InputError(
             "Expected loss_weights only beside a dict of losses, one for each output. "
@@ -133,7 +135,7 @@ def loss_of_keras(loss: Any, weights: Mapping[str, float] | None = None) -> Loss
     is_object = isinstance(loss, keras.losses.Loss)
     if str(getattr(loss, "__module__", "")).partition(".")[0] == "tf_keras":
         raise InputError(
-            f"Expected a loss of Keras 3; {loss!r} is of tf_keras. Take the loss of the "
+            f"Expected a loss of Keras 3; {loss!r} is of tf_keras. Take the one of the "
             "same name from keras.losses."
         )
     name = type(loss).__name__ if is_object else getattr(loss, "__name__", "loss")

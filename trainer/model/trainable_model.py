@@ -6,7 +6,7 @@ Public: everything but columns, outputs and losses.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.batches.columns import Column

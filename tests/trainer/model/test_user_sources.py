@@ -80,7 +80,7 @@ def test_circles_end(write: Write) -> None:
 
 
 def test_installed_packages_python_and_this_project_are_left_out(write: Write) -> None:
-    write(one="import numpy, json, sys, dpsgd, trainer.settings, tf_keras, not_there")
+    write(one="import numpy, json, sys, dpsgd, trainer.settings, keras, not_there")
     assert list(digests(["one"])) == ["one"]
 
 

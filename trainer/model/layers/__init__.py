@@ -1,1 +1,1 @@
-"""Keras layers made fit for gradients of single examples."""
+"""Keras layers and models made fit for gradients of single examples."""
