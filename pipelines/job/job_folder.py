@@ -46,13 +46,14 @@ from pipelines.batches.manifest import (
     read_manifest,
     write_manifest,
 )
+from pipelines.core.keys import commitment
 from pipelines.files import folders, locks, storage
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
 from pipelines.inputs.bounded import KEY_LABEL
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import Layout
-from pipelines.sampling.keys import commitment, read_or_create_key_file
+from pipelines.sampling.keys import read_or_create_key_file
 
 JOB_NAME = "job.json"
 FILES_NAME = "files"

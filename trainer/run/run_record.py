@@ -54,9 +54,10 @@ from pipelines.batches.manifest import (
     write_atomically,
 )
 from pipelines.batches.share import ALL, Share
+from pipelines.core.keys import derive
 from pipelines.files.folders import make_private_folder
 from pipelines.files.locks import in_use, locked
-from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
+from pipelines.sampling.keys import read_key_file, read_or_create_key_file
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 

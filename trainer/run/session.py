@@ -43,8 +43,8 @@ from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.batches.share import Share
+from pipelines.core import keys
 from pipelines.files.paths import StrPath
-from pipelines.sampling import keys
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds
 from trainer.model.layers.keyed_layers import SEEDS
