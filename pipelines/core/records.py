@@ -52,7 +52,7 @@ def checksum(
         start += column.num_bytes
     entries = [
         _message(1, _message(1, name.encode()) + _message(2, features[name]))
-        for name in sorted(features)
+        for name in sorted(features, key=_place)
     ]
     record = _message(1, b"".join(entries))
     length = len(record).to_bytes(8, "little")
@@ -61,6 +61,14 @@ def checksum(
     for piece in framed:
         digest.update(piece)
     return f"{step} {part} {sum(map(len, framed))} {digest.hexdigest()}"
+
+
+def _place(name: str) -> bytes:
+    """Returns what names are sorted by, as upb (protobuf's library) sorts the job's.
+
+    By their bytes; a name comes after those that begin with it.
+    """
+    return name.encode() + b"\xff"  # which is in no UTF-8
 
 
 def _varint(number: int) -> bytes:

@@ -46,7 +46,7 @@ from pipelines.batches.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipelines.core.keys import commitment
+from pipelines.core.keys import commitment, derive
 from pipelines.files import folders, locks, storage
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
@@ -250,6 +250,7 @@ def _begin_or_continue(
         "layout": fingerprint(_layout_json(layout)),
         "input": dataset.digest,
         "key": commitment(key, "job"),
+        "seal_key": derive(key, "seal").hex(),
     }
     if not storage.exists(path):
         write_atomically(path, pretty_json(state), mode=0o600)
@@ -382,7 +383,8 @@ def _write_manifest(
         files=files,
     )
     checksums = {file.name: done[group] for group, file in enumerate(files)}
-    write_manifest(out, manifest, checksums, dataset.footers.values())
+    seal_key = read_json(join(out, PRIVATE_NAME, JOB_NAME)).get("seal_key", "")
+    write_manifest(out, manifest, checksums, dataset.footers.values(), seal_key)
 
 
 def _clean(out: StrPath, spill: StrPath | None) -> None:
