@@ -264,8 +264,7 @@ def _starts(sampler: Sampler, blocks: Sequence[Rows], shuffle: int) -> Ranks:
         )
         counts[bucket] += number
     bucket = np.searchsorted(np.cumsum(counts), places, side="right")
-    is_kept = np.zeros(len(counts), bool)
-    is_kept[bucket] = True
+    is_kept = np.isin(np.arange(len(counts)), bucket)
     kept = []
     for rows in blocks:
         ranks = np.stack(sampler.ranks(rows, shuffle))

@@ -75,34 +75,32 @@ class Resampling:
     record_rows: int
 
     def steps(
-        self,
-        *,
-        memory: int,
-        num_threads: int = 1,
-        progress: Callable[[int], None] = lambda steps: None,
+        self, *, memory: int, num_threads: int, progress: Callable[[int], None]
     ) -> Iterator[tuple[int, list[str]]]:
         """Yields every step in order, with the checksums of its records.  Sensitive.
 
         Args:
           memory: Bytes to use.
           num_threads: Number of threads, which does not change the result.
-          progress: Called with the number of steps done; those of a range count as the
+          progress: Called with the number of steps done; half of a range counts as its
             blocks are read.
 
         Raises:
           InputError: too little memory, or rows that cannot be read.
         """
-        num_blocks = len(self.data.blocks)
+        blocks, num_done = self.data.blocks, 0
         for steps in self._ranges(memory, num_threads):
             with ThreadPoolExecutor(num_threads) as pool:
                 kept = []
-                works = zip(self.data.blocks, itertools.repeat(steps), strict=False)
-                for piece in pool.map(self._keep, works):
+                for piece in pool.map(self._keep, blocks, [steps] * len(blocks)):
                     kept.append(piece)
-                    progress(steps.start + len(steps) * len(kept) // (num_blocks + 1))
-                made = self._arranged(kept, steps)
-                yield from zip(steps, pool.map(self._checksums, made), strict=True)
-        progress(self.sampler.plan.num_steps)
+                    # About half of the work of a range.
+                    progress(num_done + len(steps) * len(kept) // (2 * len(blocks)))
+                made = pool.map(self._checksums, *self._arranged(kept, steps))
+                for step, checksums in zip(steps, made, strict=True):
+                    yield step, checksums
+                    num_done += 1
+                    progress(num_done + (steps.stop - num_done) // 2)
 
     def _ranges(self, memory: int, num_threads: int) -> Iterator[range]:
         """Yields ranges of steps, of nearly equal sizes, whose rows fit into memory."""
@@ -118,14 +116,12 @@ class Resampling:
                 f"Expected memory_limit={memory} to suffice for {num_threads} row "
                 "groups and one step. Raise --memory-limit."
             )
-        num_ranges = -(-plan.num_steps // fitting)
-        size = -(-plan.num_steps // num_ranges)
+        size = -(-plan.num_steps // -(-plan.num_steps // fitting))
         for start in range(0, plan.num_steps, size):
             yield range(start, min(start + size, plan.num_steps))
 
-    def _keep(self, work: tuple[Block, range]) -> _Kept:
+    def _keep(self, block: Block, steps: range) -> _Kept:
         """Returns the step, priority and bytes of each choice in a range of steps."""
-        block, steps = work
         row, step, priority = self.sampler.choose(block)
         here = np.flatnonzero((step >= steps.start) & (step < steps.stop))
         if not len(here):
@@ -135,26 +131,31 @@ class Resampling:
         rows = [np.take(values, row[here], axis=0) for values in columns]
         return step[here], priority[here], np.concatenate(rows, axis=1)
 
-    def _arranged(
-        self, kept: list[_Kept], steps: range
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields each step and its rows, in the order of the record, truncated."""
+    def _arranged(self, kept: list[_Kept], steps: range) -> Iterator[Iterable[Any]]:
+        """Yields the arguments of ``_checksums``: an item of each for every step."""
         step, priority, rows = map(np.concatenate, zip(*kept, strict=True))
         kept.clear()
         order = np.lexsort((priority, step))
         edges = np.searchsorted(step[order], [*steps, steps.stop])
-        for number, (start, end) in zip(steps, itertools.pairwise(edges), strict=True):
-            chosen = order[start:end][: self.sampler.plan.truncated_batch_size]
-            yield number, rows[chosen]
+        yield steps
+        yield itertools.repeat(rows)
+        yield (order[start:end] for start, end in itertools.pairwise(edges))
 
-    def _checksums(self, made: tuple[int, np.ndarray]) -> list[str]:
-        """Returns the checksums of the records of a step."""
-        (step, rows), size = made, self.record_rows
+    def _checksums(self, step: int, rows: np.ndarray, chosen: np.ndarray) -> list[str]:
+        """Returns the checksums of the records of a step.
+
+        Args:
+          step: The step.
+          rows: Bytes of rows.
+          chosen: Which of them chose the step, by priority.
+        """
+        plan, size = self.sampler.plan, self.record_rows
+        chosen = chosen[: plan.truncated_batch_size]
         # A cap fixes the number of records: it must not depend on the rows.
-        most = self.sampler.plan.largest_batch_size or max(1, len(rows))
+        most = plan.largest_batch_size or max(1, len(chosen))
         return [
             records.checksum(
-                rows[start : start + size], self.columns,
+                rows[chosen[start : start + size]], self.columns,
                 step=step, part=start // size, size=size,
             )
             for start in range(0, most, size)
@@ -210,8 +211,9 @@ def resampling(manifest: Any, key: bytes, data: DataSet) -> Resampling:
 
 def batches_id(manifest: Any, key: bytes, data: DataSet) -> str:
     """Returns the commitment to key, plan, layout and input; as for `resampling`."""
-    names = ("plan", "columns", "physical_batch_size")
-    layout = {name: manifest[name] for name in names}
+    layout = {
+        each: manifest[each] for each in ("plan", "columns", "physical_batch_size")
+    }
     layout["steps_per_group"] = manifest["files"][0]["num_steps"]
     made_of = (str(manifest["version"]), fingerprint(layout), data.digest)
     return commitment(key, "batches", *made_of)

@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import shutil
+import tokenize
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,7 +31,7 @@ from pipelines.batches.tf_example import Example
 from pipelines.batches.tfrecord import iterate_records, write_record
 from pipelines.batches.verify import verify
 from pipelines.certify import certify
-from pipelines.core import resample, rows
+from pipelines.core import choices, resample, rows
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout
@@ -41,6 +42,10 @@ from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 from tests.pipelines.conftest import run_command
 
+_LAYOUT = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)  # fmt: skip
 #: How the tests make batches of `input_folder`, whose rows are 100.
 PLAN: dict[str, Any] = {"num_examples": 100, "expected_batch_size": 10}
 
@@ -90,7 +95,12 @@ def differing(
     written = itertools.chain.from_iterable(
         sums[f.name].records for f in manifest.files
     )
-    return resample.differing_steps(again.steps(memory=memory, num_threads=2), written)
+    done = [0]
+    remade = again.steps(memory=memory, num_threads=2, progress=done.append)
+    found = resample.differing_steps(remade, written)
+    assert done == sorted(done)
+    assert done[-1] == manifest.plan.num_steps
+    return found
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -408,9 +418,9 @@ def test_at_most_so_much_memory_in_ranges_of_steps(
     found = list[range]()
     kept = resample.Resampling._keep
 
-    def keep(self: resample.Resampling, work: tuple[rows.Block, range]) -> Any:
-        found.append(work[1])
-        return kept(self, work)
+    def keep(self: resample.Resampling, block: rows.Block, steps: range) -> Any:
+        found.append(steps)
+        return kept(self, block, steps)
 
     monkeypatch.setattr(resample.Resampling, "_keep", keep)
     # 25 rows of a block: 4 copies of 17 bytes, and 96 for each of 5 choices; two
@@ -578,3 +588,19 @@ def test_a_key_elsewhere_is_given(
     with pytest.raises(InputError, match="key file"):
         certify(out, str(input_folder))
     assert certify(out, str(input_folder), key_file).certified
+
+
+def test_the_reference_has_at_most_300_lines() -> None:
+    """Of code: without docstrings, comments and blank lines, but with imports."""
+    total = 0
+    for module in (choices, resample):
+        path = pathlib.Path(str(module.__file__))
+        tokens = tokenize.generate_tokens(path.open(encoding="utf-8").readline)
+        lines, statement_begins = set[int](), True
+        for token in tokens:
+            is_docstring = statement_begins and token.type == tokenize.STRING
+            if token.type not in _LAYOUT and not is_docstring:
+                lines |= set(range(token.start[0], token.end[0] + 1))
+            statement_begins = token.type in _LAYOUT
+        total += len(lines)
+    assert 200 < total <= 300
