@@ -160,13 +160,8 @@ def verify(
 
     asked = {"input": source, "key-file": key_file, "memory-limit": memory_limit}
     with stoppable(), Bars(["files", "steps"]) as bars:
-        if resample:
-            result = verification.certify(directory, asked, bars.update)
-        else:
-            verification.check_alone(asked)
-            result = verification.verify(
-                directory, lambda done, total: bars.update("files", done, total)
-            )
+        check = verification.certify if resample else verification.verify
+        result = check(directory, asked, bars.update)
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
         click.echo(json.dumps(fields, indent=2))

@@ -20,22 +20,35 @@ from pipelines.tables.prepared_files import (
     verify_prepared,
 )
 
+#: Called with a label ("files", "steps"), what is done, and the total.
+Progress = Callable[[str, int, int], None]
+
 
 def verify(
-    directory: str, progress: Callable[[int, int], None]
+    directory: str, asked: dict[str, Any], progress: Progress
 ) -> Verification | PreparedVerification:
     """Checks every byte of a folder of batches or of prepared data.
 
     Args:
       directory: Folder of batches, also in a store; or of prepared data.
-      progress: Called with the number of files checked so far and in total.
+      asked: Options of ``--resample`` by their names; all None.
+      progress: Called with "files" and their numbers.
 
     Raises:
-      InputError: the folder is neither.
+      InputError: the folder is neither, or an option is given without ``--resample``.
     """
+    for name, value in asked.items():
+        if value is not None:
+            raise InputError(
+                f"Expected --resample with --{name} {value}. Add it, or omit --{name}."
+            )
+
+    def advance(done: int, total: int) -> None:
+        progress("files", done, total)
+
     if not is_remote(directory):
         if is_prepared(directory):
-            return verify_prepared(directory, progress=progress)
+            return verify_prepared(directory, progress=advance)
         above = os.path.dirname(os.path.normpath(directory)) or "."
         is_batches = storage.exists(join(directory, manifest.MANIFEST_NAME))
         if is_prepared(above) and not is_batches:
@@ -44,18 +57,18 @@ def verify(
                 f"verify {above}`."
             )
     total = len(manifest.read_manifest(directory).files)
-    return verify_batches(directory, progress=lambda done: progress(done, total))
+    return verify_batches(directory, progress=lambda done: advance(done, total))
 
 
 def certify(
-    directory: str, asked: dict[str, Any], progress: Callable[[str, int, int], None]
-) -> Verification:
+    directory: str, asked: dict[str, Any], progress: Progress
+) -> Verification | PreparedVerification:
     """Compares batches with those of the reference sampler, and certifies them.
 
     Args:
       directory: Folder of batches, also in a store.
       asked: Options of ``--resample`` by their names.
-      progress: As in ``certify.certify``.
+      progress: Called with "files" or "steps" and their numbers.
 
     Raises:
       InputError: prepared data, no input, or as ``certify.certify``.
@@ -72,19 +85,6 @@ def certify(
         memory_limit=asked["memory-limit"] or DEFAULT_MEMORY_LIMIT,
         progress=progress,
     )
-
-
-def check_alone(asked: dict[str, Any]) -> None:
-    """Refuses options of ``--resample`` without it; arguments as for ``certify``.
-
-    Raises:
-      InputError: one of them is given.
-    """
-    for name, value in asked.items():
-        if value is not None:
-            raise InputError(
-                f"Expected --resample with --{name} {value}. Add it, or omit --{name}."
-            )
 
 
 def counted(result: Verification | PreparedVerification) -> str:

@@ -25,7 +25,7 @@ from pipelines.core.streams import Stream
 from pipelines.sampling import samplers
 from pipelines.sampling.keys import insecure_key
 from pipelines.sampling.samplers import BlockRows, Participations, arrange_steps
-from tests.pipelines.sampling.test_streams import FakeStream
+from tests.pipelines.core.test_streams import FakeStream
 
 ERROR_RATE = 1e-6
 ROWS, STEPS, KEYS = 60, 20, 2000
