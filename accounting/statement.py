@@ -2,7 +2,8 @@
 
 Epsilon is never stated alone.  A statement has delta, the neighbouring relation, the
 sampler, the noise, the kind of bound and its theorem, the accountant with its version,
-discretisation and direction of error, and the outputs that the claim does not cover.
+discretisation and direction of error, what it relies on without a check, and the
+outputs that the claim does not cover.
 """
 
 from __future__ import annotations
@@ -38,6 +39,18 @@ _PESSIMISM = (
 
 #: The default of ``gradients``.
 DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
+
+#: Parts of the project outside of what a reviewer reads, and what a claim relies on
+#: them for.
+BATCH_JOB, BOUND_JOB = "batch job", "bound job"
+RELIANCES = {
+    BATCH_JOB: "sampled the batches as the plan says; they are not certified "
+    "(`dpsgd verify --resample` does it)",
+    BOUND_JOB: "kept at most so many rows of each user, before batches were sampled",
+}
+CERTIFIED = (
+    "certified: the reference sampler made the same bytes from key, plan and input"
+)
 
 #: Outputs of a training run that no privacy statement covers.
 NOT_COVERED = (
@@ -87,6 +100,8 @@ class PrivacyStatement:
       max_examples_per_user: k; above 1 the privacy unit is a user.
       unit: The privacy unit in words, if the batches record it: a user with at most k
         examples after `dpsgd bound`.  Else None.
+      batches_certified: Whether a certificate is about the batches of the run; None for
+        a plan without batches.
     """
 
     plan: DpSgdPlan
@@ -100,6 +115,16 @@ class PrivacyStatement:
     neighboring_relation: str = REPLACE_SPECIAL
     max_examples_per_user: int = 1
     unit: str | None = None
+    batches_certified: bool | None = None
+
+    @property
+    def relies_on(self) -> tuple[str, ...]:
+        """Names of what the claim relies on without a check, from ``RELIANCES``."""
+        relied = {
+            BATCH_JOB: self.batches_certified is False,
+            BOUND_JOB: self.unit is not None,
+        }
+        return tuple(name for name, is_relied in relied.items() if is_relied)
 
     @property
     def relation_text(self) -> str:
@@ -259,6 +284,8 @@ class PrivacyStatement:
             "discretization": self.discretization,
             "pessimism": _PESSIMISM,
             "attacks": found and found.to_json(),
+            "batches_certified": self.batches_certified,
+            "relies_on": list(self.relies_on),
             "not_covered": list(self.not_covered),
         }
 
@@ -282,6 +309,7 @@ class PrivacyStatement:
             f"{fields['reference_accountant']}; {fields['discretization']}; "
             f"{_PESSIMISM}.",
             *self._attacks(),
+            *self._reliances(),
             "  not covered",
             *(f"    - {item}" for item in self.not_covered),
         ]
@@ -293,6 +321,12 @@ class PrivacyStatement:
         unit = "the examples of a user were" if self._is_for_users else "an example was"
         replaced = self.neighboring_relation == relations.REPLACE_ONE
         return [f"  attacks     {found.to_text(unit, replaced=replaced)}."]
+
+    def _reliances(self) -> list[str]:
+        lines = [f"  batches     {CERTIFIED}."] if self.batches_certified else []
+        for name in self.relies_on:
+            lines.append(f"  relies on   the {name}: {RELIANCES[name]}.")
+        return lines
 
     def _number(self) -> str:
         zero_out = self.neighboring_relation == REPLACE_SPECIAL

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
     from pipelines.batches.batch_format import PhysicalBatch as PhysicalBatch
+    from pipelines.batches.certificate import Certificate as Certificate
+    from pipelines.batches.certificate import read_certificate as read_certificate
     from pipelines.batches.manifest import Manifest as Manifest
     from pipelines.batches.manifest import read_manifest as read_manifest
     from pipelines.batches.reader import read_batches as read_batches
     from pipelines.batches.verify import Verification as Verification
     from pipelines.batches.verify import verify as verify
+    from pipelines.certify import certify as certify
     from pipelines.inputs.parquet_blocks import Dataset as Dataset
     from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings
@@ -96,6 +99,7 @@ _HOMES = {
     "BatchSettings": "pipelines.job.batch_settings",
     "BoundUsers": "pipelines.users.bound_rows",
     "Bounds": "accounting.intervals",
+    "Certificate": "pipelines.batches.certificate",
     "ComparisonSettings": "trainer.settings.comparison_settings",
     "Dataset": "pipelines.inputs.parquet_blocks",
     "DpSgdPlan": "accounting.plan",
@@ -125,6 +129,7 @@ _HOMES = {
     "accountant": "accounting",
     "audit": "trainer.auditing.audit",
     "budget": "accounting.planning",
+    "certify": "pipelines.certify",
     "cli": "dpsgd.command_line",
     "compare": "trainer.experiments.compare",
     "first_schema": "pipelines.tables.schema.first_schema",
@@ -137,6 +142,7 @@ _HOMES = {
     "prepare": "pipelines.tables.convert",
     "privacy_statement": "accounting.statement",
     "read_batches": "pipelines.batches.reader",
+    "read_certificate": "pipelines.batches.certificate",
     "read_manifest": "pipelines.batches.manifest",
     "read_run": "trainer.run.run_record",
     "run_statement": "trainer.run.privacy",

@@ -53,6 +53,7 @@ import numpy as np
 
 from accounting.plan import steps_per_epoch
 from accounting.validation import InputError, check_int
+from pipelines.batches.certificate import read_certificate
 from pipelines.batches.manifest import read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models
@@ -497,6 +498,7 @@ class PrivateModel(keras.Model):
             self._session.manifest,
             delta=None,
             allow_large_delta=self._session.settings.allow_large_delta,
+            certificate=read_certificate(self._session.run),
         )
 
     def _check_fit(self, x: Any, y: Any, more: Mapping[str, Any]) -> None:

@@ -3,7 +3,9 @@
     OUT/manifest.json             plan, columns, physical batch size, files; public
     OUT/batches-*.tfrecord        the batches; sensitive
     OUT/private/checksums.json    size and real rows of every file, digests of its
-                                  records and of the input's files; sensitive
+                                  records and of the input's files, and the key of
+                                  their seal; sensitive
+    OUT/certificate.json          see ``certificate``; public
     OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
 
 Formal guarantees:
@@ -13,6 +15,9 @@ Formal guarantees:
     keys have different manifests.
   - An edited manifest does not match the digest in the checksums.
   - ``read_input_digests`` identifies the files that the examples are from.
+  - ``read_seal`` changes with the manifest or any record.  It and its digest reveal
+    nothing about them, up to the PRF assumption on keyed BLAKE2b; nobody makes it from
+    public files.
   - Files appear under their final name complete or not at all.
 """
 
@@ -29,6 +34,7 @@ from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
 from accounting.versioned_json import header, read_fields
 from pipelines.batches.columns import Column, check_record
+from pipelines.core.keys import derive
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import make_folder, read_bytes, write_atomically
 
@@ -240,6 +246,7 @@ def write_manifest(
     manifest: Manifest,
     checksums: dict[str, FileChecksum],
     input_digests: Collection[str] = (),
+    seal_key: str = "",
 ) -> None:
     """Writes the checksums, then the manifest, whose presence means a finished job.
 
@@ -248,12 +255,14 @@ def write_manifest(
       manifest: Description of the batches.
       checksums: Name of a batch file -> its checksum.
       input_digests: ``parquet_blocks.footer_digest`` of each file of the input.
+      seal_key: Hex digits of the secret key of ``read_seal``; empty for no seal.
     """
     data = pretty_json(manifest.to_json())
     private = {
         "manifest_sha256": hashlib.sha256(data).hexdigest(),
         "files": {name: dataclasses.asdict(sums) for name, sums in checksums.items()},
         "inputs": sorted(set(input_digests)),
+        "seal_key": seal_key,
     }
     if digest := digest_of_key(directory):
         private["key_sha256"] = digest
@@ -313,6 +322,24 @@ def read_input_digests(directory: StrPath) -> frozenset[str]:
         return frozenset(private["inputs"])
     except (KeyError, TypeError):
         raise refusal from None
+
+
+def read_seal(directory: StrPath) -> bytes:
+    """Returns the seal of the manifest and of the digests of all records; else empty.
+
+    It is secret until a certificate shows it; its SHA-256 is public.  Batches of
+    earlier releases have none.
+
+    Raises:
+      InputError: as ``read_checksums``.
+    """
+    private, refusal = _read_private(directory)
+    try:
+        key, named = bytes.fromhex(private.get("seal_key", "")), private["files"]
+    except (KeyError, TypeError, ValueError):
+        raise refusal from None
+    labels = ("seal", private["manifest_sha256"], fingerprint(named))
+    return derive(key, *labels) if key else b""
 
 
 def _read_private(directory: StrPath) -> tuple[Any, InputError]:

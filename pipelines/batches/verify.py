@@ -6,7 +6,10 @@ Formal guarantees, if ``verify`` returns no findings:
   - the files hold every step of the plan once, in order, with all of its parts;
   - the checksums of single records, where there are any, are those of the files;
   - every record has its real rows first, weights of 0 and 1 only, and zero padding;
-  - the key in the folder, if it holds one, is the one that sampled the batches.
+  - the key in the folder, if it holds one, is the one that sampled the batches;
+  - the certificate in the folder, if it holds one, is about these batches.
+
+That the records are what plan, key and input determine is for ``certify``.
 
 Public: the findings, which name files and steps.  Sensitive: the batches.
 """
@@ -23,6 +26,11 @@ import numpy as np
 
 from accounting.validation import InputError
 from pipelines.batches.batch_format import PhysicalBatch
+from pipelines.batches.certificate import (
+    CERTIFICATE_NAME,
+    read_certificate,
+    records_id,
+)
 from pipelines.batches.manifest import (
     KEY_NAME,
     PRIVATE_NAME,
@@ -50,11 +58,15 @@ _MAX_THREADS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was checked; each finding is one line.  All public."""
+    """What was checked; each finding is one line.  All public.
+
+    ``certified`` if the folder holds a certificate of these batches.
+    """
 
     num_files: int
     num_steps: int
     findings: tuple[str, ...]
+    certified: bool = False
 
 
 def _check_padding(batch: PhysicalBatch, file: BatchFile) -> None:
@@ -147,8 +159,18 @@ def verify(
             f"Expected {join(directory, PRIVATE_NAME, KEY_NAME)} to be the key of "
             "these batches; it was changed. Restore it: they are as they were."
         )
+    certificate = read_certificate(directory)
+    certified = certificate is not None and certificate.is_about(
+        manifest.fingerprint, records_id(directory)
+    )
+    if certificate is not None and not certified:
+        findings.append(
+            f"Expected {join(directory, CERTIFICATE_NAME)} to be about these batches. "
+            "Remove it, or run `dpsgd verify --resample`."
+        )
     return Verification(
         num_files=len(manifest.files),
         num_steps=manifest.plan.num_steps,
         findings=tuple(findings),
+        certified=certified and not findings,
     )

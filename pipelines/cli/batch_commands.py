@@ -11,6 +11,7 @@ from accounting.cli import registered, shared_options
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.files.progress_bars import Bars
+from pipelines.files.stopping import stoppable
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import quiet_beam
 
@@ -122,23 +123,45 @@ def make_batches(*arguments: Any) -> None:
 
 @click.command()
 @click.argument("directory")
+@click.option(
+    "--resample",
+    is_flag=True,
+    help="Also make every record again, by a short reference sampler without Beam, and "
+    "compare.  Writes DIRECTORY/certificate.json if all are equal.",
+)
+@click.option("--input", "source", help="For --resample: --input of `dpsgd batches`.")
+@shared_options.key_file(
+    "For --resample: the key of the batches.  [default: that in DIRECTORY/private]"
+)
+@shared_options.memory_limit("For --resample.  [default: 4GiB]")
 @shared_options.as_json
-def verify(directory: str, as_json: bool) -> None:
+def verify(
+    directory: str,
+    resample: bool,
+    source: str | None,
+    key_file: str | None,
+    memory_limit: int | None,
+    as_json: bool,
+) -> None:
     """Checks every byte of batches or of prepared data against checksums.
 
-    DIRECTORY is a folder that `dpsgd batches` or `dpsgd prepare` wrote.
+    DIRECTORY is a folder that `dpsgd batches` or `dpsgd prepare` wrote.  Checksums say
+    that files are as they were written; --resample says that they are what plan, key
+    and input determine, whatever wrote them.  Statements of runs then rely on the batch
+    job no more.
 
     \b
     Examples:
       dpsgd verify batches
       dpsgd verify data
+      dpsgd verify --resample batches --input data/train
     """
     from pipelines.cli import verification
 
-    with Bars(["files"]) as bars:
-        result = verification.verify(
-            directory, lambda done, total: bars.update("files", done, total)
-        )
+    asked = {"input": source, "key-file": key_file, "memory-limit": memory_limit}
+    with stoppable(), Bars(["files", "steps"]) as bars:
+        check = verification.certify if resample else verification.verify
+        result = check(directory, asked, bars.update)
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
         click.echo(json.dumps(fields, indent=2))

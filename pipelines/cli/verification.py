@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from accounting.validation import InputError
 from pipelines.batches import manifest
 from pipelines.batches.verify import Verification
 from pipelines.batches.verify import verify as verify_batches
+from pipelines.certify import DEFAULT_MEMORY_LIMIT
+from pipelines.certify import certify as certify_batches
 from pipelines.files import storage
 from pipelines.files.paths import is_remote, join
 from pipelines.tables.prepared_files import (
@@ -17,22 +20,35 @@ from pipelines.tables.prepared_files import (
     verify_prepared,
 )
 
+#: Called with a label ("files", "steps"), what is done, and the total.
+Progress = Callable[[str, int, int], None]
+
 
 def verify(
-    directory: str, progress: Callable[[int, int], None]
+    directory: str, asked: dict[str, Any], progress: Progress
 ) -> Verification | PreparedVerification:
     """Checks every byte of a folder of batches or of prepared data.
 
     Args:
       directory: Folder of batches, also in a store; or of prepared data.
-      progress: Called with the number of files checked so far and in total.
+      asked: Options of ``--resample`` by their names; all None.
+      progress: Called with "files" and their numbers.
 
     Raises:
-      InputError: the folder is neither.
+      InputError: the folder is neither, or an option is given without ``--resample``.
     """
+    for name, value in asked.items():
+        if value is not None:
+            raise InputError(
+                f"Expected --resample with --{name} {value}. Add it, or omit --{name}."
+            )
+
+    def advance(done: int, total: int) -> None:
+        progress("files", done, total)
+
     if not is_remote(directory):
         if is_prepared(directory):
-            return verify_prepared(directory, progress=progress)
+            return verify_prepared(directory, progress=advance)
         above = os.path.dirname(os.path.normpath(directory)) or "."
         is_batches = storage.exists(join(directory, manifest.MANIFEST_NAME))
         if is_prepared(above) and not is_batches:
@@ -41,7 +57,34 @@ def verify(
                 f"verify {above}`."
             )
     total = len(manifest.read_manifest(directory).files)
-    return verify_batches(directory, progress=lambda done: progress(done, total))
+    return verify_batches(directory, progress=lambda done: advance(done, total))
+
+
+def certify(
+    directory: str, asked: dict[str, Any], progress: Progress
+) -> Verification | PreparedVerification:
+    """Compares batches with those of the reference sampler, and certifies them.
+
+    Args:
+      directory: Folder of batches, also in a store.
+      asked: Options of ``--resample`` by their names.
+      progress: Called with "files" or "steps" and their numbers.
+
+    Raises:
+      InputError: prepared data, no input, or as ``certify.certify``.
+    """
+    if asked["input"] is None:
+        raise InputError(
+            "Expected --input with --resample: the records are made again from it. "
+            "Give the --input of `dpsgd batches`."
+        )
+    return certify_batches(
+        directory,
+        asked["input"],
+        asked["key-file"],
+        memory_limit=asked["memory-limit"] or DEFAULT_MEMORY_LIMIT,
+        progress=progress,
+    )
 
 
 def counted(result: Verification | PreparedVerification) -> str:
@@ -51,4 +94,5 @@ def counted(result: Verification | PreparedVerification) -> str:
         return (
             files if result.num_rows is None else f"{files}, {result.num_rows:,} rows"
         )
-    return f"{files}, {result.num_steps:,} steps"
+    steps = f"{files}, {result.num_steps:,} steps"
+    return f"{steps}; certified" if result.certified else steps

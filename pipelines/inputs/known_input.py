@@ -19,8 +19,8 @@ from __future__ import annotations
 import dataclasses
 
 from accounting.validation import InputError
+from pipelines.core.keys import commitment, derive
 from pipelines.inputs.parquet_blocks import Block, Listing
-from pipelines.sampling.keys import commitment, derive
 
 #: A block of another data set passes with probability 2**-128.
 _TAG_BYTES = 16

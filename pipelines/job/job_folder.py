@@ -46,13 +46,14 @@ from pipelines.batches.manifest import (
     read_manifest,
     write_manifest,
 )
+from pipelines.core.keys import commitment, derive
 from pipelines.files import folders, locks, storage
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
 from pipelines.inputs.bounded import KEY_LABEL
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import Layout
-from pipelines.sampling.keys import commitment, read_or_create_key_file
+from pipelines.sampling.keys import read_or_create_key_file
 
 JOB_NAME = "job.json"
 FILES_NAME = "files"
@@ -249,6 +250,7 @@ def _begin_or_continue(
         "layout": fingerprint(_layout_json(layout)),
         "input": dataset.digest,
         "key": commitment(key, "job"),
+        "seal_key": derive(key, "seal").hex(),
     }
     if not storage.exists(path):
         write_atomically(path, pretty_json(state), mode=0o600)
@@ -381,7 +383,8 @@ def _write_manifest(
         files=files,
     )
     checksums = {file.name: done[group] for group, file in enumerate(files)}
-    write_manifest(out, manifest, checksums, dataset.footers.values())
+    seal_key = read_json(join(out, PRIVATE_NAME, JOB_NAME)).get("seal_key", "")
+    write_manifest(out, manifest, checksums, dataset.footers.values(), seal_key)
 
 
 def _clean(out: StrPath, spill: StrPath | None) -> None:

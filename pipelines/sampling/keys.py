@@ -1,61 +1,30 @@
-"""Secret keys: made, kept in files, and turned into independent sub-keys.
+"""Secret keys: made and kept in files.  Their sub-keys are in ``pipelines.core.keys``.
 
 Formal guarantees:
   - A new key is 256 bits from the operating system, in a file of mode 0600 that did not
     exist before; a half-written key is never visible under its final name.
   - A key file of this machine that others can read is refused, as is anything that does
     not hold exactly one key.  In a store, its access rules decide who can read it.
-  - Sub-keys of one key under different label tuples are independent and uniform, up to
-    the PRF assumption on keyed BLAKE2b; no sub-key reveals the key.
   - No function here has a default key or seed.
 
-Public: labels and commitments.  Sensitive: keys and sub-keys; no message holds them.
+Sensitive: keys; no message holds them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import pathlib
 import secrets
 import stat
 
 from accounting.validation import InputError
+from pipelines.core.keys import KEY_BYTES, derive
 from pipelines.files.paths import StrPath, is_remote
 from pipelines.files.storage import make_folder, read_bytes, read_secret
-
-#: Bytes of a key and of a sub-key.
-KEY_BYTES = 32
 
 #: Prefix of keys in Google's Secret Manager, before
 #: projects/NAME/secrets/NAME/versions/NUMBER.
 SECRET_MANAGER = "secretmanager://"
-
-
-def derive(key: bytes, *labels: str | int) -> bytes:
-    """Returns the 32-byte sub-key of ``key`` for a tuple of labels.
-
-    Args:
-      key: Secret, at most 64 bytes.
-      *labels: Encoded as JSON, so that ("a", "bc") and ("ab", "c") differ.
-    """
-    data = json.dumps(labels, separators=(",", ":")).encode("utf-8")
-    return hashlib.blake2b(
-        data, key=key, digest_size=KEY_BYTES, person=b"dpsgd-v1"
-    ).digest()
-
-
-def commitment(key: bytes, *labels: str | int) -> str:
-    """Returns a public 32-digit name for ``key`` that reveals nothing about it.
-
-    Equal names mean equal keys and labels, up to collisions of 128 bits.
-
-    Args:
-      key: Secret, at most 64 bytes.
-      *labels: As in ``derive``.
-    """
-    return derive(key, "commitment", *labels)[:16].hex()
 
 
 def insecure_key(seed: int) -> bytes:

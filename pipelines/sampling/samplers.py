@@ -57,10 +57,10 @@ from accounting.plan import (
     DpSgdPlan,
 )
 from accounting.validation import InputError
+from pipelines.core.keys import derive
+from pipelines.core.streams import Stream
 from pipelines.sampling import shuffle
-from pipelines.sampling.keys import derive
 from pipelines.sampling.shuffle import count_at_or_below
-from pipelines.sampling.streams import Stream
 
 _WORD = 1 << 64
 # Decimal digits: 128-bit thresholds stay exact after millions of recurrence steps.

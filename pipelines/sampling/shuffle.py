@@ -24,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from accounting.plan import DpSgdPlan
+from pipelines.core.keys import derive
+from pipelines.core.streams import Stream
 from pipelines.files.threads import in_order
-from pipelines.sampling.keys import derive
-from pipelines.sampling.streams import Stream
 
 #: Target number of ranks in a bucket.  Buckets are larger where few ranks are kept in
 #: any case, because a small table of counts stays in the processor's cache.

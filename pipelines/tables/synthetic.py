@@ -31,8 +31,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.validation import check_int
+from pipelines.core.keys import derive
 from pipelines.files.unfinished import staged_folder
-from pipelines.sampling import keys
+from pipelines.sampling.keys import insecure_key
 from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
 
 #: ``on_progress(rows done, rows in all)``.
@@ -194,7 +195,7 @@ def synth_generator(*labels: str | int, seed: int) -> np.random.Generator:
       *labels: Labels of the part.
       seed: Seed of the rows.
     """
-    key = keys.derive(keys.insecure_key(seed), "synth", *labels)
+    key = derive(insecure_key(seed), "synth", *labels)
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
 

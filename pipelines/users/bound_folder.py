@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from accounting.validation import InputError
 from pipelines.batches.columns import row_bytes
 from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.core.keys import commitment
 from pipelines.files.folders import make_private_folder
 from pipelines.files.unfinished import Unfinished
 from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
@@ -31,7 +32,7 @@ from pipelines.inputs.parquet_blocks import (
     list_row_groups,
     numeric_columns,
 )
-from pipelines.sampling.keys import commitment, read_or_create_key_file
+from pipelines.sampling.keys import read_or_create_key_file
 from pipelines.users.bound_job import (
     DATA,
     ENTRY,

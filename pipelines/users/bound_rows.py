@@ -39,16 +39,12 @@ import pyarrow as pa
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.core.keys import commitment, derive
+from pipelines.core.streams import Stream
 from pipelines.files.paths import StrPath, absolute
 from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, Bounded
 from pipelines.inputs.parquet_blocks import description_of
-from pipelines.sampling.keys import (
-    commitment,
-    derive,
-    read_key_file,
-    read_or_create_key_file,
-)
-from pipelines.sampling.streams import Stream
+from pipelines.sampling.keys import read_key_file, read_or_create_key_file
 from pipelines.users.bound_job import BoundSettings
 
 #: Number of copies of a row whose priorities are drawn at a time.

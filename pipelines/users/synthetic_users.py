@@ -32,7 +32,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.validation import check_float
-from pipelines.sampling import keys
+from pipelines.core.keys import derive
+from pipelines.sampling.keys import insecure_key
 from pipelines.tables import criteo
 from pipelines.tables.hashing import GOLDEN, mix
 from pipelines.tables.prepared_files import open_writer
@@ -108,7 +109,7 @@ class Users:
 
     def _uniform(self, users: np.ndarray, label: str | int) -> np.ndarray:
         """Returns a number in (0, 1) for each user."""
-        key = keys.derive(keys.insecure_key(self._seed), "synth", "user", label)
+        key = derive(insecure_key(self._seed), "synth", "user", label)
         salt = np.frombuffer(key[:8], "<u8")[0]
         words = mix(mix(users.astype(np.uint64) * np.uint64(GOLDEN) ^ salt))
         return ((words >> np.uint64(12)) + 0.5) / 2.0**52

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from accounting.validation import InputError
 from pipelines.batches.columns import Column
+from pipelines.core.keys import derive
 from pipelines.inputs.type_kinds import is_text
-from pipelines.sampling.keys import derive
 from pipelines.tables.hashing import AFTER, hash_fields, mix, words_of
 
 #: Names of a column of ids; a plain "id" is as often that of a row.

@@ -66,6 +66,8 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
             FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"},
         ),
         ("accounting.statement", FRAMEWORKS | {"matplotlib"}),
+        ("pipelines.core.resample", FRAMEWORKS),
+        ("pipelines.certify", FRAMEWORKS),
         ("pipelines.sampling.samplers", FRAMEWORKS),
         ("pipelines.batches.batch_format", FRAMEWORKS),
         # An accountant reads manifests, and installs nothing that reads batches.

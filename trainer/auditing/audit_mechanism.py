@@ -50,8 +50,8 @@ from accounting import neighboring_relation, sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Audit, Case, Observe
+from pipelines.core.keys import KEY_BYTES
 from pipelines.sampling import samplers
-from pipelines.sampling.keys import KEY_BYTES
 from pipelines.sampling.samplers import BlockRows
 from pipelines.sampling.shuffle import first_positions
 from trainer.gradients import noise

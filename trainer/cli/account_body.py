@@ -15,6 +15,7 @@ from accounting.statement import PrivacyStatement
 from accounting.trade_off import bounds
 from accounting.trade_off.bounds import TradeOff
 from accounting.validation import InputError
+from pipelines.batches.certificate import read_certificate
 from trainer.cli import method_flags, plan_flags
 from trainer.run import privacy
 from trainer.settings import methods
@@ -64,6 +65,7 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
         allow_large_delta=flags["allow_large_delta"],
         neighboring_relation=relation,
         max_examples_per_user=count,
+        certificate=read_certificate(run),
     )
     return _said(statement, more)
 

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from randomgen import AESCounter
 
-from pipelines.sampling.keys import derive
+from pipelines.core.keys import derive
 from trainer.workers.aligned_arrays import aligned
 
 _AES_KEY_BYTES = 16

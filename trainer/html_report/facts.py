@@ -1,6 +1,7 @@
 """The content of a privacy report.
 
     RUN/run_record.json, RUN/manifest.json  what was executed, and on which batches
+    RUN/certificate.json                    that the batches are certified, if they are
     RUN/metrics.json, RUN/curve.json        evaluation on held-out examples, if any
     AUDIT                                   the output of `dpsgd audit RUN --json`
     COMPARISON                              comparison.json of `dpsgd compare`
@@ -28,6 +29,11 @@ from accounting import sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
+from pipelines.batches.certificate import (
+    CERTIFICATE_NAME,
+    Certificate,
+    read_certificate,
+)
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest
 from trainer.html_report import attachments, commands, data_set
 from trainer.model.metrics import METRICS, in_words, metric_names
@@ -38,7 +44,7 @@ from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 
 
 def collect(
@@ -61,7 +67,9 @@ def collect(
     run_record.read_finished(run)
     record, manifest, verified = _read(run, noise_key_file)
     plan = manifest.plan
-    statement = _statement(record, manifest, delta, allow_large_delta)
+    statement = _statement(
+        record, manifest, delta, allow_large_delta, read_certificate(run)
+    )
     unit, files = data_set.unit(manifest), _digests(run)
     return {
         "format": "dpsgd-report",
@@ -97,7 +105,11 @@ def _read(
 
 
 def _statement(
-    record: RunRecord, manifest: Manifest, delta: float | None, allow_large: bool
+    record: RunRecord,
+    manifest: Manifest,
+    delta: float | None,
+    allow_large: bool,
+    certificate: Certificate | None,
 ) -> PrivacyStatement | None:
     """Returns the statement; None without privacy or without a delta."""
     unstated = record.method == NON_PRIVATE or record.target_delta is None
@@ -110,6 +122,7 @@ def _statement(
         delta=delta,
         # Training accepted the run's own delta.
         allow_large_delta=allow_large or delta is None,
+        certificate=certificate,
     )
     return found
 
@@ -242,7 +255,9 @@ def _uncertainty(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _digests(run: pathlib.Path) -> dict[str, str]:
-    names = (RECORD_NAME, MANIFEST_NAME, METRICS_NAME, CURVE_NAME)
+    names = (
+        RECORD_NAME, MANIFEST_NAME, CERTIFICATE_NAME, METRICS_NAME, CURVE_NAME
+    )  # fmt: skip
     return {
         name: hashlib.sha256((run / name).read_bytes()).hexdigest()
         for name in names

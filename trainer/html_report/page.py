@@ -21,6 +21,7 @@ from typing import Any
 
 import jinja2
 
+from accounting.statement import CERTIFIED, RELIANCES
 from accounting.validation import InputError
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import StrPath
@@ -112,7 +113,12 @@ def render(found: dict[str, Any]) -> str:
     )
     environment.filters |= _FILTERS
     template = environment.get_template(_TEMPLATE)
-    return template.render(**found, charts=_charts(found["evaluation"]))
+    return template.render(
+        **found,
+        charts=_charts(found["evaluation"]),
+        certified=CERTIFIED,
+        reliances=RELIANCES,
+    )
 
 
 def _charts(evaluation: dict[str, Any] | None) -> dict[str, charts.LineChart]:

@@ -22,7 +22,7 @@ from typing import cast
 import numpy as np
 
 from pipelines.batches.manifest import write_atomically
-from pipelines.sampling.keys import KEY_BYTES, derive
+from pipelines.core.keys import KEY_BYTES, derive
 
 
 class DamagedError(Exception):

@@ -11,6 +11,11 @@ from accounting import accountant, deltas, statement
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
+from pipelines.batches.certificate import (
+    CERTIFICATE_NAME,
+    Certificate,
+    read_certificate,
+)
 from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
 from pipelines.inputs.bounded import Bounded
 from trainer.run import stopped
@@ -222,6 +227,7 @@ def run_statement(
     allow_large_delta: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
+    certificate: Certificate | None = None,
 ) -> Any:
     """Returns the privacy statement of a run.
 
@@ -235,9 +241,12 @@ def run_statement(
       neighboring_relation: One of `neighboring_relation.RELATIONS`; zero-out becomes
         ``relation_of``.
       max_examples_per_user: k; above 1 the privacy unit is a user.
+      certificate: From ``read_certificate`` of the run's folder; without it the
+        statement relies on the batch job.
 
     Raises:
-      InputError: ``check_run`` or ``stopped.check`` refuses the run.
+      InputError: ``check_run`` or ``stopped.check`` refuses the run, or the certificate
+        is about other batches.
     """
     is_stopped = not record.complete and bool(record.fits)
     noise_multiplier, delta = check_run(
@@ -268,8 +277,25 @@ def run_statement(
         allow_large_delta=allow_large_delta,
         **unit,
     )
-    whole = dataclasses.replace(whole, learned_before=_learned_before(record, manifest))
+    whole = dataclasses.replace(
+        whole,
+        learned_before=_learned_before(record, manifest),
+        batches_certified=_are_certified(record, certificate),
+    )
     return stopped.statement_of(whole, record) if is_stopped else whole
+
+
+def _are_certified(record: RunRecord, certificate: Certificate | None) -> bool:
+    """Whether the batches of a run are certified; refuses a certificate of others."""
+    if certificate is None:
+        return False
+    if not certificate.is_about(record.manifest_fingerprint, record.records_id):
+        raise InputError(
+            f"Expected {CERTIFICATE_NAME} to be about the batches of this run; they "
+            "have another manifest or other records. Remove it, or copy that of "
+            "`dpsgd verify --resample` from the batches of the run."
+        )
+    return True
 
 
 def _unit_asked_for(
@@ -330,7 +356,11 @@ def write_statement(
         text, fields = NO_DELTA, {"epsilon": None, "reason": NO_DELTA}
     else:
         found = run_statement(
-            record, manifest, delta=None, allow_large_delta=allow_large_delta
+            record,
+            manifest,
+            delta=None,
+            allow_large_delta=allow_large_delta,
+            certificate=read_certificate(run),
         )
         text, fields = found.to_text(), found.to_json()
     write_atomically(run / PRIVACY_NAME, pretty_json(fields))

@@ -2,6 +2,7 @@
 
     RUN/manifest.json           copy of the manifest of the batches; public
     RUN/run_record.json         what was executed; public
+    RUN/certificate.json        copy of the certificate of the batches, if any; public
     RUN/private/noise.key       the key of the noise, unless it is kept elsewhere
     RUN/private/run.id          random id of the run, which its noise also depends on
     RUN/private/origin.json     code and machine that the run began with
@@ -45,6 +46,7 @@ from typing import Any
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
 from accounting.versioned_json import header, installed_version, read_fields
+from pipelines.batches.certificate import CERTIFICATE_NAME
 from pipelines.batches.manifest import (
     MANIFEST_NAME,
     PRIVATE_NAME,
@@ -54,9 +56,10 @@ from pipelines.batches.manifest import (
     write_atomically,
 )
 from pipelines.batches.share import ALL, Share
+from pipelines.core.keys import derive
 from pipelines.files.folders import make_private_folder
 from pipelines.files.locks import in_use, locked
-from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
+from pipelines.sampling.keys import read_key_file, read_or_create_key_file
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
@@ -115,6 +118,7 @@ RUN_NAMES = (
     ITERATES_NAME,
     UNCERTAINTY_NAME,
     SERVING_NAME,
+    CERTIFICATE_NAME,
     *exported_names(),
     *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
 )
@@ -136,6 +140,8 @@ class RunRecord:
       target_delta: The delta that the run was asked to state epsilon for, or None.
       manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
       batches_id: ``Manifest.batches_id`` of the batches.
+      records_id: ``certificate.records_id`` of the batches, which names every byte of
+        their records and reveals nothing about them; empty without a seal.
       optimizer: Its name and settings.
       model: Its name and sizes; of make_private also ``fits``, see ``Session``.
       versions: Name and version of the software that trained.
@@ -159,6 +165,7 @@ class RunRecord:
     optimizer: dict[str, Any]
     model: dict[str, Any]
     versions: dict[str, str]
+    records_id: str = ""
     simulates: str = ""
 
     def __post_init__(self) -> None:
@@ -172,6 +179,7 @@ class RunRecord:
             ("complete", bool),
             ("manifest_fingerprint", str),
             ("batches_id", str),
+            ("records_id", str),
             ("optimizer", dict),
             ("model", dict),
             ("versions", dict),

@@ -41,10 +41,11 @@ import numpy as np
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
+from pipelines.batches import certificate
 from pipelines.batches.manifest import Manifest
 from pipelines.batches.share import Share
+from pipelines.core import keys
 from pipelines.files.paths import StrPath
-from pipelines.sampling import keys
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds
 from trainer.model.layers.keyed_layers import SEEDS
@@ -93,6 +94,7 @@ class Session:
     _optimizer: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
+    _records_id: str = dataclasses.field(default="", init=False)
 
     # -- identity ------------------------------------------------------------------
 
@@ -150,7 +152,8 @@ class Session:
             "run_id": self._run_id(),
         }
         self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
-        self.compare({"run": self._run_key.hex()})
+        self._records_id = certificate.records_id(self.batches)
+        self.compare({"run": self._run_key.hex(), "batches": self._records_id})
         return self._run_key
 
     def _run_id(self) -> str:
@@ -329,6 +332,7 @@ class Session:
             target_delta=settings.target_delta,
             manifest_fingerprint=manifest.fingerprint,
             batches_id=manifest.batches_id,
+            records_id=self._records_id,
             optimizer=self._optimizer,
             model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
             versions=run_record.versions(),
@@ -336,9 +340,10 @@ class Session:
         )
 
     def write_record(self, *, complete: bool) -> None:
-        """Writes the record, with a copy of the manifest, into the folder."""
+        """Writes the record, and copies of manifest and certificate, to the folder."""
         if not agreement.is_chief(self.workers):
             return
+        certificate.copy(self.batches, self.run)
         run_record.write_run(
             self.run, self.record(complete=complete), self.manifest, self._noise_key
         )

@@ -28,8 +28,8 @@ import numpy as np
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
+from pipelines.core.keys import derive
 from pipelines.files.stopping import StoppedError
-from pipelines.sampling.keys import derive
 from trainer.workers.base import Workers
 
 _Result = TypeVar("_Result")

@@ -671,7 +671,7 @@ WORKER_MODULES = (
     "job/transforms", "job/steps/map_step", "job/steps/reduce_step",
     "job/steps/bundles", "job/packing", "job/spill", "inputs/parquet_blocks",
     "inputs/known_input", "sampling/samplers",
-    "sampling/shuffle", "sampling/streams", "batches/batch_format",
+    "sampling/shuffle", "core/streams", "batches/batch_format",
     "batches/tf_example", "batches/tfrecord",
 )  # fmt: skip
 _FORBIDDEN = {"open", "pathlib", "write_bytes", "write_text", "makedirs", "rename"}

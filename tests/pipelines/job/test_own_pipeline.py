@@ -57,7 +57,7 @@ def test_the_blocks_of_the_readme_run(
 ) -> None:
     extras = [extra for _, _, extra in readme_blocks]
     assert sorted(filter(None, extras)) == ["jax", "opacus"]
-    assert extras.count(None) == 3
+    assert extras.count(None) == 4
     for name in ("batches", "own-batches"):
         assert verify(readme_folder / name).findings == ()
     assert (readme_folder / "sampling.key").stat().st_mode & 0o777 == 0o600

@@ -38,6 +38,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.plan import SAMPLERS
 from accounting.validation import InputError
 from pipelines.batches.verify import verify
+from pipelines.core.keys import KEY_BYTES
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
@@ -48,7 +49,7 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.spill import Spill
 from pipelines.job.steps import map_step, reduce_step
-from pipelines.sampling.keys import KEY_BYTES, create_key_file, read_key_file
+from pipelines.sampling.keys import create_key_file, read_key_file
 from tests.pipelines.conftest import run_command
 
 MakeLayout = Callable[..., Layout]

@@ -21,11 +21,11 @@ from scipy import stats
 
 from accounting.plan import DpSgdPlan, check_epochs, steps_per_epoch
 from accounting.validation import InputError
+from pipelines.core.streams import Stream
 from pipelines.sampling import samplers
 from pipelines.sampling.keys import insecure_key
 from pipelines.sampling.samplers import BlockRows, Participations, arrange_steps
-from pipelines.sampling.streams import Stream
-from tests.pipelines.sampling.test_streams import FakeStream
+from tests.pipelines.core.test_streams import FakeStream
 
 ERROR_RATE = 1e-6
 ROWS, STEPS, KEYS = 60, 20, 2000

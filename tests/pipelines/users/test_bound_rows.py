@@ -14,11 +14,11 @@ import pytest
 from apache_beam.testing import test_stream
 
 from accounting.validation import InputError
+from pipelines.core.streams import Stream
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.make_batches import BatchSettings, open_input
 from pipelines.job.poisson_batching import write_batches
 from pipelines.sampling.keys import insecure_key
-from pipelines.sampling.streams import Stream
 from pipelines.tables.prepare_rows import PrepareRows
 from pipelines.tables.schema.schema import Schema
 from pipelines.users import bound_rows

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from randomgen import AESCounter
 
-from pipelines.sampling.keys import derive, insecure_key
+from pipelines.core.keys import derive
+from pipelines.sampling.keys import insecure_key
 from trainer.gradients.noise import (
     LaterNoise,
     NoiseStream,

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.sampling.streams, against ChaCha20 as its paper has it."""
+"""Guarantees of pipelines.core.streams, against ChaCha20 as its paper has it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 import pytest
 
+from pipelines.core.streams import Stream
 from pipelines.sampling.keys import insecure_key
-from pipelines.sampling.streams import Stream
 
 COUNTER_BLOCKS = 1 << 32
 

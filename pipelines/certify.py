@@ -1,0 +1,121 @@
+"""Certifies batches: compares every record with the reference sampler's.
+
+Formal guarantees:
+  - A certificate is written only if ``verify`` and the reference find nothing; an
+    earlier one is removed first.
+  - Memory stays within ``memory_limit``, as ``pipelines.core.resample`` says.
+
+What a certificate proves: ``pipelines.core.resample``.  What it is bound to:
+``pipelines.batches.certificate``.
+
+Public: findings, which name steps and files.  Sensitive: key, input, batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from accounting.validation import InputError
+from pipelines.batches.certificate import CERTIFICATE_NAME, write_certificate
+from pipelines.batches.manifest import (
+    KEY_NAME,
+    PRIVATE_NAME,
+    FileChecksum,
+    Manifest,
+    read_checksums,
+    read_manifest,
+    read_seal,
+)
+from pipelines.batches.reader import checksum_of
+from pipelines.batches.verify import Verification, verify
+from pipelines.core import rows
+from pipelines.core.resample import Resampling, differing_steps, resampling
+from pipelines.files import storage
+from pipelines.files.paths import StrPath, is_remote, join
+from pipelines.files.threads import num_cores
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.sampling.keys import read_key_file
+
+#: Called with a label, what is done, and the total.
+Progress = Callable[[str, int, int], None]
+FILES, STEPS = LABELS = ("files", "steps")
+DEFAULT_MEMORY_LIMIT = 4 << 30
+
+
+def certify(
+    directory: StrPath,
+    source: str,
+    key_file: StrPath | None = None,
+    *,
+    memory_limit: int = DEFAULT_MEMORY_LIMIT,
+    progress: Progress = lambda label, done, total: None,
+) -> Verification:
+    """Compares batches with those of the reference; without findings it certifies them.
+
+    Args:
+      directory: Folder that ``dpsgd batches`` wrote, local or in a store.
+      source: Its ``--input``.
+      key_file: File of its key; by default the one in ``directory``.
+      memory_limit: Memory in bytes.
+      progress: Called with ``FILES`` or ``STEPS``, what is done, and the total.
+
+    Raises:
+      InputError: another key or input, batches of an earlier release, or too little
+        memory.
+    """
+    manifest, seal = read_manifest(directory), read_seal(directory)
+    if not seal:
+        raise InputError(
+            f"Expected {directory} to be of this release: these batches cannot be "
+            "certified. Make them again with `dpsgd batches`."
+        )
+    resampled = _resampling(directory, manifest, source, key_file)
+    written = list(_written(directory, manifest))
+    storage.delete(join(directory, CERTIFICATE_NAME))
+    num_files, num_steps = len(manifest.files), manifest.plan.num_steps
+    found = verify(directory, progress=lambda done: progress(FILES, done, num_files))
+    remade = resampled.steps(
+        memory=memory_limit,
+        num_threads=num_cores(),
+        progress=lambda done: progress(STEPS, done, num_steps),
+    )
+    differing = differing_steps(remade, written)
+    findings = (*found.findings, *_findings(differing))
+    if not findings:
+        write_certificate(directory, manifest, seal)
+    return dataclasses.replace(found, findings=findings, certified=not findings)
+
+
+def _resampling(
+    directory: StrPath, manifest: Manifest, source: str, key_file: StrPath | None
+) -> Resampling:
+    if key_file is None:
+        key_file = join(directory, PRIVATE_NAME, KEY_NAME)
+    key, dataset = read_key_file(key_file), list_blocks(source)
+    files = {block.name: block.path for block in dataset.blocks}
+    if any(map(is_remote, files.values())):
+        data = rows.list_blocks([*files.items()], storage.open_file)
+    else:
+        data = rows.list_blocks([*files.items()])
+    return resampling(manifest.to_json(), key, data)
+
+
+def _written(directory: StrPath, manifest: Manifest) -> Iterator[str]:
+    """Yields the checksums of all records, in the order of the files."""
+    checksums: dict[str, FileChecksum] = read_checksums(directory)
+    for file in manifest.files:
+        yield from checksum_of(file, checksums).records
+
+
+def _findings(differing: Iterable[int]) -> Iterator[str]:
+    """Yields a line for each run of consecutive steps."""
+    numbered = enumerate(differing)
+    for _, group in itertools.groupby(numbered, lambda each: each[1] - each[0]):
+        steps = [step for _, step in group]
+        more = f" to {steps[-1]}" if len(steps) > 1 else ""
+        yield (
+            f"Expected step {steps[0]}{more} to be as the reference sampler makes it "
+            "from key, plan and input; rows, weights or records differ."
+        )

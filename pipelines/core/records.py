@@ -1,0 +1,90 @@
+"""The bytes of a record, from the definitions of tf.train.Example and TFRecord.
+
+A record has a bytes feature for each column, a bytes feature ``weight`` (float32, 1 for
+a row and 0 for padding), and the integers ``step`` and ``part``; padding is zero bits,
+after the rows.
+
+Formal guarantees:
+  - Equal rows, step and part have equal bytes: those that the batch job writes.
+
+Sensitive: all of it.
+
+References:
+  tensorflow/core/example/feature.proto; tensorflow/core/lib/io/record_writer.h.
+  protobuf.dev/programming-guides/encoding: tags, varints, maps as repeated messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import google_crc32c
+import numpy as np
+
+from pipelines.core.rows import Column
+
+
+def checksum(
+    rows: np.ndarray, columns: Sequence[Column], *, step: int, part: int, size: int
+) -> str:
+    """Returns "STEP PART BYTES SHA-256" of the record of some rows.
+
+    Args:
+      rows: uint8, shape (rows, bytes): the columns of each row, one after the other.
+      columns: The columns.
+      step: Step of the rows.
+      part: Number of the record within the step.
+      size: Rows of the record, real and padding.
+    """
+    padding, start = size - len(rows), 0
+    weight = np.zeros(size, "<f4")
+    weight[: len(rows)] = 1
+    features = {
+        "weight": _message(1, _message(1, weight.tobytes())),
+        "step": _message(3, _message(1, _varint(step))),
+        "part": _message(3, _message(1, _varint(part))),
+    }
+    for column in columns:
+        values = rows[:, start : start + column.num_bytes]
+        data = values.tobytes() + bytes(padding * column.num_bytes)
+        features[column.name] = _message(1, _message(1, data))
+        start += column.num_bytes
+    entries = [
+        _message(1, _message(1, name.encode()) + _message(2, features[name]))
+        for name in sorted(features, key=_place)
+    ]
+    record = _message(1, b"".join(entries))
+    length = len(record).to_bytes(8, "little")
+    framed = [length, _masked_crc(length), record, _masked_crc(record)]
+    digest = hashlib.sha256()
+    for piece in framed:
+        digest.update(piece)
+    return f"{step} {part} {sum(map(len, framed))} {digest.hexdigest()}"
+
+
+def _place(name: str) -> bytes:
+    """Returns what names are sorted by, as upb (protobuf's library) sorts the job's.
+
+    By their bytes; a name comes after those that begin with it.
+    """
+    return name.encode() + b"\xff"  # which is in no UTF-8
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _message(field: int, data: bytes) -> bytes:
+    """Returns a field of bytes, of packed integers, or of a message."""
+    return b"".join([bytes([field << 3 | 2]), _varint(len(data)), data])
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return masked.to_bytes(4, "little")

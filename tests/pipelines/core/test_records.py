@@ -1,0 +1,45 @@
+"""Guarantees of pipelines.core.records."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from pipelines.batches.batch_format import encode_batch
+from pipelines.batches.tfrecord import write_record
+from pipelines.core import records
+from pipelines.core.rows import Column
+
+#: Names around those of weight, step and part, with equal beginnings, or not ASCII.
+COLUMNS = (
+    Column(name="zeile", dtype="int64", shape=()),
+    Column(name="a", dtype="float32", shape=(3, 2)),
+    Column(name="part1", dtype="uint8", shape=()),
+    Column(name="par", dtype="uint8", shape=()),
+    Column(name="größe", dtype="float16", shape=(200,)),
+)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+@pytest.mark.parametrize("step", [0, 127, 128, 300_000])
+def test_equal_rows_have_the_bytes_of_the_batch_job(count: int, step: int) -> None:
+    rng = np.random.default_rng(count)
+    values = {
+        column.name: rng.integers(0, 100, (count, *column.shape)).astype(column.dtype)
+        for column in COLUMNS
+    }
+    written = bytearray()
+    record = encode_batch(values, step=step, part=count, physical_batch_size=7)
+    write_record(written.extend, record)
+    flat = [
+        np.ascontiguousarray(values[column.name])
+        .view(np.uint8)
+        .reshape(count, column.num_bytes)
+        for column in COLUMNS
+    ]
+    rows = np.concatenate(flat, axis=1)
+    found = records.checksum(rows, COLUMNS, step=step, part=count, size=7)
+    digest = hashlib.sha256(written).hexdigest()
+    assert found == f"{step} {count} {len(written)} {digest}"

@@ -1,0 +1,151 @@
+"""Whether the batches of a run are certified: in record, statement and page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import dpsgd
+from accounting.statement import privacy_statement
+from accounting.validation import InputError
+from pipelines.batches.certificate import (
+    CERTIFICATE_NAME,
+    copy,
+    read_certificate,
+    records_id,
+    write_certificate,
+)
+from pipelines.batches.manifest import read_checksums, read_seal, write_manifest
+from pipelines.inputs.bounded import BOUNDED, Bounded
+from tests.trainer.conftest import write_run_folder
+from trainer.html_report.facts import collect
+from trainer.html_report.page import render
+from trainer.run.privacy import run_statement
+from trainer.run.run_record import read_run
+from trainer.run.session import Session
+from trainer.settings.train_settings import TrainSettings
+
+
+@pytest.fixture
+def sealed(small_batches: Any) -> Any:
+    """Batches with a certificate, as if the reference had compared them."""
+    path, manifest = small_batches.path, small_batches.manifest
+    write_manifest(path, manifest, read_checksums(path), seal_key="5" * 64)
+    write_certificate(path, manifest, read_seal(path))
+    return small_batches
+
+
+@pytest.fixture
+def run(sealed: Any, tmp_path: pathlib.Path) -> pathlib.Path:
+    """The folder of a run on these batches, without their certificate."""
+    found = records_id(sealed.path)
+    return write_run_folder(tmp_path / "run", sealed, records_id=found)
+
+
+def said_of(run: pathlib.Path) -> tuple[dict[str, Any], str, str]:
+    """What `dpsgd account` says, as JSON and as text, and the page."""
+    outputs = []
+    for more in (["--json"], []):
+        result = CliRunner().invoke(dpsgd.cli, ["account", str(run), *more])
+        assert result.exit_code == 0, result.output
+        outputs.append(result.output)
+    return json.loads(outputs[0]), outputs[1], render(collect(run))
+
+
+def test_without_a_certificate_the_claim_relies_on_the_batch_job(
+    run: pathlib.Path,
+) -> None:
+    fields, text, page = said_of(run)
+    assert fields["relies_on"] == ["batch job"]
+    assert fields["batches_certified"] is False
+    assert "  relies on   the batch job" in text
+    assert "the batch job" in page
+
+
+def test_with_one_it_does_not(run: pathlib.Path, sealed: Any) -> None:
+    copy(sealed.path, run)
+    fields, text, page = said_of(run)
+    assert fields["relies_on"] == []
+    assert fields["batches_certified"] is True
+    assert "  batches     certified" in text
+    for said in (text, page):
+        assert "reference sampler" in said
+        assert "the batch job" not in said
+    assert CERTIFICATE_NAME in collect(run)["files"]
+
+
+def test_a_certificate_of_other_records_is_refused(
+    run: pathlib.Path, sealed: Any
+) -> None:
+    """Of batches that were made again under the same manifest, with other bytes."""
+    checksums = read_checksums(sealed.path)
+    name, sums = checksums.popitem()
+    worse = {**checksums, name: type(sums)(**{**vars(sums), "num_real": 1})}
+    write_manifest(sealed.path, sealed.manifest, worse, seal_key="5" * 64)
+    write_certificate(sealed.path, sealed.manifest, read_seal(sealed.path))
+    copy(sealed.path, run)
+    result = CliRunner().invoke(dpsgd.cli, ["account", str(run)])
+    assert isinstance(result.exception, InputError)
+    assert "about the batches of this run" in str(result.exception)
+    with pytest.raises(InputError, match="other records"):
+        collect(run)
+
+
+def test_an_edited_certificate_is_refused(run: pathlib.Path, sealed: Any) -> None:
+    copy(sealed.path, run)
+    path = run / CERTIFICATE_NAME
+    fields = json.loads(path.read_text())
+    for changes in ({"seal": "0" * 64}, {"seal": 7}, {"version": 2}, {"more": 1}):
+        path.write_text(json.dumps({**fields, **changes}))
+        with pytest.raises(InputError):
+            run_statement(*read_run(run), delta=None, certificate=read_certificate(run))
+
+
+def test_a_run_records_its_batches_and_keeps_their_certificate(
+    sealed: Any, tmp_path: pathlib.Path
+) -> None:
+    settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=1.0, target_delta=1e-3)
+    session = Session(
+        settings=settings,
+        manifest=sealed.manifest,
+        noise_multiplier=1.0,
+        batches=sealed.path,
+        run=tmp_path / "run",
+        noise_key_file=None,
+        num_steps_executed=sealed.manifest.plan.num_steps,
+    )
+    with contextlib.ExitStack() as held:
+        session.open(held)
+        session.identify({}, model="model")
+        session.write_record(complete=True)
+    record, _ = read_run(tmp_path / "run")
+    assert record.records_id == records_id(sealed.path) != ""
+    certificate = read_certificate(tmp_path / "run")
+    assert certificate == read_certificate(sealed.path)
+    assert certificate is not None
+    # Public, though it commits to the records: the seal is in neither.
+    assert certificate.seal not in (tmp_path / "run" / "run_record.json").read_text()
+
+
+def test_bounded_users_rely_on_the_bound_job(
+    batch_folder: Callable[..., Any], sealed: Any, tmp_path: pathlib.Path
+) -> None:
+    """A certificate begins with the rows that were kept."""
+    bounded = Bounded(user_column="u", max_examples_per_user=2, num_examples=200)
+    dataset = {**sealed.manifest.dataset, BOUNDED: bounded.to_json()}
+    batches = batch_folder(sealed.steps, "of_users", dataset=dataset)
+    run = write_run_folder(tmp_path / "of_users_run", batches)
+    found = run_statement(*read_run(run), delta=None)
+    assert found.relies_on == ("batch job", "bound job")
+
+
+def test_a_plan_without_batches_relies_on_none(sealed: Any) -> None:
+    found = privacy_statement(sealed.manifest.plan, noise_multiplier=1.0, delta=1e-3)
+    assert found.batches_certified is None
+    assert found.relies_on == ()
