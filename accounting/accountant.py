@@ -6,8 +6,10 @@ default is zero-out: an example is replaced by a ghost that contributes zero
 others.  Answers are intervals whose type tells a guarantee from a lower bound; see
 `accounting.intervals`.
 
-Upper bounds are within 1e-4 of what their theorem gives for a delta of 1e-20 or more.
-Below, they hold, ``delta(epsilon(d)) <= d``, and they may be far from tight.
+Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
+gives for a delta of 1e-20 or more, those of balls and bins for 1e-14 times the number
+of epochs or more.  Below, they hold, ``delta(epsilon(d)) <= d``, and they may be far
+from tight: balls and bins below 1e-17 are bounded by revealed steps.
 
 Example:
   >>> from accounting.plan import DpSgdPlan
@@ -191,9 +193,9 @@ def delta_by_direction(
 ) -> ByDirection:
     """Returns bounds on delta for removing an example, and for adding one.
 
-    The larger one is the guarantee, which `delta` returns.  For Poisson sampling it is
-    that of removing an example, at every epsilon.  For deterministic batches both are
-    equal.
+    The larger one is a guarantee, and no larger than that of `delta`.  For Poisson
+    sampling it is that of removing an example, at every epsilon.  For deterministic
+    batches both are equal.
 
     Args:
       plan: How batches are made.
@@ -320,10 +322,10 @@ def _verified(
     # The search may use a coarser grid than `delta` does: its result must hold there.
     result = sampler.noise_multiplier(plan, epsilon, delta)
     value = result.sufficient
-    if value is None or not 0 < value < math.inf:
+    if value is None or math.isinf(value):
         return result
     # Only rounding separates a closed form from its target: no digits are cut.
-    value = value if sampler.closed_form else round_up(value, 6)
+    value = value if sampler.closed_form or value == 0.0 else round_up(value, 6)
     for _ in range(1000):
         answer = sampler.delta(plan, value, epsilon)
         if answer.guarantee <= delta:

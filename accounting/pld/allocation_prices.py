@@ -44,8 +44,9 @@ from accounting.pld.random_allocation import Ratios
 
 #: At smaller noise, in general and for fewer terms, ratios are too far apart.
 _LEAST_NOISE, _FEW_NOISE, _FEW = 0.3, 1.0, 8
-#: Number of atoms of one ratio.
-_NUM_CELLS = 10_000
+#: Number of atoms of one ratio, and of those that hardly ever occur with much noise: an
+#: atom at 0 in their place would count under a tilt.
+_NUM_CELLS, _NUM_FAR = 10_000, 200
 #: Width of a cell, in standard deviations of the sum under the tilt of its contour.
 _WIDTH = 1e-3
 #: Range of a contour: standard deviations, and ratio of the largest to the least
@@ -247,7 +248,7 @@ def bounds(noise: float, num_steps: int, upper: bool) -> tuple[Prices, Prices]:
       num_steps: t, number of terms.
       upper: Whether r is discretised for an upper bound on delta, or for a lower one.
     """
-    one = random_allocation.single(noise, upper, _NUM_CELLS)
+    one = random_allocation.single(noise, upper, _NUM_CELLS, _NUM_FAR)
     put, call = _side(one, num_steps, -1), _side(one, num_steps, 1)
     put, call = put[:, put[0] < 1.0], call[:, call[0] > 1.0]
     strikes = np.concatenate((put[0], call[0]))
@@ -268,7 +269,7 @@ def enclosed(noise: float, num_steps: int, upper: bool) -> Ratios:
       upper: True for an upper bound on delta, False for a lower one.
     """
     above, below = bounds(noise, num_steps, upper)
-    prices = _with_ends(above) if upper else _lines(above, below)
+    prices = _with_ends(above) if upper else _lines(*_apart(above, below))
     strikes, masses = _convex(prices)
     return Ratios(
         num_terms=num_steps,
@@ -286,6 +287,24 @@ def _with_ends(above: Prices) -> Prices:
         np.append(0.0, above.puts),
         np.append(1.0, above.calls),
     )
+
+
+def _apart(above: Prices, below: Prices) -> tuple[Prices, Prices]:
+    """Returns the bounds at the strikes whose prices are told apart.
+
+    Where prices are as small as errors, a lower bound does not exceed the upper bound
+    at the strike before, and lines fall below 0.  Any strikes are valid.
+    """
+    puts = (below.strikes[1:] <= 1.0) & (below.puts[1:] <= above.puts[:-1])
+    calls = (below.strikes[:-1] >= 1.0) & (below.calls[:-1] <= above.calls[1:])
+    first = int(np.max(np.flatnonzero(puts), initial=-1)) + 1
+    end = int(np.min(np.flatnonzero(calls), initial=len(calls))) + 1
+    kept = slice(first, end)
+    left, right = (
+        Prices(one.strikes[kept], one.puts[kept], one.calls[kept])
+        for one in (above, below)
+    )
+    return left, right
 
 
 def _lines(above: Prices, below: Prices) -> Prices:

@@ -74,14 +74,27 @@ class MonotonePair(abc.ABC):
         Returns:
           Arrays of shapes (cells + 1,), (cells, nodes) and (cells, nodes).
         """
-        low, high = edges[0], edges[-1]
-        width = _PANEL_WIDTH * self.noise_multiplier
-        uniform = np.linspace(low, high, 2 + int((high - low) / width))
-        edges = np.union1d(edges, uniform)
+        edges = np.union1d(edges, self._panels(edges[0], edges[-1]))
         points, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
         half = np.diff(edges)[:, None] / 2
         x = (edges[:-1, None] + half) + half * points
         return edges, half * weights * self.upper_density(x), x
+
+    def _panels(self, low: float, high: float) -> NDArray[np.float64]:
+        """Returns increasing points from ``low`` to ``high`` for the quadrature."""
+        width = _PANEL_WIDTH * self.noise_multiplier
+        return np.linspace(low, high, 2 + int((high - low) / width))
+
+    def sketch(self, low: float, high: float) -> tuple[NDArray[np.float64], ...]:
+        """Returns positions x of few nodes, and their masses under P: for choices.
+
+        Args:
+          low: Lower end, in clip norms.
+          high: Upper end, in clip norms.
+        """
+        ends = self._panels(low, high)
+        x = (ends[1:] + ends[:-1]) / 2
+        return x, np.diff(ends) * self.upper_density(x)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,8 @@ class Composition:
     def __init__(self, loss: Atoms, num_steps: int) -> None:
         self.loss = loss
         self.num_steps = num_steps
+        self._rough: dict[float, tuple[LaplaceSum, float]] = {}
+        self._rough_deltas: dict[float, float] = {}
 
     def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
         """Returns a discrete loss that dominates the exact loss of one step.
@@ -88,8 +90,20 @@ class Composition:
         """Returns an approximation of epsilon at ``delta``."""
         return saddlepoint.approximate_epsilon(self.loss, self.num_steps, delta)
 
+    def rough_delta(self, epsilon: float, enough: float = 0.0) -> float:
+        """Returns a rough upper bound on delta; arguments as for `at`."""
+        if epsilon not in self._rough_deltas:
+            found = self.at(epsilon, ROUGH, enough).delta(epsilon)
+            self._rough_deltas[epsilon] = found
+        return self._rough_deltas[epsilon]
+
     def roughly(self, delta: float) -> tuple[LaplaceSum, float]:
         """Returns a rough sum near epsilon at ``delta``, and its epsilon."""
+        if delta not in self._rough:
+            self._rough[delta] = self._roughly(delta)
+        return self._rough[delta]
+
+    def _roughly(self, delta: float) -> tuple[LaplaceSum, float]:
         epsilon = self.approximate_epsilon(delta)
         for _ in range(_MOST_GUESSES):
             total = self.at(epsilon, ROUGH)
@@ -144,18 +158,21 @@ class StepComposition(Composition):
         self._x: list[NDArray[np.float64]] = []
         self._parts: list[Atoms] = []
         for weight, pair in step:
-            _, masses, x = pair.nodes(np.array(loss_distribution.support(pair)))
-            self._x.append(x.ravel())
-            self._parts.append(Atoms(weight * masses.ravel(), pair.loss(x.ravel())))
+            x, masses = pair.sketch(*loss_distribution.support(pair))
+            self._x.append(x)
+            self._parts.append(Atoms(weight * masses, pair.loss(x)))
         parts = [(1.0, part) for part in self._parts]
         super().__init__(loss_distribution.mix(parts), num_steps)
 
     def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
         flows = saddlepoint.flows(focus, cost, fineness, self._parts)
         found = []
-        for (weight, pair), x, flow in zip(self.step, self._x, flows, strict=True):
+        for (weight, pair), x, part, flow in zip(
+            self.step, self._x, self._parts, flows, strict=True
+        ):
             edges = np.interp(np.linspace(0, flow[-1], int(flow[-1]) + 2), flow, x)
-            ends = loss_distribution.support(pair)
+            first, last = focus.kept(part)
+            ends = x[first], x[last]
             edges = np.union1d(np.clip(edges, *ends), np.array(ends))
             found.append((weight, loss_distribution.spread(pair, edges, *focus.ends)))
         return loss_distribution.mix(found)
@@ -237,17 +254,21 @@ class Profile:
         worst = 0.0
         for one in self._sums:
             # A rough bound may show that this direction is the better one.
-            if worst == 0.0 or one.at(epsilon, ROUGH, worst).delta(epsilon) > worst:
+            if worst == 0.0 or one.rough_delta(epsilon, worst) > worst:
                 worst = max(worst, one.at(epsilon, self.fineness).delta(epsilon))
         return worst
 
     def rough_epsilon(self, delta: float) -> float:
         """Returns a rough epsilon, for a choice between profiles."""
-        return max(one.roughly(delta)[1] for one in self._sums)
+        return self._worst_first(delta)[0].roughly(delta)[1]
 
     def rough_delta(self, epsilon: float) -> float:
         """Returns a rough delta, for a choice between profiles."""
-        return max(one.at(epsilon, ROUGH).delta(epsilon) for one in self._sums)
+        return max(one.rough_delta(epsilon) for one in self._sums)
+
+    def _worst_first(self, delta: float) -> list[StepComposition]:
+        """Returns the directions, the one with the largest epsilon probably first."""
+        return sorted(self._sums, key=lambda one: -one.approximate_epsilon(delta))
 
     def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
         """Returns an upper bound on delta in each direction."""
@@ -260,7 +281,7 @@ class Profile:
 
         The worse direction comes first; the other is rough if that shows it is better.
         """
-        sums = sorted(self._sums, key=lambda one: -one.approximate_epsilon(delta))
+        sums = self._worst_first(delta)
         worst, epsilon = sums[0].near(delta, self.fineness)
         found = [worst]
         for one in sums[1:]:

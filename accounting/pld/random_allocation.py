@@ -45,6 +45,12 @@ COARSE_CELLS = 200
 _NUM_SCOUTS = 150
 #: Largest share of E[R]/t, and of the probability, outside a grid, per side.
 _TAIL = 1e-18
+#: Probability that one of two sums is 0, below which their grid does not reach down.
+_RARE = 1e-16
+#: Deviations beyond which a normal probability is below 1e-300.
+_FARTHEST = 38.0
+#: From this noise on, ratios that far from 1 are no heavy tail.
+_MUCH_NOISE = 40.0
 #: Number of pairs of atoms per block, which bounds memory.
 _CHUNK = 1 << 21
 
@@ -68,13 +74,15 @@ class Ratios:
     lost: float
 
 
-def single(noise: float, upper: bool, num_cells: int) -> Ratios:
+def single(noise: float, upper: bool, num_cells: int, num_far: int = 0) -> Ratios:
     """Returns an enclosing distribution of one likelihood ratio.
 
     Args:
       noise: Noise multiplier, above 0.
       upper: True for an upper bound on delta, False for a lower one.
       num_cells: Number of grid cells.
+      num_far: Number of further cells per side, as far as probabilities are numbers, if
+        there is much noise.  Then no ratio counts as 0.
     """
     reach = -float(special.ndtri(_TAIL / 4))
     # Under Q and under P = N(1, s^2) the logarithm is N(-+1/(2 s^2), 1/s^2).
@@ -82,6 +90,11 @@ def single(noise: float, upper: bool, num_cells: int) -> Ratios:
     # Ratios far below the resolution of the sum share one cell.
     low = max(low, math.log(1e-4 / (1 + noise)) if noise < 1 else low)
     edges = np.linspace(low, high, num_cells + 1)
+    if num_far and noise >= _MUCH_NOISE:
+        shift = 0.5 / noise**2
+        before = np.linspace(-_FARTHEST / noise - shift, low, num_far, endpoint=False)
+        beyond = np.linspace(high, _FARTHEST / noise + shift, num_far + 1)[1:]
+        edges = np.concatenate((before, edges, beyond))
     below = edges * noise + 0.5 / noise
     points = np.concatenate(([-np.inf], below, [np.inf]))
     masses = normal_masses(points)
@@ -152,30 +165,34 @@ def add(left: Ratios, right: Ratios, upper: bool, num_cells: int) -> Ratios:
       upper: True for an upper bound on delta, False for a lower one.
       num_cells: Number of grid cells.
     """
-    scouts = _add_on(
-        left,
-        right,
-        np.geomspace(
-            min(left.values[0], right.values[0]) * 0.99,
-            (left.values[-1] + right.values[-1]) * 1.01,
-            _NUM_SCOUTS + 1,
-        ),
-        upper=False,
-    )
-    low, high = _extent(scouts)
+    low, high = _extent(left, right)
     return _add_on(left, right, np.geomspace(low, high, num_cells + 1), upper)
 
 
-def _extent(scouts: Ratios) -> tuple[float, float]:
-    """Returns an interval with all but ``_TAIL`` of mass and expectation."""
+def _extent(left: Ratios, right: Ratios) -> tuple[float, float]:
+    """Returns an interval with all but ``_TAIL`` of the sum's mass and expectation.
+
+    Sums of which one term is 0 are left out if they hardly ever occur: the interval may
+    then be far narrower than 1 %, as that of many terms or of much noise is.
+    """
+    low, high = left.values[0] + right.values[0], left.values[-1] + right.values[-1]
+    tail, zero = _TAIL, left.zero_mass + right.zero_mass
+    if zero < _RARE:
+        tail += zero
+    else:
+        low = min(left.values[0], right.values[0])
+    width = (high / low) ** (1 / _NUM_SCOUTS)
+    edges = np.geomspace(low / width, high * width, _NUM_SCOUTS + 3)
+    scouts = _add_on(left, right, edges, upper=False)
     from_below = np.cumsum(scouts.masses)
     weights = scouts.masses * scouts.values / scouts.num_terms
     from_above = np.cumsum(weights[::-1])[::-1]
-    first = int(np.searchsorted(from_below, _TAIL))
+    first = int(np.searchsorted(from_below, tail))
     last = int(np.count_nonzero(from_above > _TAIL)) - 1
     # One scout further on both sides, as scouts are the means of their cells.
-    low = scouts.values[max(first - 1, 0)] * 0.99
-    high = scouts.values[min(last + 1, len(scouts.values) - 1)] * 1.01
+    margin = min(width, 1.01)
+    low = scouts.values[max(first - 1, 0)] / margin
+    high = scouts.values[min(last + 1, len(scouts.values) - 1)] * margin
     return float(low), float(high)
 
 

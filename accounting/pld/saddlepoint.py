@@ -22,6 +22,8 @@ from accounting.pld.loss_distribution import Atoms
 
 #: Largest relative addition to delta from clipping.
 _CLIPPED = 1e-7
+#: Share of it for what counts as infinite loss in one of many components.
+_NEVER = 1e-2
 #: Share of the allowed error for wrapping.
 _WRAPPED = 0.1
 _LEAST_TERMS = 16
@@ -70,6 +72,22 @@ class Focus:
         """Smallest and largest finite loss."""
         return float(self.loss.losses.min()), float(self.loss.losses.max())
 
+    def kept(self, part: Atoms) -> tuple[int, int]:
+        """Returns the places of two losses beyond which hardly anything counts.
+
+        Smaller losses are the smallest finite one; larger ones are too improbable.
+
+        Args:
+          part: Quadrature of one component of the loss, with increasing losses.
+        """
+        most = len(part.losses) - 1
+        first = int(np.searchsorted(part.losses, self.ends[0], "right")) - 1
+        above = np.cumsum(part.masses[::-1])
+        tail = _NEVER * _tail(self.log_delta, self.num_steps)
+        last = most - int(np.searchsorted(above, tail))
+        first, last = max(first, 0), min(last + 1, most)
+        return (first, last) if first < last else (0, most)
+
 
 def focus(loss: Atoms, num_steps: int, epsilon: float) -> Focus:
     """Returns a clipped loss, whose clipping hardly adds to delta, and a tilt.
@@ -88,11 +106,15 @@ def focus(loss: Atoms, num_steps: int, epsilon: float) -> Focus:
             break
     found = loss.clipped(-most, most)
     order, log_delta, _ = _log_delta(found, num_steps, epsilon)
-    tail = math.exp(max(log_delta + math.log(_CLIPPED / num_steps), -640.0))
-    low, high = _ends(found, found.masses, tail)
+    low, high = _ends(found, found.masses, _tail(log_delta, num_steps))
     tilted = _ends(found, found.tilted(order)[0], _CLIPPED**2 / num_steps)
     found = found.clipped(min(low, tilted[0]), max(high, tilted[1]))
     return Focus(found, num_steps, epsilon, *_log_delta(found, num_steps, epsilon))
+
+
+def _tail(log_delta: float, num_steps: int) -> float:
+    """Returns a probability in one step that hardly adds to delta."""
+    return math.exp(max(log_delta + math.log(_CLIPPED / num_steps), -640.0))
 
 
 def _ends(loss: Atoms, masses: NDArray[np.float64], tail: float) -> tuple[float, float]:

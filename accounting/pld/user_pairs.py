@@ -44,10 +44,8 @@ from scipy import special, stats
 from accounting.pld.dominating_pairs import MonotonePair, Step
 from accounting.pld.poisson_lower_bound import Component
 
-#: Larger exponents are summed in log space.
-_LARGEST = 30.0
-#: Smaller weights underflow.
-_LEAST_WEIGHT = 5e-324
+#: Smaller losses are summed as differences from 0.
+_SMALL = 0.4
 #: Probability of improbable numbers of rows: far below any delta.
 _LEAST_TAIL = 1e-40
 
@@ -89,6 +87,17 @@ def components(num_rows: int, sampling_probability: float) -> tuple[Component, .
     )
 
 
+def _by_mean(weights: tuple[float, ...], means: tuple[int, ...]) -> dict[int, float]:
+    """Returns the weight of each mean, if it is above 0."""
+    if not any(means):
+        return {0: 1.0}
+    found: dict[int, float] = {}
+    for mean, weight in zip(means, weights, strict=True):
+        if weight > 0.0:
+            found[mean] = found.get(mean, 0.0) + weight
+    return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserPair(MonotonePair):
     """The pair of the module docstring.
@@ -113,24 +122,30 @@ class UserPair(MonotonePair):
         self, x: NDArray[np.float64], means: tuple[int, ...]
     ) -> NDArray[np.float64]:
         """Returns the logarithm of a mixture over N(0, s^2)."""
+        found = _by_mean(self.weights, means)
+        at = np.array(list(found), dtype=np.float64)
+        logs = np.log(np.array(list(found.values())))
         scale = 2 * self.noise_multiplier**2
-        excess, largest = np.zeros_like(x), np.zeros_like(x)
-        total = np.full_like(x, math.log(self._weight_at_0(means)))
-        for mean, weight in zip(means, self.weights, strict=True):
-            if weight > 0.0 and mean:
-                exponent = (2 * mean * x - mean**2) / scale
-                largest = np.maximum(largest, exponent)
-                excess += weight * np.expm1(np.minimum(exponent, _LARGEST))
-                total = np.logaddexp(total, math.log(weight) + exponent)
+        exponents = np.multiply.outer(2 * at / scale, x)
+        exponents += (logs - at**2 / scale).reshape(-1, *(1,) * x.ndim)
+        largest = exponents.max(axis=0)
+        exponents -= largest
+        total = largest + np.log(np.exp(exponents, out=exponents).sum(axis=0))
         # Small losses keep their digits.
-        small = (largest < _LARGEST) & (np.abs(excess) < 0.5)
-        return np.where(small, np.log1p(np.where(small, excess, 0.0)), total)
+        small = np.abs(total) < _SMALL
+        total[small] = self._small_log_ratio(x[small], found)
+        return total
 
-    def _weight_at_0(self, means: tuple[int, ...]) -> float:
-        if not any(means):
-            return 1.0
-        at_0 = (w for mean, w in zip(means, self.weights, strict=True) if not mean)
-        return max(sum(at_0), _LEAST_WEIGHT)
+    def _small_log_ratio(
+        self, x: NDArray[np.float64], found: dict[int, float]
+    ) -> NDArray[np.float64]:
+        excess = np.zeros_like(x)
+        for mean, weight in found.items():
+            exponent = (2 * mean * x - mean**2) / (2 * self.noise_multiplier**2)
+            large = np.exp(math.log(weight) + np.maximum(exponent, 1.0)) - weight
+            small = weight * np.expm1(np.minimum(exponent, 1.0))
+            excess += np.where(exponent < 1.0, small, large)
+        return np.log1p(excess)
 
     def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the density of P."""
@@ -143,12 +158,7 @@ class UserPair(MonotonePair):
     @functools.cached_property
     def _upper(self) -> dict[int, float]:
         """The weight of each mean under P."""
-        if not any(self.upper):
-            return {0: 1.0}
-        found: dict[int, float] = {}
-        for mean, weight in zip(self.upper, self.weights, strict=True):
-            found[mean] = found.get(mean, 0.0) + weight
-        return found
+        return _by_mean(self.weights, self.upper)
 
     def support(self, tail_mass: float) -> tuple[float, float]:
         """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""

@@ -45,6 +45,8 @@ CLOSED_METHOD = shuffle.UPPER_METHOD
 #: At less noise, closed forms are used: the logarithm of a likelihood ratio has a range
 #: of hundreds, and all positive ratios together may have less mass than is kept.
 _LEAST_NOISE = 0.06
+#: More noise counts as this much, which is never more private: ratios have no digits.
+_MOST_NOISE = 1e8
 
 
 def directions(
@@ -62,10 +64,10 @@ def directions(
       num_cells: Number of grid cells of the likelihood ratios; ``NUM_CELLS`` or more
         for the tightest bound.
     """
-    steps = plan.steps_per_epoch
+    steps, noise = plan.steps_per_epoch, min(noise_multiplier, _MOST_NOISE)
     if num_cells >= random_allocation.NUM_CELLS:
-        return allocation_loss.tightest(noise_multiplier, steps, upper)
-    return allocation_loss.directions(noise_multiplier, steps, upper, num_cells)
+        return allocation_loss.tightest(noise, steps, upper)
+    return allocation_loss.directions(noise, steps, upper, num_cells)
 
 
 def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
@@ -123,7 +125,7 @@ def lower_delta(
         options.append(
             shuffle.event_delta(noise_multiplier, steps, epsilon, audit_case.MEANS)
         )
-    if _is_numerical(plan, noise_multiplier):
+    if _is_numerical(plan, noise_multiplier) and noise_multiplier <= _MOST_NOISE:
         both = directions(plan, noise_multiplier, False, num_cells)
         options += [_lower_delta(one, epochs, epsilon) for one in both]
     return max(options)
@@ -153,13 +155,14 @@ def delta_by_direction(
         return ByDirection(remove=revealed, add=revealed)
     above = directions(plan, noise_multiplier, True)
     below_them = directions(plan, noise_multiplier, False)
+    known = noise_multiplier <= _MOST_NOISE
     remove, add = (
         _with_lower(
             least(
                 (allocation_loss.upper_delta(high, plan.num_epochs, epsilon), METHOD),
                 (exact.add.guarantee, CLOSED_METHOD),
             ),
-            _lower_delta(low, plan.num_epochs, epsilon),
+            _lower_delta(low, plan.num_epochs, epsilon) if known else 0.0,
         )
         for high, low in zip(above, below_them, strict=True)
     )
@@ -210,6 +213,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         coarse=random_allocation.COARSE_CELLS,
         fine=random_allocation.NUM_CELLS,
     )
+    sufficient = min(sufficient, closed)
     necessary = largest_insufficient_noise(
         lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
         sufficient / 1.0005,

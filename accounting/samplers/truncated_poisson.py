@@ -234,6 +234,8 @@ class TruncatedSteps:
         untruncated = self.untruncated.delta_by_direction(
             plan, noise_multiplier, epsilon
         )
+        # What holds for both directions together holds for each.
+        both = self.delta(plan, noise_multiplier, epsilon)
         correction = truncation_delta(plan, epsilon)
         profiles: dict[str, privacy_profile.Profile] = {}
         if correction > 0.0:
@@ -241,12 +243,11 @@ class TruncatedSteps:
         mixtures = {
             name: one.delta_by_direction(epsilon) for name, one in profiles.items()
         }
-        revealed = self.untruncated.participation(plan), PARTICIPATION
         remove, add = (
             least(
                 (min(1.0, bound.guarantee + correction), self.additive),
-                *((both[place], name) for name, both in mixtures.items()),
-                revealed,
+                *((deltas[place], name) for name, deltas in mixtures.items()),
+                (both.guarantee, both.method),
             )
             for place, bound in enumerate((untruncated.remove, untruncated.add))
         )

@@ -268,3 +268,14 @@ def test_noise_for_a_delta_beyond_all_numbers_is_refused_at_once():
     )
     with pytest.raises(InputError, match=r"delta=1e-300 >= 1e-200. Use 1e-20"):
         accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-300)
+
+
+def test_no_noise_is_explained_by_the_theorem_that_needs_none():
+    """Seen to fail: it named the composition, whose delta without noise is 1."""
+    plan = DpSgdPlan(
+        sampler="truncated-poisson", num_examples=10**6, expected_batch_size=1,
+        num_steps=2, truncated_batch_size=20,
+    )  # fmt: skip
+    found = accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-5)
+    assert found.guarantee == 0.0
+    assert found.method == "probability of taking part at all"

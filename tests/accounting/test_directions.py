@@ -94,3 +94,16 @@ def test_shuffles_have_no_known_directions(sampler):
         accountant.delta_by_direction(
             poisson(sampler=sampler), noise_multiplier=1.0, epsilon=1.0
         )
+
+
+def test_revealed_draws_bound_each_direction():
+    """Little noise and a large epsilon.  Seen to fail: 0.9, the rate of taking part."""
+    plan = poisson(
+        sampler="truncated-poisson",
+        expected_batch_size=90,
+        num_steps=1,
+        truncated_batch_size=90,
+    )
+    found = accountant.delta_by_direction(plan, noise_multiplier=0.015, epsilon=5000.0)
+    assert found.remove.guarantee < 1e-100
+    assert found.add.guarantee < 1e-100

@@ -1,10 +1,17 @@
 """Prices of sums of likelihood ratios: enclosed by an independent method, and tight."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import integrate, special
 
-from accounting.pld import allocation_prices, random_allocation
+from accounting.pld import (
+    allocation_loss,
+    allocation_prices,
+    gaussian,
+    random_allocation,
+)
 from accounting.pld.allocation_prices import Prices
 
 
@@ -145,3 +152,31 @@ def test_corners_lie_below_a_convex_function_between_its_bounds():
     assert 20 < inside.sum() < 197
     excess = heights[inside] / np.exp(-corners[inside]) - 1
     assert excess.max() <= 1e-9
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.31])
+def test_prices_as_small_as_errors_leave_a_distribution(noise):
+    """Seen to fail: a mass of 8e29, where a lower bound on prices fell below 0."""
+    found = allocation_prices.enclosed(noise, 8, upper=False)
+    assert found.masses.min() >= 0.0
+    assert found.zero_mass >= 0.0
+    assert found.masses.sum() + found.zero_mass == pytest.approx(1.0, rel=1e-9)
+    assert found.masses @ found.values / 8 == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", [100.0, 1e5])
+def test_much_noise_leaves_a_gaussian(noise):
+    """An independent value: sums of many ratios near 1 are normal.
+
+    Seen to fail by a factor with doubled sums, whose grid reached 1 % beyond a sum that
+    varies by far less; the prices took 10 s, since an atom at 0 counted under a tilt.
+    """
+    steps, epsilon = 100, 0.3 / noise
+    exact = gaussian.gaussian_delta(noise * math.sqrt(steps), epsilon)
+    for found, tolerance in (
+        (allocation_loss.tightest(noise, steps, True), 2e-3),
+        (allocation_loss.directions(noise, steps, True, 400), 5e-2),
+    ):
+        for one in found:
+            delta = allocation_loss.upper_delta(one, 1, epsilon)
+            assert delta == pytest.approx(exact, rel=tolerance)

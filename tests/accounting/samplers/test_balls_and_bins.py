@@ -12,7 +12,7 @@ from scipy import special
 from accounting import accountant
 from accounting.cross_check import simulation
 from accounting.plan import DpSgdPlan
-from accounting.pld import random_allocation
+from accounting.pld import gaussian, random_allocation
 from accounting.samplers import balls_and_bins
 from tests.accounting.published import DELTA
 
@@ -234,3 +234,35 @@ def test_tiny_noise_protects_nothing_and_is_said_to(steps, noise):
         assert 0.999 < found.lower <= found.guarantee <= 1
     answer = accountant.epsilon(plan(steps), noise_multiplier=noise, delta=1e-6)
     assert answer.guarantee > 20
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-5])
+def test_noise_for_a_tiny_epsilon_is_that_of_a_gaussian(epsilon):
+    """So much noise leaves a Gaussian mechanism; it took minutes, or did not end."""
+    asked = plan(100, 10)
+    found = balls_and_bins.noise_multiplier(asked, epsilon, 1e-6)
+    exact = gaussian.gaussian_noise(epsilon, 1e-6) * math.sqrt(10 / 100)
+    assert found.guarantee == pytest.approx(exact, rel=3e-4)
+    assert found.necessary == pytest.approx(exact, rel=3e-4)
+
+
+def test_noise_beyond_all_ratios_is_that_of_revealed_steps():
+    """Ratios that differ from 1 in no digit tell nothing: no number is made up."""
+    asked = plan(100)
+    found = accountant.noise_multiplier(asked, epsilon=0.0, delta=1e-12)
+    assert found.method == balls_and_bins.CLOSED_METHOD
+    bound = accountant.delta(asked, noise_multiplier=1e9, epsilon=0.0)
+    nearly = accountant.delta(asked, noise_multiplier=1e8, epsilon=0.0)
+    assert bound.lower < bound.guarantee <= nearly.guarantee
+    assert nearly.guarantee == pytest.approx(
+        gaussian.gaussian_delta(1e9, 0.0), rel=2e-2
+    )
+
+
+def test_epsilon_is_tight_where_it_is_said_to_be_and_rises_below():
+    asked = plan(100, 10)
+    deltas = (1e-13, 1e-18, 1e-25)
+    found = [balls_and_bins.epsilon(asked, 1.0, delta) for delta in deltas]
+    assert found[0].upper <= found[0].lower * (1 + 1e-4)
+    uppers = [one.guarantee for one in found]
+    assert uppers == sorted(uppers)

@@ -231,3 +231,15 @@ def test_the_more_rows_of_a_user_the_less_private(small_plan):
     ]
     assert found == sorted(found)
     assert math.isfinite(found[-1])
+
+
+def test_a_loss_is_not_capped_where_weights_underflow():
+    """Without any row, of 50, with a probability of 1e-750.  Seen to fail: 744."""
+    rate, noise, rows = 1 - 1e-15, 0.5, 50
+    _, ((_, pair),) = user_pairs.steps(rows, rate, noise)
+    counts = np.arange(rows + 1)
+    shares = stats.binom.logpmf(counts, rows, rate) - counts**2 / (2 * noise**2)
+    exact = -float(special.logsumexp(shares))
+    assert exact > 1500.0
+    # Weights that are no numbers are left out of the mixture that is divided by.
+    assert float(pair.loss(np.zeros(1))[0]) >= exact * (1 - 1e-9)
