@@ -20,7 +20,7 @@ tf.config.experimental.enable_op_determinism()
 
 def numbers() -> tuple[Any, Any]:
     integers = keras.Input((13,), name="integers")
-    return integers, tf.where(tf.math.is_nan(integers), 0.0, integers) / 4.0
+    return integers, keras.ops.where(keras.ops.isnan(integers), 0.0, integers) / 4.0
 
 
 def linear() -> Any:
@@ -46,7 +46,7 @@ def dense_per_position() -> Any:
     categories = keras.Input((26,), dtype="int32", name="categories")
     values = keras.layers.Embedding(7, 3)(categories)
     values = keras.layers.Dense(4, activation="tanh")(values)
-    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_sum(values, 1)))
+    return keras.Model(categories, keras.layers.Dense(1)(keras.ops.sum(values, 1)))
 
 
 def both_inputs() -> Any:
@@ -63,12 +63,22 @@ def layer_used_twice() -> Any:
     return keras.Model(integers, keras.layers.Dense(1)(layer(layer(values))))
 
 
+class Turned(keras.layers.Layer):
+    """Multiplies by the kernel of another layer, which Keras tracks twice."""
+
+    def __init__(self, dense: Any) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def call(self, values: Any) -> Any:
+        return tf.tanh(tf.matmul(values, self.dense.kernel, transpose_b=True))
+
+
 def tied_weights() -> Any:
     integers, values = numbers()
-    first, second = (keras.layers.Dense(13, activation="tanh") for _ in range(2))
-    model = keras.Model(integers, keras.layers.Dense(1)(second(first(values))))
-    second.kernel = first.kernel
-    return model
+    dense = keras.layers.Dense(13, activation="tanh")
+    values = dense(values)
+    return keras.Model(integers, keras.layers.Dense(1)(Turned(dense)(values)))
 
 
 def layer_normalization() -> Any:
@@ -85,9 +95,9 @@ def nested() -> Any:
 
 def many_ids_in_one_table() -> Any:
     categories = keras.Input((26,), dtype="int32", name="categories")
-    ids = tf.concat([categories, categories, 6 - categories], 1)
+    ids = keras.ops.concatenate([categories, categories, 6 - categories], 1)
     values = keras.layers.Embedding(7, 3)(ids)
-    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_mean(values, 1)))
+    return keras.Model(categories, keras.layers.Dense(1)(keras.ops.mean(values, 1)))
 
 
 def one_id() -> Any:

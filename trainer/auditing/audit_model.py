@@ -97,7 +97,9 @@ def unproven_weights(manifest: Manifest) -> Any:
     return _model(manifest, lambda outputs: ops.diagonal(ops.diag(outputs)))
 
 
-def _model(manifest: Manifest, change: Callable[[Any], Any] = lambda outputs: outputs) -> Any:
+def _model(
+    manifest: Manifest, change: Callable[[Any], Any] = lambda outputs: outputs
+) -> Any:
     count = manifest.dataset[NUM_CANARIES]
     canary = keras.Input((), dtype="int32", name=CANARY)
     own = ops.one_hot(canary, count + 1)
@@ -106,9 +108,7 @@ def _model(manifest: Manifest, change: Callable[[Any], Any] = lambda outputs: ou
         _dense(FIRST)(own),
         _dense(SECOND)(own),
         _embedding(count + 1, 1, SMALL)(canary),
-        ops.mean(
-            _embedding(large_rows(count), LARGE_DIM, LARGE)(rows)[:, :, :1], 1
-        ),
+        ops.mean(_embedding(large_rows(count), LARGE_DIM, LARGE)(rows)[:, :, :1], 1),
     ]
     slope = ops.where(canary == 0, _PADDING_SLOPE, 1.0)
     joined = ops.concatenate(outputs, 1)

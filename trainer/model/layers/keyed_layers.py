@@ -115,7 +115,9 @@ def seeded_layers(seed: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(dropout: _Dropout | None, next_seed: Callable[..., Any]) -> Iterator[None]:
+def _replaced(
+    dropout: _Dropout | None, next_seed: Callable[..., Any]
+) -> Iterator[None]:
     """Replaces Keras's dropout, unless None, and the seeds of everything else."""
 
     def instead(
