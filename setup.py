@@ -19,11 +19,11 @@ PIPELINES = [
 ACCOUNTING = ["dp-accounting>=0.4.3,<0.7", "matplotlib>=3.8", "scipy>=1.11"]
 TRAIN = [
     "jinja2>=3.1",
+    "keras>=3.12,<3.16",  # its seeds and loops are replaced within a trace
     "randomgen>=2.1",
     "tensorflow>=2.21,<2.22",
     # It refuses later Pythons, and with it their NumPy 2 and dp-accounting 0.6.
     'tensorflow-privacy==0.9.0; python_version < "3.12"',
-    "tf-keras>=2.21,<2.22",
 ]
 # Other trainers on the same batches (see pipelines/README.md).  On Python 3.10 and 3.11
 # not beside "train": JAX Privacy needs a newer dp-accounting than TF Privacy allows.
@@ -49,6 +49,7 @@ DEV = [
     "pytest-xdist>=3.5",
     "ruff>=0.6",
     "tensorboard>=2.19",  # the tests give its callback to a private model
+    "tf-keras>=2.21,<2.22",  # TF Privacy's models, beside which the tests compute
     "setuptools>=70,<82",  # 82 drops pkg_resources, which Beam workers still boot with
     "uv>=0.5",
     "yamllint>=1.35",

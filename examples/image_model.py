@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
 import keras
+import tensorflow as tf
 
 layers = keras.layers
 

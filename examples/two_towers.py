@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
 import keras
 
 layers = keras.layers
@@ -22,5 +21,5 @@ def towers(manifest: Any) -> Any:
     of_user = layers.Embedding(256, 8, embeddings_initializer=start)(user)
     of_film = layers.Embedding(256, 8)(film)
     of_genre = layers.Embedding(32, 8, embeddings_initializer=start)(genre)
-    logit = tf.reduce_sum(of_user * (of_film + of_genre), 1, keepdims=True)
+    logit = keras.ops.sum(of_user * (of_film + of_genre), 1, keepdims=True)
     return keras.Model({"user": user, "film": film, "genre": genre}, logit)

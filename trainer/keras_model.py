@@ -67,7 +67,7 @@ from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import initial_weights as initial_weights_files
 from trainer.model.losses import loss_of_keras
 from trainer.model.swapped_weights import unchanged
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import TrainableModel, nested_inputs
 from trainer.model.user_code import withhold_values
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
@@ -77,7 +77,7 @@ from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import check_plain, keras, tf
+from trainer.tf_compat import check_plain, keras, raw_variable, tf
 
 _PREFIX = "non_private_"
 _RUN_STAYS = (
@@ -221,7 +221,8 @@ class PrivateModel(keras.Model):
         if settings.initial_weights is not None:
             path = pathlib.Path(settings.initial_weights)
             self._initial = initial_weights_files.read(path)
-            self._initial.assign(self.network.trainable_variables)
+            weights = self.network.trainable_variables
+            self._initial.assign([*map(raw_variable, weights)])
         name = getattr(augment, "name", getattr(augment, "__name__", "augment"))
         self._views = Views(
             number=settings.views,
@@ -261,6 +262,8 @@ class PrivateModel(keras.Model):
           inputs: A tensor (batch, ...), or a dict of them by column.
           training: As in Keras; in ``fit`` only dropout depends on it.
         """
+        if isinstance(inputs, Mapping):
+            inputs = nested_inputs(self.network, inputs)
         return self.network(inputs, training=training)
 
     def save(self, *args: Any, **more: Any) -> None:
@@ -319,6 +322,7 @@ class PrivateModel(keras.Model):
         optimizer: Any = "rmsprop",
         loss: Any = None,
         metrics: Any = None,
+        loss_weights: Mapping[str, float] | None = None,
         **more: Any,
     ) -> None:
         """Sets a Keras optimizer, a per-example loss, and metrics.
@@ -326,8 +330,9 @@ class PrivateModel(keras.Model):
         Args:
           optimizer: Optimizer of Keras, or its name.
           loss: Loss of Keras, its name, or a function (labels, outputs) -> one
-            number per example.
+            number per example; for a dict of outputs a dict of losses.
           metrics: As in Keras; ``evaluate`` and validation compute them.
+          loss_weights: Factor of the loss of each output by name; None for 1.
           **more: Keras's other arguments, which must be None.
 
         Raises:
@@ -337,20 +342,24 @@ class PrivateModel(keras.Model):
         unknown = [name for name, value in more.items() if value is not None]
         if unknown:
             raise InputError(
-                f"Expected compile with optimizer, loss and metrics alone; "
+                "Expected compile with optimizer, loss, loss_weights and metrics; "
                 f"{', '.join(unknown)} is not supported under privacy."
             )
         started_at = {} if self._initial is None else self._initial.describe()
         trainable = TrainableModel(
             network=self.network,
             description={"name": self.network.name, **started_at},
-            loss=loss_of_keras(loss),
+            loss=loss_of_keras(loss, loss_weights),
             columns=self._manifest.columns,
         )
         models.check_model(trainable, self._manifest)
         optimizer = optimizer_of_keras(optimizer)
         super().compile(
-            optimizer=optimizer, loss=loss, metrics=metrics, jit_compile=False
+            optimizer=optimizer,
+            loss=loss,
+            metrics=metrics,
+            loss_weights=loss_weights,
+            jit_compile=False,
         )
         self._checked_model = trainable
         self._train_by(trainable)

@@ -14,9 +14,6 @@ from typing import Any
 
 from accounting.validation import InputError
 
-#: How users set clip norm and noise instead.
-NOISE_PLACES = "to make_private, or as --l2-norm-clip and --noise-multiplier"
-
 
 @contextlib.contextmanager
 def _quiet_standard_error() -> Iterator[None]:
@@ -77,12 +74,6 @@ def raw_variable(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def is_of_tf_privacy(thing: Any) -> bool:
-    """Returns whether a model, layer or optimizer is an object of TF Privacy."""
-    modules = [kind.__module__ for kind in type(thing).__mro__]
-    return any(name.partition(".")[0] == "tensorflow_privacy" for name in modules)
-
-
 def check_plain(network: Any) -> None:
     """Refuses models of Keras 2, and TF Privacy's, whose noise would not be used.
 
@@ -101,22 +92,21 @@ def check_plain(network: Any) -> None:
             if old
             else f"Expected a keras.Model, not {kind.__module__}.{kind.__qualname__}."
         )
-    for part in (*network._flatten_layers(), getattr(network, "optimizer", None)):
-        if is_of_tf_privacy(part):
+    for part in network._flatten_layers():
+        modules = {kind.__module__.partition(".")[0] for kind in type(part).__mro__}
+        if "tensorflow_privacy" in modules:
             raise InputError(
                 f"Expected a plain keras.Model; {type(part).__name__} of TF Privacy "
                 "has its own clip and noise, which would not be used. Make the same "
                 "layers a keras.Model or keras.Sequential, and give clip and noise "
-                f"{NOISE_PLACES}."
+                "to make_private, or as --l2-norm-clip and --noise-multiplier."
             )
 
 
 __all__ = [
-    "NOISE_PLACES",
     "check_plain",
     "clip_grads",
     "gradient_registry",
-    "is_of_tf_privacy",
     "keras",
     "keras_random",
     "raw_variable",

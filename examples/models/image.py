@@ -12,7 +12,6 @@ Columns: `image`, pixels of 0 to 255, (height, width, channels); `label`, a clas
         --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 """
 
-import tensorflow as tf
 import keras
 
 CLASSES = 10
@@ -39,14 +38,14 @@ class StandardizedConv2D(keras.layers.Conv2D):
     """
 
     def call(self, images):
-        mean, variance = tf.nn.moments(self.kernel, [0, 1, 2], keepdims=True)
-        fan_in = self.kernel.shape[:-1].num_elements()
-        kernel = (self.kernel - mean) * tf.math.rsqrt(fan_in * variance + 1e-4)
-        padding = self.padding.upper()
-        found = tf.nn.conv2d(
-            images, kernel, self.strides, padding, dilations=self.dilation_rate
+        mean, variance = keras.ops.moments(self.kernel, [0, 1, 2], keepdims=True)
+        height, width, channels, _ = self.kernel.shape
+        fan_in = height * width * channels
+        kernel = (self.kernel - mean) * keras.ops.rsqrt(fan_in * variance + 1e-4)
+        found = keras.ops.conv(
+            images, kernel, self.strides, self.padding, dilation_rate=self.dilation_rate
         )
-        return tf.nn.bias_add(found, self.bias)
+        return found + self.bias
 
 
 def standardized_cnn(manifest):

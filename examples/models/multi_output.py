@@ -8,8 +8,8 @@ are named as the columns that they are held against; one function adds the losse
         --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 """
 
-import tensorflow as tf
 import keras
+import tensorflow as tf
 
 
 def visits(manifest):

@@ -6,7 +6,6 @@ Columns: `tokens`, int32 ids below VOCABULARY, (length,); `label`, 0 or 1.
         --model transformer:transformer --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 """
 
-import tensorflow as tf
 import keras
 
 VOCABULARY = 1000
@@ -20,9 +19,10 @@ class Places(keras.layers.Layer):
 
     def build(self, shape):
         self.places = keras.layers.Embedding(shape[1], shape[2])
+        self.places.build(None)
 
     def call(self, values):
-        return values + self.places(tf.range(values.shape[1]))
+        return values + self.places(keras.ops.arange(values.shape[1]))
 
 
 def block(values):

@@ -20,9 +20,8 @@ class Places(keras.layers.Layer):
     """Adds a trained vector for each patch."""
 
     def build(self, shape):
-        self.places = self.add_weight(
-            "places", shape[1:], initializer=keras.initializers.RandomNormal(0.02)
-        )
+        start = keras.initializers.RandomNormal(stddev=0.02)
+        self.places = self.add_weight(shape[1:], initializer=start, name="places")
 
     def call(self, values):
         return values + self.places

@@ -30,7 +30,7 @@ from trainer.tf_compat import keras, tf
 def _network() -> Any:
     keras.utils.set_random_seed(0)
     integers = keras.Input((13,), name="integers")
-    known = tf.where(tf.math.is_nan(integers), 0.0, integers) / 8
+    known = keras.ops.nan_to_num(integers) / 8
     return keras.Model(integers, keras.layers.Dense(1)(known))
 
 
@@ -102,7 +102,8 @@ def test_without_noise_and_clip_it_is_ordinary_training(
             labels = rows["label"].astype("f4")
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_sum(losses) / 8  # expected_batch_size
-        optimizer.minimize(loss, plain.trainable_variables, tape)
+        variables = plain.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
     for left, right in zip(model.network.weights, plain.weights, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
@@ -259,7 +260,7 @@ class _Own(keras.callbacks.Callback):
             "write_steps_per_second=False",
         ),
         (lambda: keras.callbacks.TensorBoard(profile_batch=2), "profile_batch=0"),
-        (lambda: 3, "callbacks of tf_keras; int"),
+        (lambda: 3, "callbacks of Keras 3; int"),
     ],
 )
 def test_callbacks_that_decide_by_or_write_what_is_not_released_are_refused(
@@ -389,7 +390,7 @@ def test_metrics_of_validation_data_are_in_the_files_of_the_run(
     [point] = curve["points"]  # after the second of three epochs
     assert (point["step"], point["num_examples"]) == (8, 50)
     assert set(point) == {"step", "num_examples", "loss", "auc"}
-    assert [point["auc"]] == pytest.approx(history["val_auc"])
+    assert [point["auc"]] == pytest.approx(history["val_AUC"])
     metrics = read_json(tmp_path / "run" / "metrics.json")
     assert {name: metrics[name] for name in point} == point
     found = facts.collect(tmp_path / "run", delta=1e-3)["evaluation"]
@@ -477,7 +478,7 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
             keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
             *_tensorboard(tmp_path / "board"),
             keras.callbacks.ModelCheckpoint(
-                str(tmp_path / "weights-{epoch}.h5"), save_weights_only=True
+                str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True
             ),
             keras.callbacks.ModelCheckpoint(
                 str(tmp_path / "best.keras"), save_best_only=True
@@ -488,19 +489,19 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
         ],
     )  # fmt: skip
     assert seen == [(i, {}) for i in (0, 1, 2, 3, 0, 1, 2, 3, 0, 1)]
-    assert set(history.history) == {"lr", "val_loss", "val_auc"}
-    np.testing.assert_allclose(history.history["lr"], [0.1, 0.05, 0.1 / 3], rtol=1e-6)
+    assert set(history.history) == {"learning_rate", "val_loss", "val_AUC"}
+    np.testing.assert_allclose(history.history["learning_rate"], [0.1, 0.05, 0.1 / 3], rtol=1e-6)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
     if _tensorboard(tmp_path / "board"):
         # Of training there are weights and learning rates, and no metrics.
         of_training = _tags(tmp_path / "board" / "train")
-        assert {t for t in of_training if "histogram" not in t} == {"epoch_lr"}
+        assert {t for t in of_training if "histogram" not in t} == {"epoch_learning_rate"}
         assert "epoch_loss" in _tags(tmp_path / "board" / "validation")
     plain = keras.models.load_model(tmp_path / "best.keras")
     assert plain.get_weights()[0].shape == (13, 1)
     assert len(list(tmp_path.glob("step-*.keras"))) == 3
     plain = _network()
-    plain.load_weights(tmp_path / "weights-3.h5")
+    plain.load_weights(tmp_path / "3.weights.h5")
     np.testing.assert_array_equal(plain.get_weights()[0], model.get_weights()[0])
     assert "val_loss" in capsys.readouterr().out
     model.save(tmp_path / "plain.keras")
@@ -514,7 +515,7 @@ def test_training_metrics_are_not_computed_unless_asked_for_and_named_non_privat
 ) -> None:
     computed: list[Any] = []
     monkeypatch.setattr(
-        PrivateModel, "test_on_batch",
+        PrivateModel, "test_step",
         lambda self, *_, **__: computed.append(1) or {"loss": 1.0, "auc": 0.5},
     )  # fmt: skip
     assert _compiled(private()).fit(verbose=0).history == {}
@@ -557,9 +558,9 @@ def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
     private: Any,
 ) -> None:
     integers = keras.Input((13,), name="integers")
-    known = tf.where(integers > 0, integers, 0.0)
+    known = keras.ops.relu(integers)
     logit = keras.layers.Dense(1)(known)
-    ends = {"logit": logit, "probability": tf.nn.sigmoid(logit)}
+    ends = {"logit": logit, "probability": keras.ops.sigmoid(logit)}
     models = {
         name: private(name, network=keras.Model(integers, end))
         for name, end in ends.items()
@@ -582,23 +583,24 @@ def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
 NOISE = {"l2_norm_clip": 1.0, "noise_multiplier": 7.5}
 
 
-def _optimizer_of_tf_privacy() -> Any:
-    # TF Privacy loads only after the trainer.
-    from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
+def _network_of_keras_2() -> Any:
+    import tf_keras
 
-    return dp_optimizer_keras.DPKerasSGDOptimizer(**NOISE, num_microbatches=1)
+    return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+
+def _optimizer_of_keras_2() -> Any:
+    import tf_keras
+
+    return tf_keras.optimizers.Adam()
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (
-            lambda: keras.optimizers.legacy.Adam(),
-            r"a tf_keras optimizer.*legacy\.adam\.Adam",
-        ),
-        (_optimizer_of_tf_privacy, "TF Privacy.*make_private"),
-        (lambda: "adamm", "tf_keras optimizer.*'adamm'"),
-        (lambda: [keras.optimizers.SGD()], r"tf_keras optimizer.*builtins\.list"),
+        (_optimizer_of_keras_2, r"a Keras optimizer.*none of tf_keras.*\.adam\.Adam"),
+        (lambda: "adamm", "a Keras optimizer.*'adamm'"),
+        (lambda: [keras.optimizers.SGD()], r"a Keras optimizer.*builtins\.list"),
     ],
 )
 def test_optimizers_that_cannot_take_a_step_are_refused_by_compile(
@@ -614,7 +616,7 @@ def _of_tf_privacy() -> Any:
     from tensorflow_privacy.privacy.keras_models.dp_keras_model import DPModel
 
     integers = keras.Input((13,), name="integers")
-    outputs = keras.layers.Dense(1)(tf.where(integers > 0, integers, 0.0))
+    outputs = keras.layers.Dense(1)(keras.ops.relu(integers))
     return DPModel(**NOISE, inputs=integers, outputs=outputs)
 
 
@@ -629,31 +631,57 @@ def _around_one_of_tf_privacy() -> Any:
     return keras.Model(integers, _of_tf_privacy()(integers))
 
 
-def _compiled_for_tf_privacy() -> Any:
-    network = _network()
-    network.compile(_optimizer_of_tf_privacy(), "mse")
-    return network
-
-
 @pytest.mark.parametrize(
     "make",
     [
         _of_tf_privacy,
         _sequential_of_tf_privacy,
         _around_one_of_tf_privacy,
-        _compiled_for_tf_privacy,
     ],
 )
 def test_noise_settings_of_tf_privacy_are_not_ignored_in_silence(
     make: Any, private: Any
 ) -> None:
-    with pytest.raises(InputError, match=r"TF Privacy.*tf_keras\.Model"):
+    with pytest.raises(InputError, match=r"TF Privacy.*keras\.Model"):
         private(network=make())
 
 
 def test_a_private_model_is_not_made_private_again(private: Any) -> None:
     with pytest.raises(InputError, match=r"private already.*\.network"):
         private("outer", network=private())
+
+
+def test_several_outputs_have_a_loss_each(private: Any, data: Any) -> None:
+    integers = keras.Input((13,), name="integers")
+    known = keras.ops.nan_to_num(integers) / 8
+    outputs = {
+        "label": keras.layers.Dense(3, name="label")(known),
+        "integers": keras.layers.Dense(13, name="integers_")(known),
+    }
+    network = keras.Model(integers, outputs)
+    losses = {
+        "label": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "integers": "mse",
+    }
+    model = private(network=network)
+    with pytest.raises(InputError, match="loss_weights of the outputs.*got other"):
+        model.compile("sgd", losses, loss_weights={"other": 1.0})
+    model.compile("sgd", losses, loss_weights={"label": 1.0, "integers": 0.5})
+    trainable = model._trained_model
+    x, labels = data
+    columns = {"integers": x["integers"], "label": labels}
+    found = trainable.losses({k: tf.constant(v) for k, v in columns.items()})
+    logits, numbers = (model.predict(x, verbose=0)[name] for name in outputs)
+    wanted = keras.ops.convert_to_numpy(
+        keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        + 0.5 * keras.losses.mean_squared_error(x["integers"], numbers)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, equal_nan=True)
+    accepted = trainable.accepts({**columns, "label": tf.constant([0, 1, 2, 3, -1] * 10)})
+    finite = np.isfinite(x["integers"]).all(1)
+    np.testing.assert_array_equal(accepted, finite & np.tile([1, 1, 1, 0, 0], 10))
+    history = model.fit(verbose=0, validation_data=(x, columns)).history
+    assert "val_loss" in history
 
 
 def test_what_is_not_supported_is_refused_in_one_line(
@@ -683,7 +711,8 @@ def test_what_is_not_supported_is_refused_in_one_line(
         (lambda: private(method="dp-sat"), "dp-sat"),
         (lambda: private(method="model-mix"), "model-mix"),
         (lambda: private(l2_norm_clip=None), "l2_norm_clip for .* Try 2 beside a c"),
-        (lambda: private(network=3), "tf_keras"),
+        (lambda: private(network=3), r"keras\.Model, not builtins\.int"),
+        (lambda: private(network=_network_of_keras_2()), "without TF_USE_LEGACY_KERAS"),
     ):
         with pytest.raises(InputError, match=message):
             call()

@@ -38,12 +38,12 @@ from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Servi
 from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
 from trainer.model.losses import Loss
 from trainer.model.metrics import BINARY, CLASSES
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import TrainableModel, nested_inputs
 from trainer.run.run_record import exported_names
 from trainer.tf_compat import keras, tf
 
 #: Names of the two signatures of a SavedModel.
-SERVING_SIGNATURE = "serving_default"
+SERVING_SIGNATURE = "serve"  # Keras's name, and the first, hence the default
 OUTPUTS_SIGNATURE = "outputs"
 
 
@@ -177,13 +177,9 @@ def _function_of_columns(network: Any, name: str) -> Callable[[Any], dict[str, A
     """Returns a function of the network's outputs by name; a single one is ``name``."""
 
     def give(columns: Mapping[str, Any]) -> dict[str, Any]:
-        return _named(network(_nested(columns, network)), name)
+        return _named(network(nested_inputs(network, columns)), name)
 
     return give
-
-
-def _nested(columns: Mapping[str, Any], network: Any) -> Any:
-    return tf.nest.map_structure(lambda value: columns[value.name], network.input)
 
 
 def _named(outputs: Any, name: str) -> dict[str, Any]:

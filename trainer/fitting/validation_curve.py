@@ -47,7 +47,12 @@ class ValidationCurve:
           metrics: Name -> value, as Keras's ``evaluate`` returns them.
           data: The validation data of ``fit``.
         """
-        numbers = {n: _finite(v) for n, v in metrics.items() if np.ndim(v) == 0}
+        # Keras names a metric as compile does: "AUC" is the "auc" of `dpsgd train`.
+        numbers = {
+            name.lower(): _finite(value)
+            for name, value in metrics.items()
+            if np.ndim(value) == 0
+        }
         self._points.append(
             {**numbers, "step": step, "num_examples": num_examples(data)}
         )

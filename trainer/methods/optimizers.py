@@ -32,7 +32,7 @@ from trainer.settings.train_settings import (
     LINEAR,
     TrainSettings,
 )
-from trainer.tf_compat import NOISE_PLACES, is_of_tf_privacy, keras, tf
+from trainer.tf_compat import keras, tf
 
 _schedules = keras.optimizers.schedules
 
@@ -145,7 +145,7 @@ def optimizer_of_keras(optimizer: Any) -> Any:
       optimizer: Name, configuration or instance.
 
     Raises:
-      InputError: none of these, one of tf_keras, or one with noise of its own.
+      InputError: none of these, such as an optimizer of tf_keras.
     """
     with contextlib.suppress(ValueError, TypeError):
         optimizer = keras.optimizers.get(optimizer)
@@ -155,12 +155,6 @@ def optimizer_of_keras(optimizer: Any) -> Any:
 
 def _check_optimizer(optimizer: Any, what: str) -> None:
     kind = type(optimizer)
-    if is_of_tf_privacy(optimizer):
-        raise InputError(
-            f"Expected {what} an optimizer without noise; one of TF Privacy has its "
-            "own clip and noise, which would not be used. Take the same one of "
-            f"keras.optimizers, and give clip and noise {NOISE_PLACES}."
-        )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise InputError(

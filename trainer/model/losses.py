@@ -27,7 +27,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Loss:
       name: Keras's name, or "module:function".
       task: "binary", "classes" or "other".
       per_example: (labels, outputs) -> float losses (batch,).
-      accepts: (labels, number of classes) -> bool (batch,).
+      accepts: (labels, number of classes) -> bool (batch,); dicts for several outputs.
       allowed: Accepted labels in words; "{last}" stands for the last class.
       predict: Outputs of the network -> outputs of the exported model.
       ones_own: Whether a user's function computes it.
@@ -68,7 +68,7 @@ class Loss:
     name: str
     task: str
     per_example: Callable[[Any, Any], Any]
-    accepts: Callable[[Any, int], Any]
+    accepts: Callable[[Any, Any], Any]
     allowed: str
     predict: Callable[[Any], Any] = lambda outputs: outputs
     ones_own: bool = False
@@ -105,20 +105,30 @@ def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
     )
 
 
-def loss_of_keras(loss: Any) -> Loss:
-    """Returns the loss of ``compile(loss=...)``: a name, an instance or a function.
+def loss_of_keras(loss: Any, weights: Mapping[str, float] | None = None) -> Loss:
+    """Returns the loss of ``compile(loss=..., loss_weights=...)``.
 
-    A user's function returns one number per example, or several to be averaged.
+    Args:
+      loss: A name, an instance or a function, which returns one number per example, or
+        several to be averaged; for a dict of outputs a dict of them, which add up.
+      weights: Name of an output -> factor of its loss; None for 1.
 
     Raises:
-      InputError: several losses, or one that depends on the whole batch.
+      InputError: a loss that depends on the whole batch, or weights of other outputs.
     """
+    if isinstance(loss, Mapping):
+        return _sum_of_losses({n: loss_of_keras(one) for n, one in loss.items()}, weights)
+    if weights is not None:
+        raise InputError(
+            "Expected loss_weights only beside a dict of losses, one for each output. "
+            "Multiply a single loss in a function of your own."
+        )
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     if not callable(loss):
         raise InputError(
-            "Expected one loss in compile. For several outputs give one function "
-            "(labels, outputs) of dicts that adds their losses up."
+            "Expected one loss in compile, or for several outputs a dict of losses by "
+            "the names of the outputs."
         )
     is_object = isinstance(loss, keras.losses.Loss)
     if str(getattr(loss, "__module__", "")).partition(".")[0] == "tf_keras":
@@ -145,6 +155,40 @@ def loss_of_keras(loss: Any) -> Loss:
         allowed=known.allowed if known else "finite",
         ones_own=not (is_object or getattr(keras.losses, name, None) is loss),
         takes=_takes(loss),
+    )
+
+
+def _sum_of_losses(
+    losses: Mapping[str, Loss], weights: Mapping[str, float] | None
+) -> Loss:
+    """Returns the weighted sum of the losses of several outputs, by their names."""
+    factors = dict.fromkeys(losses, 1.0) if weights is None else dict(weights)
+    if set(factors) != set(losses):
+        raise InputError(
+            f"Expected loss_weights of the outputs that have a loss, "
+            f"{', '.join(sorted(losses))}; got {', '.join(sorted(factors))}."
+        )
+
+    def per_example(labels: Any, outputs: Any) -> Any:
+        found = [
+            factors[name] * one.per_example(labels[name], outputs[name])
+            for name, one in losses.items()
+        ]
+        return tf.add_n(found)
+
+    def accepts(labels: Any, num_classes: Mapping[str, int]) -> Any:
+        found = [
+            one.accepts(labels[name], num_classes[name]) for name, one in losses.items()
+        ]
+        return tf.reduce_all(tf.stack(found), 0)
+
+    return Loss(
+        name=" + ".join(f"{name}: {one.name}" for name, one in losses.items()),
+        task=OTHER,
+        per_example=per_example,
+        accepts=accepts,
+        allowed="those that its losses take",
+        ones_own=True,
     )
 
 

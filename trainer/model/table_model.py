@@ -39,7 +39,7 @@ NUM_CATEGORIES = 26
 
 #: Scales the logarithms of counts to the size of the other inputs.
 _LOG_SCALE = 0.25
-_MOST_FLOAT = np.finfo(np.float32).max
+_MOST_FLOAT = float(np.finfo(np.float32).max)
 
 # Roles of a feature, and kinds of labels.
 COUNT, NUMBER, ID, IDS = "count", "number", "id", "ids"

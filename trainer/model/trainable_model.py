@@ -16,6 +16,16 @@ from trainer.model.metrics import LABEL
 from trainer.tf_compat import raw_variable, tf
 
 
+def nested_inputs(network: Any, columns: Mapping[str, Any]) -> Any:
+    """Returns the columns that a network takes, nested as it takes them.
+
+    Args:
+      network: A functional Keras model.
+      columns: Name -> (batch, ...); others than the network's inputs are ignored.
+    """
+    return tf.nest.map_structure(lambda value: columns[value.name], network.input)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainableModel:
     """A Keras model, its loss and its public description.
@@ -106,7 +116,7 @@ class TrainableModel:
     @property
     def output(self) -> Any:
         """The symbolic output of the network: a Keras tensor, or nested ones."""
-        return self.network._outputs_struct
+        return self.network.output
 
     @property
     def input_names(self) -> list[str]:
@@ -116,19 +126,20 @@ class TrainableModel:
     @property
     def allowed_labels(self) -> str:
         """The labels that the loss takes, in words."""
-        return self.loss.allowed.format(last=self._num_classes - 1)
+        classes = self._num_classes
+        last = classes - 1 if isinstance(classes, int) else "the last class"
+        return self.loss.allowed.format(last=last)
 
     @property
-    def _num_classes(self) -> int:
-        # Several outputs, or one without axes, have no classes.
-        shape: Sequence[int] = getattr(self.output, "shape", ())
-        return shape[-1] if len(shape) > 1 else 1
+    def _num_classes(self) -> Any:
+        """Length of the last axis, 1 without any; a dict for several outputs."""
+        return tf.nest.map_structure(
+            lambda value: value.shape[-1] if len(value.shape) > 1 else 1, self.output
+        )
 
     def inputs(self, columns: Mapping[str, Any]) -> Any:
         """Returns the columns that the network takes, nested as it takes them."""
-        return tf.nest.map_structure(
-            lambda value: columns[value.name], self.network._inputs_struct
-        )
+        return nested_inputs(self.network, columns)
 
     @property
     def variables(self) -> list[Any]:

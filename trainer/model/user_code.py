@@ -85,7 +85,7 @@ def one_line_errors(what: str) -> Iterator[None]:
     except Exception as error:
         raise InputError(
             f"Expected {what} to work; it raised {type(error).__name__}: "
-            f"{' '.join(str(error).split())} ({_place(error)}). Fix it there."
+            f"{' '.join(str(error).split())} ({place_of(error)}). Fix it there."
         ) from None
 
 
@@ -131,7 +131,8 @@ def _without_text(error: Exception) -> str:
     )
 
 
-def _place(error: Exception) -> str:
+def place_of(error: Exception) -> str:
+    """Returns file and line of the user's code that raised an error."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -266,7 +266,8 @@ def _preparation(
     """Returns the function that maps the columns of a batch to those of its views."""
 
     def prepare(columns: Mapping[str, Any]) -> dict[str, Any]:
-        inputs, seeds = model.inputs(columns), columns[SEEDS]
+        inputs = {name: columns[name] for name in model.input_names}
+        seeds = columns[SEEDS]
         num_rows = seeds.shape[0]
 
         def view(place: Any) -> dict[str, Any]:

@@ -68,8 +68,8 @@ _PARTS = {
 }  # fmt: skip
 #: Prefixes of the environment variables that TensorFlow, oneDNN and XLA read.
 _VARIABLES = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "NVIDIA_TF32_")
-#: Excluded: log levels, Keras's version, which is fixed, and the numbers of threads.
-_HARMLESS = ("TF_CPP_", "TF_USE_LEGACY_KERAS", "TF_NUM_INT")
+#: Excluded: log levels, and the numbers of threads.
+_HARMLESS = ("TF_CPP_", "TF_NUM_INT")
 #: Flags in Linux's processor description that name instruction sets for arithmetic.
 _COMPUTES = re.compile(r"sse|avx|fma|amx|f16c|bmi|sve|sme|asimd|fp|bf16|i8mm|dot")
 _PROCESSOR = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")

@@ -61,7 +61,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 3
+RUN_RECORD_VERSION = 4
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
@@ -87,7 +87,7 @@ _PACKAGES = (
     "randomgen",
     "tensorflow",
     "tensorflow-privacy",
-    "tf-keras",
+    "keras",
 )
 
 

@@ -132,9 +132,9 @@ def _python(columns: Mapping[str, Any], seed: Any) -> dict[str, Any]:
     return {"image": tf.numpy_function(twice, [columns["image"]], tf.float32)}
 
 
-class _Learned(layers.Layer):
+class Learned(layers.Layer):
     def build(self, shape: Any) -> None:
-        self.scale = self.add_weight("scale", ())
+        self.scale = self.add_weight((), name="scale")
 
     def call(self, image: Any) -> Any:
         return image * self.scale
@@ -150,7 +150,7 @@ class _Learned(layers.Layer):
         (lambda columns, seed: {"image": columns["image"][1:]}, r"\(5, 6, 1\)"),
         (lambda columns: columns, "it raised TypeError"),
         (keras.Sequential([layers.RandomCrop(3, 3)]), "of shape"),
-        (_Learned(), "without weights"),
+        (Learned(), "without weights"),
     ],
 )
 def test_what_is_no_view_is_refused(

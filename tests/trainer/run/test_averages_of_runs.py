@@ -46,7 +46,7 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     predictions = []
     for file in kept:
         last.set_weights([file[name] for name in file])
-        inputs = {name: columns[name] for name in last.input_names}
+        inputs = {name: columns[name] for name in last.input}
         predictions.append(last(inputs).numpy().ravel())
     table = pq.read_table(run / "uncertainty.parquet")
     np.testing.assert_allclose(table["prediction"], np.mean(predictions, 0), rtol=1e-5)

@@ -32,10 +32,10 @@ _OWN = {
                 if not hasattr(self, "sums"):
                     self.sums = [tf.Variable(tf.zeros_like(v)) for v in variables]
 
-            def update_step(self, gradient, variable):
-                total = self.sums[self._index_dict[self._var_key(variable)]]
+            def update_step(self, gradient, variable, rate):
+                total = self.sums[self._get_variable_index(variable)]
                 total.assign_add(tf.abs(gradient))
-                variable.assign_sub(self.learning_rate * gradient / (1 + total))
+                variable.assign_sub(rate * gradient / (1 + total))
     """,
     "a generator in a variable": """
         class Own(keras.optimizers.SGD):
@@ -53,9 +53,9 @@ _OWN = {
 _REFUSED = {
     "RandomStandardNormal": """
         class Own(keras.optimizers.SGD):
-            def update_step(self, gradient, variable):
+            def update_step(self, gradient, variable, rate):
                 gradient += tf.random.normal(gradient.shape)
-                super().update_step(gradient, variable)
+                super().update_step(gradient, variable, rate)
     """,
     "PyFunc": """
         class Own(keras.optimizers.SGD):
@@ -65,9 +65,9 @@ _REFUSED = {
                 self.count += 1.0
                 return np.float32(self.count)
 
-            def update_step(self, gradient, variable):
+            def update_step(self, gradient, variable, rate):
                 count = tf.numpy_function(self._next, [], tf.float32)
-                super().update_step(gradient / count, variable)
+                super().update_step(gradient / count, variable, rate)
     """,
     "LookupTableInsertV2": """
         class Own(keras.optimizers.SGD):
@@ -101,7 +101,7 @@ def own(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def write(code: str, call: str) -> str:
         module = f"own_optimizer_{tmp_path.name}_{next(number)}"
-        imports = "import numpy as np, tensorflow as tf, tf_keras as keras\n"
+        imports = "import numpy as np, tensorflow as tf, keras\n"
         make = f"\ndef make(rate):\n    return {call}\n"
         text = imports + textwrap.dedent(code) + make
         (tmp_path / f"{module}.py").write_text(text)

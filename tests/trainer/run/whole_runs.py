@@ -40,7 +40,7 @@ def load_model(path: pathlib.Path) -> Any:
 def weights_of(run: pathlib.Path) -> list[np.ndarray]:
     """Returns the weights of all models of the run."""
     models = map(load_model, sorted(run.glob("*.keras")))
-    return [v.numpy() for model in models for v in model.variables]
+    return [v.numpy() for model in models for v in model.weights]
 
 
 def same_results(left: pathlib.Path, right: pathlib.Path) -> bool:

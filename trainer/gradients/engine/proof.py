@@ -33,6 +33,7 @@ from trainer.gradients.engine.weight_uses import (
     find_pieces,
 )
 from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import place_of
 from trainer.tf_compat import tf
 
 #: Attribute of a model that holds its proof.
@@ -94,6 +95,13 @@ def _proof_of(model: TrainableModel, variables: tuple[Any, ...]) -> Proof:
         traced = trace(model)
     except InputError as error:
         return Proof(variables=variables, obstacle=str(error), refusal=str(error))
+    except tf.errors.OperatorNotAllowedInGraphError as error:
+        why = (
+            "Expected a model and a loss without a Python if, while or for on the "
+            f"values of tensors ({place_of(error)}). Use keras.ops.where or "
+            "keras.ops.cond."
+        )
+        return Proof(variables=variables, obstacle=why, refusal=why)
     except Exception as error:  # of users' layers, for a batch of unknown size
         why = f"it cannot be traced ({type(error).__name__})"
         return Proof(variables=variables, obstacle=why)
