@@ -490,12 +490,16 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
     )  # fmt: skip
     assert seen == [(i, {}) for i in (0, 1, 2, 3, 0, 1, 2, 3, 0, 1)]
     assert set(history.history) == {"learning_rate", "val_loss", "val_AUC"}
-    np.testing.assert_allclose(history.history["learning_rate"], [0.1, 0.05, 0.1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        history.history["learning_rate"], [0.1, 0.05, 0.1 / 3], rtol=1e-6
+    )
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
     if _tensorboard(tmp_path / "board"):
         # Of training there are weights and learning rates, and no metrics.
         of_training = _tags(tmp_path / "board" / "train")
-        assert {t for t in of_training if "histogram" not in t} == {"epoch_learning_rate"}
+        assert {t for t in of_training if "histogram" not in t} == {
+            "epoch_learning_rate"
+        }
         assert "epoch_loss" in _tags(tmp_path / "board" / "validation")
     plain = keras.models.load_model(tmp_path / "best.keras")
     assert plain.get_weights()[0].shape == (13, 1)
@@ -677,7 +681,9 @@ def test_several_outputs_have_a_loss_each(private: Any, data: Any) -> None:
         + 0.5 * keras.losses.mean_squared_error(x["integers"], numbers)
     )
     np.testing.assert_allclose(found, wanted, rtol=1e-5, equal_nan=True)
-    accepted = trainable.accepts({**columns, "label": tf.constant([0, 1, 2, 3, -1] * 10)})
+    accepted = trainable.accepts(
+        {**columns, "label": tf.constant([0, 1, 2, 3, -1] * 10)}
+    )
     finite = np.isfinite(x["integers"]).all(1)
     np.testing.assert_array_equal(accepted, finite & np.tile([1, 1, 1, 0, 0], 10))
     history = model.fit(verbose=0, validation_data=(x, columns)).history

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trainer.gradients.per_example import GradientSum, clip_scale, keep_rows, real_rows
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import clip_grads, keras, tf
+from trainer.tf_compat import keras, tf
 
 NUM_ROWS = 8
 
@@ -179,34 +178,3 @@ def assert_close(
     assert len(found) == len(wanted)
     for left, right in zip(found, wanted, strict=True):
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
-
-
-def registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
-    """TF Privacy's norms by layer, and a second pass through the weighted loss.
-
-    For most models that book-keeping is for.  Lee and Kifer (2020), arXiv:2009.03106.
-    """
-    # Only now: trainer.tf_compat makes TF Privacy importable.
-    from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
-
-    registry = layer_registry.make_default_layer_registry()
-
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = real_rows(model, columns, weight)
-        safe = keep_rows(columns, real)
-        norms = clip_grads.compute_gradient_norms(
-            model.network,
-            registry,
-            model.inputs(safe),
-            model.labels(safe),
-            per_example_loss_fn=lambda y, z, _: model.loss.per_example(y, z),
-        )
-        counted, scale = clip_scale(norms, real, l2_norm_clip)
-        # 0 times the derivative of a loss that is not finite would be NaN.
-        safe = keep_rows(columns, counted)
-        with tf.GradientTape() as tape:
-            losses = model.losses(safe)
-            total = tf.reduce_sum(tf.where(counted, losses * scale, 0.0))
-        return tape.gradient(total, model.variables)
-
-    return gradient_sum
