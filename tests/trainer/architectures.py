@@ -13,7 +13,7 @@ from typing import Any
 from tests.trainer import zoo
 from trainer.tf_compat import keras, tf
 
-layers = keras.layers
+layers, ops = keras.layers, keras.ops
 
 Make = Callable[[], Any]
 
@@ -32,7 +32,7 @@ def _of_sequence(body: Callable[[Any], Any]) -> Make:
     """A model of (batch, 4, 4) values; ``body`` gives (batch, ..., units)."""
 
     def sequence(values: Any) -> Any:
-        steps = layers.Dense(4)(tf.expand_dims(values[:, :4], -1))
+        steps = layers.Dense(4)(ops.expand_dims(values[:, :4], -1))
         return layers.Flatten()(body(steps))
 
     return _of_numbers(sequence)
@@ -58,6 +58,11 @@ def _seq(*parts: Any) -> Callable[[Any], Any]:
     return apply
 
 
+def _by_tf(function: Callable[[Any], Any]) -> Any:
+    """A layer that calls a function of TensorFlow."""
+    return layers.Lambda(function)
+
+
 def _dense(units: int = 6, **more: Any) -> Callable[[Any], Any]:
     return lambda values: layers.Dense(units, **more)(values)
 
@@ -76,7 +81,7 @@ class _Residual(layers.Layer):
 
 class _OwnWeights(layers.Layer):
     def build(self, shape: Any) -> None:
-        self.scale = self.add_weight("scale", (shape[-1],), initializer="ones")
+        self.scale = self.add_weight((shape[-1],), initializer="ones")
 
     def call(self, values: Any) -> Any:
         return values * self.scale
@@ -98,7 +103,7 @@ class _Subclass(keras.Model):
         return self.logit(self.hidden(tf.concat([numbers, rows], 1)))
 
 
-class _Overridden(keras.Model):
+class Overridden(keras.Model):
     """A functional model whose ``call`` is not its graph."""
 
     def call(self, columns: Any, training: bool = False, mask: Any = None) -> Any:
@@ -107,7 +112,7 @@ class _Overridden(keras.Model):
 
 def _overridden() -> Any:
     integers, values = zoo.numbers()
-    return _Overridden(integers, layers.Dense(1)(values))
+    return Overridden(integers, layers.Dense(1)(values))
 
 
 def _subclass() -> Any:
@@ -120,7 +125,7 @@ def _subclass() -> Any:
 
 def _masking() -> Any:
     integers, values = zoo.numbers()
-    steps = layers.Masking(0.0)(tf.stack([values, tf.nn.relu(values)], 2))
+    steps = layers.Masking(0.0)(ops.stack([values, ops.relu(values)], 2))
     steps = layers.Dense(3)(steps)
     return keras.Model(
         integers, layers.Dense(1)(layers.GlobalAveragePooling1D()(steps))
@@ -130,15 +135,15 @@ def _masking() -> Any:
 def _table_through_an_op() -> Any:
     ids = keras.Input((26,), dtype="int32", name="categories")
     table = layers.Embedding(7, 3)
-    hidden = tf.reduce_sum(table(ids), 1)
-    scores = tf.matmul(hidden, table.embeddings, transpose_b=True)
+    hidden = ops.sum(table(ids), 1)
+    scores = ops.einsum("bi,ji->bj", hidden, table.embeddings)
     return keras.Model(ids, layers.Dense(1)(scores))
 
 
 def _table_in_a_lambda() -> Any:
     ids = keras.Input((26,), dtype="int32", name="categories")
     table = layers.Embedding(7, 3)
-    hidden = tf.reduce_sum(table(ids), 1)
+    hidden = ops.sum(table(ids), 1)
     scores = layers.Lambda(lambda h: tf.matmul(h, table.embeddings, transpose_b=True))
     return keras.Model(ids, layers.Dense(1)(scores(hidden)))
 
@@ -157,7 +162,7 @@ class _Untracked(layers.Layer):
 def _table_untracked() -> Any:
     ids = keras.Input((26,), dtype="int32", name="categories")
     table = layers.Embedding(7, 3)
-    hidden = tf.reduce_sum(table(ids), 1)
+    hidden = ops.sum(table(ids), 1)
     return keras.Model(ids, layers.Dense(1)(_Untracked(table)(hidden)))
 
 
@@ -173,14 +178,14 @@ def _table_used_twice() -> Any:
     ids = keras.Input((26,), dtype="int32", name="categories")
     table = layers.Embedding(7, 3)
     values = table(ids[:, :13]) * table(ids[:, 13:])
-    return keras.Model(ids, layers.Dense(1)(tf.reduce_sum(values, 1)))
+    return keras.Model(ids, layers.Dense(1)(ops.sum(values, 1)))
 
 
 def _constant_positions() -> Any:
     # The second table is read once, while the model is built: it is not trained.
     ids = keras.Input((26,), dtype="int32", name="categories")
     values = layers.Embedding(7, 3)(ids) + layers.Embedding(26, 3)(tf.range(26))
-    return keras.Model(ids, layers.Dense(1)(tf.reduce_mean(tf.tanh(values), 1)))
+    return keras.Model(ids, layers.Dense(1)(ops.mean(ops.tanh(values), 1)))
 
 
 def _frozen_layer() -> Any:
@@ -192,7 +197,7 @@ def _frozen_layer() -> Any:
 def _factorisation() -> Any:
     ids = keras.Input((26,), dtype="int32", name="categories")
     rows = layers.Embedding(7, 3)(ids)
-    pairs = tf.square(tf.reduce_sum(rows, 1)) - tf.reduce_sum(tf.square(rows), 1)
+    pairs = ops.square(ops.sum(rows, 1)) - ops.sum(ops.square(rows), 1)
     return keras.Model(ids, layers.Dense(1)(pairs))
 
 
@@ -202,7 +207,7 @@ def _deep_and_cross() -> Any:
     for _ in range(2):
         crossed = values * layers.Dense(13)(crossed) + crossed
     deep = layers.Dense(5, activation="relu")(values)
-    return keras.Model(integers, layers.Dense(1)(tf.concat([crossed, deep], 1)))
+    return keras.Model(integers, layers.Dense(1)(ops.concatenate([crossed, deep], 1)))
 
 
 def _attention_block(values: Any) -> Any:
@@ -213,8 +218,8 @@ def _attention_block(values: Any) -> Any:
 
 def _by_hand(values: Any) -> Any:
     query, key, value = (layers.Dense(3)(values) for _ in range(3))
-    scores = tf.matmul(query, key, transpose_b=True) / 2.0
-    return tf.matmul(tf.nn.softmax(scores), value)
+    scores = ops.matmul(query, ops.transpose(key, (0, 2, 1))) / 2.0
+    return ops.matmul(ops.softmax(scores), value)
 
 
 class _Positions(layers.Layer):
@@ -262,8 +267,8 @@ def half_precision() -> Any:
 
 def _mixture_of_experts(values: Any) -> Any:
     gates = layers.Dense(3, activation="softmax")(values)
-    experts = tf.stack([layers.Dense(4)(values) for _ in range(3)], 1)
-    return tf.einsum("be,bed->bd", gates, experts)
+    experts = ops.stack([layers.Dense(4)(values) for _ in range(3)], 1)
+    return ops.einsum("be,bed->bd", gates, experts)
 
 
 def _highway(values: Any) -> Any:
@@ -278,17 +283,17 @@ def _siamese(values: Any) -> Any:
 
 
 def _pairwise(values: Any) -> Any:
-    pair = tf.reshape(values[:, :12], (-1, 2, 6))
+    pair = ops.reshape(values[:, :12], (-1, 2, 6))
     scores = layers.Dense(4, activation="tanh")(pair)
     return scores[:, 0] - scores[:, 1]
 
 
 def _grid(values: Any) -> Any:
-    return tf.reshape(values[:, :12], (-1, 3, 4, 1))
+    return ops.reshape(values[:, :12], (-1, 3, 4, 1))
 
 
 def _clip_of_images(values: Any) -> Any:
-    return tf.reshape(values[:, :8], (-1, 2, 2, 2, 1))
+    return ops.reshape(values[:, :8], (-1, 2, 2, 2, 1))
 
 
 @tf.custom_gradient
@@ -306,7 +311,7 @@ GHOST: dict[str, Make] = {
     "leaky relu": _of_numbers(_seq(_dense(), layers.LeakyReLU)),
     "relu layer": _of_numbers(_seq(_dense(), layers.ReLU)),
     "no bias": _of_numbers(_dense(use_bias=False)),
-    "skip": _of_numbers(lambda v: tf.concat([v, layers.Dense(4)(v)], 1)),
+    "skip": _of_numbers(lambda v: ops.concatenate([v, layers.Dense(4)(v)], 1)),
     "add layer": _of_numbers(lambda v: layers.Add()([v, layers.Dense(13)(v)])),
     "multiply layer": _of_numbers(
         lambda v: layers.Multiply()([v, layers.Dense(13)(v)])
@@ -332,8 +337,10 @@ GHOST: dict[str, Make] = {
     ),
     "padding": _of_sequence(lambda v: layers.ZeroPadding1D(2)(v)),
     "permute": _of_sequence(lambda v: layers.Permute((2, 1))(v)),
-    "l2 normalised": _of_numbers(_seq(_dense(), lambda v: tf.math.l2_normalize(v, 1))),
-    "mean of ids": _of_ids(lambda rows: tf.reduce_mean(rows, 1)),
+    "l2 normalised": _of_numbers(
+        _seq(_dense(), _by_tf(lambda v: tf.math.l2_normalize(v, 1)))
+    ),
+    "mean of ids": _of_ids(lambda rows: ops.mean(rows, 1)),
     "masked dense": _masking,
     "nested twice": _of_numbers(
         lambda v: keras.Sequential([keras.Sequential([layers.Dense(4)])])(v)
@@ -346,7 +353,7 @@ GHOST: dict[str, Make] = {
     "integer lookup": _looked_up(layers.IntegerLookup(vocabulary=[1, 2, 3, 4, 5])),
     "string lookup": _looked_up(
         lambda ids: layers.StringLookup(vocabulary=["1", "2"])(
-            tf.strings.as_string(ids)
+            _by_tf(tf.strings.as_string)(ids)
         )
     ),
     "hashing": _looked_up(layers.Hashing(5)),
@@ -427,7 +434,7 @@ OPERATIONS: dict[str, Make] = {
     ),
     "transformer": _of_sequence(_attention_block),
     "einsum dense": _of_sequence(
-        lambda v: layers.EinsumDense("abc,cd->abd", output_shape=(None, 3))(v)
+        lambda v: layers.EinsumDense("abc,cd->abd", output_shape=(4, 3))(v)
     ),
 }
 
@@ -451,33 +458,33 @@ VECTORIZED: dict[str, Make] = {
 #: What is refused, and the words that say why.
 REFUSED: dict[str, tuple[Make, str]] = {
     "batch maximum": (
-        _of_numbers(lambda v: v / (1e-3 + tf.reduce_max(tf.abs(v)))),
+        _of_numbers(_by_tf(lambda v: v / (1e-3 + tf.reduce_max(tf.abs(v))))),
         "not to depend on the others",
     ),
     "places": (
         _of_numbers(
-            lambda v: v + tf.cast(tf.range(tf.shape(v)[0]), tf.float32)[:, None]
+            _by_tf(lambda v: v + tf.cast(tf.range(tf.shape(v)[0]), tf.float32)[:, None])
         ),
         "not to depend on the others",
     ),
     "roll by four": (
-        _of_numbers(lambda v: tf.roll(v, 4, 0)),
+        _of_numbers(_by_tf(lambda v: tf.roll(v, 4, 0))),
         "not to depend on the others",
     ),
     "batch mean": (
-        _of_numbers(lambda v: v - tf.reduce_mean(v, 0)),
+        _of_numbers(_by_tf(lambda v: v - tf.reduce_mean(v, 0))),
         "not to depend on the others",
     ),
     "batch softmax": (
-        _of_numbers(lambda v: 9.0 * tf.nn.softmax(v, 0)),
+        _of_numbers(_by_tf(lambda v: 9.0 * tf.nn.softmax(v, 0))),
         "not to depend on the others",
     ),
     "batch size": (
-        _of_numbers(lambda v: v * tf.cast(tf.shape(v)[0], tf.float32)),
+        _of_numbers(_by_tf(lambda v: v * tf.cast(tf.shape(v)[0], tf.float32))),
         "not to depend on the others",
     ),
     "neighbours": (
-        _of_numbers(lambda v: v + tf.concat([v[1:], v[:1]], 0)),
+        _of_numbers(_by_tf(lambda v: v + tf.concat([v[1:], v[:1]], 0))),
         "not to depend on the others",
     ),
     "batch normalisation": (

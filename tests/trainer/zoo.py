@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trainer.gradients.per_example import GradientSum, clip_scale, keep_rows, real_rows
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import clip_grads, keras, tf
+from trainer.tf_compat import keras, tf
 
 NUM_ROWS = 8
 
@@ -20,7 +19,7 @@ tf.config.experimental.enable_op_determinism()
 
 def numbers() -> tuple[Any, Any]:
     integers = keras.Input((13,), name="integers")
-    return integers, tf.where(tf.math.is_nan(integers), 0.0, integers) / 4.0
+    return integers, keras.ops.where(keras.ops.isnan(integers), 0.0, integers) / 4.0
 
 
 def linear() -> Any:
@@ -46,7 +45,7 @@ def dense_per_position() -> Any:
     categories = keras.Input((26,), dtype="int32", name="categories")
     values = keras.layers.Embedding(7, 3)(categories)
     values = keras.layers.Dense(4, activation="tanh")(values)
-    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_sum(values, 1)))
+    return keras.Model(categories, keras.layers.Dense(1)(keras.ops.sum(values, 1)))
 
 
 def both_inputs() -> Any:
@@ -63,12 +62,22 @@ def layer_used_twice() -> Any:
     return keras.Model(integers, keras.layers.Dense(1)(layer(layer(values))))
 
 
+class Turned(keras.layers.Layer):
+    """Multiplies by the kernel of another layer, which Keras tracks twice."""
+
+    def __init__(self, dense: Any) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def call(self, values: Any) -> Any:
+        return tf.tanh(tf.matmul(values, self.dense.kernel, transpose_b=True))
+
+
 def tied_weights() -> Any:
     integers, values = numbers()
-    first, second = (keras.layers.Dense(13, activation="tanh") for _ in range(2))
-    model = keras.Model(integers, keras.layers.Dense(1)(second(first(values))))
-    second.kernel = first.kernel
-    return model
+    dense = keras.layers.Dense(13, activation="tanh")
+    values = dense(values)
+    return keras.Model(integers, keras.layers.Dense(1)(Turned(dense)(values)))
 
 
 def layer_normalization() -> Any:
@@ -85,9 +94,9 @@ def nested() -> Any:
 
 def many_ids_in_one_table() -> Any:
     categories = keras.Input((26,), dtype="int32", name="categories")
-    ids = tf.concat([categories, categories, 6 - categories], 1)
+    ids = keras.ops.concatenate([categories, categories, 6 - categories], 1)
     values = keras.layers.Embedding(7, 3)(ids)
-    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_mean(values, 1)))
+    return keras.Model(categories, keras.layers.Dense(1)(keras.ops.mean(values, 1)))
 
 
 def one_id() -> Any:
@@ -169,34 +178,3 @@ def assert_close(
     assert len(found) == len(wanted)
     for left, right in zip(found, wanted, strict=True):
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
-
-
-def registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
-    """TF Privacy's norms by layer, and a second pass through the weighted loss.
-
-    For most models that book-keeping is for.  Lee and Kifer (2020), arXiv:2009.03106.
-    """
-    # Only now: trainer.tf_compat makes TF Privacy importable.
-    from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
-
-    registry = layer_registry.make_default_layer_registry()
-
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = real_rows(model, columns, weight)
-        safe = keep_rows(columns, real)
-        norms = clip_grads.compute_gradient_norms(
-            model.network,
-            registry,
-            model.inputs(safe),
-            model.labels(safe),
-            per_example_loss_fn=lambda y, z, _: model.loss.per_example(y, z),
-        )
-        counted, scale = clip_scale(norms, real, l2_norm_clip)
-        # 0 times the derivative of a loss that is not finite would be NaN.
-        safe = keep_rows(columns, counted)
-        with tf.GradientTape() as tape:
-            losses = model.losses(safe)
-            total = tf.reduce_sum(tf.where(counted, losses * scale, 0.0))
-        return tape.gradient(total, model.variables)
-
-    return gradient_sum

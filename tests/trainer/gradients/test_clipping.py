@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.conftest import make_rows
+from tests.trainer.tf_privacy import dp_model_sum, registry_sum
 from tests.trainer.zoo import (
     FAST,
     NOT_OF_THE_REGISTRY,
@@ -26,7 +27,6 @@ from tests.trainer.zoo import (
     make_model,
     masked_ids,
     pairs,
-    registry_sum,
 )
 from trainer.gradients.clipping import (
     ONE_PASS,
@@ -75,31 +75,6 @@ def naive_sum(
         for target, gradient in zip(total, gradients, strict=True):
             target += np.clip(gradient * min(1.0, clip / norm), -cap, cap)
     return total
-
-
-def _tf_privacy_sum(
-    model: TrainableModel, columns: dict[str, Any], weight: Any, clip: float
-) -> list[np.ndarray]:
-    """The update of TF Privacy's DPModel on its vectorised path, times the batch."""
-    from tensorflow_privacy.privacy.keras_models.dp_keras_model import DPModel
-
-    network = model.network
-    oracle = DPModel(
-        l2_norm_clip=clip,
-        noise_multiplier=0.0,
-        use_xla=False,
-        inputs=network.inputs,
-        outputs=network.outputs,
-    )
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    oracle.compile(optimizer=keras.optimizers.SGD(1.0), loss=loss)
-    before = [v.numpy() for v in oracle.trainable_variables]
-    label = tf.reshape(columns["label"], (-1, 1))
-    oracle.train_step((model.inputs(columns), label, tf.reshape(weight, (-1, 1))))
-    after = [v.numpy() for v in oracle.trainable_variables]
-    for variable, value in zip(oracle.trainable_variables, before, strict=True):
-        variable.assign(value)
-    return [(b - a) * len(weight) for a, b in zip(after, before, strict=True)]
 
 
 @pytest.mark.parametrize("make", FAST + OTHER)
@@ -196,7 +171,7 @@ def test_clipped_sum_equals_tf_privacy(make: Callable[[], Any], rows: Any) -> No
     padding = 0 if make is masked_ids else 4
     columns, weight = batch(rows(NUM_ROWS), padding=padding)
     found = clipped_sum(model, l2_norm_clip=CLIP)(columns, weight)
-    assert_close(arrays(found), _tf_privacy_sum(model, columns, weight, CLIP))
+    assert_close(arrays(found), dp_model_sum(model, columns, weight, CLIP))
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer import tf_privacy
 from tests.trainer.architectures import OPERATIONS as OF_OPERATIONS
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP
@@ -178,9 +179,6 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
 
 def test_microbatches_of_tf_privacy_are_users_with_equally_many_rows() -> None:
     """Its Keras optimizer clips the gradient of the mean loss of each microbatch."""
-    optimizers = pytest.importorskip(
-        "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras"
-    )
     model = grouped(both_inputs, weighted=True)
     columns, weight = data_of(model, padding=0)
     rows = make_rows(NUM * SIZE, seed=3)
@@ -189,9 +187,14 @@ def test_microbatches_of_tf_privacy_are_users_with_equally_many_rows() -> None:
     columns["row_weight"] = np.ones((NUM, SIZE), "f4")
     columns = {name: tf.constant(values) for name, values in columns.items()}
     clip = float(np.median([norm_of(each) for each in gradients_of(model, columns)]))
-    optimizer = optimizers.DPKerasSGDOptimizer(
-        l2_norm_clip=clip, noise_multiplier=0.0, num_microbatches=NUM, learning_rate=1.0
-    )
+    with tf_privacy.old_keras():
+        optimizers = tf_privacy.module("optimizers.dp_optimizer_keras")
+        optimizer = optimizers.DPKerasSGDOptimizer(
+            l2_norm_clip=clip,
+            noise_multiplier=0.0,
+            num_microbatches=NUM,
+            learning_rate=1.0,
+        )
     flat = {
         name: tf.reshape(values, (NUM * SIZE, *values.shape[2:]))
         for name, values in columns.items()

@@ -61,7 +61,8 @@ def _equal_ids(positions: int, units: int) -> TrainableModel:
     ids = keras.Input((positions,), dtype="int32", name="ids")
     slopes = keras.Input((positions, units), name="slopes")
     rows = keras.layers.Embedding(3, units)(ids)
-    network = keras.Model([ids, slopes], tf.reduce_sum(rows * slopes, (1, 2))[:, None])
+    products = keras.ops.sum(rows * slopes, (1, 2))
+    network = keras.Model([ids, slopes], products[:, None])
     loss = loss_of_ones_own("sum", lambda labels, outputs: outputs[:, 0])
     return TrainableModel(network=network, description={}, loss=loss)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.trainer.architectures import OPERATIONS
 from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
 from tests.trainer.methods.test_bam import loop_sum
-from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
+from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path
 from trainer.gradients.engine.backward_pass import backward
@@ -142,8 +142,8 @@ class _ChosenRows(keras.layers.Layer):
     """Reads rows of a table that another weight chooses."""
 
     def build(self, shape: Any) -> None:
-        self.choice = self.add_weight("choice", (13, 3))
-        self.table = self.add_weight("table", (3, 2))
+        self.choice = self.add_weight((13, 3))
+        self.table = self.add_weight((3, 2))
 
     def call(self, values: Any) -> Any:
         scores = tf.matmul(values, self.choice)
@@ -157,9 +157,8 @@ def test_rows_that_are_chosen_by_weights_are_computed_one_example_at_a_time(
     rows: Any,
 ) -> None:
     def make() -> Any:
-        integers = keras.Input((13,), name="integers")
-        known = tf.where(tf.math.is_nan(integers), 0.0, integers) / 4.0
-        return keras.Model(integers, _ChosenRows()(known))
+        integers, values = numbers()
+        return keras.Model(integers, _ChosenRows()(values))
 
     model, data = make_model(make), rows(NUM_ROWS)
     assert choose_path(model) == PATH

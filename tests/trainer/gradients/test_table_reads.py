@@ -21,7 +21,7 @@ def _model(*, second: bool = False, from_weights: bool = False) -> TrainableMode
         values = keras.layers.Concatenate(1)([values, others])
     logit = keras.layers.Dense(1)(keras.layers.Flatten()(values))
     if from_weights:
-        chosen = tf.cast(logit[:, 0] > 0, tf.int32)
+        chosen = keras.ops.cast(logit[:, 0] > 0, "int32")
         logit = logit + keras.layers.Embedding(2, 1)(chosen)
     return TrainableModel(network=keras.Model(ids, logit), description={})
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.tf_privacy import registry_sum
 from tests.trainer.zoo import (
     NUM_ROWS,
     arrays,
@@ -22,7 +23,6 @@ from tests.trainer.zoo import (
     make_model,
     masked_ids,
     one_id,
-    registry_sum,
 )
 from trainer.gradients import per_example
 from trainer.gradients.clipping import GradientSum, clipped_sum

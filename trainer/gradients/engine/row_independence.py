@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.gradients.engine.static_values import static_value
 from trainer.tf_compat import gradient_registry, tf
 
 
@@ -236,7 +237,7 @@ def _leads_with_batch(value: Any) -> bool:
 def _entries(value: Any, kind: Kind) -> tuple[Any, ...] | None:
     if isinstance(kind, _Sizes):
         return kind.entries
-    found = _static(value)
+    found = static_value(value)
     if found is None or np.asarray(found).dtype.kind not in "iu":
         return None
     return tuple(int(x) for x in np.ravel(found))
@@ -325,24 +326,6 @@ _SIZE_RULES: dict[str, _SizeRule] = {
 # -- rules for rows ----------------------------------------------------------------
 
 
-def _static(value: Any) -> Any:
-    """Returns the value of a constant as an array; None if it is unknown."""
-    found = tf.get_static_value(value)
-    if found is None and value.op.type in _FOLDED:
-        inputs = [_static(each) for each in value.op.inputs]
-        if not any(each is None for each in inputs):
-            found = _FOLDED[value.op.type](*inputs)
-    return found
-
-
-#: Operations in shapes that ``tf.get_static_value`` does not evaluate.
-_FOLDED: dict[str, Callable[..., Any]] = {
-    "AddV2": np.add,
-    "Pack": lambda *values: np.stack(values),
-    "Sub": np.subtract,
-}
-
-
 def _only_first_has_rows(kinds: Sequence[Kind]) -> Rows | None:
     first = kinds[0]
     others = all(isinstance(kind, _Constant) for kind in kinds[1:])
@@ -379,7 +362,7 @@ def _is_within(value: Any, rank: int) -> bool:
 
 
 def _axes(op: Any, value: Any) -> list[int] | None:
-    axes, rank = _static(value), op.inputs[0].shape.rank
+    axes, rank = static_value(value), op.inputs[0].shape.rank
     if axes is None or rank is None:
         return None
     return [int(axis) % rank for axis in axes.reshape(-1)]
@@ -415,7 +398,7 @@ def _with_new_axis(rows: Rows, axis: int) -> Rows | None:
 
 
 def _expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    axis, rank = _static(op.inputs[1]), op.inputs[0].shape.rank
+    axis, rank = static_value(op.inputs[1]), op.inputs[0].shape.rank
     if axis is None or rank is None:
         return None
     return _only_first_has_rows(kinds) if int(axis) % (rank + 1) else None
@@ -429,7 +412,7 @@ def _squeeze(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _transpose(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    order, rows = _static(op.inputs[1]), _only_first_has_rows(kinds)
+    order, rows = static_value(op.inputs[1]), _only_first_has_rows(kinds)
     if order is None or rows is None:
         return None
     axis = [int(x) for x in order].index(rows.axis)
@@ -456,30 +439,41 @@ def _unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _split(op: Any, kinds: Sequence[Kind], *, value: int, axis: int) -> Kind | None:
-    found, rank = _static(op.inputs[axis]), op.inputs[value].shape.rank
+    found, rank = static_value(op.inputs[axis]), op.inputs[value].shape.rank
     if found is None or not rank or not isinstance(kinds[value], Rows):
         return None
     return kinds[value] if int(found) % rank else None
 
 
 def _strided_slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    begin, strides = _static(op.inputs[1]), _static(op.inputs[3])
-    rank, rows = op.inputs[0].shape.rank, _only_first_has_rows(kinds)
-    if rows is None or begin is None or strides is None or rank is None:
+    strides, rank = static_value(op.inputs[3]), op.inputs[0].shape.rank
+    rows = _only_first_has_rows(kinds)
+    if rows is None or strides is None or rank is None:
         return None
-    added = op.get_attr("new_axis_mask")
-    if op.get_attr("ellipsis_mask") & 1:
-        # A leading ellipsis stands for axis 0, unless the others take all axes.
-        used = len(begin) - 1 - bin(added).count("1")
-        return rows if used < rank else None
-    if (added | op.get_attr("shrink_axis_mask")) & 1:
-        return None
-    whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
-    return rows if whole and strides[0] == 1 else None
+    masks = {name: op.get_attr(f"{name}_mask") for name in _SLICE_MASKS}
+    before, after = 0, 0  # axes of the value and of the result
+    for place, stride in enumerate(strides):
+        has = {name for name, mask in masks.items() if mask >> place & 1}
+        if "ellipsis" in has:
+            used = len(strides) - 1 - bin(masks["new_axis"]).count("1")
+            before, after = before + rank - used, after + rank - used
+        elif "new_axis" in has:
+            after += 1
+        elif before == rows.axis:
+            whole = {"begin", "end"} <= has and "shrink_axis" not in has and stride == 1
+            return dataclasses.replace(rows, axis=after) if whole else None
+        else:
+            before, after = before + 1, after + ("shrink_axis" not in has)
+        if before > rows.axis:  # within an ellipsis
+            break
+    return dataclasses.replace(rows, axis=after - before + rows.axis)
+
+
+_SLICE_MASKS = ("begin", "ellipsis", "end", "new_axis", "shrink_axis")
 
 
 def _slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    begin, size = _static(op.inputs[1]), _static(op.inputs[2])
+    begin, size = static_value(op.inputs[1]), static_value(op.inputs[2])
     if begin is None or size is None:
         return None
     whole = int(begin[0]) == 0 and int(size[0]) == -1
@@ -487,12 +481,12 @@ def _slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _tile(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    count = _static(op.inputs[1])
+    count = static_value(op.inputs[1])
     return kinds[0] if count is not None and int(count[0]) == 1 else None
 
 
 def _pad(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    widths = _static(op.inputs[1])
+    widths = static_value(op.inputs[1])
     if widths is None or widths[0].any():
         return None
     return _only_first_has_rows(kinds)
@@ -510,7 +504,7 @@ def _batch_mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _gather(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     params, indices, _ = kinds
-    axis, rank = _static(op.inputs[2]), op.inputs[0].shape.rank
+    axis, rank = static_value(op.inputs[2]), op.inputs[0].shape.rank
     batch_dims = op.get_attr("batch_dims")
     if axis is None or not rank:
         return None
@@ -687,7 +681,7 @@ def _moved_aligned(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _moved_expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axis, rank, rows = (
-        _static(op.inputs[1]),
+        static_value(op.inputs[1]),
         op.inputs[0].shape.rank,
         _only_first_has_rows(kinds),
     )
@@ -708,7 +702,7 @@ def _moved_unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _moved_tile(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    counts, rows = _static(op.inputs[1]), _only_first_has_rows(kinds)
+    counts, rows = static_value(op.inputs[1]), _only_first_has_rows(kinds)
     if counts is None or rows is None:
         return None
     return rows if int(counts[rows.axis]) == 1 else None
@@ -718,6 +712,7 @@ _MOVED_RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _moved_aligned),
     "ExpandDims": _moved_expand_dims,
     "Shape": _shape,
+    "StridedSlice": _strided_slice,
     "Tile": _moved_tile,
     "Transpose": _transpose,
     "Unpack": _moved_unpack,

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.tf_compat import tf
+from trainer.gradients.engine.static_values import static_value
 
 #: Operations that read rows of a table, whose ids are their second input.
 LOOK_UPS = ("GatherV2", "ResourceGather")
@@ -233,7 +233,7 @@ _RESHAPED = ("reshaped",)
 
 
 def _static(value: Any, op: Any) -> tuple[int, ...]:
-    found = tf.get_static_value(value)
+    found = static_value(value)
     if found is None:
         raise UnknownUseError(f"{_said(op)} follows values that are not known")
     return tuple(int(x) for x in np.ravel(found))
