@@ -74,6 +74,18 @@ def raw_variable(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raises errors of layers as they are; Keras adds lines and arguments to them."""
+    was_filtering = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if was_filtering:
+            keras.config.enable_traceback_filtering()
+
+
 def check_plain(network: Any) -> None:
     """Refuses models of Keras 2, and TF Privacy's, whose noise would not be used.
 
@@ -109,6 +121,7 @@ __all__ = [
     "gradient_registry",
     "keras",
     "keras_random",
+    "plain_errors",
     "raw_variable",
     "tf",
 ]
