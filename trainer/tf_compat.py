@@ -44,6 +44,7 @@ sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 with _quiet_standard_error():
     import keras
     import tensorflow as tf
+    from keras.src.backend.tensorflow import image as keras_image
     from keras.src.backend.tensorflow import random as keras_random
     from tensorflow.python.framework.ops import gradient_registry
 
@@ -120,6 +121,7 @@ __all__ = [
     "clip_grads",
     "gradient_registry",
     "keras",
+    "keras_image",
     "keras_random",
     "plain_errors",
     "raw_variable",

@@ -40,7 +40,7 @@ from unittest import mock
 import numpy as np
 
 from accounting.validation import InputError
-from trainer.tf_compat import keras_random, plain_errors, tf
+from trainer.tf_compat import keras_image, keras_random, plain_errors, tf
 
 #: The column of a batch that holds seeds; no file has a column of this name.
 SEEDS = "weight:seeds"
@@ -129,9 +129,10 @@ def _replaced(
         return dropout(inputs, rate, noise_shape) if rate else inputs
 
     with _LOCK, plain_errors(), contextlib.ExitStack() as replaced:
-        for name, value in (("draw_seed", next_seed), ("dropout", instead)):
-            if name == "draw_seed" or dropout is not None:
-                replaced.enter_context(mock.patch.object(keras_random, name, value))
+        for module in (keras_random, keras_image):
+            replaced.enter_context(mock.patch.object(module, "draw_seed", next_seed))
+        if dropout is not None:
+            replaced.enter_context(mock.patch.object(keras_random, "dropout", instead))
         yield
 
 
