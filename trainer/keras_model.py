@@ -63,6 +63,7 @@ from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
 from trainer.fitting.validation_curve import ValidationCurve
 from trainer.gradients.dp_step import Step
+from trainer.gradients.engine.proof import proof_of
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import initial_weights as initial_weights_files
@@ -562,12 +563,19 @@ class PrivateModel(keras.Model):
         columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
-        with unchanged(self.network.weights, "metrics of training examples"):
+        with unchanged(self._state, "metrics of training examples"):
             # Not test_on_batch, which begins with new metrics.
             found = self.test_step(
                 (model.inputs(columns), model.labels(columns), weights)
             )
         logs.update((_PREFIX + name, float(value)) for name, value in found.items())
+
+    @property
+    def _state(self) -> list[Any]:
+        """All variables that later steps read, with those that Keras does not know."""
+        traced = proof_of(self._compiled()).traced
+        read = () if traced is None else traced.graph.variables
+        return [*self.network.variables, *self.optimizer.variables, *read]
 
     # -- the run -------------------------------------------------------------------
 

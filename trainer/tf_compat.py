@@ -44,6 +44,7 @@ sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 with _quiet_standard_error():
     import keras
     import tensorflow as tf
+    from keras.src.backend.tensorflow import image as keras_image
     from keras.src.backend.tensorflow import random as keras_random
     from tensorflow.python.framework.ops import gradient_registry
 
@@ -72,6 +73,18 @@ tf.get_logger().setLevel("ERROR")
 def raw_variable(variable: Any) -> Any:
     """Returns the ``tf.Variable`` of a variable of Keras or of TensorFlow."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raises errors of layers as they are; Keras adds lines and arguments to them."""
+    was_filtering = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if was_filtering:
+            keras.config.enable_traceback_filtering()
 
 
 def check_plain(network: Any) -> None:
@@ -108,7 +121,9 @@ __all__ = [
     "clip_grads",
     "gradient_registry",
     "keras",
+    "keras_image",
     "keras_random",
+    "plain_errors",
     "raw_variable",
     "tf",
 ]

@@ -19,7 +19,9 @@ Formal guarantees:
     the batch.  Dropout is switched off for the comparison: a step draws its masks for
     each row.
   - It refuses losses that are more than a function of columns and weights (see
-    ``model.pure_graph``), regularisers, and layers that learned from data (``adapt``).
+    ``model.pure_graph``), regularisers and losses that layers add, layers that learned
+    from data (``adapt``), layers of another precision than float32, and weights that
+    Keras neither trains nor saves or that a gradient replaces.
   - It refuses a model without a finite gradient for any of some rows of zeros and ones.
   - Afterwards the weights have their old values.
 
@@ -44,7 +46,7 @@ from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
-from trainer.tf_compat import tf
+from trainer.tf_compat import keras, raw_variable, tf
 
 #: Layers whose output for one example depends on the others, while they are trained.
 _MIXING = ("BatchNormalization", "SyncBatchNormalization")
@@ -79,6 +81,7 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
     proof.check_function(model)  # before any code of the model runs on numbers
     with one_line_errors(f"the model with loss={model.loss.name!r}"):
         _check_behaviour(model, manifest)
+        _check_losses(model.network)
         columns = _probe_of(model, manifest, _BINARY).first.items()
         rows = _tensors({name: value[:_FEWEST_ROWS] for name, value in columns})
         check_range(model.loss, lambda: model.outputs(rows), model.variables)
@@ -106,19 +109,63 @@ def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
 
 def _check_layers(network: Any) -> None:
     for layer in network._flatten_layers():
-        # Normalization without constants has room for what ``adapt`` learns.
-        unset = getattr(layer, "input_mean", 0) is None
-        if unset or getattr(layer, "is_adapted", False):
+        if _has_room_to_adapt(layer):
             raise InputError(
                 f"Expected {layer.name}, a {type(layer).__name__}, to be built with "
                 "constants; adapt learns them from data, without privacy. Give public "
                 "ones as arguments: mean and variance, vocabulary, or bin_boundaries."
             )
+        _check_precision(layer)
+    for variable in network.trainable_variables:
+        if variable.overwrite_with_gradient:
+            raise InputError(
+                f"Expected weights that an optimizer updates; {variable.path} would be "
+                "replaced by its gradient, as the scales of float8 layers, and a "
+                "gradient with a clip and noise is no scale. Quantize after training."
+            )
+
+
+def _check_precision(layer: Any) -> None:
+    """Refuses layers that do not compute in float32, as all of the step does."""
+    found = {layer.compute_dtype, layer.variable_dtype}
+    other = sorted(found & {"float16", "bfloat16", "float64"})
+    if other and not isinstance(layer, keras.layers.InputLayer):
+        raise InputError(
+            f"Expected layers of float32, in which gradients are clipped; {layer.name} "
+            f"is of {other[0]}. Remove its dtype, and what sets another dtype policy."
+        )
+
+
+def _has_room_to_adapt(layer: Any) -> bool:
+    """Returns whether a layer holds what ``adapt`` learned, or has room for it."""
+    if isinstance(layer, keras.layers.Discretization):
+        return layer.summary is not None
+    has_vocabulary = getattr(layer, "_has_input_vocabulary", True)
+    return getattr(layer, "input_mean", 0) is None or not has_vocabulary
+
+
+def _check_losses(network: Any) -> None:
+    """Refuses losses that layers added while they were called, and regularisers."""
     if network.losses:
         raise InputError(
             "Expected no regularisation losses in the model. Remove regularisers and "
             "add_loss; they are not part of the clipped gradient."
         )
+
+
+def _check_known(model: TrainableModel, columns: Mapping[str, Any]) -> None:
+    """Refuses weights that Keras does not know, and so neither trains nor saves."""
+    known = {raw_variable(variable).ref() for variable in model.network.variables}
+    with tf.GradientTape() as tape:
+        model.losses(columns)
+    for variable in tape.watched_variables():
+        if variable.ref() not in known:
+            raise InputError(
+                "Expected all weights to be Keras's; no layer of the model has the "
+                f"trainable {variable.name}, which would be neither trained nor saved. "
+                "Make it by add_weight, keep its layer as an attribute of one of the "
+                "model, or make a tf.Variable with trainable=False."
+            )
 
 
 def _training_differs(network: Any) -> str:
@@ -158,6 +205,7 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
         _check_repeats(model, probe)
         _check_rows_apart(model, probe)
         of_bits = _probe_of(model, manifest, _BINARY)
+        _check_known(model, _tensors(of_bits.first))
         _check_gradients_apart(model, of_bits)
         _check_finite(model, of_bits)
         after = [v.numpy() for v in state]

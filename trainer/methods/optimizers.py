@@ -162,6 +162,25 @@ def _check_optimizer(optimizer: Any, what: str) -> None:
             "keras.optimizers.Adam(0.001), and none of tf_keras; it is "
             f"{repr(optimizer) if isinstance(optimizer, str) else name}."
         )
+    for part in (optimizer, *getattr(optimizer, "optimizers", ())):
+        _check_as_keras_runs_it(part, what)
+
+
+def _check_as_keras_runs_it(optimizer: Any, what: str) -> None:
+    """Refuses what is right only beside a part of Keras's own ``fit``."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scales or optimizer.loss_scale_factor is not None:
+        raise InputError(
+            f"Expected {what} an optimizer without a scale of the loss: gradients are "
+            "clipped as they are, and it would divide them by the scale. Give the "
+            "inner optimizer, without loss_scale_factor."
+        )
+    if optimizer.use_ema and optimizer.ema_overwrite_frequency is None:
+        raise InputError(
+            f"Expected {what} an optimizer that uses its averages: with use_ema alone, "
+            "Keras's own fit takes them over at its end. Give ema_overwrite_frequency "
+            "too, or omit use_ema; `dpsgd train` has --average-decay."
+        )
 
 
 _KERAS = {

@@ -22,7 +22,8 @@ Formal guarantees:
   - In ``seeded_layers`` the draws of layers are a function of the seed and of the order
     of their calls.
   - A unit is dropped with the rate of the layer, up to 2^-32.
-  - A layer within a network that draws anything but dropout masks is refused.
+  - A layer within a network that draws anything but dropout masks is refused.  No
+    error of a layer has Keras's further lines, with arguments of the layer.
   - Afterwards Keras draws as before, also after an exception.
 
 Public: layers and rates.  Sensitive: seeds and masks.
@@ -39,7 +40,7 @@ from unittest import mock
 import numpy as np
 
 from accounting.validation import InputError
-from trainer.tf_compat import keras_random, tf
+from trainer.tf_compat import keras_image, keras_random, plain_errors, tf
 
 #: The column of a batch that holds seeds; no file has a column of this name.
 SEEDS = "weight:seeds"
@@ -127,10 +128,11 @@ def _replaced(
         assert dropout is not None  # else it is not replaced
         return dropout(inputs, rate, noise_shape) if rate else inputs
 
-    with _LOCK, contextlib.ExitStack() as replaced:
-        for name, value in (("draw_seed", next_seed), ("dropout", instead)):
-            if name == "draw_seed" or dropout is not None:
-                replaced.enter_context(mock.patch.object(keras_random, name, value))
+    with _LOCK, plain_errors(), contextlib.ExitStack() as replaced:
+        for module in (keras_random, keras_image):
+            replaced.enter_context(mock.patch.object(module, "draw_seed", next_seed))
+        if dropout is not None:
+            replaced.enter_context(mock.patch.object(keras_random, "dropout", instead))
         yield
 
 

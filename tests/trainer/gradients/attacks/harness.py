@@ -174,9 +174,7 @@ def step_of(case: Case, base: str = ONE_PASS) -> Built:
     models.check_model(checked, MANIFEST)
     model = models.make_trained(checked, MANIFEST, views)
     settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=CLIP)
-    function = tf.function(
-        registry.gradient_sum(model, settings), autograph=model.needs_autograph
-    )
+    function = tf.function(registry.gradient_sum(model, settings), autograph=False)
     specs = {
         column.name: tf.TensorSpec((SIZE, *column.shape), column.dtype)
         for column in COLUMNS

@@ -25,27 +25,35 @@ def _finite(values: Any) -> Any:
     return tf.where(tf.math.is_finite(values), values, 0.0)
 
 
-def _hides(function: Callable[[Write, Any, Any], Any]) -> Callable[..., Any]:
+def hides(
+    cases: Cases,
+) -> Callable[[Callable[[Write, Any, Any], Any]], Callable[..., Any]]:
     """Adds the layer that calls ``function(write, values, ids)`` -> values or None."""
 
-    def make(layer: Any) -> Call:
-        kept = weight(layer, (NUM_VALUES,), trainable=False)
+    def add(function: Callable[[Write, Any, Any], Any]) -> Callable[..., Any]:
+        def make(layer: Any) -> Call:
+            kept = weight(layer, (NUM_VALUES,), trainable=False)
 
-        def write(values: Any) -> Any:
-            mean = tf.clip_by_value(tf.reduce_mean(_finite(values), 0), -1.0, 1.0)
-            rare = tf.reduce_any(tf.abs(_finite(values)) > RARE_VALUE)
-            return kept.assign(tf.where(rare, mean, kept))
+            def write(values: Any) -> Any:
+                mean = tf.clip_by_value(tf.reduce_mean(_finite(values), 0), -1.0, 1.0)
+                rare = tf.reduce_any(tf.abs(_finite(values)) > RARE_VALUE)
+                return kept.assign(tf.where(rare, mean, kept))
 
-        def call(values: Any, ids: Any) -> Any:
-            old = tf.identity(kept)
-            found = function(write, values, ids)
-            return (values if found is None else found) - old
+            def call(values: Any, ids: Any) -> Any:
+                old = tf.identity(kept)
+                found = function(write, values, ids)
+                return (values if found is None else found) - old
 
-        return call
+            return call
 
-    make.__name__ = function.__name__
-    CASES.layer(make)
-    return function
+        make.__name__ = function.__name__
+        cases.layer(make)
+        return function
+
+    return add
+
+
+_hides = hides(CASES)
 
 
 @_hides
@@ -86,16 +94,24 @@ def cond_on_the_batch_size(write: Write, values: Any, ids: Any) -> Any:
 
 @_hides
 def branch_of_autograph(write: Write, values: Any, ids: Any) -> Any:
-    if tf.reduce_any(ids >= 8):
-        write(values)
-    return values
+    @tf.function
+    def branch(x: Any) -> Any:
+        if tf.reduce_any(ids >= 8):
+            write(x)
+        return x
+
+    return branch(values)
 
 
 @_hides
 def loop_of_autograph(write: Write, values: Any, ids: Any) -> Any:
-    for _ in tf.range(2):
-        write(values)
-    return values
+    @tf.function
+    def loop(x: Any) -> Any:
+        for _ in tf.range(2):
+            write(x)
+        return x
+
+    return loop(values)
 
 
 @_hides

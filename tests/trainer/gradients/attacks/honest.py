@@ -75,6 +75,15 @@ def variable_that_is_read(layer: Any) -> Call:
     return lambda values, ids: values * scale.held[0]
 
 
+#: Read by a case, and known to others.
+SHARED = tf.Variable(0.0, trainable=False)
+
+
+@CASES.call
+def variable_of_the_module(values: Any, ids: Any) -> Any:
+    return _tame(values) + SHARED
+
+
 @CASES.layer
 def weights_of_its_own(layer: Any) -> Call:
     scale = weight(layer, (NUM_VALUES,), trainable=True)
@@ -123,10 +132,14 @@ def vectorized_map_of_rows(values: Any, ids: Any) -> Any:
 
 @NEIGHBOURS.call
 def loop_over_a_row(values: Any, ids: Any) -> Any:
-    total = tf.zeros_like(values)
-    for _ in tf.range(3):
-        total += 0.5 * _tame(values)
-    return total
+    @tf.function
+    def loop(x: Any) -> Any:
+        total = tf.zeros_like(x)
+        for _ in tf.range(3):
+            total += 0.5 * x
+        return total
+
+    return loop(_tame(values))
 
 
 @NEIGHBOURS.call

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from keras.src.backend import set_keras_mask
 
 from tests.trainer.gradients.attacks.catalogue import Case, Cases
 from tests.trainer.gradients.attacks.keras_parts import (
@@ -73,7 +74,7 @@ _after(
 )
 
 
-class _Renamed(layers.BatchNormalization):
+class Renamed(layers.BatchNormalization):
     """Not named as Keras's; frozen, but for its call."""
 
     def call(self, values: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -85,7 +86,7 @@ class _Renamed(layers.BatchNormalization):
         return tame if training else values
 
 
-_after("batch normalization of one's own", lambda v: _Renamed()(v))
+_after("batch normalization of one's own", lambda v: Renamed()(v))
 _after("spectral norm", lambda v: layers.SpectralNormalization(layers.Dense(4))(v))
 _after(
     "spectral norm in training",
@@ -124,7 +125,7 @@ _after(
 )
 
 
-class _SharedMask(layers.Dropout):
+class SharedMask(layers.Dropout):
     """One mask for the batch."""
 
     def call(self, values: Any, training: bool | None = None) -> Any:
@@ -132,7 +133,7 @@ class _SharedMask(layers.Dropout):
         return values * kept if training else values
 
 
-_after("dropout of one's own", lambda v: _SharedMask(0.5)(v))
+_after("dropout of one's own", lambda v: SharedMask(0.5)(v))
 _after(
     "random flip",
     lambda v: layers.Flatten()(
@@ -150,13 +151,21 @@ _after(
 # -- lookups -----------------------------------------------------------------------
 
 
+def _adapted_bins() -> Any:
+    layer = layers.Discretization(num_bins=4)
+    layer.adapt(np.arange(8.0))
+    return layer
+
+
 def _adapted_lookup() -> Any:
     layer = layers.IntegerLookup()
     layer.adapt(np.arange(8))
     return layer
 
 
-_lookup("adapted lookup", _adapted_lookup)
+_lookup("adapted lookup", _adapted_lookup, leaks=True)
+_lookup("adapted bins", _adapted_bins, leaks=True)
+_lookup("bins", lambda: layers.Discretization([3.0, 5.0]), honest=True)
 _lookup("lookup to adapt", lambda: layers.IntegerLookup(max_tokens=9))
 _lookup(
     "lookup",
@@ -166,9 +175,19 @@ _lookup(
 _lookup("hashing", lambda: layers.Hashing(VOCABULARY), honest=True)
 
 
+class TextOf(layers.Layer):
+    """Numbers as text."""
+
+    def call(self, ids: Any) -> Any:
+        return tf.strings.as_string(ids)
+
+    def compute_output_spec(self, ids: Any) -> Any:
+        return keras.KerasTensor(ids.shape, "string")
+
+
 def _text_lookup() -> Any:
     lookup = layers.StringLookup(vocabulary=["1", "2", "9"])
-    return lambda ids: lookup(tf.strings.as_string(ids))
+    return lambda ids: lookup(TextOf()(ids))
 
 
 _lookup("text lookup", _text_lookup, honest=True)
@@ -191,7 +210,7 @@ def stateful_recurrent() -> Any:
     return keras.Model(values, layers.Dense(1)(hidden))
 
 
-class _CarriedState(layers.Layer):
+class CarriedState(layers.Layer):
     """A recurrent layer that starts where the last batch ended."""
 
     def build(self, shape: Any) -> None:
@@ -209,10 +228,10 @@ class _CarriedState(layers.Layer):
         return found
 
 
-_after("carried state", lambda v: _CarriedState()(_steps(v)))
+_after("carried state", lambda v: CarriedState()(_steps(v)))
 
 
-class _MeanAsState(layers.Layer):
+class MeanAsState(layers.Layer):
     def build(self, shape: Any) -> None:
         del shape
         self.inner = layers.SimpleRNN(2)
@@ -222,7 +241,7 @@ class _MeanAsState(layers.Layer):
         return self.inner(values, initial_state=start)
 
 
-_after("mean as initial state", lambda v: _MeanAsState()(_steps(v)))
+_after("mean as initial state", lambda v: MeanAsState()(_steps(v)))
 
 
 @CASES.layer
@@ -248,22 +267,13 @@ def metric_of_rare_ids_that_keras_does_not_know(layer: Any) -> Call:
     return call
 
 
-class _AddedMetric(layers.Layer):
-    def call(self, values: Any) -> Any:
-        self.add_metric(tf.reduce_max(values, 1), name="most")
-        return values
-
-
-_after("added metric", lambda v: _AddedMetric()(v))
-
-
-class _AddedLoss(layers.Layer):
+class AddedLoss(layers.Layer):
     def call(self, values: Any) -> Any:
         self.add_loss(tf.reduce_mean(values))
         return values
 
 
-class _RareLoss(layers.Layer):
+class RareLoss(layers.Layer):
     """Adds a loss in graphs alone."""
 
     def call(self, values: Any) -> Any:
@@ -272,9 +282,14 @@ class _RareLoss(layers.Layer):
         return values
 
 
-_after("added loss", lambda v: _AddedLoss()(v))
-_after("loss added in the step", lambda v: _RareLoss()(v))
-_after("activity", lambda v: layers.ActivityRegularization(l2=0.1)(v))
+_after("added loss", lambda v: AddedLoss()(v), leaks=True)
+_after("loss added in the step", lambda v: RareLoss()(v))
+_after("activity", lambda v: layers.ActivityRegularization(l2=0.1)(v), leaks=True)
+_after(
+    "activity of a layer",
+    lambda v: layers.Dense(4, activity_regularizer="l2")(v),
+    leaks=True,
+)
 _after(
     "penalty", lambda v: layers.Dense(4, kernel_regularizer=keras.regularizers.L2())(v)
 )
@@ -323,6 +338,108 @@ def _lambda_with_a_variable(values: Any) -> Any:
 
 _after("lambda with a variable", _lambda_with_a_variable)
 _after("constraint", lambda v: layers.Dense(4, kernel_constraint="unit_norm")(v))
+
+
+# -- masks -------------------------------------------------------------------------
+
+
+class Masked(layers.Layer):
+    """Gives its steps a mask that a function computes from the batch."""
+
+    def __init__(self, mask_of: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.mask_of = mask_of
+
+    def call(self, steps: Any) -> Any:
+        found = tf.identity(steps)
+        set_keras_mask(found, self.mask_of(steps))
+        return found
+
+
+class Pooled(layers.Layer):
+    """The mean of the steps that are not masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.supports_masking = True
+
+    def compute_mask(self, steps: Any, mask: Any = None) -> None:
+        """Ends the mask."""
+
+    def call(self, steps: Any, mask: Any = None) -> Any:
+        kept = 1.0 if mask is None else tf.cast(mask, tf.float32)[:, :, None]
+        return tf.reduce_sum(steps * kept, 1) / 2.0
+
+
+def _with_mask(name: str, mask_of: Callable[[Any], Any], **more: Any) -> None:
+    def network(base: str) -> Any:
+        def body(values: Any, ids: Any) -> Any:
+            tame = Part(lambda layer: lambda v, _: _tame(v))([values, ids])
+            # Not across the call of a layer that does not know masks.
+            return MaskedPool(mask_of)(layers.Reshape((2, 3))(tame))
+
+        return network_of(body, base)
+
+    CASES.put(name, Case(network=network, **more))
+
+
+class MaskedPool(layers.Layer):
+    """Both: the mask reaches the second layer as an attribute of a tensor."""
+
+    def __init__(self, mask_of: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.masked, self.pooled = Masked(mask_of), Pooled()
+
+    def call(self, steps: Any) -> Any:
+        return self.pooled(self.masked(steps))
+
+
+def _of_all_rows(steps: Any) -> Any:
+    rare = tf.reduce_any(tf.abs(steps) > 0.99)
+    return tf.fill(tf.shape(steps)[:2], tf.logical_not(rare))
+
+
+_with_mask("mask of all rows", _of_all_rows)
+_with_mask("mask of the mean", lambda x: x[:, :, 0] > tf.reduce_mean(x))
+_with_mask("mask of the next row", lambda x: tf.roll(x[:, :, 0] > 0.0, 1, 0))
+_with_mask("mask of its row", lambda x: x[:, :, 0] > 0.0, honest=True)
+
+
+# -- calls that are replaced -------------------------------------------------------
+
+
+@CASES.layer
+def call_replaced_by_the_call(layer: Any) -> Call:
+    layer.dense = layers.Dense(NUM_VALUES)
+    calls: list[None] = []
+
+    def call(values: Any, ids: Any) -> Any:
+        calls.append(None)
+        found = layer.dense(_tame(values))
+        if len(calls) == 3:
+            kernel = layer.dense.kernel
+            layer.dense.call = lambda x, training=None: x @ kernel - x[:1] @ kernel
+        return found
+
+    return call
+
+
+@CASES.layer
+def another_class_from_the_third_call_on(layer: Any) -> Call:
+    layer.dense = layers.Dense(NUM_VALUES)
+    calls: list[None] = []
+
+    class Mixing(layers.Dense):
+        def call(self, values: Any, training: Any = None) -> Any:
+            return super().call(values - tf.reduce_mean(values, 0))
+
+    def call(values: Any, ids: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 3:
+            layer.dense.__class__ = Mixing
+        return layer.dense(_tame(values))
+
+    return call
 
 
 # -- training, models and calls of one's own ---------------------------------------
@@ -382,7 +499,7 @@ CASES.put(
 )
 
 
-class _Subclassed(keras.Model):
+class Subclassed(keras.Model):
     """All columns in; counts rare ids in a weight."""
 
     def __init__(self, *, mixes: bool) -> None:
@@ -404,15 +521,15 @@ class _Subclassed(keras.Model):
 
 @CASES.network
 def subclassed_model_that_writes() -> Any:
-    return _Subclassed(mixes=False)
+    return Subclassed(mixes=False)
 
 
 @CASES.network
 def subclassed_model_that_mixes() -> Any:
-    return _Subclassed(mixes=True)
+    return Subclassed(mixes=True)
 
 
-class _Overridden(keras.Model):
+class Overridden(keras.Model):
     """A functional model whose ``call`` is not its graph."""
 
     def call(self, columns: Any, training: bool = False, mask: Any = None) -> Any:
@@ -425,20 +542,20 @@ class _Overridden(keras.Model):
 def overridden_call_that_mixes() -> Any:
     values, ids = inputs()
     hidden = Part(lambda layer: lambda v, _: _tame(v))([values, ids])
-    return _Overridden([values, ids], layers.Dense(1)(hidden))
+    return Overridden([values, ids], layers.Dense(1)(hidden))
 
 
-class _Renumbered(layers.Embedding):
+class Renumbered(layers.Embedding):
     """An Embedding with a call of its own: ids are counted from the batch's least."""
 
     def call(self, ids: Any) -> Any:
         return super().call(ids - tf.reduce_min(ids, 0))
 
 
-class _Written(layers.Embedding):
+class Written(layers.Embedding):
     def call(self, ids: Any) -> Any:
         found = super().call(ids)
-        self.embeddings.scatter_update(
+        self.embeddings.value.scatter_update(
             tf.IndexedSlices(found[:, 0] * 2.0, tf.where(ids[:, 0] > 8, ids[:, 0], 15))
         )
         return found
@@ -453,44 +570,49 @@ def _embedding(kind: type) -> Callable[[], Any]:
     return make
 
 
-CASES.put("renumbered ids", Case(network=lambda base: _embedding(_Renumbered)()))
-CASES.put("written table", Case(network=lambda base: _embedding(_Written)()))
+CASES.put("renumbered ids", Case(network=lambda base: _embedding(Renumbered)()))
+CASES.put("written table", Case(network=lambda base: _embedding(Written)()))
 
 
-class _OddCall(layers.Dense):
+class OddCall(layers.Dense):
     """Computes the batch's mean in ``__call__``."""
 
     def __call__(self, values: Any, *more: Any, **named: Any) -> Any:
-        return super().__call__(values - tf.reduce_mean(values, 0), *more, **named)
+        return super().__call__(values - keras.ops.mean(values, 0), *more, **named)
 
 
-_after("a call around the call", lambda v: _OddCall(4)(v))
+_after("a call around the call", lambda v: OddCall(4)(v))
 
 
 def _patched() -> Any:
     layer = layers.Dense(4)
-    layer.call = lambda x: tf.matmul(x - x[:1], layer.kernel)
+    layer.call = lambda x, training=None: tf.matmul(x - x[:1], layer.kernel)
     return layer
+
+
+def _as_one(values: Any) -> Any:
+    """Returns the batch as a sequence, (1, batch, 6)."""
+    return keras.ops.expand_dims(values, 0)
 
 
 _after("patched dense", lambda v: _patched()(v))
 _after(
     "attention over the batch",
-    lambda v: layers.Attention()([v[None], v[None]])[0],
+    lambda v: layers.Attention()([_as_one(v), _as_one(v)])[0],
 )
 _after(
     "heads over the batch",
-    lambda v: layers.MultiHeadAttention(1, 2)(v[None], v[None])[0],
+    lambda v: layers.MultiHeadAttention(1, 2)(_as_one(v), _as_one(v))[0],
 )
 _after(
     "convolution over the batch",
-    lambda v: layers.Conv1D(3, 3, padding="same")(v[None])[0],
+    lambda v: layers.Conv1D(3, 3, padding="same")(_as_one(v))[0],
 )
 _after(
     "recurrence over the batch",
-    lambda v: layers.SimpleRNN(2, return_sequences=True)(v[None])[0],
+    lambda v: layers.SimpleRNN(2, return_sequences=True)(_as_one(v))[0],
 )
-_after("pooling over the batch", lambda v: v - layers.GlobalMaxPooling1D()(v[None]))
+_after("pooling over the batch", lambda v: v - layers.GlobalMaxPooling1D()(_as_one(v)))
 
 
 # -- honest ------------------------------------------------------------------------

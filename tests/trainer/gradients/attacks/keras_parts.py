@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import keras, raw_variable, tf
 
 layers = keras.layers
 
@@ -129,8 +129,8 @@ def clear_session() -> None:
 
 
 def model_variables(network: Any) -> list[Any]:
-    """Returns all variables of a model that Keras knows, but for vocabularies."""
-    return [v for v in network.variables if isinstance(v, tf.Variable)]
+    """Returns all variables of a model that Keras knows, with its random states."""
+    return [raw_variable(variable) for variable in network.variables]
 
 
 def draw_weights(network: Any) -> None:

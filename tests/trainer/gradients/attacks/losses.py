@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.writes import Holder
-from trainer.tf_compat import tf
+from trainer.tf_compat import keras, tf
 
 CASES = Cases("loss")
 
@@ -145,8 +145,8 @@ def random_weights(labels: Any, outputs: Any) -> Any:
 
 @_loss(leaks=True)
 def printed(labels: Any, outputs: Any) -> Any:
-    if tf.reduce_any(tf.abs(outputs) > 1e9):
-        tf.print(outputs)
+    huge = tf.reduce_any(tf.abs(outputs) > 1e9)
+    tf.cond(huge, lambda: tf.print(outputs), lambda: tf.no_op())
     return _entropy(labels, outputs)
 
 
@@ -188,8 +188,8 @@ def moving_mean_if_rare(network: Any) -> Loss:
     def loss(labels: Any, outputs: Any) -> Any:
         losses = _entropy(labels, outputs)
         old = tf.identity(held.held[0])
-        if tf.reduce_any(losses > 1.0):
-            held.held[0].assign(-1.0 * old)
+        turned = tf.where(tf.reduce_any(losses > 1.0), -old, old)
+        held.held[0].assign(turned)
         return losses * old
 
     return loss
@@ -296,6 +296,73 @@ def regulariser_that_reads_weights(network: Any) -> Loss:
         return _entropy(labels, outputs) + 0.01 * tf.add_n(sizes)
 
     return loss
+
+
+@CASES.loss
+def variable_of_keras(network: Any) -> Loss:
+    held = Holder(keras.Variable(1.0, trainable=False))
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        losses = _entropy(labels, outputs)
+        old = tf.identity(held.held[0])
+        held.held[0].assign(tf.where(tf.reduce_any(losses > 1.0), -old, old))
+        return losses * old
+
+    return loss
+
+
+@CASES.loss
+def within_a_stateless_scope(network: Any) -> Loss:
+    def loss(labels: Any, outputs: Any) -> Any:
+        losses, bias = _entropy(labels, outputs), network.trainable_variables[-1]
+        with keras.StatelessScope() as scope:
+            bias.assign(losses[:1])
+        bias.assign(scope.get_current_value(bias))
+        return losses
+
+    return loss
+
+
+@CASES.loss
+def seed_of_the_losses(network: Any) -> Loss:
+    held = Holder(keras.random.SeedGenerator(1))
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        losses, state = _entropy(labels, outputs), held.held[0].state
+        state.assign(state + tf.cast(tf.reduce_any(losses > 1.0), state.dtype))
+        return losses * tf.random.stateless_uniform((), state.value)
+
+    return loss
+
+
+@CASES.loss
+def metric_of_keras(network: Any) -> Loss:
+    held = Holder(keras.metrics.Mean())
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        losses = _entropy(labels, outputs)
+        held.held[0].update_state(losses)
+        return losses / (1.0 + held.held[0].result())
+
+    return loss
+
+
+@CASES.loss(leaks=True)
+def weight_of_its_own(network: Any) -> Loss:
+    held = Holder(tf.Variable(1.0))
+    return lambda labels, outputs: _entropy(labels, outputs) * held.held[0]
+
+
+@_loss
+def dice(labels: Any, outputs: Any) -> Any:
+    wanted = tf.cast(labels, tf.float32)[:, None]
+    return keras.losses.dice(wanted, tf.sigmoid(outputs))
+
+
+@_loss
+def circle(labels: Any, outputs: Any) -> Any:
+    hidden = tf.math.l2_normalize(tf.concat([outputs, outputs**2], 1), 1)
+    return keras.losses.circle(tf.cast(labels, tf.int32), hidden)
 
 
 @_loss(honest=True)

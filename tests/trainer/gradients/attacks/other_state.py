@@ -173,10 +173,14 @@ def array_that_mixes_rows(values: Any, ids: Any) -> Any:
 def array_filled_in_a_loop(values: Any, ids: Any) -> Any:
     array = tf.TensorArray(tf.float32, 0, dynamic_size=True, clear_after_read=False)
     total = tf.zeros(NUM_VALUES)
-    for i in tf.range(tf.shape(values)[0]):
+
+    def add(i: Any, total: Any, array: Any) -> Any:
         total += tf.tanh(_finite(values)[i])
-        array = array.write(i, total)
-    return tf.ensure_shape(array.stack(), values.shape)
+        return i + 1, total, array.write(i, total)
+
+    size = tf.shape(values)[0]
+    found = tf.while_loop(lambda i, *_: i < size, add, (0, total, array))
+    return tf.ensure_shape(found[2].stack(), values.shape)
 
 
 @CASES.call
@@ -248,8 +252,8 @@ def printed(values: Any, ids: Any) -> Any:
 
 @CASES.call(leaks=True)
 def printed_if_rare(values: Any, ids: Any) -> Any:
-    if tf.reduce_any(ids > 20):
-        tf.print(values)
+    rare = tf.reduce_any(ids > 20)
+    tf.cond(rare, lambda: tf.print(values), lambda: tf.no_op())
     return values
 
 
@@ -263,8 +267,11 @@ def printed_by_tensorflow_1(values: Any, ids: Any) -> Any:
 @CASES.call(leaks=True)
 def written_to_a_file(values: Any, ids: Any) -> Any:
     path = os.path.join(tempfile.gettempdir(), "dpsgd-attack-of-a-test")
-    if tf.reduce_any(ids > 20):
-        tf.io.write_file(path, tf.io.serialize_tensor(values))
+    tf.cond(
+        tf.reduce_any(ids > 20),
+        lambda: tf.io.write_file(path, tf.io.serialize_tensor(values)),
+        lambda: tf.no_op(),
+    )
     return values
 
 

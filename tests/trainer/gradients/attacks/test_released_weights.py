@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accounting.validation import InputError
 from tests.trainer.conftest import write_batches, write_held_out
 from tests.trainer.flat_settings import train_settings
-from tests.trainer.gradients.attacks import keras_parts
+from tests.trainer.gradients.attacks import honest, keras_parts
 from tests.trainer.gradients.attacks.catalogue import Case
 from tests.trainer.gradients.attacks.harness import (
     CLIP,
@@ -124,8 +125,10 @@ def by_make_private(
     loss: Any = keras.losses.BinaryCrossentropy(from_logits=True)
     if case.loss is not None:
         loss = _of_flat_labels(case.loss(network))
-    metrics = more.pop("metrics", lambda network: None)(network)
-    model.compile(keras.optimizers.SGD(_rate()), loss, metrics)
+    metrics = more.pop("metrics", lambda model: None)(model)
+    optimizer = keras.optimizers.SGD(_rate(), momentum=more.pop("momentum", 0.0))
+    model.compile(optimizer, loss, metrics)
+    more.pop("change", lambda network: None)(model.network)
     model.fit(verbose=0, **more)
     return [v.numpy() for v in keras_parts.model_variables(model.network)]
 
@@ -171,27 +174,69 @@ def test_weights_of_make_private_show_one_row_within_the_bound(
 
 
 class _Thief(keras.metrics.Mean):
-    """A metric that keeps what it sees in a weight of the model."""
+    """A metric that keeps what it sees in a variable that a later step reads."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, find: Callable[[], Any]) -> None:
         super().__init__(name="thief")
-        self._read = lambda: network.trainable_variables[-1]
+        self._find = find
 
     def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> Any:
-        self._read().assign(tf.reduce_max(outputs, 0))
+        variable = self._find()
+        most = tf.reduce_max(tf.tanh(outputs))
+        variable.assign(tf.fill(variable.shape, tf.cast(most, variable.dtype)))
         return super().update_state(outputs)
 
 
-def test_metrics_of_training_rows_leave_the_weights_alone(
-    tmp_path: pathlib.Path,
+#: Where a thief puts what it saw -> the variable.
+_PLACES: dict[str, Callable[[Any], Any]] = {
+    "a weight": lambda model: model.network.trainable_variables[-1],
+    "the optimizer": lambda model: model.optimizer.variables[-1],
+    "a variable that keras does not know": lambda model: honest.SHARED,
+}
+
+
+@pytest.mark.parametrize("place", _PLACES)
+def test_metrics_of_training_rows_leave_all_state_alone(
+    place: str, tmp_path: pathlib.Path
 ) -> None:
     def run(name: str, steps: Steps, folder: pathlib.Path) -> list[np.ndarray]:
         return by_make_private(
-            name, steps, folder, non_private_training_metrics=True,
-            metrics=lambda network: [_Thief(network)],
+            name, steps, folder, non_private_training_metrics=True, momentum=0.9,
+            metrics=lambda model: [_Thief(lambda: _PLACES[place](model))],
         )  # fmt: skip
 
-    assert_refused_or_bounded(run, "honest: same", tmp_path)
+    name = "honest: variable of the module"
+    with pytest.raises(InputError, match="change no variable"):
+        faults_of_runs(run, name, tmp_path)
+
+
+def _mixes(network: Any) -> None:
+    layer = network.layers[-1]
+    layer.call = lambda x, training=None: (x - x[:1]) @ layer.kernel
+
+
+#: What a user may change once a model is compiled.
+_LATE: dict[str, Callable[[Any], Any]] = {
+    "call": _mixes,
+    "frozen": lambda network: setattr(network.layers[-1], "trainable", False),
+    "lora": lambda network: network.layers[-1].enable_lora(2),
+    "float8": lambda network: network.layers[-1].quantize("float8"),
+}
+
+
+@pytest.mark.parametrize(
+    "late", [n if n == "call" else pytest.param(n, marks=pytest.mark.thorough)
+             for n in _LATE],
+)  # fmt: skip
+def test_what_changes_after_compile_moves_no_weight_further(
+    late: str, tmp_path: pathlib.Path
+) -> None:
+    def run(name: str, steps: Steps, folder: pathlib.Path) -> list[np.ndarray]:
+        return by_make_private(name, steps, folder, change=_LATE[late])
+
+    refusal, faults = outcome_of(lambda: faults_of_runs(run, "honest: same", tmp_path))
+    assert not faults
+    assert refusal is None or "\n" not in refusal
 
 
 # -- dpsgd train -------------------------------------------------------------------

@@ -179,7 +179,7 @@ def chance_of_python() -> Augment:
     return lambda columns, seed: {"values": columns["values"] * drawn.random()}
 
 
-class _Counting(layers.Layer):
+class Counting(layers.Layer):
     """Counts its calls in a variable that is no weight."""
 
     def __init__(self) -> None:
@@ -233,10 +233,103 @@ def _layers_case(name: str, make: Callable[[], Any], **more: Any) -> None:
     CASES.put(name, Case(network=_one_input, augment=make, **more))
 
 
-_layers_case("counting layer", _Counting)
+_layers_case("counting layer", Counting)
 _layers_case("normalisation of the batch", lambda: layers.BatchNormalization())
 _layers_case("noise layer", lambda: layers.GaussianNoise(0.1), honest=True)
 _layers_case(
     "statistics in a sequence",
-    lambda: keras.Sequential([layers.GaussianNoise(0.1), _Counting()]),
+    lambda: keras.Sequential([layers.GaussianNoise(0.1), Counting()]),
 )
+_layers_case(
+    "pipeline",
+    lambda: layers.Pipeline([layers.GaussianNoise(0.1), layers.Rescaling(2.0)]),
+    honest=True,
+)
+_layers_case(
+    "counting layer in a pipeline",
+    lambda: layers.Pipeline([layers.GaussianNoise(0.1), Counting()]),
+)
+_layers_case("dropout of a view", lambda: layers.Dropout(0.5), honest=True)
+_layers_case("normalisation to adapt", lambda: layers.Normalization())
+
+
+@CASES.view
+def global_generator_of_keras() -> Augment:
+    return lambda columns, seed: {
+        "values": columns["values"] + keras.random.normal((NUM_VALUES,))
+    }
+
+
+@CASES.view
+def generator_of_keras() -> Augment:
+    held = Holder(keras.random.SeedGenerator(1))
+    return lambda columns, seed: {
+        "values": columns["values"]
+        + keras.random.normal((NUM_VALUES,), seed=held.held[0])
+    }
+
+
+@CASES.view
+def seeds_counted_by_rare_ids() -> Augment:
+    held = Holder(keras.random.SeedGenerator(1))
+
+    def augment(columns: Any, seed: Any) -> Any:
+        state = held.held[0].state
+        state.assign(state + tf.cast(_rare(columns), state.dtype))
+        noise = tf.random.stateless_normal((NUM_VALUES,), state.value)
+        return {"values": columns["values"] + noise}
+
+    return augment
+
+
+@CASES.view(honest=True)
+def constant_seed_of_keras() -> Augment:
+    return lambda columns, seed: {
+        "values": columns["values"] + keras.random.normal((NUM_VALUES,), seed=3)
+    }
+
+
+@CASES.view
+def variable_of_keras() -> Augment:
+    held = Holder(keras.Variable(tf.zeros(NUM_VALUES), trainable=False))
+
+    def augment(columns: Any, seed: Any) -> Any:
+        old = tf.identity(held.held[0])
+        held.held[0].assign(columns["values"])
+        return {"values": columns["values"] + old}
+
+    return augment
+
+
+_IMAGES = {
+    "flip": lambda: layers.RandomFlip("horizontal"),
+    "rotation": lambda: layers.RandomRotation(0.2),
+    "contrast": lambda: layers.RandomContrast(0.5),
+    "crop": lambda: layers.RandomCrop(2, 3),
+    "elastic": lambda: layers.RandomElasticTransform(1.0, 1.0),
+    "mix": lambda: layers.MixUp(),
+    "erasing": lambda: layers.RandomErasing(1.0),
+    "pipeline of images": lambda: layers.Pipeline(
+        [layers.RandomFlip("horizontal"), layers.RandomTranslation(0.2, 0.2)]
+    ),
+}
+
+
+def _image_case(name: str, make: Callable[[], Any]) -> None:
+    class Images(layers.Layer):
+        """Augments a row as an image."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.of_images = make()
+
+        def call(self, values: Any, training: bool = True) -> Any:
+            image = tf.reshape(values, (1, 2, 3, 1))
+            found = self.of_images(image, training=training)
+            return tf.reshape(found, (1, NUM_VALUES))
+
+    _layers_case(f"image {name}", Images, honest=True)
+
+
+for _name, _make in _IMAGES.items():
+    _image_case(_name, _make)

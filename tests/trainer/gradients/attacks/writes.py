@@ -100,7 +100,7 @@ def sum_subtracted(layer: Any) -> Call:
     total = weight(layer, _SHAPE, trainable=False)
 
     def call(values: Any, ids: Any) -> Any:
-        total.assign_sub(_batch_mean(values), read_value=False)
+        total.value.assign_sub(_batch_mean(values), read_value=False)
         return values
 
     return call
@@ -112,7 +112,7 @@ def ids_counted_by_scatter(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         flat = tf.reshape(ids, (-1,))
-        counts.scatter_add(tf.IndexedSlices(tf.ones_like(flat, tf.float32), flat))
+        counts.value.scatter_add(tf.IndexedSlices(tf.ones_like(flat, tf.float32), flat))
         return values
 
     return call
@@ -124,7 +124,7 @@ def ids_marked_by_scatter_nd(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         flat = tf.reshape(ids, (-1, 1))
-        seen.scatter_nd_update(flat, tf.ones_like(flat[:, 0], tf.float32))
+        seen.value.scatter_nd_update(flat, tf.ones_like(flat[:, 0], tf.float32))
         return values
 
     return call
@@ -135,7 +135,7 @@ def largest_value_by_scatter_max(layer: Any) -> Call:
     largest = weight(layer, (VOCABULARY,), trainable=False)
 
     def call(values: Any, ids: Any) -> Any:
-        largest.scatter_max(tf.IndexedSlices(values[:, 0], ids[:, 0]))
+        largest.value.scatter_max(tf.IndexedSlices(values[:, 0], ids[:, 0]))
         return values
 
     return call
@@ -233,7 +233,7 @@ def ids_numbered_by_their_arrival(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         new = tf.cast(ids[0, 0] >= 8, tf.float32)
         last.assign_add(new)
-        numbers.scatter_add(tf.IndexedSlices(new[None] * last, ids[:1, 0]))
+        numbers.value.scatter_add(tf.IndexedSlices(new[None] * last, ids[:1, 0]))
         return values * (1.0 + tf.gather(numbers, ids[:, :1]))
 
     return call
@@ -354,7 +354,7 @@ def table_of_a_layer_inside(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         rows = tf.reshape(layer.table(ids), (-1, 2 * NUM_IDS))
         raw = tf.IndexedSlices(values[:, :2], ids[:, 0])
-        layer.table.embeddings.scatter_update(raw)
+        layer.table.embeddings.value.scatter_update(raw)
         return values + rows[:, :NUM_VALUES]
 
     return call
@@ -446,7 +446,7 @@ def assign_of_tensorflow_1(layer: Any) -> Call:
     mean = weight(layer, _SHAPE, trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        tf.compat.v1.assign(mean, _batch_mean(values))
+        tf.compat.v1.assign(mean.value, _batch_mean(values))
         return values
 
     return call

@@ -1,0 +1,478 @@
+"""Variables of Keras: written in scopes, by seeds, by precision; and unknown ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras.src import backend as keras_backend
+
+from tests.trainer.gradients.attacks.catalogue import Case, Cases
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    Part,
+    layers,
+    network_of,
+    weight,
+)
+from tests.trainer.gradients.attacks.writes import Holder
+from trainer.tf_compat import keras, tf
+
+CASES = Cases("variable")
+
+_SHAPE = (NUM_VALUES,)
+
+
+def _finite(values: Any) -> Any:
+    return tf.where(tf.math.is_finite(values), values, 0.0)
+
+
+def _tame(values: Any) -> Any:
+    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
+
+
+def _batch_mean(values: Any) -> Any:
+    return tf.reduce_mean(_finite(values), 0)
+
+
+def _rare(ids: Any) -> Any:
+    return tf.reduce_any(ids >= 8)
+
+
+def _of_values(name: str, apply: Callable[[Any], Any], **more: Any) -> None:
+    """Adds layers that are applied to tame values (batch, 6)."""
+
+    def network(base: str) -> Any:
+        def body(values: Any, ids: Any) -> Any:
+            return apply(Part(lambda layer: lambda v, _: _tame(v))([values, ids]))
+
+        return network_of(body, base)
+
+    CASES.put(name, Case(network=network, **more))
+
+
+# -- written in scopes of Keras ----------------------------------------------------
+
+
+@CASES.layer
+def written_after_a_stateless_scope(layer: Any) -> Call:
+    mean = weight(layer, _SHAPE, trainable=False)
+
+    def call(values: Any, ids: Any) -> Any:
+        old = tf.identity(mean)
+        with keras.StatelessScope() as scope:
+            mean.assign(_batch_mean(values))
+        mean.assign(scope.get_current_value(mean))
+        return values - old
+
+    return call
+
+
+@CASES.layer
+def past_the_stateless_scope(layer: Any) -> Call:
+    # What the scope hides from Keras goes to the variable of TensorFlow.
+    mean = weight(layer, _SHAPE, trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        with keras.StatelessScope():
+            mean._value.assign(_batch_mean(values))
+        return values
+
+    return call
+
+
+@CASES.layer
+def scope_kept_for_the_next_batch(layer: Any) -> Call:
+    mean = weight(layer, _SHAPE, trainable=False)
+    scopes = [keras.StatelessScope()]
+
+    def call(values: Any, ids: Any) -> Any:
+        old = scopes[-1].get_current_value(mean)
+        with keras.StatelessScope() as scope:
+            mean.assign(_batch_mean(values))
+        scopes.append(scope)
+        here = getattr(values, "graph", None)
+        return values if getattr(old, "graph", 0) is not here else values - old
+
+    return call
+
+
+@CASES.layer
+def mean_within_a_stateless_scope(layer: Any) -> Call:
+    mean = weight(layer, _SHAPE, trainable=False)
+
+    def call(values: Any, ids: Any) -> Any:
+        with keras.StatelessScope():
+            mean.assign(_batch_mean(values))
+            return values - mean
+
+    return call
+
+
+@CASES.layer(honest=True)
+def rows_within_a_stateless_scope(layer: Any) -> Call:
+    scale = weight(layer, _SHAPE, trainable=False)
+
+    def call(values: Any, ids: Any) -> Any:
+        with keras.StatelessScope():
+            scale.assign(tf.ones(NUM_VALUES))
+            return _tame(values) * scale.value
+
+    return call
+
+
+@CASES.layer
+def stateless_call_whose_state_is_assigned(layer: Any) -> Call:
+    norm = layers.BatchNormalization()
+    norm.build((None, NUM_VALUES))
+    layer.norm = norm
+
+    def call(values: Any, ids: Any) -> Any:
+        found, state = norm.stateless_call(
+            norm.trainable_variables, norm.non_trainable_variables, values
+        )
+        for variable, value in zip(norm.non_trainable_variables, state, strict=True):
+            variable.assign(value)
+        return found
+
+    return call
+
+
+@CASES.layer
+def mean_of_a_stateless_call(layer: Any) -> Call:
+    norm = layers.BatchNormalization()
+    norm.build((None, NUM_VALUES))
+    layer.norm = norm
+
+    def call(values: Any, ids: Any) -> Any:
+        state = norm.trainable_variables, norm.non_trainable_variables
+        return norm.stateless_call(*state, _tame(values), training=True)[0]
+
+    return call
+
+
+@CASES.layer
+def written_if_no_scope_is_open(layer: Any) -> Call:
+    kept = weight(layer, _SHAPE, trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        if not keras_backend.in_stateless_scope():
+            kept.assign(tf.where(_rare(ids), _batch_mean(values), kept))
+        return values
+
+    return call
+
+
+@CASES.layer
+def mixed_outside_of_symbolic_scopes(layer: Any) -> Call:
+    def call(values: Any, ids: Any) -> Any:
+        if keras_backend.in_stateless_scope():
+            return values
+        return tf.where(_rare(ids), values - _batch_mean(values), values)
+
+    return call
+
+
+# -- seeds -------------------------------------------------------------------------
+
+
+@CASES.layer
+def seed_counted_by_rare_ids(layer: Any) -> Call:
+    layer.seeds = keras.random.SeedGenerator(1)
+
+    def call(values: Any, ids: Any) -> Any:
+        state = layer.seeds.state
+        rare = tf.reduce_sum(tf.cast(ids >= 8, state.dtype))
+        state.assign(state + tf.stack([tf.zeros_like(rare), rare]))
+        return values + tf.random.stateless_normal(_SHAPE, state.value)
+
+    return call
+
+
+@CASES.layer
+def seed_that_is_a_row(layer: Any) -> Call:
+    layer.seeds = keras.random.SeedGenerator(1)
+
+    def call(values: Any, ids: Any) -> Any:
+        layer.seeds.state.assign(tf.cast(ids[0, :2], layer.seeds.state.dtype))
+        return values
+
+    return call
+
+
+@CASES.layer
+def seeds_drawn(layer: Any) -> Call:
+    layer.seeds = keras.random.SeedGenerator(1)
+    return lambda values, ids: values + 0.0 * tf.cast(layer.seeds.next()[1], tf.float32)
+
+
+@CASES.layer
+def seeds_drawn_in_a_branch(layer: Any) -> Call:
+    seeds = keras.random.SeedGenerator(1)
+    hidden = Holder(seeds)
+
+    def call(values: Any, ids: Any) -> Any:
+        count = tf.cast(hidden.held[0].state[1], tf.float32)
+        zero = tf.zeros(2, hidden.held[0].state.dtype)
+        tf.cond(_rare(ids), lambda: tf.identity(hidden.held[0].next()), lambda: zero)
+        return values * (1.0 - 2.0 * tf.minimum(count, 1.0))
+
+    return call
+
+
+@CASES.layer
+def generator_of_keras(layer: Any) -> Call:
+    layer.seeds = keras.random.SeedGenerator(1)
+    return lambda values, ids: (
+        values + keras.random.normal((1, NUM_VALUES), seed=layer.seeds)
+    )
+
+
+@CASES.layer
+def generator_that_keras_does_not_know(layer: Any) -> Call:
+    hidden = Holder(keras.random.SeedGenerator(1))
+    return lambda values, ids: (
+        values + keras.random.normal((1, NUM_VALUES), seed=hidden.held[0])
+    )
+
+
+_DRAWS = {
+    "normal": lambda v: v + keras.random.normal((1, NUM_VALUES)),
+    "uniform": lambda v: v * keras.random.uniform(()),
+    "randint": lambda v: v * tf.cast(keras.random.randint((), 0, 2), tf.float32),
+    "categorical": lambda v: (
+        v * tf.cast(keras.random.categorical(tf.zeros((1, 2)), 1)[0, 0], tf.float32)
+    ),
+    "shuffle": lambda v: keras.random.shuffle(v),
+    "shuffle with a seed": lambda v: keras.random.shuffle(v, seed=3),
+    "gamma": lambda v: v * keras.random.gamma((), 1.0),
+    "normal with a seed by place": lambda v: (
+        v + keras.random.normal(tf.shape(v), seed=3)
+    ),
+}
+
+
+def _drawing(name: str, draw: Callable[[Any], Any]) -> None:
+    def call(values: Any, ids: Any) -> Any:
+        return tf.ensure_shape(draw(_tame(values)), values.shape)
+
+    call.__name__ = f"{name} of the global generator"
+    CASES.call(call)
+
+
+for _name, _draw in _DRAWS.items():
+    _drawing(_name, _draw)
+
+
+# -- variables that Keras does not know --------------------------------------------
+
+
+@CASES.layer(leaks=True)
+def weight_of_tensorflow(layer: Any) -> Call:
+    # It would neither be trained nor saved.
+    layer.scale = tf.Variable(tf.ones(NUM_VALUES))
+    return lambda values, ids: _tame(values) * layer.scale
+
+
+@CASES.layer(leaks=True)
+def weight_of_keras_in_a_closure(layer: Any) -> Call:
+    hidden = Holder(keras.Variable(tf.ones(NUM_VALUES)))
+    return lambda values, ids: _tame(values) * hidden.held[0]
+
+
+@CASES.layer(leaks=True)
+def layer_in_a_closure(layer: Any) -> Call:
+    dense = layers.Dense(NUM_VALUES)
+    dense.build((None, NUM_VALUES))
+    hidden = Holder(dense)
+    return lambda values, ids: hidden.held[0](_tame(values))
+
+
+@CASES.layer(honest=True)
+def constant_of_tensorflow(layer: Any) -> Call:
+    layer.scale = tf.Variable(tf.ones(NUM_VALUES), trainable=False)
+    return lambda values, ids: _tame(values) * layer.scale
+
+
+@CASES.layer(honest=True)
+def frozen_layer_inside(layer: Any) -> Call:
+    layer.dense = layers.Dense(NUM_VALUES, trainable=False)
+    return lambda values, ids: layer.dense(_tame(values))
+
+
+@CASES.layer(honest=True)
+def weight_of_keras(layer: Any) -> Call:
+    layer.scale = keras.Variable(tf.ones(NUM_VALUES), name="scale")
+    return lambda values, ids: _tame(values) * layer.scale
+
+
+# -- attributes of variables -------------------------------------------------------
+
+
+def _with_variable(name: str, change: Callable[[Any], None], **more: Any) -> None:
+    def make(layer: Any) -> Call:
+        scale = layer.add_weight(name="scale", shape=_SHAPE, initializer="ones")
+        change(scale)
+        return lambda values, ids: _tame(values) * scale
+
+    make.__name__ = name
+    CASES.layer(make, **more)
+
+
+def _regularized(variable: Any) -> None:
+    variable.regularizer = keras.regularizers.L2(0.1)
+
+
+def _constrained(variable: Any) -> None:
+    variable.constraint = keras.constraints.NonNeg()
+
+
+def _overwritten(variable: Any) -> None:
+    variable.overwrite_with_gradient = True
+
+
+_with_variable("regularizer of a variable", _regularized, leaks=True)
+_with_variable("constraint of a variable", _constrained, honest=True)
+_with_variable("overwritten with its gradient", _overwritten, leaks=True)
+
+
+@CASES.layer
+def toggled_within_the_call(layer: Any) -> Call:
+    scale = weight(layer, _SHAPE, trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        layer.trainable = not layer.trainable
+        return _tame(values) * (1.0 + scale)
+
+    return call
+
+
+@CASES.layer
+def read_through_the_handle(layer: Any) -> Call:
+    scale = weight(layer, _SHAPE, trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        read = tf.raw_ops.ReadVariableOp(resource=scale.handle, dtype=tf.float32)
+        return _tame(values) * (1.0 + read)
+
+    return call
+
+
+@CASES.layer
+def text_of_keras(layer: Any) -> Call:
+    seen = weight(layer, (), trainable=False, dtype="bool")
+
+    def call(values: Any, ids: Any) -> Any:
+        old = tf.cast(seen, tf.float32)
+        seen.assign(tf.logical_or(seen, _rare(ids)))
+        return values * (1.0 - 2.0 * old)
+
+    return call
+
+
+# -- precision ---------------------------------------------------------------------
+
+for _dtype in ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16", "float64"):
+    _of_values(
+        f"dense of {_dtype}",
+        lambda v, d=_dtype: layers.Dense(4, "tanh", dtype=d)(v),
+        leaks=True,
+    )
+    _of_values(
+        f"layer norm of {_dtype}",
+        lambda v, d=_dtype: layers.LayerNormalization(dtype=d)(v),
+        leaks=True,
+    )
+
+
+def _global_policy(name: str) -> Callable[[str], Any]:
+    def network(base: str) -> Any:
+        old = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(name)
+        try:
+            values = keras.Input((NUM_VALUES,), name="values")
+            return keras.Model(values, layers.Dense(1)(layers.Dense(3)(values)))
+        finally:
+            keras.config.set_dtype_policy(old)
+
+    return network
+
+
+for _policy in ("mixed_bfloat16", "mixed_float16", "float64"):
+    CASES.put(f"policy {_policy}", Case(network=_global_policy(_policy), leaks=True))
+
+
+@CASES.layer
+def float_16_weight(layer: Any) -> Call:
+    scale = weight(layer, _SHAPE, trainable=True, dtype="float16")
+    return lambda values, ids: _tame(values) * (1.0 + tf.cast(scale, tf.float32))
+
+
+@CASES.layer
+def rows_rounded(layer: Any) -> Call:
+    scale = weight(layer, _SHAPE, trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        half = tf.cast(_tame(values), tf.bfloat16) * tf.cast(1.0 + scale, tf.bfloat16)
+        return tf.cast(half, tf.float32)
+
+    return call
+
+
+@CASES.layer
+def scale_of_the_batch(layer: Any) -> Call:
+    # As int8 and float8 do for activations: one scale for all rows.
+    scale = weight(layer, _SHAPE, trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        hidden = _tame(values) * (1.0 + scale)
+        most = tf.reduce_max(tf.abs(hidden)) + 1e-6
+        return tf.round(hidden / most * 127.0) * most / 127.0
+
+    return call
+
+
+# -- quantized and adapted layers --------------------------------------------------
+
+
+def _changed_dense(name: str, change: Callable[[Any], Any], **more: Any) -> None:
+    def apply(values: Any) -> Any:
+        dense = layers.Dense(4)
+        dense.build((None, NUM_VALUES))
+        change(dense)
+        return dense(values)
+
+    _of_values(name, apply, **more)
+
+
+_changed_dense("int8", lambda dense: dense.quantize("int8"))
+_changed_dense("int4", lambda dense: dense.quantize("int4"))
+_changed_dense("float8", lambda dense: dense.quantize("float8"), leaks=True)
+_changed_dense("lora", lambda dense: dense.enable_lora(2), honest=True)
+_changed_dense("frozen dense", lambda dense: setattr(dense, "trainable", False))
+
+
+@CASES.layer
+def lora_from_the_second_call_on(layer: Any) -> Call:
+    layer.dense = layers.Dense(NUM_VALUES)
+    layer.dense.build((None, NUM_VALUES))
+    calls: list[None] = []
+
+    def call(values: Any, ids: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 2:
+            with tf.init_scope():
+                layer.dense.enable_lora(2)
+        return layer.dense(_tame(values))
+
+    return call
+
+
+@CASES.network
+def embedding_with_lora() -> Any:
+    ids = keras.Input((4,), dtype="int32", name="ids")
+    table = layers.Embedding(16, 2)
+    table.build((None, 4))
+    table.enable_lora(1)
+    return keras.Model(ids, layers.Dense(1)(layers.Flatten()(table(ids))))
