@@ -159,7 +159,7 @@ def _check_unconstrained(variables: Sequence[Any]) -> None:
     for variable in variables:
         # A Keras optimizer would project the weights onto it after each step.
         if variable.constraint is not None:
-            name = variable.name.partition(":")[0]
+            name = getattr(variable, "path", variable.name)
             raise InputError(
                 f"Expected no constraint on {name} for method='model-mix', whose "
                 "mixtures would not keep it. Omit it, or take another --method."

@@ -81,9 +81,9 @@ class TrainableModel:
             dropout is off.
         """
         if SEEDS in columns:
-            with keyed_layers(columns[SEEDS]):
+            with keyed_layers(self.network, columns[SEEDS]):
                 return self.network(self.inputs(columns), training=True)
-        with still_layers():
+        with still_layers(self.network):
             return self.network(self.inputs(columns), training=training)
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:

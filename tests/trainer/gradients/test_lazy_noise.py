@@ -580,6 +580,6 @@ def test_models_without_rows_that_are_known_beforehand_are_refused(
     with pytest.raises(InputError, match="no Embedding"):
         _choose(dense, small_batches.manifest, embedding_noise="lazy")
     constrained = _model()
-    constrained.variables[0]._constraint = keras.constraints.NonNeg()
+    constrained.optimized[0]._constraint = keras.constraints.NonNeg()
     with pytest.raises(InputError, match="no Embedding"):
         _choose(constrained, small_batches.manifest, embedding_noise="lazy")

@@ -88,7 +88,14 @@ def test_windows_of_several_channels_equal_the_loop(
 
     model, data = known_model(shape, windows), rows(NUM_ROWS)
     found = _sum(model)(*batch(data))
-    assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
+    try:
+        wanted = loop_sum(model, data, CLIP, RADIUS)
+    except tf.errors.InvalidArgumentError as error:
+        # Only the kernels of processors with neural instructions have it.
+        if "do not yet support dilation" not in str(error):
+            raise
+        pytest.skip("TensorFlow differentiates no dilated convolution on this CPU")
+    assert_close(arrays(found), wanted)
 
 
 def test_large_products_are_not_formed(

@@ -276,7 +276,7 @@ def step_back() -> Any:
     """A model whose gradient overflows near the weights 0 and is finite elsewhere."""
     integers, values = numbers()
     dense = keras.layers.Dense(1, use_bias=False)(values[:, :1])
-    return keras.Model(integers, tf.sqrt(tf.abs(dense) + 1e-30) * 1e25)
+    return keras.Model(integers, keras.ops.sqrt(keras.ops.abs(dense) + 1e-30) * 1e25)
 
 
 @pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
@@ -303,8 +303,8 @@ class Cliff(keras.layers.Layer):
     """The sum of two Dense layers, one of them followed by ``_cliff``."""
 
     def build(self, input_shape: Any) -> None:
-        self.steep = self.add_weight("steep", (input_shape[-1], 1))
-        self.flat = self.add_weight("flat", (input_shape[-1], 1))
+        self.steep = self.add_weight((input_shape[-1], 1), name="steep")
+        self.flat = self.add_weight((input_shape[-1], 1), name="flat")
 
     def call(self, values: Any) -> Any:
         return _cliff(values @ self.steep) + values @ self.flat
@@ -386,10 +386,10 @@ def test_no_variable_changes_and_every_attribute_is_put_back(rows: Any) -> None:
 
 
 class Hidden(keras.layers.Layer):
-    """Reads its weight in a closure, where it cannot be replaced."""
+    """Reads the tf.Variable of its weight, which cannot be replaced."""
 
     def build(self, input_shape: Any) -> None:
-        kernel = self.add_weight("kernel", (input_shape[-1], 1))
+        kernel = self.add_weight((input_shape[-1], 1), name="kernel").value
         # Nor does the path "operations" take it: the kernel is changed before its use.
         self.product = lambda values: tf.matmul(values, tf.sinh(kernel))
 
@@ -401,7 +401,7 @@ class Listed(keras.layers.Layer):
     """Holds its weights in a list."""
 
     def build(self, input_shape: Any) -> None:
-        self.kernels = [self.add_weight(f"k{i}", (13, 1)) for i in range(2)]
+        self.kernels = [self.add_weight((13, 1), name=f"k{i}") for i in range(2)]
 
     def call(self, values: Any) -> Any:
         return tf.tanh(values @ self.kernels[0]) + values @ self.kernels[1]

@@ -33,7 +33,7 @@ def constrained_network(manifest: Manifest) -> Any:
     del manifest  # the columns are known
     categories = keras.Input((26,), dtype="int32", name="categories")
     layer = keras.layers.Dense(1, kernel_constraint="non_neg", name="rates")
-    return keras.Model(categories, layer(tf.cast(categories, "float32")))
+    return keras.Model(categories, layer(keras.ops.cast(categories, "float32")))
 
 
 def _settings(**changes: Any) -> TrainSettings:

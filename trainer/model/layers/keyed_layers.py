@@ -73,10 +73,11 @@ def has_dropout(network: Any) -> bool:
 
 
 @contextlib.contextmanager
-def keyed_layers(seeds: Any) -> Iterator[None]:
+def keyed_layers(network: Any, seeds: Any) -> Iterator[None]:
     """Draws the dropout masks of a network from the seeds of the rows.
 
     Args:
+      network: A Keras model.
       seeds: (rows, SEED_WORDS), uint32.  Sensitive.
     """
     calls = iter(range(1 << 31))
@@ -87,14 +88,19 @@ def keyed_layers(seeds: Any) -> Iterator[None]:
         kept = bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
         return tf.where(kept, inputs / (1 - rate), 0.0) if rate < 1 else 0.0 * inputs
 
-    with _replaced(dropout, _refuse):
+    with _replaced(dropout, _refusal(network)):
         yield
 
 
 @contextlib.contextmanager
-def still_layers() -> Iterator[None]:
+def still_layers(network: Any) -> Iterator[None]:
     """Switches dropout off, and refuses other layers that draw random numbers."""
-    with _replaced(lambda inputs, rate, noise_shape: tf.identity(inputs), _refuse):
+
+    def dropout(inputs: Any, rate: float, noise_shape: Any) -> Any:
+        del rate, noise_shape
+        return tf.identity(inputs)
+
+    with _replaced(dropout, _refusal(network)):
         yield
 
 
@@ -136,27 +142,39 @@ def _replaced(
         yield
 
 
-def _refuse(generator: Any) -> Any:
-    name = getattr(generator, "name", "a layer")
-    raise InputError(
-        f"Expected no layer that draws random numbers but dropout; {name} draws for a "
-        "batch as a whole, not for each example. Remove it, or give what it does to "
-        "inputs as --augment."
-    )
+def _refusal(network: Any) -> Callable[[Any], Any]:
+    """Returns what refuses a draw, by the name of the layer with that generator."""
+    owners = {
+        id(generator): f"{layer.name} is a {type(layer).__name__}, which"
+        for layer in network._flatten_layers()
+        for generator in layer._seed_generators
+    }
+
+    def refuse(generator: Any) -> Any:
+        raise InputError(
+            "Expected no layer that draws random numbers but dropout; "
+            f"{owners.get(id(generator), 'a call of keras.random')} draws for a batch "
+            "as a whole, not for each example. Remove it, or give what it does to "
+            "inputs as --augment."
+        )
+
+    return refuse
 
 
 def _mask_shape(inputs: Any, noise_shape: Any) -> list[int]:
     """Returns the shape of the mask of one row."""
     shape = list(inputs.shape[1:])
     if noise_shape is not None:
-        if noise_shape[0] == 1 != inputs.shape[0]:
+        # A symbolic size is not 1, and would be a tensor in the comparison.
+        known = [size if isinstance(size, int) else None for size in noise_shape]
+        if known[0] == 1 != inputs.shape[0]:
             raise InputError(
                 "Expected a noise_shape of Dropout that begins with None: one mask for "
                 "all examples makes them depend on each other. Give (None, ...)."
             )
         shape = [
             1 if noise == 1 else size
-            for size, noise in zip(shape, noise_shape[1:], strict=True)
+            for size, noise in zip(shape, known[1:], strict=True)
         ]
     if None in shape:
         raise InputError(

@@ -156,9 +156,14 @@ def test_dropout_is_off_outside_of_steps_and_layers_are_as_they_were() -> None:
     before = model.outputs(columns)
     model.outputs(batch(_with_seeds(data))[0])
     np.testing.assert_array_equal(model.outputs(columns), before)
-    kinds = {type(x._random_generator).__name__ for x in model.network.layers
-             if hasattr(x, "_random_generator")}  # fmt: skip
-    assert kinds == {"RandomGenerator"}
+    # Keras's own generators were not used, and are again.
+    states = [g.state for x in model.network.layers for g in x._seed_generators]
+    before = [state.numpy() for state in states]
+    model.outputs(batch(_with_seeds(data))[0])
+    np.testing.assert_array_equal(before, [state.numpy() for state in states])
+    model.network(model.inputs(columns), training=True)
+    assert len(states) == 1
+    assert (before[0] != states[0].numpy()).any()
 
 
 @pytest.mark.parametrize(
