@@ -47,7 +47,7 @@ from trainer.model.user_code import load_function, one_line_errors
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
-from trainer.tf_compat import check_plain, keras
+from trainer.tf_compat import check_plain, keras, tf
 
 
 def _check_loss(table: Table, loss: Loss) -> None:
@@ -165,8 +165,16 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
     check_plain(network)
     if isinstance(network, keras.Sequential) and network.built:
         return keras.Model(network.inputs, network.outputs, name=network.name)
-    if isinstance(getattr(network, "inputs", None), list):
-        return network
+    if not isinstance(getattr(network, "inputs", None), list):
+        network = _of_all_columns(network, manifest)
+    if not all(layer.built for layer in network._flatten_layers()):
+        # Keras builds a layer within a layer when that is first called on tensors.
+        specs = [tf.TensorSpec(value.shape, value.dtype) for value in network.inputs]
+        tf.function(network, autograph=False).get_concrete_function(specs)
+    return network
+
+
+def _of_all_columns(network: Any, manifest: Manifest) -> Any:
     inputs = {
         column.name: keras.Input(column.shape, dtype=column.dtype, name=column.name)
         for column in manifest.columns

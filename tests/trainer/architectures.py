@@ -370,7 +370,6 @@ GHOST: dict[str, Make] = {
 #: One forward and backward pass, with the uses of weights found in the traced graph.
 OPERATIONS: dict[str, Make] = {
     **{make.__name__: make for make in zoo.OTHER},
-    "table through an op": _table_through_an_op,
     "table in a lambda": _table_in_a_lambda,
     "table untracked": _table_untracked,
     "table used twice": _table_used_twice,
@@ -450,6 +449,7 @@ VECTORIZED: dict[str, Make] = {
     "grouped convolution": _of_numbers(
         _seq(_grid, layers.Conv2D(2, 2), layers.Conv2D(2, 1, groups=2), layers.Flatten)
     ),
+    "table through an op": _table_through_an_op,  # Keras turns it
     "cell in slices": _of_sequence(
         lambda v: layers.GRU(2, reset_after=False)(v[:, :2])
     ),

@@ -110,8 +110,12 @@ def registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
     with old_keras() as tf_keras:
         network = _same_network(model, tf_keras)
 
-    @_in_old_keras
-    def gradient_sum(_: Any, columns: Mapping[str, Any], weight: Any) -> list[Any]:
+    # Unwrapped: TensorFlow binds the arguments by the signature.
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        with old_keras():
+            return in_old_keras(columns, weight)
+
+    def in_old_keras(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         layer_registry = module("fast_gradient_clipping.layer_registry")
         real = real_rows(model, columns, weight)
         safe = keep_rows(columns, real)
