@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pipelines.job.poisson_batching import write_batches as write_batches
     from pipelines.job.sizing import make_layout as make_layout
     from pipelines.tables.convert import prepare as prepare
-    from pipelines.tables.prepare_rows import PrepareRows as PrepareRows
     from pipelines.tables.prepared_files import (
         PreparedVerification as PreparedVerification,
     )
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from pipelines.tables.schema.first_schema import first_schema as first_schema
     from pipelines.tables.schema.schema import Schema as Schema
     from pipelines.tables.table_format import TableOptions as TableOptions
-    from pipelines.users.bound_rows import BoundUsers as BoundUsers
     from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
     from trainer.experiments.bias import measure_bias as measure_bias
@@ -94,7 +92,6 @@ _HOMES = {
     "AuditSettings": "trainer.settings.audit_settings",
     "AverageWeights": "trainer.averaging.averaging_callback",
     "BatchSettings": "pipelines.job.batch_settings",
-    "BoundUsers": "pipelines.users.bound_rows",
     "Bounds": "accounting.intervals",
     "ComparisonSettings": "trainer.settings.comparison_settings",
     "Dataset": "pipelines.inputs.parquet_blocks",
@@ -106,7 +103,6 @@ _HOMES = {
     "PoissonBatches": "pipelines.job.poisson_batches",
     "PredictSummary": "trainer.prediction.predict",
     "PreparedVerification": "pipelines.tables.prepared_files",
-    "PrepareRows": "pipelines.tables.prepare_rows",
     "PrivacyStatement": "accounting.statement",
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",

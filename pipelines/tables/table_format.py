@@ -107,7 +107,6 @@ def row_group_rows(schema: Schema) -> int:
 def prepared_schema(
     schema: Schema,
     *,
-    nullable_items: bool = False,
     with_users: bool = False,
     bounded: Bounded | None = None,
 ) -> pa.Schema:
@@ -115,14 +114,13 @@ def prepared_schema(
 
     Args:
       schema: Schema of the table.
-      nullable_items: Whether elements of lists are declared nullable.
       with_users: Whether ids of users are kept, in the last column.
       bounded: Note that users are bounded, if they are.
     """
     note = {} if bounded is None else {BOUNDED: bounded.to_json()}
     description = json.dumps({**schema.description, **note})
     fields = [
-        pa.field(output.name, _arrow_type(output, nullable_items), nullable=False)
+        pa.field(output.name, _arrow_type(output), nullable=False)
         for output in schema.outputs
     ]
     if with_users:
@@ -130,12 +128,11 @@ def prepared_schema(
     return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
 
 
-def _arrow_type(output: Output, nullable_items: bool) -> pa.DataType:
+def _arrow_type(output: Output) -> pa.DataType:
     kind = pa.from_numpy_dtype(np.dtype(output.dtype))
     if not output.shape:
         return kind
-    item = pa.field("item", kind, nullable=nullable_items)
-    return pa.list_(item, output.shape[0])
+    return pa.list_(pa.field("item", kind, nullable=False), output.shape[0])
 
 
 class TableFormat:

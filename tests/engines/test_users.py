@@ -8,7 +8,6 @@ import functools
 import pathlib
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,12 +17,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from dpsgd import command_line
 from pipelines.inputs.bounded import SAMPLED
 from pipelines.job.engine_tasks import run_on_engine
-from pipelines.tables.prepare_rows import PrepareRows
-from pipelines.tables.schema.schema import Schema
 from pipelines.users import bound_folder
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
-from pipelines.users.bound_rows import BoundUsers
 
 # Threads that served an engine end with an exception when it hangs up.
 pytestmark = pytest.mark.filterwarnings(
@@ -37,7 +33,6 @@ ROWS: list[dict[str, Any]] = [
     {"who": f"u{USER[number // 2]}", "row": number // 2, "y": number // 2 % 2}
     for number in range(NUM)
 ]
-COLUMNS = pa.schema([("row", pa.int64()), ("y", pa.int64())])
 SCHEMA = """\
 version = 1
 [columns.who]
@@ -68,14 +63,6 @@ def bytes_of(folder: pathlib.Path) -> dict[str, bytes]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def rows_of(folder: pathlib.Path) -> tuple[pa.Schema, list[list[Any]]]:
-    """Returns schema and sorted rows: Beam decides which file a row is in."""
-    table = pq.read_table(folder)
-    return table.schema, sorted(
-        map(list, zip(*table.to_pydict().values(), strict=True))
-    )
 
 
 @pytest.mark.parametrize("sampled", SAMPLED)
@@ -126,35 +113,3 @@ def test_a_prepared_table_of_users_has_the_bytes_of_this_process(
     found = bytes_of(tmp_path / "there")
     assert found == bytes_of(tmp_path / "here")
     assert len([name for name in found if name.startswith("train/")]) > 2
-
-
-def test_a_pipeline_of_ones_own_keeps_the_rows_of_the_local_runner(
-    engine_options: list[str], tmp_path: pathlib.Path
-) -> None:
-    users = BoundUsers(
-        user_column="who",
-        max_examples_per_user=MOST,
-        num_examples=NUM,
-        key_file=tmp_path / "key",
-    )
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    schema = Schema.read(tmp_path / "schema.toml")
-    for place, options in (
-        ("here", ["--runner=FnApiRunner"]),
-        ("there", engine_options),
-    ):
-        own = str(tmp_path / place / "own" / "part")
-        with beam.Pipeline(options=PipelineOptions(options)) as pipeline:
-            rows = pipeline | beam.Create(ROWS)
-            _ = (
-                rows
-                | users
-                | beam.io.WriteToParquet(
-                    own, users.schema(COLUMNS), file_name_suffix=".parquet"
-                )
-            )
-            _ = rows | PrepareRows(schema, tmp_path / place / "table", users=users)
-    for part in ("own", "table/train", "table/val", "table/test"):
-        here, there = (rows_of(tmp_path / each / part) for each in ("here", "there"))
-        assert there == here, part
-        assert len(there[1]) > MOST
