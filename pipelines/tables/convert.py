@@ -1,8 +1,7 @@
 """What every format of a raw table has in common: blocks, counts, splits, refusals.
 
 A ``Format`` (Criteo's lines, or any table with a schema) reads files in blocks and
-converts them.  ``prepare_job`` reads them twice: it checks and counts every row, and
-then writes.
+converts and counts their rows; ``prepare_job`` writes them.
 
 Formal guarantees:
   - ``split_counts`` ends each split at ``round_half_up(rows * cumulative share)``.
@@ -16,7 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +23,7 @@ import pyarrow as pa
 
 from accounting.validation import InputError, check_choice, check_int
 from pipelines.tables.file_parts import States
-from pipelines.tables.raw_files import InputFile, changed
+from pipelines.tables.raw_files import InputFile
 from pipelines.tables.schema.column_kinds import NO_CLASS
 
 SPLITS = ("train", "val", "test")
@@ -47,16 +46,25 @@ class ParsedBlock:
       bad_rows: Indices of the malformed rows, increasing.
       bad_reasons: Reason for each malformed row, without its content.
       splits: Index in ``SPLITS`` of every good row, int8; None if shares decide.
-      table: The good rows in order; None if they were only checked.
+      table: The good rows in order.
       classes: Indices of the classes that the label of a good row has.
     """
 
     num_rows: int
     bad_rows: np.ndarray
     bad_reasons: Sequence[str]
+    table: pa.Table = dataclasses.field(repr=False)
     splits: np.ndarray | None = None
-    table: pa.Table | None = dataclasses.field(default=None, repr=False)
     classes: Sequence[int] = ()
+
+    def by_split(self) -> list[pa.Table]:
+        """Returns the rows of each split; all rows in one table if shares decide."""
+        if self.splits is None:
+            return [self.table]
+        return [
+            self.table.filter(pa.array(self.splits == split))
+            for split in range(len(SPLITS))
+        ]
 
 
 class Format(Protocol):
@@ -85,12 +93,11 @@ class Format(Protocol):
     @property
     def lines_are_rows(self) -> bool: ...
 
-    def blocks(self, file: InputFile, *, check_only: bool) -> Iterator[tuple[Any, int]]:
+    def blocks(self, file: InputFile) -> Iterator[tuple[Any, int]]:
         """Yields blocks of a file in order, and the number of bytes read so far.
 
         Args:
           file: File of the input.
-          check_only: Whether the blocks are for a ``parse`` that only checks.
         """
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
@@ -104,12 +111,11 @@ class Format(Protocol):
     def leaves_open(self, part: InputFile) -> States:
         """Returns whether a quotation is open after a part: see ``file_parts``."""
 
-    def parse(self, block: Any, *, check_only: bool) -> ParsedBlock:
+    def parse(self, block: Any) -> ParsedBlock:
         """Parses a block; thread-safe.
 
         Args:
           block: Block from ``blocks``.
-          check_only: Whether to check and count rows without returning them.
         """
 
 
@@ -210,7 +216,7 @@ class PrepareSummary:
 
 @dataclasses.dataclass(kw_only=True)
 class RowCount:
-    """Counts of the first pass.  Sensitive.
+    """Counts of rows.  Sensitive.
 
     Attributes:
       num_good: Number of well-formed rows.
@@ -394,37 +400,6 @@ def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, 
             f"rows leave none. {remedy}"
         )
     return counts
-
-
-def split_parts(
-    blocks: Iterable[ParsedBlock], counts: Sequence[int], *, first: int = 0
-) -> Iterator[tuple[int, pa.Table]]:
-    """Yields (index of a split, rows for it), in order.
-
-    Args:
-      blocks: Parsed blocks, with tables.
-      counts: Number of rows per split.
-      first: Number of well-formed rows before these blocks.
-
-    Raises:
-      InputError: more rows than were counted.
-    """
-    bounds = np.cumsum([0, *counts])
-    for block in blocks:
-        table, splits = block.table, block.splits
-        assert table is not None  # in the second pass
-        if splits is not None:
-            for split in range(len(SPLITS)):
-                yield split, table.filter(pa.array(splits == split))
-            continue
-        last = first + len(table)
-        if last > bounds[-1]:
-            raise changed()
-        for split in range(len(SPLITS)):
-            start, end = max(first, bounds[split]), min(last, bounds[split + 1])
-            if start < end:
-                yield split, table.slice(start - first, end - start)
-        first = last
 
 
 def summarize(

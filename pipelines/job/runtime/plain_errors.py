@@ -17,11 +17,15 @@ from accounting.validation import InputError
 AGAIN = "run the same command again: it goes on where it stopped."
 
 
-def storage_error(error: OSError) -> InputError:
+class StorageError(InputError):
+    """A full disk or a lost file.  The job can go on."""
+
+
+def storage_error(error: OSError) -> StorageError:
     """Returns the error for a full disk or a lost file."""
     reason = error.strerror or type(error).__name__
     where = f" ({error.filename})" if isinstance(error.filename, str) else ""
-    return InputError(
+    return StorageError(
         f"Expected files to be written and read: {reason}{where}. Make room or restore "
         f"access, then {AGAIN}"
     )

@@ -6,14 +6,14 @@
     OUT/_prepared.json                 see ``prepared_files``
 
 Large files of the input are divided into ranges, each of which is one task.  There are
-four steps.  The first finds where quotations of a large text end, so that its ranges
-begin with rows.  The second checks every range and counts its rows, which decides the
-rows of each output file: so a split by shares is exact without holding the data.  The
-third converts every range to one piece for each of these files, and the fourth joins
-the pieces.  A damaged column whose values cannot be malformed is found by the third.
+three steps.  The first finds where quotations of a large text end, so that its ranges
+begin with rows.  The second converts every range to a piece of good rows, and counts
+them, which decides the rows of each output file: so a split by shares is exact without
+holding the data.  The third writes each file from the pieces that have its rows; these
+are not compressed but mapped to memory, which costs less than reading text twice.
 
     OUT.unfinished/SCRATCH/divided/   whether each range of text ends in a quotation
-    OUT.unfinished/SCRATCH/counts/    counts of every checked range; sensitive
+    OUT.unfinished/SCRATCH/counts/    counts of every converted range; sensitive
     OUT.unfinished/SCRATCH/pieces/    converted rows; sensitive
     OUT.unfinished/records/           records of the finished output files
     OUT.unfinished/data/              becomes OUT; the rest as in ``unfinished``
@@ -25,8 +25,9 @@ Formal guarantees:
     many; and equal columns, however the rows are cut into files and blocks.
   - A file appears complete or not at all, also after a loss of power.
   - Those of ``unfinished`` and ``tasks``.  A table that is refused leaves nothing.
-  - Every row is read once to be checked, and once to be converted; text of more than
-    one part is scanned once before.
+  - A file of the input that changes after it was listed, until it was converted, is
+    refused.
+  - Every row is read once; text of more than one part is scanned once before.
   - No message holds content of a row.
 
 One task reads all of a file that ``file_parts`` does not divide, such as compressed
@@ -43,12 +44,10 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError
@@ -58,6 +57,7 @@ from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file, write_atomically
 from pipelines.files.threads import in_order, num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
+from pipelines.job.runtime.plain_errors import StorageError
 from pipelines.job.runtime.tasks import Runtime, SoFar, Step
 from pipelines.tables.convert import (
     SPLITS,
@@ -68,7 +68,6 @@ from pipelines.tables.convert import (
     RowCount,
     refuse_bad_rows,
     rows_of_splits,
-    split_parts,
     summarize,
 )
 from pipelines.tables.job.division import DIVIDE, DIVIDED, Division
@@ -78,12 +77,12 @@ from pipelines.tables.prepared_files import (
     row_groups,
     write_record,
 )
-from pipelines.tables.raw_files import InputFile, changed, list_files
+from pipelines.tables.raw_files import InputFile, changed, check_unchanged, list_files
 
 _COUNTS, _PIECES, _RECORDS, _DATA = "counts", "pieces", "records", "data"
 
 #: Names of the steps, in order.
-_, CHECK, CONVERT, WRITE = STEPS = (DIVIDE, "check", "convert", "write")
+_, CONVERT, WRITE = STEPS = (DIVIDE, "convert", "write")
 
 #: Approximate bytes of a part of a large file.
 _PART_BYTES = 128 << 20
@@ -140,13 +139,14 @@ class _Job:
         """Path of the count of an input file."""
         return pathlib.Path(self.scratch, _COUNTS, f"{index:07d}.json")
 
-    def converted_path(self, index: int) -> pathlib.Path:
-        """Path of the completion marker of a converted input file."""
-        return pathlib.Path(self.scratch, _PIECES, f"{index:07d}.done")
+    def piece_path(self, stream: int, index: int) -> pathlib.Path:
+        """Path of the good rows of an input file.
 
-    def pieces_path(self, file: _OutputFile) -> pathlib.Path:
-        """Path of the folder with the rows of an output file, by input file."""
-        return pathlib.Path(self.scratch, _PIECES, file.name.replace("/", "-"))
+        Args:
+          stream: Index of their split; 0 for all rows if shares decide.
+          index: Index of the input file.
+        """
+        return pathlib.Path(self.scratch, _PIECES, f"{stream}-{index:07d}.arrow")
 
     def file_path(self, file: _OutputFile) -> pathlib.Path:
         """Path of an output file."""
@@ -178,20 +178,17 @@ class _Job:
             size=lambda index: self.files[index].num_bytes,
         )
 
-    def _blocks(
-        self, index: int, output: pathlib.Path, *, check_only: bool
-    ) -> Iterator[ParsedBlock]:
+    def _blocks(self, index: int, output: pathlib.Path) -> Iterator[ParsedBlock]:
         """Yields the parsed blocks of an input file, in order."""
         file, so_far = self.files[index], SoFar(output)
         table = self.options.open([file])
         threads = -(-(self.num_threads or num_cores()) // len(self.files))
 
         def parse(block: tuple[Any, int]) -> tuple[ParsedBlock, int]:
-            return table.parse(block[0], check_only=check_only), block[1]
+            return table.parse(block[0]), block[1]
 
         with ThreadPoolExecutor(threads) as pool:
-            blocks = table.blocks(file, check_only=check_only)
-            for parsed, done in in_order(pool, parse, blocks, 2 * threads):
+            for parsed, done in in_order(pool, parse, table.blocks(file), 2 * threads):
                 so_far(done)
                 yield parsed
 
@@ -200,15 +197,33 @@ class _Job:
         """Format of the first file, with the schema and shares of all."""
         return self.options.open(self.files[:1])
 
-    def check_file(self, index: int) -> None:
-        """Counts the rows of an input file."""
+    def convert_file(self, index: int) -> None:
+        """Writes the good rows of an input file to its pieces, and then their count."""
         count, file, path = RowCount(), self.files[index], self.count_path(index)
         first = self.options.open([file]).first_row
-        for block in self._blocks(index, path, check_only=True):
-            count.add(file.shown, first, block)
-            first += block.num_rows
+        with self._new_pieces(index) as pieces:
+            for block in self._blocks(index, path):
+                count.add(file.shown, first, block)
+                first += block.num_rows
+                for piece, rows in zip(pieces, block.by_split(), strict=True):
+                    piece.write_table(rows)
+            check_unchanged(file, os.stat(file.path))
         data = pretty_json(count.to_json())
         write_atomically(path, data, mode=0o600, flush=self.flush)
+
+    @contextlib.contextmanager
+    def _new_pieces(self, index: int) -> Iterator[list[Any]]:
+        """Yields the writers of the pieces of an input file."""
+        table = self.format
+        with contextlib.ExitStack() as files:
+            pieces = []
+            for stream in range(len(SPLITS) if table.shares is None else 1):
+                path = self.piece_path(stream, index)
+                new = new_file(path, mode=0o600, flush=self.flush)
+                sink = Sink(files.enter_context(new))
+                piece = pa.ipc.new_stream(sink, table.schema)
+                pieces.append(files.enter_context(piece))
+            yield pieces
 
     def read_counts(self) -> list[RowCount]:
         """Returns the counts of all input files."""
@@ -220,28 +235,8 @@ class _Job:
             before += count.num_rows
         return counts
 
-    def convert_file(self, index: int) -> None:
-        """Converts an input file to a piece of each output file."""
-        path, counts, table = (
-            self.converted_path(index),
-            self.read_counts(),
-            self.format,
-        )
-        sizes = rows_of_splits(sum_counts(counts), table.shares)
-        before = sum_counts(counts[:index])
-        places = list(_rows_of(before, sizes, table.shares))
-        ends = _rows_of(sum_counts(counts[: index + 1]), sizes, table.shares)
-        with _Pieces(self, index, table.schema, sizes) as pieces:
-            blocks = self._blocks(index, path, check_only=False)
-            for split, rows in split_parts(blocks, sizes, first=before.num_good):
-                if places[split] + len(rows) > ends[split]:
-                    raise changed()
-                pieces.add(split, places[split], rows)
-                places[split] += len(rows)
-        write_atomically(path, b"", flush=self.flush)
-
     def write_file(self, file: _OutputFile) -> None:
-        """Writes an output file and its record from the pieces, and removes these."""
+        """Writes an output file and its record from the pieces."""
         schema = self.format.schema
         with new_file(self.file_path(file)) as write:
             sink, num_rows = Sink(write), 0
@@ -252,92 +247,32 @@ class _Job:
             record = FileRecord(num_rows=num_rows, size=sink.size, sha256=sink.sha256)
             data = pretty_json(dataclasses.asdict(record))
             write_atomically(self.record_path(file), data, mode=0o600)
-        shutil.rmtree(self.pieces_path(file), ignore_errors=True)
 
     def _rows(self, file: _OutputFile) -> Iterator[pa.Table]:
         """Yields the rows of an output file, in order."""
-        for path in sorted(self.pieces_path(file).glob("*.arrow")):
-            with pa.OSFile(str(path)) as piece, pa.ipc.open_stream(piece) as batches:
-                for batch in batches:
-                    yield pa.Table.from_batches([batch])
+        counts, shares = self.read_counts(), self.format.shares
+        if shares is None:
+            stream, before = file.split, 0
+            lengths = [int(count.of_splits[stream]) for count in counts]
+        else:
+            sizes = rows_of_splits(sum_counts(counts), shares)
+            stream, before = 0, sum(sizes[: file.split])
+            lengths = [count.num_good for count in counts]
+        first, last = before + file.first, before + file.last
+        for index, length in enumerate(lengths):
+            if first < length and last > 0:
+                yield from _rows_of(self.piece_path(stream, index), first, last)
+            first, last = first - length, last - length
 
 
-class _Pieces:
-    """Writes the rows of an input file to one piece for each output file.
-
-    A piece appears when it is complete and the context ends without an error.
-    """
-
-    def __init__(
-        self, job: _Job, index: int, schema: pa.Schema, sizes: Sequence[int]
-    ) -> None:
-        self._job, self._index, self._schema = job, index, schema
-        files = _output_files(sizes, job.options)
-        self._files = {(file.split, file.number): file for file in files}
-        self._open: dict[int, _Piece] = {}  # unfinished pieces, by split
-
-    def __enter__(self) -> _Pieces:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        with contextlib.ExitStack() as all_of_them:
-            for piece in self._open.values():
-                all_of_them.push(piece.files)
-            if error[0] is not None:
-                raise error[1]
-
-    def add(self, split: int, place: int, rows: pa.Table) -> None:
-        """Appends rows to the pieces of a split.
-
-        Args:
-          split: Index of the split.
-          place: Index of the first row in its split.
-          rows: The rows.
-        """
-        while len(rows):
-            piece = self._piece(split, place)
-            some = rows.slice(0, piece.file.last - place)
-            piece.writer.write_table(some)
-            rows, place = rows.slice(len(some)), place + len(some)
-
-    def _piece(self, split: int, place: int) -> _Piece:
-        file = self._files[split, place // _rows_per_file(self._job.options)]
-        before = self._open.get(split)
-        if before is None or before.file != file:
-            if before is not None:
-                before.files.close()
-            self._open[split] = self._start(file)
-        return self._open[split]
-
-    def _start(self, file: _OutputFile) -> _Piece:
-        path = self._job.pieces_path(file) / f"{self._index:07d}.arrow"
-        path.parent.mkdir(exist_ok=True)
-        files = contextlib.ExitStack()
-        write = files.enter_context(new_file(path, mode=0o600, flush=self._job.flush))
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        writer = pa.ipc.new_stream(Sink(write), self._schema, options=options)
-        return _Piece(file, files.enter_context(writer), files)
-
-
-class _Piece(NamedTuple):
-    """An unfinished piece; closing ``files`` finishes it."""
-
-    file: _OutputFile
-    writer: Any
-    files: contextlib.ExitStack
-
-
-def _rows_of(
-    count: RowCount, sizes: Sequence[int], shares: Sequence[int] | None
-) -> tuple[int, ...]:
-    """Returns the number of counted rows, the first of the input, in each split."""
-    if shares is None:
-        return tuple(int(number) for number in count.of_splits)
-    bounds = np.cumsum([0, *sizes])
-    return tuple(
-        int(np.clip(count.num_good - first, 0, last - first))
-        for first, last in itertools.pairwise(bounds)
-    )
+def _rows_of(path: pathlib.Path, first: int, last: int) -> Iterator[pa.Table]:
+    """Yields the rows of a piece from ``first`` until ``last``; both may be outside."""
+    with pa.memory_map(str(path)) as piece, pa.ipc.open_stream(piece) as batches:
+        for batch in batches:
+            start, end = max(first, 0), min(last, len(batch))
+            if start < end:
+                yield pa.Table.from_batches([batch.slice(start, end - start)])
+            first, last = first - len(batch), last - len(batch)
 
 
 def _rows_per_file(options: ConvertOptions) -> int:
@@ -398,7 +333,7 @@ def prepare(
         if done is None:
             with _nothing_of_refused_rows(folder, runtime):
                 job = _divided(folder, files, options, runtime, say)
-                total = _checked(folder, job, runtime)
+                total = _converted(folder, job, runtime)
             records = _write(job, total, runtime)
             write_record(folder.data, table.schema, options.settings, records)
             sizes = rows_of_splits(total, table.shares)
@@ -430,6 +365,8 @@ def _nothing_of_refused_rows(folder: Unfinished, runtime: Runtime) -> Iterator[N
     """Leaves nothing of a table that is refused."""
     try:
         yield
+    except StorageError:
+        raise  # the job can go on
     except InputError:
         if runtime.run_tasks is None:  # else it may be of an engine that failed
             folder.give_up()
@@ -473,9 +410,9 @@ def _divided(
     )
 
 
-def _checked(folder: Unfinished, job: _Job, runtime: Runtime) -> RowCount:
-    """Checks and counts all rows; leaves nothing of a job whose rows are refused."""
-    runtime.run(job.step(CHECK, job.check_file, job.count_path))
+def _converted(folder: Unfinished, job: _Job, runtime: Runtime) -> RowCount:
+    """Converts and counts all rows; leaves nothing of a job whose rows are refused."""
+    runtime.run(job.step(CONVERT, job.convert_file, job.count_path))
     total = sum_counts(job.read_counts())
     try:
         refuse_bad_rows(total, job.options)
@@ -488,7 +425,6 @@ def _checked(folder: Unfinished, job: _Job, runtime: Runtime) -> RowCount:
 
 def _write(job: _Job, total: RowCount, runtime: Runtime) -> dict[str, FileRecord]:
     """Writes all output files, and returns their records."""
-    runtime.run(job.step(CONVERT, job.convert_file, job.converted_path))
     files = _output_files(rows_of_splits(total, job.format.shares), job.options)
     runtime.run(
         Step(

@@ -50,7 +50,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(prepare_job._Job, "check_file", read)
+    monkeypatch.setattr(prepare_job._Job, "convert_file", read)
     monkeypatch.setattr("pipelines.tables.synthetic.synthetic_rows", read)
     monkeypatch.setattr("pipelines.job.poisson_batching._run_pipeline", read)
 

@@ -303,7 +303,7 @@ def test_a_category_depends_on_its_own_bytes_alone(tmp_path: pathlib.Path) -> No
 )
 def test_what_is_not_an_integer_is_malformed(field: str) -> None:
     lines = [["1", *[""] * 12, value, *["a"] * 26] for value in ("1", field)]
-    block = criteo.parse_block(as_bytes(lines), None)
+    block = criteo.parse_block(as_bytes(lines), criteo.CategoryEncoder(OPTIONS))
     assert block.bad_lines.tolist() == [1]
     assert block.bad_reasons.tolist() == [2 + 13]
 
@@ -621,24 +621,26 @@ def test_no_partial_output_after_a_failure(
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "touched"])
-def test_input_that_changes_between_the_passes_is_refused(
-    text: Callable[..., str], tmp_path: pathlib.Path, change: str
+def test_input_that_changes_while_it_is_read_is_refused(
+    text: Callable[..., str],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
 ) -> None:
     path = pathlib.Path(text(make_lines(60)))
 
-    def on_progress(phase: str, done: int, total: int) -> None:
-        if phase == "check" and done == total:
-            data = path.read_bytes()
-            if change == "longer":
-                path.write_bytes(data + as_bytes(make_lines(1)))
-            elif change == "shorter":
-                path.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
-            else:
-                os.utime(path, (1, 1))
+    def count(*_: object) -> None:
+        data = path.read_bytes()
+        if change == "longer":
+            path.write_bytes(data + as_bytes(make_lines(1)))
+        elif change == "shorter":
+            path.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
+        else:
+            os.utime(path, (1, 1))
 
-    runtime = Runtime(on_progress=on_progress)
+    monkeypatch.setattr(prepare_job.RowCount, "add", count)
     with pytest.raises(InputError, match="not to change while it is read"):
-        prepare(str(path), tmp_path / "out", OPTIONS, runtime=runtime)
+        prepare(str(path), tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out").exists()
 
 
