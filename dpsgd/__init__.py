@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from pipelines.job.make_batches import make_batches as make_batches
     from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
     from pipelines.job.poisson_batching import write_batches as write_batches
+    from pipelines.job.runtime.tasks import Runtime as Runtime
     from pipelines.job.sizing import make_layout as make_layout
-    from pipelines.tables.convert import prepare as prepare
+    from pipelines.tables.job.prepare_job import prepare as prepare
     from pipelines.tables.prepared_files import (
         PreparedVerification as PreparedVerification,
     )
@@ -112,6 +113,7 @@ _HOMES = {
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",
     "RunRecord": "trainer.run.run_record",
+    "Runtime": "pipelines.job.runtime.tasks",
     "Schema": "pipelines.tables.schema.schema",
     "BiasSettings": "trainer.settings.bias_settings",
     "ShiftSettings": "trainer.settings.iterate_settings",
@@ -135,7 +137,7 @@ _HOMES = {
     "make_layout": "pipelines.job.sizing",
     "make_private": "trainer.keras_model",
     "predict": "trainer.prediction.predict",
-    "prepare": "pipelines.tables.convert",
+    "prepare": "pipelines.tables.job.prepare_job",
     "privacy_statement": "accounting.statement",
     "read_batches": "pipelines.batches.reader",
     "read_certificate": "pipelines.batches.certificate",

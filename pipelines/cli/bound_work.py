@@ -11,9 +11,9 @@ from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.bounded import USERS
 from pipelines.inputs.input_files import check_outside
+from pipelines.users.bound import STEPS
 from pipelines.users.bound import bound as bound_users
 from pipelines.users.bound_job import BoundSettings
-from pipelines.users.bound_steps import STEPS
 
 
 def bound(
@@ -42,7 +42,6 @@ def bound(
     settings = BoundSettings(**{name: options.pop(name) for name in names})
     check_outside(source, out, "part-00000.parquet")
     engine.check("bound", runner, others, options["threads"])
-    beam_options = None if runner is None else engine.options_of(runner, others)
     began = time.perf_counter()
     with stoppable(RESUMES), Bars(STEPS) as bars:
         bound_users(
@@ -51,9 +50,7 @@ def bound(
             settings,
             key_file=options["key_file"],
             memory_limit=options["memory_limit"],
-            num_threads=options["threads"],
-            run_tasks=engine.task_runner(beam_options),
-            on_progress=bars.update,
+            runtime=engine.runtime(runner, others, options["threads"], bars),
         )
     shown = {
         "out": out,

@@ -8,16 +8,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
 from accounting.validation import InputError
 from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
 from pipelines.files.output_file import output_file
 from pipelines.files.progress_bars import Bars
+from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.input_files import check_outside
-from pipelines.tables import convert, criteo
+from pipelines.tables import criteo
 from pipelines.tables.convert import SPLITS
+from pipelines.tables.job import prepare_job
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.schema.fields import Fields
 from pipelines.tables.schema.first_schema import first_schema
@@ -25,6 +25,7 @@ from pipelines.tables.schema.schema import UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_files import TSV, kind_of_file
 from pipelines.tables.table_format import TableOptions, row_group_rows
+from pipelines.users import prepare_users
 from pipelines.users.synthetic_users import SynthUserOptions, write_synth_users
 
 
@@ -149,19 +150,24 @@ def prepare(
             _refuse_tables(source)
         prepared = _criteo_options(options)
     settings = user_work.settings_for(prepared, of_users, schema_file)
-    beam_options = None if runner is None else engine.options_of(runner, others)
     began = time.perf_counter()
+    steps = prepare_users.STEPS if settings else prepare_job.STEPS
+    with stoppable(RESUMES), Bars(steps) as bars:
+        runtime = engine.runtime(runner, others, num_threads, bars)
+        if settings:
+            summary = prepare_users.prepare_users(
+                source, out, prepared, settings, runtime=runtime, **of_users
+            )
+        else:
+            summary = prepare_job.prepare(
+                source, out, prepared, runtime=runtime, say=bars.say
+            )
+    seconds = time.perf_counter() - began
     if settings:
-        call = user_work.Call(settings, **of_users)
-        shown = call.prepare(source, out, prepared, beam_options, num_threads)
-        shown["seconds"] = round(time.perf_counter() - began, 2)
-        show("Prepared data", shown, as_json)
-        return
-    if beam_options is not None:
-        summary = _prepare_on(beam_options, source, out, prepared)
+        shown = user_work.shown(out, settings, summary)
+        shown["seconds"] = round(seconds, 2)
     else:
-        summary = _prepare_here(source, out, prepared, num_threads)
-    shown = _prepared(out, summary, time.perf_counter() - began)
+        shown = _prepared(out, summary, seconds)
     if isinstance(prepared, TableOptions) and prepared.with_users:
         shown = user_work.without_counts(shown)
     show("Prepared data", shown, as_json)
@@ -207,26 +213,6 @@ def _first_schema(out: str, text: str, num_rows: int) -> dict[str, Any]:
         "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
         "--out data",
     }
-
-
-def _prepare_here(source: str, out: str, prepared: Any, num_threads: Any) -> Any:
-    with Bars(["check", "write"]) as bars:
-        return convert.prepare(
-            source, out, prepared, num_threads=num_threads, on_progress=bars.update
-        )
-
-
-def _prepare_on(beam_options: Any, source: str, out: str, prepared: Any) -> Any:
-    from pipelines.tables.job.prepare_job import PHASES, prepare_on
-
-    with Bars(PHASES) as bars:
-        return prepare_on(
-            source, out, prepared, beam_options, on_progress=bars.update, say=_say
-        )
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _refuse_tables(source: str) -> None:

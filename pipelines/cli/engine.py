@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accounting.cli import misspelt
 from accounting.validation import InputError
+from pipelines.files.progress_bars import Bars
 from pipelines.job.quiet_beam import quiet_beam
+from pipelines.job.runtime.tasks import Runtime
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -56,10 +58,26 @@ def options_of(runner: str, others: list[str]) -> PipelineOptions:
     return found
 
 
-def task_runner(options: PipelineOptions | None) -> Any:
-    """Returns a function that runs tasks on an engine; None without options."""
-    if options is None:
-        return None
-    from pipelines.job.engine_tasks import run_on_engine
+def runtime(
+    runner: str | None, others: list[str], num_threads: int | None, bars: Bars
+) -> Runtime:
+    """Returns where tasks run, after ``check``.
 
-    return functools.partial(run_on_engine, options)
+    Args:
+      runner: Name of a Beam runner; None for this process.
+      others: Further options of Beam.
+      num_threads: Number of threads of this process, if given.
+      bars: Bars of the progress, one for each step.
+
+    Raises:
+      InputError: as ``options_of``.
+    """
+    run_tasks = None
+    if runner is not None:
+        options = options_of(runner, others)
+        from pipelines.job.engine_tasks import run_on_engine
+
+        run_tasks = functools.partial(run_on_engine, options)
+    return Runtime(
+        run_tasks=run_tasks, num_threads=num_threads, on_progress=bars.update
+    )

@@ -1,30 +1,16 @@
-"""The work of ``dpsgd prepare`` for a table with a column of kind user."""
+"""What ``dpsgd prepare`` asks and tells of a table with a column of kind user."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accounting.validation import InputError
-from pipelines.cli.engine import task_runner
-from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import RESUMES, stoppable
-from pipelines.tables import convert
+from pipelines.tables.convert import PrepareSummary
 from pipelines.tables.table_format import TableOptions
-from pipelines.users.bound import DEFAULT_MEMORY_LIMIT, bound, threads_for
 from pipelines.users.bound_job import BoundSettings
-from pipelines.users.bound_steps import STEPS
-from pipelines.users.prepare_users import PrepareTable, prepare_users
-
-if TYPE_CHECKING:
-    from apache_beam.options.pipeline_options import PipelineOptions
 
 _NEEDED = ("max_examples_per_user", "num_examples")
 _FLAGS = (*_NEEDED, "sampled", "keep_users", "key_file", "memory_limit")
-#: Names of the progress bars; the prefix distinguishes steps of the same name.
-_OF_TABLE = ("divide", "check", "convert", "write")
-_OF_USERS = {step: f"users: {step}" for step in STEPS}
 
 
 def take(options: dict[str, Any]) -> dict[str, Any]:
@@ -89,84 +75,24 @@ def without_counts(summary: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if name not in counts}
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A call of the command.
+def shown(out: str, settings: BoundSettings, summary: PrepareSummary) -> dict[str, Any]:
+    """Returns a summary of bounded users, which holds no counts of their rows.
 
-    Attributes:
-      settings: How users are bounded.
-      key_file: File of the key that chooses rows; None for a temporary key.
-      memory_limit: Memory for the threads of this process, in bytes.
+    Args:
+      out: The folder.
+      settings: How users were bounded.
+      summary: Summary of the whole table.
     """
-
-    settings: BoundSettings
-    key_file: str | None = None
-    memory_limit: int = DEFAULT_MEMORY_LIMIT
-
-    def prepare(
-        self,
-        source: str,
-        out: str,
-        options: TableOptions,
-        beam_options: PipelineOptions | None,
-        num_threads: int | None,
-    ) -> dict[str, Any]:
-        """Prepares a table and returns a summary, which holds no counts of its rows.
-
-        Args:
-          source: File, folder or glob.
-          out: New or empty folder.
-          options: Options of the table.
-          beam_options: Beam's options; None for this process.
-          num_threads: Number of threads of this process; by default its cores.
-
-        Raises:
-          InputError: the options or the table are refused.
-        """
-        threads_for(self.memory_limit, num_threads)
-        with stoppable(RESUMES), Bars([*_OF_TABLE, *_OF_USERS.values()]) as bars:
-            summary = prepare_users(
-                source,
-                out,
-                options,
-                self.settings,
-                key_file=self.key_file,
-                prepare_table=_prepare_table(beam_options, bars, num_threads),
-                bound_table=functools.partial(
-                    bound,
-                    memory_limit=self.memory_limit,
-                    num_threads=num_threads,
-                    run_tasks=task_runner(beam_options),
-                    on_progress=lambda step, *done: bars.update(_OF_USERS[step], *done),
-                ),
-            )
-        return self._shown(out, summary)
-
-    def _shown(self, out: str, summary: convert.PrepareSummary) -> dict[str, Any]:
-        shown: dict[str, Any] = {
-            "out": out,
-            "unit_of_privacy": "user",
-            "an_example_is": self.settings.sampled.removesuffix("s"),
-            "max_examples_per_user": self.settings.max_examples_per_user,
-            "num_examples": self.settings.num_examples,
-            "input_files": summary.num_files,
-            "malformed_lines": summary.num_bad_lines,
-            "columns_left_out": [self.settings.user_column, *summary.left_out],
-        }
-        if summary.num_bad_lines:
-            shown["first_malformed_lines"] = list(summary.bad_lines)
-        return shown
-
-
-def _prepare_table(
-    beam_options: PipelineOptions | None, bars: Bars, num_threads: int | None
-) -> PrepareTable:
-    if beam_options is None:
-        return functools.partial(
-            convert.prepare, num_threads=num_threads, on_progress=bars.update
-        )
-    from pipelines.tables.job.prepare_job import prepare_on
-
-    return functools.partial(
-        prepare_on, pipeline_options=beam_options, on_progress=bars.update
-    )
+    fields: dict[str, Any] = {
+        "out": out,
+        "unit_of_privacy": "user",
+        "an_example_is": settings.sampled.removesuffix("s"),
+        "max_examples_per_user": settings.max_examples_per_user,
+        "num_examples": settings.num_examples,
+        "input_files": summary.num_files,
+        "malformed_lines": summary.num_bad_lines,
+        "columns_left_out": [settings.user_column, *summary.left_out],
+    }
+    if summary.num_bad_lines:
+        fields["first_malformed_lines"] = list(summary.bad_lines)
+    return fields

@@ -21,6 +21,7 @@ import functools
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -191,13 +192,24 @@ def drop_from_cache(descriptor: int) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
+def boot_id() -> str:
+    """Returns the id of this boot; files that are not flushed belong to one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return uuid.uuid4().hex
+
+
+def write_atomically(
+    path: StrPath, data: bytes, *, mode: int = 0o644, flush: bool = True
+) -> None:
     """Writes a whole file; other arguments, and errors, as for ``new_file``.
 
     Args:
       data: Contents of the file.
     """
-    with new_file(path, mode=mode) as write:
+    with new_file(path, mode=mode, flush=flush) as write:
         write(data)
 
 

@@ -29,7 +29,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError
 from pipelines.job import progress
-from pipelines.job.steps.bundles import AGAIN, plain_errors
+from pipelines.job.runtime.plain_errors import AGAIN, plain_errors
 
 
 def run_to_end(pipeline: beam.Pipeline) -> None:

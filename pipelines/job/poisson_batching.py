@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
 import tempfile
-import uuid
 from collections.abc import Iterator
 
 import apache_beam as beam
@@ -47,9 +45,9 @@ from pipelines.job.job_folder import (
     pending_groups,
 )
 from pipelines.job.packing import Layout
+from pipelines.job.runtime.plain_errors import storage_error
 from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_threads
 from pipelines.job.spill import BLOCK_PREFIX, Spill
-from pipelines.job.steps.bundles import storage_error
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
 from pipelines.sampling.keys import read_key_file
@@ -212,14 +210,6 @@ def choose_shuffle(shuffle: str, runner: str) -> str:
     return ENGINE if "Dataflow" in runner else FILES
 
 
-def _boot_id() -> str:
-    """Returns the id of this boot; unflushed spills are not used after another."""
-    try:
-        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return uuid.uuid4().hex
-
-
 def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
     """Returns the folder for shuffles; jobs share it, unless it is ``out``.
 
@@ -302,7 +292,7 @@ def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
     """
     _own_folder(folder)
     with locks.locked(folder, folder):
-        boot = _boot_id()
+        boot = storage.boot_id()
         storage.make_folder(join(folder, boot))
         for other in storage.names(folder) - {boot, locks.LOCK_NAME}:
             storage.delete_folder(join(folder, other))

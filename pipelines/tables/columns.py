@@ -63,16 +63,13 @@ def convert(
     schema: Schema,
     columns: dict[str, pa.Array],
     *,
-    check_only: bool = False,
     inputs_only: bool = False,
 ) -> Converted:
     """Converts the columns of some rows.
 
     Args:
       schema: Schema of the table.
-      columns: Name -> array of every column that the schema needs; with ``check_only``
-        only of those that may hold a fault.  Sensitive.
-      check_only: Whether to return only faults and splits.
+      columns: Name -> array of every column that the schema needs.  Sensitive.
       inputs_only: Whether to omit label and split, for predictions.
 
     Raises:
@@ -92,18 +89,14 @@ def convert(
 
     for name in schema.inputs if inputs_only else schema.kept:
         kind = schema.columns[name]
-        if check_only and name not in columns:
-            continue
         if kind.kind == kinds.USER:
             with _plain_errors(name):
                 found.users = _users(cells_of(name))
             continue
         outputs = [output.name for output in schema.outputs_of(name)]
         with _plain_errors(name):
-            arrays = _CONVERTERS[kind.kind](
-                cells_of(name), kind, outputs[0], check_only
-            )
-        found.arrays.update(zip(outputs, arrays, strict=True) if arrays else ())
+            arrays = _CONVERTERS[kind.kind](cells_of(name), kind, outputs[0])
+        found.arrays.update(zip(outputs, arrays, strict=True))
     if schema.split.column and not inputs_only:
         with _plain_errors(schema.split.column):
             found.splits = _splits(schema, cells_of(schema.split.column))
@@ -121,13 +114,6 @@ def _plain_errors(name: str) -> Iterator[None]:
             f"says, and texts to be UTF-8: {type(error).__name__}. Write it again, or "
             'kind = "drop" in the schema.'
         ) from None
-
-
-def takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
-    """Whether no cell of a type can be malformed; arguments as for ``refusal``."""
-    if pa.types.is_dictionary(found):
-        found = found.value_type
-    return kind.kind == "text" or (kind.kind == "category" and is_text(found))
 
 
 # --- Numbers ------------------------------------------------------------------------
@@ -151,18 +137,13 @@ def _transform(kind: kinds.Numeric, values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _numbers(
-    cells: Cells, kind: kinds.Numeric, name: str, check_only: bool
-) -> list[np.ndarray]:
+def _numbers(cells: Cells, kind: kinds.Numeric, name: str) -> list[np.ndarray]:
     if kind.length is not None:
         return _number_lists(cells, kind)
     values, bad = numbers_of(cells)
     _not_numbers(cells, bad)
     if kind.range is None:
         cells.fault(np.isinf(values), "is not finite; give it a range in the schema")
-    if check_only:
-        _refuse_absent(cells, kind.missing, values)
-        return []
     return _with_missing(cells, kind.missing, values, lambda v: _transform(kind, v))
 
 
@@ -181,11 +162,6 @@ def _not_numbers(cells: Cells, bad: np.ndarray) -> None:
     cells.fault(bad, "is not a number")
 
 
-def _refuse_absent(cells: Cells, missing: str | float, values: np.ndarray) -> None:
-    if missing == kinds.REFUSE:
-        cells.fault(np.isnan(values), "is missing")
-
-
 def _with_missing(
     cells: Cells,
     missing: str | float,
@@ -200,8 +176,9 @@ def _with_missing(
       values: float64, NaN where missing.
       transform: Function to float32.
     """
-    _refuse_absent(cells, missing, values)
     absent = np.isnan(values)
+    if missing == kinds.REFUSE:
+        cells.fault(absent, "is missing")
     if missing == kinds.INDICATOR:
         values = transform(values)
         values[absent] = 0
@@ -224,9 +201,7 @@ def _number_lists(cells: Cells, kind: kinds.Numeric) -> list[np.ndarray]:
     return [padded(values, starts, ends, kind.length or 1)]
 
 
-def _booleans(
-    cells: Cells, kind: kinds.Boolean, name: str, check_only: bool
-) -> list[np.ndarray]:
+def _booleans(cells: Cells, kind: kinds.Boolean, name: str) -> list[np.ndarray]:
     values, bad = _truth(cells)
     cells.fault(bad, "is neither true nor false")
     values = np.where(bad, np.nan, values)
@@ -301,29 +276,19 @@ def _ids(
     return ids
 
 
-def _categories(
-    cells: Cells, kind: kinds.Category, name: str, check_only: bool
-) -> list[np.ndarray]:
+def _categories(cells: Cells, kind: kinds.Category, name: str) -> list[np.ndarray]:
     if kind.length is None:
         texts, bad = texts_of(cells)
         cells.fault(bad, f"is {_NO_TEXT}")
-        if check_only:
-            return []
         return [_ids(texts, kind.buckets, kind.vocabulary, salt_of(name))]
     flat, starts, ends, _ = elements(cells, kind.separator)
     texts, bad = texts_of(flat)
     cells.fault(any_of_row(bad, starts, ends), f"holds {_NO_TEXT}")
-    if check_only:
-        return []
     ids = _ids(texts, kind.buckets, kind.vocabulary, salt_of(name))
     return [padded(ids, starts, ends, kind.length)]
 
 
-def _words(
-    cells: Cells, kind: kinds.Text, name: str, check_only: bool
-) -> list[np.ndarray]:
-    if check_only:
-        return []
+def _words(cells: Cells, kind: kinds.Text, name: str) -> list[np.ndarray]:
     array = pc.fill_null(cells.array.cast(pa.large_string()), "")
     plain = pc.replace_substring_regex(
         pc.utf8_lower(array), pattern=r"[^\pL\pN]+", replacement=" "
@@ -334,13 +299,9 @@ def _words(
     return [padded(ids, starts, ends, kind.tokens)]
 
 
-def _dates(
-    cells: Cells, kind: kinds.Date, name: str, check_only: bool
-) -> list[np.ndarray]:
+def _dates(cells: Cells, kind: kinds.Date, name: str) -> list[np.ndarray]:
     times, bad = times_of(cells, kind)
     cells.fault(bad, "is not a date of the format that the schema says")
-    if check_only:
-        return []
     return [part_of(times, kind, part) for part in kind.parts]
 
 
@@ -354,9 +315,7 @@ def _users(cells: Cells) -> pa.Array:
     return texts
 
 
-def _labels(
-    cells: Cells, kind: kinds.Label, name: str, check_only: bool
-) -> list[np.ndarray]:
+def _labels(cells: Cells, kind: kinds.Label, name: str) -> list[np.ndarray]:
     if kind.task == kinds.REGRESSION:
         values, bad = numbers_of(cells)
         cells.fault(bad | np.isnan(values), "is not a number, as this label has to be")

@@ -1,27 +1,13 @@
-"""Raw tables to numeric Parquet files, in two passes and in bounded memory.
-
-    OUT/train/part-00000.parquet ...
-    OUT/val/part-00000.parquet ...
-    OUT/test/part-00000.parquet ...
-    OUT/_prepared.json                 see ``prepared_files``
+"""What every format of a raw table has in common: blocks, counts, splits, refusals.
 
 A ``Format`` (Criteo's lines, or any table with a schema) reads files in blocks and
-converts them.  The first pass checks and counts every row; the second pass writes.  So
-a split by shares is exact without holding the data.  A damaged column whose values
-cannot be malformed is found by the second pass.
+converts and counts their rows; ``prepare_job`` writes them.
 
 Formal guarantees:
-  - Rows keep their order within a split.  Splits by shares are contiguous, and the end
-    of each is ``round_half_up(rows * cumulative share)``.
-  - Equal input and options give equal columns, whatever the number of threads, or how
-    the rows are cut into files and blocks.
-  - ``out`` appears complete or not at all; a path that cannot become a folder is
-    refused before any row is read; a stop by a signal leaves nothing.
-  - Only this user may enter ``out``.
+  - ``split_counts`` ends each split at ``round_half_up(rows * cumulative share)``.
   - No message holds content of a row.
 
-Public: options and schema.  Sensitive: everything read and written, and the number of
-malformed rows.
+Public: options and schema.  Sensitive: rows, and the number of malformed ones.
 """
 
 from __future__ import annotations
@@ -29,21 +15,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import os
-import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError, check_choice, check_int
-from pipelines.files.threads import in_order, num_cores
-from pipelines.files.unfinished import staged_folder
 from pipelines.tables.file_parts import States
-from pipelines.tables.prepared_files import SplitWriter, write_record
-from pipelines.tables.raw_files import InputFile, changed, list_files
+from pipelines.tables.raw_files import InputFile
 from pipelines.tables.schema.column_kinds import NO_CLASS
 
 SPLITS = ("train", "val", "test")
@@ -52,9 +32,6 @@ ON_BAD_ROW = ("fail", "skip")
 DEFAULT_ROW_GROUP_ROWS = 131_072
 #: About 4 million rows, 200 MB, per file of Criteo's data.
 ROW_GROUPS_PER_FILE = 32
-
-#: ``on_progress(phase, bytes done, bytes in all)``.
-Progress = Callable[[str, int, int], None]
 
 _REPORTED_ROWS = 5
 _REPORTED_REASONS = 3
@@ -69,16 +46,25 @@ class ParsedBlock:
       bad_rows: Indices of the malformed rows, increasing.
       bad_reasons: Reason for each malformed row, without its content.
       splits: Index in ``SPLITS`` of every good row, int8; None if shares decide.
-      table: The good rows in order; None if they were only checked.
+      table: The good rows in order.
       classes: Indices of the classes that the label of a good row has.
     """
 
     num_rows: int
     bad_rows: np.ndarray
     bad_reasons: Sequence[str]
+    table: pa.Table = dataclasses.field(repr=False)
     splits: np.ndarray | None = None
-    table: pa.Table | None = dataclasses.field(default=None, repr=False)
     classes: Sequence[int] = ()
+
+    def by_split(self) -> list[pa.Table]:
+        """Returns the rows of each split; all rows in one table if shares decide."""
+        if self.splits is None:
+            return [self.table]
+        return [
+            self.table.filter(pa.array(self.splits == split))
+            for split in range(len(SPLITS))
+        ]
 
 
 class Format(Protocol):
@@ -107,12 +93,11 @@ class Format(Protocol):
     @property
     def lines_are_rows(self) -> bool: ...
 
-    def blocks(self, file: InputFile, *, check_only: bool) -> Iterator[tuple[Any, int]]:
+    def blocks(self, file: InputFile) -> Iterator[tuple[Any, int]]:
         """Yields blocks of a file in order, and the number of bytes read so far.
 
         Args:
           file: File of the input.
-          check_only: Whether the blocks are for a ``parse`` that only checks.
         """
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
@@ -126,12 +111,11 @@ class Format(Protocol):
     def leaves_open(self, part: InputFile) -> States:
         """Returns whether a quotation is open after a part: see ``file_parts``."""
 
-    def parse(self, block: Any, *, check_only: bool) -> ParsedBlock:
+    def parse(self, block: Any) -> ParsedBlock:
         """Parses a block; thread-safe.
 
         Args:
           block: Block from ``blocks``.
-          check_only: Whether to check and count rows without returning them.
         """
 
 
@@ -172,7 +156,7 @@ class ConvertOptions:
 
     @property
     def layout(self) -> dict[str, int]:
-        """Sizes of files, for ``SplitWriter``."""
+        """Sizes of files."""
         return {
             "row_group_rows": self.row_group_rows,
             "row_groups_per_file": self.row_groups_per_file,
@@ -230,52 +214,9 @@ class PrepareSummary:
         return cls(**{**fields, **lists})
 
 
-# --- The first pass: every row is checked, and counted ------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reader:
-    """Parses files on several threads.
-
-    Attributes:
-      files: Files in order.
-      format: Format of all files.
-      num_threads: Number of threads that parse.
-      on_progress: Called with the phase, bytes read, and bytes in all.
-    """
-
-    files: Sequence[InputFile]
-    format: Format
-    num_threads: int
-    on_progress: Progress
-
-    def parse(
-        self, phase: str, *, check_only: bool
-    ) -> Iterator[tuple[InputFile, ParsedBlock]]:
-        """Yields the blocks of all files in order.
-
-        Args:
-          phase: Name of the phase, for ``on_progress``.
-          check_only: As in ``Format.parse``.
-        """
-        total, before = sum(file.num_bytes for file in self.files), 0
-
-        def work(item: tuple[Any, int]) -> tuple[ParsedBlock, int]:
-            return self.format.parse(item[0], check_only=check_only), item[1]
-
-        with ThreadPoolExecutor(self.num_threads) as pool:
-            for file in self.files:
-                blocks = self.format.blocks(file, check_only=check_only)
-                for block, done in in_order(pool, work, blocks, 2 * self.num_threads):
-                    self.on_progress(phase, before + done, total)
-                    yield file, block
-                before += file.num_bytes
-        self.on_progress(phase, total, total)
-
-
 @dataclasses.dataclass(kw_only=True)
 class RowCount:
-    """Counts of the first pass.  Sensitive.
+    """Counts of rows.  Sensitive.
 
     Attributes:
       num_good: Number of well-formed rows.
@@ -343,27 +284,22 @@ class RowCount:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
-        plain = {"classes": sorted(self.classes), "of_splits": self.of_splits.tolist()}
+        plain = {
+            "classes": sorted(self.classes),
+            "of_reasons": list(self.of_reasons.items()),  # in the order of the rows
+            "of_splits": self.of_splits.tolist(),
+        }
         return {**vars(self), **plain}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RowCount:
         """Returns the count that ``to_json`` wrote."""
         typed = {
-            "of_reasons": collections.Counter(fields["of_reasons"]),
+            "of_reasons": collections.Counter(dict(fields["of_reasons"])),
             "classes": set(fields["classes"]),
             "of_splits": np.array(fields["of_splits"], np.int64),
         }
         return cls(**{**fields, **typed})
-
-
-def _check_rows(reader: Reader) -> RowCount:
-    count = RowCount()
-    rows: collections.Counter[str] = collections.Counter()
-    for file, block in reader.parse("check", check_only=True):
-        count.add(file.shown, reader.format.first_row + rows[file.path], block)
-        rows[file.path] += block.num_rows
-    return count
 
 
 def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
@@ -464,114 +400,6 @@ def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, 
             f"rows leave none. {remedy}"
         )
     return counts
-
-
-# --- The second pass: rows are written ----------------------------------------------
-
-
-def split_parts(
-    blocks: Iterable[ParsedBlock], counts: Sequence[int], *, first: int = 0
-) -> Iterator[tuple[int, pa.Table]]:
-    """Yields (index of a split, rows for it), in order.
-
-    Args:
-      blocks: Parsed blocks, with tables.
-      counts: Number of rows per split.
-      first: Number of well-formed rows before these blocks.
-
-    Raises:
-      InputError: more rows than were counted.
-    """
-    bounds = np.cumsum([0, *counts])
-    for block in blocks:
-        table, splits = block.table, block.splits
-        assert table is not None  # in the second pass
-        if splits is not None:
-            for split in range(len(SPLITS)):
-                yield split, table.filter(pa.array(splits == split))
-            continue
-        last = first + len(table)
-        if last > bounds[-1]:
-            raise changed()
-        for split in range(len(SPLITS)):
-            start, end = max(first, bounds[split]), min(last, bounds[split + 1])
-            if start < end:
-                yield split, table.slice(start - first, end - start)
-        first = last
-
-
-def _write_all(
-    root: pathlib.Path, reader: Reader, counts: Sequence[int], options: ConvertOptions
-) -> None:
-    schema = reader.format.schema
-    writers = [SplitWriter(root / name, schema, **options.layout) for name in SPLITS]
-    blocks = (block for _, block in reader.parse("write", check_only=False))
-    groups = (
-        (writers[split], group)
-        for split, rows in split_parts(blocks, counts)
-        for group in writers[split].gather(rows)
-    )
-
-    def write(group: tuple[SplitWriter, pa.Table]) -> None:
-        group[0].write(group[1])
-
-    try:
-        # One thread encodes a row group while the next one is parsed.
-        with ThreadPoolExecutor(1) as pool:
-            for _ in in_order(pool, write, groups, 2):
-                pass
-        for writer in writers:
-            writer.close()
-    finally:
-        for writer in writers:
-            writer.abandon()
-    if [writer.num_rows for writer in writers] != list(counts):
-        raise changed()
-    files = {
-        f"{split}/{name}": file
-        for split, writer in zip(SPLITS, writers, strict=True)
-        for name, file in writer.files.items()
-    }
-    write_record(root, schema, options.settings, files)
-
-
-def prepare(
-    pattern: str,
-    out: str | os.PathLike[str],
-    options: ConvertOptions,
-    *,
-    num_threads: int | None = None,
-    on_progress: Progress = lambda *_: None,
-) -> PrepareSummary:
-    """Turns a raw table into Parquet, with the guarantees of this module.
-
-    Args:
-      pattern: A file, a folder or a glob.
-      out: New or empty folder.
-      options: Format of the table, and what to write.
-      num_threads: Number of threads that parse; by default all cores.
-      on_progress: Called with "check" or "write", bytes read, and bytes in all.
-
-    Raises:
-      InputError: as ``list_files``, ``staged_folder`` and ``options.open``; malformed
-        rows; no rows for training.
-    """
-    if num_threads is not None:
-        check_int("--threads", num_threads, at_least=1)
-    files = list_files(pattern, partitions=options.partitions)
-    with staged_folder(out) as root:
-        reader = Reader(
-            files=files,
-            format=options.open(files),
-            num_threads=num_threads or num_cores(),
-            on_progress=on_progress,
-        )
-        count = _check_rows(reader)
-        refuse_bad_rows(count, options)
-        counts = rows_of_splits(count, reader.format.shares)
-        _write_all(root, reader, counts, options)
-        written = sum(path.stat().st_size for path in root.glob("*/*"))
-    return summarize(files, reader.format, count, counts, written)
 
 
 def summarize(

@@ -146,13 +146,13 @@ class ParsedLines:
       num_lines: Number of lines, good and bad.
       bad_lines: Indices of the malformed lines, increasing.
       bad_reasons: Code of the reason for each, as in ``bad_reason``.
-      rows: The good lines in order; None if they were only checked.
+      rows: The good lines in order.
     """
 
     num_lines: int
     bad_lines: np.ndarray
     bad_reasons: np.ndarray
-    rows: Rows | None
+    rows: Rows
 
 
 def bad_reason(code: int) -> str:
@@ -292,12 +292,12 @@ class CategoryEncoder:
         return buckets.T.astype(np.int32, order="C")
 
 
-def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedLines:
+def parse_block(data: bytes, encoder: CategoryEncoder) -> ParsedLines:
     """Parses complete lines.
 
     Args:
       data: Bytes that end in a line end.  Sensitive.
-      encoder: Encoder of the categories; None to only check the lines.
+      encoder: Encoder of the categories.
     """
     padded = _BEFORE + data + AFTER
     words, text = words_of(padded), np.frombuffer(padded, np.uint8)
@@ -311,16 +311,14 @@ def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedLines:
     reasons = np.where(complete, 0, 1)
     reasons[complete] = np.where(good_label, first_invalid, 2)
     bad = np.flatnonzero(reasons)
-    rows = None
-    if encoder is not None:
-        at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
-        rows = Rows(
-            label=label.view(np.int8),
-            integers=np.ascontiguousarray(integers.T),
-            categories=encoder.encode(words, starts[at], ends[at]),
-        )
-        if len(bad):
-            rows = rows[reasons[complete] == 0]
+    at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
+    rows = Rows(
+        label=label.view(np.int8),
+        integers=np.ascontiguousarray(integers.T),
+        categories=encoder.encode(words, starts[at], ends[at]),
+    )
+    if len(bad):
+        rows = rows[reasons[complete] == 0]
     return ParsedLines(
         num_lines=len(complete), bad_lines=bad, bad_reasons=reasons[bad], rows=rows
     )
@@ -432,11 +430,8 @@ class CriteoFormat:
         self.shares: Sequence[int] = options.split
         self._encoder = CategoryEncoder(options)
 
-    def blocks(
-        self, file: InputFile, *, check_only: bool
-    ) -> Iterator[tuple[bytes, int]]:
+    def blocks(self, file: InputFile) -> Iterator[tuple[bytes, int]]:
         """Yields whole lines: see `Format.blocks`."""
-        del check_only
         return read_lines(file)
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
@@ -448,12 +443,12 @@ class CriteoFormat:
         del part
         return False, False
 
-    def parse(self, block: bytes, *, check_only: bool) -> ParsedBlock:
+    def parse(self, block: bytes) -> ParsedBlock:
         """Parses complete lines: see `Format.parse`."""
-        lines = parse_block(block, None if check_only else self._encoder)
+        lines = parse_block(block, self._encoder)
         return ParsedBlock(
             num_rows=lines.num_lines,
             bad_rows=lines.bad_lines,
             bad_reasons=[bad_reason(int(code)) for code in lines.bad_reasons],
-            table=None if lines.rows is None else rows_table(lines.rows, self.schema),
+            table=rows_table(lines.rows, self.schema),
         )

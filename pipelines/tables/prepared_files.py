@@ -25,7 +25,7 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,7 +41,6 @@ from pipelines.batches.manifest import (
     pretty_json,
     read_json,
 )
-from pipelines.files.sink import Sink
 from pipelines.files.storage import flush_to_disk, write_atomically
 from pipelines.files.threads import in_order, num_cores
 from pipelines.inputs.bounded import BOUNDED
@@ -101,98 +100,25 @@ def new_table(
     os.replace(temporary, path)
 
 
-class SplitWriter:
-    """Writes the rows of one split to its numbered files, in whole row groups.
+def row_groups(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+    """Yields the rows of tables in whole row groups, except for the last.
 
     Args:
-      folder: New folder.
-      schema: Schema of the files.
-      row_group_rows: Rows per row group, except for the last.
-      row_groups_per_file: Row groups per file, except for the last.
-      first_file: Number of the first file.
-
-    Attributes:
-      num_rows: Number of rows so far.
-      files: Name -> record of every finished file.
+      tables: Rows in order.
+      num_rows: Rows of a row group.
     """
-
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        schema: pa.Schema,
-        *,
-        row_group_rows: int,
-        row_groups_per_file: int,
-        first_file: int = 0,
-    ) -> None:
-        folder.mkdir()
-        self._folder, self._schema = folder, schema
-        self._group_rows, self._file_groups = row_group_rows, row_groups_per_file
-        self._num_groups = first_file * row_groups_per_file
-        self._waiting: list[pa.Table] = []
-        self._open = contextlib.ExitStack()
-        self._writer: Any = None
-        self.num_rows = self._rows_before = 0
-        self.files: dict[str, FileRecord] = {}
-
-    def add(self, table: pa.Table) -> None:
-        """Appends rows; some may wait until their row group is full."""
-        for group in self.gather(table):
-            self.write(group)
-
-    def gather(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Yields the row groups that these rows complete, for ``write``."""
+    waiting: list[pa.Table] = []
+    room = num_rows
+    for table in tables:
         while len(table):
-            room = self._group_rows - sum(map(len, self._waiting))
-            self._waiting.append(table.slice(0, room))
+            waiting.append(table.slice(0, room))
             table = table.slice(room)
-            if sum(map(len, self._waiting)) == self._group_rows:
-                yield self._gathered()
-
-    def _gathered(self) -> pa.Table:
-        rows, self._waiting = pa.concat_tables(self._waiting), []
-        return rows
-
-    def write(self, rows: pa.Table) -> None:
-        """Appends one row group."""
-        if self._num_groups % self._file_groups == 0:
-            self._next_file()
-        self._writer.write_table(rows.combine_chunks(), row_group_size=len(rows))
-        self._num_groups += 1
-        self.num_rows += len(rows)
-
-    def _next_file(self) -> None:
-        self._finish_file()
-        number = self._num_groups // self._file_groups
-        self._path = self._folder / f"part-{number:05d}.parquet"
-        self._rows_before = self.num_rows
-        self._sink = Sink(self._open.enter_context(self._path.open("wb")).write)
-        self._writer = open_writer(self._sink, self._schema)
-
-    def _finish_file(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._writer = None
-        self._open.close()
-        self.files[self._path.name] = FileRecord(
-            num_rows=self.num_rows - self._rows_before,
-            size=self._sink.size,
-            sha256=self._sink.sha256,
-        )
-
-    def close(self) -> None:
-        """Finishes the last file; a split without rows gets an empty file."""
-        if self._waiting:
-            self.write(self._gathered())
-        if self._writer is None and not self.files:
-            self._next_file()
-        self._finish_file()
-
-    def abandon(self) -> None:
-        """Closes an unfinished file."""
-        with self._open, contextlib.suppress(OSError):
-            self._finish_file()
+            room -= len(waiting[-1])
+            if not room:
+                yield pa.concat_tables(waiting).combine_chunks()
+                waiting, room = [], num_rows
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
 
 
 def write_record(

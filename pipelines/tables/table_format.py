@@ -25,7 +25,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.inputs.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import description_of
-from pipelines.tables.columns import Converted, convert, refusals, takes_all
+from pipelines.tables.columns import Converted, convert, refusals
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
     ConvertOptions,
@@ -196,19 +196,9 @@ class TableFormat:
         known = {*self._table.columns, *self._table.needed}
         return [name for name in found if name not in known]
 
-    def blocks(
-        self, file: InputFile, *, check_only: bool
-    ) -> Iterator[tuple[RawBlock, int]]:
-        """Yields blocks of rows, and the number of bytes read so far.
-
-        Args:
-          file: File of the table.
-          check_only: Whether to omit columns in which no cell can be malformed.
-        """
-        needed = self._table.needed
-        if check_only and file.size:
-            needed = self._checked(file)
-        return read_blocks(file, self._kind, self._table, needed)
+    def blocks(self, file: InputFile) -> Iterator[tuple[RawBlock, int]]:
+        """Yields blocks of rows, and the number of bytes read so far."""
+        return read_blocks(file, self._kind, self._table, self._table.needed)
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
         """Returns parts of a file; those of text may begin in a quotation.
@@ -228,25 +218,14 @@ class TableFormat:
         """Returns whether a quotation is open after a part: see ``file_parts``."""
         return range_leaves_open(part, delimiter_of(part, self._table.input))
 
-    def _checked(self, file: InputFile) -> tuple[str, ...]:
-        """Returns the split column, and those in which a cell can be malformed."""
-        table = self._table
-        types = table_columns(file, self._kind, table.input)
-        return tuple(
-            name
-            for name in table.needed
-            if name == table.split.column
-            or not takes_all(table.columns[name], types[name])
-        )
-
-    def parse(self, block: RawBlock, *, check_only: bool) -> ParsedBlock:
+    def parse(self, block: RawBlock) -> ParsedBlock:
         """Converts the columns of a block: see ``Format.parse``."""
         even, reasons = even_rows(block)
         if not len(even):
             found = Converted()
             good = np.zeros(0, bool)
         else:
-            found = convert(self._table, block.columns, check_only=check_only)
+            found = convert(self._table, block.columns)
             good = first_faults(found, even, reasons)
         bad = np.array(sorted(reasons), np.int64)
         splits = found.splits
@@ -257,7 +236,7 @@ class TableFormat:
             bad_rows=bad,
             bad_reasons=[reasons[row] for row in bad.tolist()],
             splits=None if splits is None else splits[good],
-            table=None if check_only else to_table(found, good, self.schema),
+            table=to_table(found, good, self.schema),
             classes=_classes(self._table.label, found, good),
         )
 

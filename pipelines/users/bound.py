@@ -1,7 +1,7 @@
 """Bounding users: the steps of a job, on threads of this process or on an engine.
 
 Formal guarantees:
-  - Those of ``bound_job``, and of ``unfinished`` for the folder.
+  - Those of ``bound_job``, of ``tasks``, and of ``unfinished`` for the folder.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError, check_int
-from pipelines.files.threads import in_order, num_cores
+from pipelines.files.threads import num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
+from pipelines.job.runtime.tasks import Runtime, Step
 from pipelines.users.bound_folder import (
     begin_or_continue,
     check_input,
@@ -24,13 +22,11 @@ from pipelines.users.bound_folder import (
     open_job,
 )
 from pipelines.users.bound_job import BoundJob, BoundSettings
-from pipelines.users.bound_steps import TEXT, WRITE, steps
-from pipelines.users.text_tables import is_text, list_text, write_text
+from pipelines.users.text_tables import TEXT, is_text, list_text, text_step
+from pipelines.users.user_records import gather, gathered_path, write_users
 
-#: ``on_progress(step, tasks done, tasks in all)``.
-Progress = Callable[[str, int, int], None]
-#: Calls a task with every item.
-RunTasks = Callable[[Callable[[Any], None], Sequence[Any]], None]
+#: Names of the steps, in order; users are gathered only if they are sampled.
+_, READ, CHOOSE, GATHER, WRITE = STEPS = (TEXT, "read ids", "choose", "gather", "write")
 
 DEFAULT_MEMORY_LIMIT = 2 << 30
 #: Bytes per thread, for a run and a row group of a wide table.
@@ -44,9 +40,7 @@ def bound(
     *,
     key_file: str | os.PathLike[str] | None = None,
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
-    num_threads: int | None = None,
-    run_tasks: RunTasks | None = None,
-    on_progress: Progress = lambda *_: None,
+    runtime: Runtime | None = None,
 ) -> None:
     """Writes the table without ids, with at most k rows of each user.
 
@@ -58,26 +52,16 @@ def bound(
         temporary key, removed when the job ends.
       memory_limit: Memory for the threads of this process, in bytes: ``LEAST_MEMORY``
         for each.  No file depends on it.
-      num_threads: Number of threads of this process; by default its cores.
-      run_tasks: Runs tasks on the workers of an engine, which must reach input, output
-        and key under the same paths; None for threads of this process.
-      on_progress: Called after each task of this process.
+      runtime: Where the tasks of ``STEPS`` run; workers of an engine must reach input,
+        output and key under the same paths.  By default threads of this process.
 
     Raises:
       InputError: before any work, for anything that the user can fix; later for a table
         that changes, missing ids, or too few slots.
     """
-    threads = threads_for(memory_limit, num_threads)
-
-    def run(name: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        if run_tasks is not None:
-            run_tasks(task, items)
-            return
-        on_progress(name, 0, len(items))
-        with ThreadPoolExecutor(threads) as pool:
-            for done, _ in enumerate(in_order(pool, task, items, threads), start=1):
-                on_progress(name, done, len(items))
-
+    runtime = runtime or Runtime()
+    threads = threads_for(memory_limit, runtime.num_threads)
+    runtime = dataclasses.replace(runtime, num_threads=threads)
     files = list_text(pattern, settings) if is_text(pattern) else ()
     groups = None if files else check_input(pattern, settings)
     listed = fingerprint([dataclasses.asdict(file) for file in files])
@@ -87,16 +71,38 @@ def bound(
             folder.finish()
             return
         if groups is None:
-            table = write_text(files, folder.work, functools.partial(run, TEXT))
-            groups = check_input(table, settings)
+            table = folder.work / "table"
+            runtime.run(text_step(files, table))
+            groups = check_input(str(table), settings)
         job = open_job(folder, groups, settings, key_file)
-        for name, task, items in steps(job):
-            if name == WRITE and not job.has_users:
+        for step in steps(job):
+            if step.name == WRITE and not job.has_users:
                 _check_room(folder, job)
-            run(name, task, items)
+            runtime.run(step)
         if job.has_users:  # users are counted in the written files
             _check_room(folder, job)
         folder.finish()
+
+
+def steps(job: BoundJob) -> list[Step]:
+    """Returns the steps of a job, in order."""
+    runs, parts = job.runs, range(job.num_parts)
+    first = [
+        Step(name=READ, task=job.list_ids, items=runs, output=job.ids_path),
+        Step(name=CHOOSE, task=job.choose, items=parts, output=job.kept_path),
+    ]
+    if not job.has_users:
+        last = Step(name=WRITE, task=job.write, items=runs, output=job.run_output)
+        return [*first, last]
+    gathering, writing = (
+        functools.partial(each, job) for each in (gather, write_users)
+    )
+    gathered = functools.partial(gathered_path, job)
+    return [
+        *first,
+        Step(name=GATHER, task=gathering, items=runs, output=gathered),
+        Step(name=WRITE, task=writing, items=parts, output=job.output),
+    ]
 
 
 def _check_room(folder: Unfinished, job: BoundJob) -> None:

@@ -189,15 +189,24 @@ class BoundJob:
         """Returns the folder of a kind of file."""
         return pathlib.Path(self.work, name)
 
-    def output(self, run: Run) -> pathlib.Path:
-        """Returns the file of the kept rows of a run."""
-        return self.folder(DATA) / f"part-{run.number:05d}.parquet"
+    def ids_path(self, run: Run) -> str:
+        """Returns the file of ``list_ids``."""
+        return spill_path(self.folder(IDS), run.number)
+
+    def kept_path(self, part: int) -> str:
+        """Returns the file of ``choose``."""
+        return spill_path(self.folder(KEPT), part)
+
+    def output(self, number: int) -> pathlib.Path:
+        """Returns the output file of a run or, if users are sampled, of a part."""
+        return self.folder(DATA) / f"part-{number:05d}.parquet"
+
+    def run_output(self, run: Run) -> pathlib.Path:
+        """Returns the output file of a run."""
+        return self.output(run.number)
 
     def list_ids(self, run: Run) -> None:
         """Writes users, priorities and places of the rows of a run, by part."""
-        path = spill_path(self.folder(IDS), run.number)
-        if os.path.exists(path):
-            return
         key = self._key()
         entries = np.concatenate([self._entries(block, key) for block in run.blocks])
         entries["row"] = np.arange(len(entries))
@@ -205,7 +214,8 @@ class BoundJob:
         entries = entries[keep_least(entries["user"], entries["priority"], most)]
         parts = part_of(entries["user"], self.num_parts)
         counts = np.bincount(parts, minlength=self.num_parts)
-        write_pieces(path, entries[np.argsort(parts, kind="stable")], counts)
+        by_part = entries[np.argsort(parts, kind="stable")]
+        write_pieces(self.ids_path(run), by_part, counts)
 
     def _entries(self, block: Block, key: bytes) -> np.ndarray:
         name = self.settings.user_column
@@ -218,13 +228,9 @@ class BoundJob:
 
     def choose(self, part: int) -> None:
         """Writes which rows of a part's users are kept, by run."""
-        path = spill_path(self.folder(KEPT), part)
-        if os.path.exists(path):
-            return
-        runs, source = self.runs, self.folder(IDS)
         pieces = [
-            np.frombuffer(read_slice(spill_path(source, run.number), part), ENTRY)
-            for run in runs
+            np.frombuffer(read_slice(self.ids_path(run), part), ENTRY)
+            for run in self.runs
         ]
         entries = np.concatenate(pieces)
         most = self.settings.max_examples_per_user
@@ -233,15 +239,13 @@ class BoundJob:
         counts = np.diff(np.cumsum([0, *kept])[edges])
         found = np.empty(kept.sum(), KEPT_ROW)
         found["user"], found["row"] = entries["user"][kept], entries["row"][kept]
-        write_pieces(path, found, counts)
+        write_pieces(self.kept_path(part), found, counts)
 
     def num_kept(self) -> int:
         """Returns the number of kept rows.  Sensitive."""
         head = (len(self.runs) + 1) * 8  # see ``spill``
-        paths = [spill_path(self.folder(KEPT), part) for part in range(self.num_parts)]
-        return sum(
-            (os.path.getsize(path) - head) // KEPT_ROW.itemsize for path in paths
-        )
+        sizes = (os.path.getsize(self.kept_path(i)) for i in range(self.num_parts))
+        return sum((size - head) // KEPT_ROW.itemsize for size in sizes)
 
     def kept(self, part: int, run: Run) -> np.ndarray:
         """Returns the kept rows of a part's users in a run.  Sensitive.
@@ -253,16 +257,12 @@ class BoundJob:
         Returns:
           Array of dtype ``KEPT_ROW``.
         """
-        path = spill_path(self.folder(KEPT), part)
-        return np.frombuffer(read_slice(path, run.number), KEPT_ROW)
+        return np.frombuffer(read_slice(self.kept_path(part), run.number), KEPT_ROW)
 
     def write(self, run: Run) -> None:
         """Writes the kept rows of a run, without ids."""
-        path = self.output(run)
-        if path.exists():
-            return
         kept = [self.kept(part, run) for part in range(self.num_parts)]
-        with new_table(path, self.schema, self.work) as writer:
+        with new_table(self.run_output(run), self.schema, self.work) as writer:
             for rows in self.kept_rows(run, np.concatenate(kept)):
                 writer.write_table(rows, row_group_size=len(rows))
 

@@ -43,10 +43,13 @@ from pipelines.files.unfinished import (
     unfinished_folder,
 )
 from pipelines.inputs.bounded import USERS
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.convert import SPLITS, PrepareSummary
+from pipelines.tables.job import prepare_job
 from pipelines.tables.prepared_files import file_record, new_table, write_record
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.table_format import TableOptions, prepared_schema
+from pipelines.users import bound
 from pipelines.users.bound_folder import commitment_to, key_path
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.user_records import records_schema
@@ -55,10 +58,10 @@ _TRAIN, *_HELD_OUT = SPLITS
 _TABLE = "table"
 _REMEDY = "Name another --out."
 
-#: Prepares a table: (pattern, folder, options) -> summary.
-PrepareTable = Callable[[str, pathlib.Path, TableOptions], PrepareSummary]
-#: Bounds users: (pattern, folder, settings, key_file=...).
-BoundTable = Callable[..., None]
+#: Name of a step of ``bound`` here: the preparation has steps of the same names.
+_OF_USERS = {step: f"users: {step}" for step in bound.STEPS}
+#: Names of the steps, in order.
+STEPS = (*prepare_job.STEPS, *_OF_USERS.values())
 
 
 def prepare_users(
@@ -67,9 +70,9 @@ def prepare_users(
     options: TableOptions,
     settings: BoundSettings,
     *,
-    key_file: str | os.PathLike[str] | None,
-    prepare_table: PrepareTable,
-    bound_table: BoundTable,
+    key_file: str | os.PathLike[str] | None = None,
+    memory_limit: int = bound.DEFAULT_MEMORY_LIMIT,
+    runtime: Runtime | None = None,
 ) -> PrepareSummary:
     """Prepares a table whose schema has a column of users, and bounds them.
 
@@ -80,8 +83,8 @@ def prepare_users(
       settings: Which rows are kept for training.
       key_file: File of the key that chooses rows; made if missing.  None for a
         temporary key.
-      prepare_table: ``convert.prepare`` or ``prepare_job.prepare_on``, as a partial.
-      bound_table: ``bound.bound``, as a partial.
+      memory_limit: As for ``bound.bound``.
+      runtime: As for ``prepare_job.prepare``.
 
     Returns:
       Summary of the table before users are bounded.  Sensitive.
@@ -90,6 +93,12 @@ def prepare_users(
       InputError: before any work, for anything that the user can fix; later for
         malformed rows, files that change, or too few slots.
     """
+    runtime = runtime or Runtime()
+    bound.threads_for(memory_limit, runtime.num_threads)  # too little is refused
+
+    def of_users(step: str, done: int, total: int) -> None:
+        runtime.on_progress(_OF_USERS[step], done, total)
+
     schema = prepared_schema(options.schema)
     most = settings.max_examples_per_user if settings.sampled == USERS else 1
     records_schema(schema, most)  # refuses names, and records that are too large
@@ -101,11 +110,15 @@ def prepare_users(
         if done is None:
             key = commitment_to(key_file)  # a key is refused before any work
             told = {**dataclasses.asdict(settings), "key": key}
-            done = _prepared(folder, lambda out: prepare_table(pattern, out, options))
-            bounded = functools.partial(
-                bound_table, settings=settings, key_file=key_path(folder, key_file)
+            done = _prepared(folder, pattern, options, runtime)
+            bound_rows = functools.partial(
+                bound.bound,
+                settings=settings,
+                key_file=key_path(folder, key_file),
+                memory_limit=memory_limit,
+                runtime=dataclasses.replace(runtime, on_progress=of_users),
             )
-            _bounded(folder, told, bounded)
+            _bounded(folder, told, bound_rows)
             for split in _HELD_OUT:
                 _drop_ids(folder.work / _TABLE / split, folder.data / split, schema)
             _write_record(folder.data, schema, options, settings)
@@ -114,7 +127,7 @@ def prepare_users(
 
 
 def _prepared(
-    folder: Unfinished, prepare: Callable[[pathlib.Path], PrepareSummary]
+    folder: Unfinished, pattern: str, options: TableOptions, runtime: Runtime
 ) -> dict[str, Any]:
     """Prepares the table unless it was done, and returns the summary."""
     path, table = folder.work / "summary.json", folder.work / _TABLE
@@ -122,7 +135,7 @@ def _prepared(
         if is_made(table):
             shutil.rmtree(table)  # killed before its summary was written
         try:
-            found = prepare(table)
+            found = prepare_job.prepare(pattern, table, options, runtime=runtime)
         except InputError:
             if not is_resumable(table):  # there is nothing to go on with
                 folder.give_up()

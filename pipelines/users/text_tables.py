@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from accounting.validation import InputError
 from pipelines.files.folders import make_private_folder
 from pipelines.files.paths import is_remote
 from pipelines.inputs.input_files import find_files
+from pipelines.job.runtime.tasks import Step
 from pipelines.tables.cells.cells import Cells
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table
 from pipelines.tables.raw_files import InputFile, list_files
@@ -40,6 +41,8 @@ from pipelines.tables.table_files import (
 )
 from pipelines.users.bound_job import BoundSettings
 
+#: Name of the step.
+TEXT = "read text"
 _OPTIONS = InputOptions()
 
 
@@ -85,33 +88,30 @@ def list_text(pattern: str, settings: BoundSettings) -> tuple[InputFile, ...]:
     return files
 
 
-def write_text(
-    files: Sequence[InputFile],
-    work: pathlib.Path,
-    run: Callable[[Callable[[Any], None], Sequence[Any]], None],
-) -> str:
-    """Writes a table of text as Parquet, unless it was done; returns its folder.
+def text_step(files: Sequence[InputFile], folder: pathlib.Path) -> Step:
+    """Returns the step that writes a table of text as Parquet.
 
     Args:
       files: From ``list_text``.
-      work: Folder of the unfinished job.
-      run: Calls a task with every file.
-
-    Raises:
-      InputError: malformed rows.
+      folder: Folder for the Parquet files, which is made here.
     """
-    folder = work / "table"
     make_private_folder(folder, remedy="Name another --out.")
     columns = tuple(text_columns(files[0], _OPTIONS))
-    run(functools.partial(_write, folder, columns), files)
-    return str(folder)
+    return Step(
+        name=TEXT,
+        task=functools.partial(_write, folder, columns),
+        items=files,
+        output=functools.partial(_parquet_path, folder),
+    )
+
+
+def _parquet_path(folder: pathlib.Path, file: InputFile) -> pathlib.Path:
+    return folder / f"{file.name}.parquet"
 
 
 def _write(folder: pathlib.Path, columns: tuple[str, ...], file: InputFile) -> None:
-    """Writes a file of text as Parquet, unless it was done."""
-    path = folder / f"{file.name}.parquet"
-    if path.exists():
-        return
+    """Writes a file of text as Parquet."""
+    path = _parquet_path(folder, file)
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([(name, pa.large_string()) for name in columns])
     with new_table(path, schema, folder.parent) as writer:

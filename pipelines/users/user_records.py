@@ -14,8 +14,6 @@ Sensitive: rows and weights, which reveal how many rows a user has.
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pyarrow as pa
 
@@ -26,7 +24,6 @@ from pipelines.inputs.parquet_blocks import numeric_columns, table_columns
 from pipelines.job.spill import read_slice, spill_path
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table
 from pipelines.users.bound_job import (
-    DATA,
     KEPT_ROW,
     ROWS_OF_PARTS,
     BoundJob,
@@ -87,6 +84,16 @@ def _row_type(columns: tuple[Column, ...]) -> np.dtype:
     return np.dtype([("user", KEPT_ROW["user"]), *fields])
 
 
+def gathered_path(job: BoundJob, run: Run) -> str:
+    """Returns the file of ``gather``.
+
+    Args:
+      job: The job.
+      run: The run.
+    """
+    return spill_path(job.folder(ROWS_OF_PARTS), run.number)
+
+
 def gather(job: BoundJob, run: Run) -> None:
     """Writes the kept rows of a run, by part.
 
@@ -94,9 +101,6 @@ def gather(job: BoundJob, run: Run) -> None:
       job: Job with all rows chosen.
       run: The run.
     """
-    path = spill_path(job.folder(ROWS_OF_PARTS), run.number)
-    if os.path.exists(path):
-        return
     kept = np.concatenate([job.kept(part, run) for part in range(job.num_parts)])
     kept = kept[np.argsort(kept["row"])]
     columns = _row_columns(job)
@@ -109,7 +113,8 @@ def gather(job: BoundJob, run: Run) -> None:
         first += len(table)
     parts = part_of(rows["user"], job.num_parts)
     counts = np.bincount(parts, minlength=job.num_parts)
-    write_pieces(path, rows[np.argsort(parts, kind="stable")], counts)
+    by_part = rows[np.argsort(parts, kind="stable")]
+    write_pieces(gathered_path(job, run), by_part, counts)
 
 
 def write_users(job: BoundJob, part: int) -> None:
@@ -119,18 +124,15 @@ def write_users(job: BoundJob, part: int) -> None:
       job: Job with all rows gathered.
       part: Number of the part.
     """
-    path = job.folder(DATA) / f"part-{part:05d}.parquet"
-    if path.exists():
-        return
-    folder, columns = job.folder(ROWS_OF_PARTS), _row_columns(job)
+    columns = _row_columns(job)
     kind = _row_type(columns)
     pieces = [
-        np.frombuffer(read_slice(spill_path(folder, run.number), part), kind)
+        np.frombuffer(read_slice(gathered_path(job, run), part), kind)
         for run in job.runs
     ]
     rows = np.concatenate(pieces)
     rows = rows[np.argsort(rows["user"], kind="stable")]
-    with new_table(path, job.schema, job.work) as writer:
+    with new_table(job.output(part), job.schema, job.work) as writer:
         most = job.settings.max_examples_per_user
         size = max(1, min(_MOST_ROWS, ROW_GROUP_BYTES // (most * kind.itemsize)))
         starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))

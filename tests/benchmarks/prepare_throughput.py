@@ -29,7 +29,9 @@ import pyarrow.csv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from pipelines.tables import convert, criteo, synthetic
+from pipelines.job.runtime.tasks import Runtime
+from pipelines.tables import criteo, synthetic
+from pipelines.tables.job import prepare_job
 
 TARGET_ROWS_PER_SECOND = 250_000
 
@@ -77,8 +79,11 @@ def measure(
             raw, synthetic.SynthOptions(num_rows=rows, seed=number)
         ),
         "read": lambda: read_text(sorted(raw.iterdir())),
-        "prepare": lambda: convert.prepare(
-            str(raw), data, criteo.PrepareOptions(), num_threads=threads
+        "prepare": lambda: prepare_job.prepare(
+            str(raw),
+            data,
+            criteo.PrepareOptions(),
+            runtime=Runtime(num_threads=threads),
         ),
         "write": lambda: write_bytes(data, folder / f"copy-{number}"),
     }

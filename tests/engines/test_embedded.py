@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import shutil
 import signal
@@ -22,12 +23,13 @@ from pipelines.files import storage
 from pipelines.files.paths import join
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import poisson_batching
+from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.fan_in import FanIn
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
-from pipelines.tables.convert import prepare
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.criteo import PrepareOptions
-from pipelines.tables.job.prepare_job import prepare_on
+from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.engines.harness import parts
@@ -101,9 +103,9 @@ def test_prepared_files_are_those_of_this_process(
     options = PrepareOptions(row_group_rows=1000, row_groups_per_file=3)
     source = str(tmp_path / "text")
     wanted = prepare(source, tmp_path / "here", options)
-    found = prepare_on(
-        source, tmp_path / "there", options, PipelineOptions(engine_options)
-    )
+    engine = functools.partial(run_on_engine, PipelineOptions(engine_options))
+    there = Runtime(run_tasks=engine)
+    found = prepare(source, tmp_path / "there", options, runtime=there)
     assert found == wanted
     assert verify_prepared(tmp_path / "there").findings == ()
     digests = [

@@ -17,6 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from dpsgd import command_line
 from pipelines.inputs.bounded import SAMPLED
 from pipelines.job.engine_tasks import run_on_engine
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.users import bound_folder
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
@@ -84,7 +85,13 @@ def test_a_bounded_table_has_the_bytes_of_this_process(
     engine = functools.partial(run_on_engine, PipelineOptions(engine_options))
     for place, run_tasks in (("here", None), ("there", engine)):
         out = tmp_path / place
-        bound(source, out, settings, key_file=sampling_key, run_tasks=run_tasks)
+        bound(
+            source,
+            out,
+            settings,
+            key_file=sampling_key,
+            runtime=Runtime(run_tasks=run_tasks),
+        )
     found = bytes_of(tmp_path / "there")
     assert found == bytes_of(tmp_path / "here")
     assert len(found) > 2

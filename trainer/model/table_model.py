@@ -179,8 +179,10 @@ def _embed(
     if all(feature.role == ID for feature in features):
         flat = keras.layers.Reshape((sum(widths) * dim,), name=named("embedded"))
         return [flat(rows)]
-    ends = itertools.accumulate(widths)
-    places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+    places = [
+        slice(end - width, end)
+        for end, width in zip(itertools.accumulate(widths), widths, strict=True)
+    ]
     return [
         _mean_or_all(feature, rows[:, at], ids[:, at], dim)
         for feature, at in zip(features, places, strict=True)

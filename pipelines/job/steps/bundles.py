@@ -1,7 +1,6 @@
-"""What the DoFns share: errors, threads, and the check of delivered elements.
+"""What the DoFns share: threads, and the check of delivered elements.
 
 Formal guarantees:
-  - An error in a worker is an InputError of one line, which names no row.
   - A bundle ends after all of its work, or with an error; an abandoned bundle writes
     nothing more.
 """
@@ -9,49 +8,11 @@ Formal guarantees:
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import os
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import apache_beam as beam
 
 from accounting.validation import InputError
-
-#: How to finish a job that failed.
-AGAIN = "run the same command again: it goes on where it stopped."
-
-
-def storage_error(error: OSError) -> InputError:
-    """Returns the error for a full disk or a lost file."""
-    reason = error.strerror or type(error).__name__
-    where = f" ({error.filename})" if isinstance(error.filename, str) else ""
-    return InputError(
-        f"Expected files to be written and read: {reason}{where}. Make room or restore "
-        f"access, then {AGAIN}"
-    )
-
-
-@contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turns every error into an InputError of one line.
-
-    Of an unexpected error only type and place are kept: its message may quote rows, and
-    would reach the logs of the engine.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except OSError as error:
-        raise storage_error(error) from None
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-        raise InputError(
-            f"Expected no {type(error).__name__} in {frame.name} ({place}). If it is "
-            f"not a fault of this machine, report it; then {AGAIN}"
-        ) from None
 
 
 def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:

@@ -24,8 +24,9 @@ from pipelines.inputs.parquet_blocks import Block
 from pipelines.job import progress
 from pipelines.job.boundaries import BoundariesFile
 from pipelines.job.packing import Layout, PackedRows, sample_and_pack
+from pipelines.job.runtime.plain_errors import plain_errors
 from pipelines.job.spill import Spill, is_written, spill_path, write_spill
-from pipelines.job.steps.bundles import BundleFn, check_delivery, plain_errors
+from pipelines.job.steps.bundles import BundleFn, check_delivery
 from pipelines.sampling.keys import read_key_file
 
 Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)

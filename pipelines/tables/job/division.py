@@ -16,10 +16,13 @@ import pathlib
 
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.storage import write_atomically
+from pipelines.job.runtime.tasks import Step
 from pipelines.tables.convert import ConvertOptions
 from pipelines.tables.file_parts import join_rows
 from pipelines.tables.raw_files import InputFile
 
+#: Name of the step.
+DIVIDE = "divide"
 #: Folder of the states of ranges, in the folder of the unfinished job.
 DIVIDED = "divided"
 
@@ -31,7 +34,7 @@ class Division:
     Attributes:
       ranges: Ranges of the files, in order; those of text may begin in a quotation.
       options: How rows become files.
-      work: Folder of the unfinished job.
+      work: Folder for the states.
     """
 
     ranges: tuple[InputFile, ...]
@@ -43,11 +46,21 @@ class Division:
         return pathlib.Path(self.work, DIVIDED, f"{index:07d}.json")
 
     def look(self, index: int) -> None:
-        """Writes the states after a range, unless it was done."""
-        if not self.path(index).exists():
-            part = self.ranges[index]
-            found = self.options.open([part]).leaves_open(part)
-            write_atomically(self.path(index), pretty_json(found), mode=0o600)
+        """Writes the states after a range."""
+        part = self.ranges[index]
+        found = self.options.open([part]).leaves_open(part)
+        write_atomically(self.path(index), pretty_json(found), mode=0o600)
+
+    @property
+    def step(self) -> Step:
+        """The step that scans the ranges."""
+        return Step(
+            name=DIVIDE,
+            task=self.look,
+            items=self.unknown,
+            output=self.path,
+            size=lambda index: self.ranges[index].num_bytes,
+        )
 
     @functools.cached_property
     def unknown(self) -> list[int]:
@@ -72,9 +85,3 @@ class Division:
             after = [tuple(read_json(self.path(index))) for index in indices]
             parts += join_rows(ranges, after)
         return tuple(parts)
-
-    def looked_at(self) -> tuple[int, int]:
-        """Returns the bytes that are scanned or need no scan, and the bytes in all."""
-        left = [i for i in self.unknown if not self.path(i).exists()]
-        total = sum(each.num_bytes for each in self.ranges)
-        return total - sum(self.ranges[i].num_bytes for i in left), total

@@ -1,92 +1,95 @@
-"""Preparing a table on an engine of Apache Beam: the files of ``convert.prepare``.
+"""Raw tables to numeric Parquet files, by steps of tasks and in bounded memory.
 
-Large files of the input are divided into parts, each of which is one task.  There are
-four pipelines: the first finds where quotations of a large text end, so that its parts
-begin with rows.  The second checks every part and counts its rows, which decides which
-rows each output file holds.  The third converts every part to one piece for each of
-these files, and the fourth joins the pieces.
+    OUT/train/part-00000.parquet ...
+    OUT/val/part-00000.parquet ...
+    OUT/test/part-00000.parquet ...
+    OUT/_prepared.json                 see ``prepared_files``
 
-    OUT.unfinished/divided/           whether each range of text ends in a quotation
-    OUT.unfinished/counts/            counts of every checked part; sensitive
-    OUT.unfinished/pieces/            converted rows; sensitive
-    OUT.unfinished/progress/          bytes read so far
+Large files of the input are divided into ranges, each of which is one task.  There are
+three steps.  The first finds where quotations of a large text end, so that its ranges
+begin with rows.  The second converts every range to a piece of good rows, and counts
+them, which decides the rows of each output file: so a split by shares is exact without
+holding the data.  The third writes each file from the pieces that have its rows; these
+are not compressed but mapped to memory, which costs less than reading text twice.
+
+    OUT.unfinished/SCRATCH/divided/   whether each range of text ends in a quotation
+    OUT.unfinished/SCRATCH/counts/    counts of every converted range; sensitive
+    OUT.unfinished/SCRATCH/pieces/    converted rows; sensitive
     OUT.unfinished/records/           records of the finished output files
     OUT.unfinished/data/              becomes OUT; the rest as in ``unfinished``
 
-Workers and this process must reach input and output under the same paths.
-
 Formal guarantees:
-  - The files are those of ``convert.prepare``, byte for byte.
+  - Rows keep their order within a split.  Splits by shares are contiguous, and the end
+    of each is ``round_half_up(rows * cumulative share)``.
+  - Equal input and options give the same bytes, on threads or on an engine, however
+    many; and equal columns, however the rows are cut into files and blocks.
   - A file appears complete or not at all, also after a loss of power.
-  - Those of ``unfinished``.
-  - Every row is read once to be checked, and once to be converted; text of more than
-    one part is scanned once before.
+  - Those of ``unfinished`` and ``tasks``.  A table that is refused leaves nothing.
+  - A file of the input that changes after it was listed, until it was converted, is
+    refused.
+  - Every row is read once; text of more than one part is scanned once before.
+  - No message holds content of a row.
 
-One worker reads all of a file that ``file_parts`` does not divide, such as compressed
+One task reads all of a file that ``file_parts`` does not divide, such as compressed
 text.
 
-Public: options, paths, sizes.  Sensitive: counts, and everything read and written.
+Public: options, schema, paths, sizes.  Sensitive: counts, and everything read and
+written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import pathlib
-import secrets
-import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
+from pipelines.files import storage
 from pipelines.files.sink import Sink
-from pipelines.files.storage import flush_to_disk, new_file, write_atomically
-from pipelines.files.threads import num_cores
+from pipelines.files.storage import new_file, write_atomically
+from pipelines.files.threads import in_order, num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
-from pipelines.job.engine_tasks import run_on_engine
+from pipelines.job.runtime.plain_errors import StorageError
+from pipelines.job.runtime.tasks import Runtime, SoFar, Step
 from pipelines.tables.convert import (
     SPLITS,
     ConvertOptions,
     Format,
     ParsedBlock,
     PrepareSummary,
-    Progress,
-    Reader,
     RowCount,
     refuse_bad_rows,
     rows_of_splits,
-    split_parts,
     summarize,
 )
-from pipelines.tables.job.division import DIVIDED, Division
-from pipelines.tables.prepared_files import FileRecord, SplitWriter, write_record
-from pipelines.tables.raw_files import InputFile, changed, list_files
+from pipelines.tables.job.division import DIVIDE, DIVIDED, Division
+from pipelines.tables.prepared_files import (
+    FileRecord,
+    open_writer,
+    row_groups,
+    write_record,
+)
+from pipelines.tables.raw_files import InputFile, changed, check_unchanged, list_files
 
-_COUNTS, _RECORDS, _DATA = "counts", "records", "data"
-_PIECES, _PROGRESS = "pieces", "progress"
+_COUNTS, _PIECES, _RECORDS, _DATA = "counts", "pieces", "records", "data"
 
-#: Phases, in order.
-DIVIDE, CHECK, CONVERT, WRITE = PHASES = ("divide", "check", "convert", "write")
+#: Names of the steps, in order.
+_, CONVERT, WRITE = STEPS = (DIVIDE, "convert", "write")
 
 #: Approximate bytes of a part of a large file.
 _PART_BYTES = 128 << 20
 
-#: Seconds between two reports of a worker, and of this process.
-_BETWEEN_TOLD = _BETWEEN_COUNTS = 1.0
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Task:
+class _OutputFile:
     """One output file.
 
     Attributes:
@@ -106,6 +109,11 @@ class _Task:
         """Path of the file below the output."""
         return f"{SPLITS[self.split]}/part-{self.number:05d}.parquet"
 
+    @property
+    def num_rows(self) -> int:
+        """Number of its rows."""
+        return self.last - self.first
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job:
@@ -115,77 +123,107 @@ class _Job:
       files: Files of the input or parts of them, in order.
       options: How rows become files.
       work: Folder of the unfinished job.
+      scratch: Folder for counts and pieces.
+      flush: Whether these must survive a loss of power.
+      num_threads: Number of threads for all files; None for the cores of a worker.
     """
 
     files: tuple[InputFile, ...]
     options: ConvertOptions
     work: str
+    scratch: str
+    flush: bool
+    num_threads: int | None
 
     def count_path(self, index: int) -> pathlib.Path:
         """Path of the count of an input file."""
-        return pathlib.Path(self.work, _COUNTS, f"{index:07d}.json")
+        return pathlib.Path(self.scratch, _COUNTS, f"{index:07d}.json")
 
-    def task_path(self, task: _Task) -> pathlib.Path:
+    def piece_path(self, stream: int, index: int) -> pathlib.Path:
+        """Path of the good rows of an input file.
+
+        Args:
+          stream: Index of their split; 0 for all rows if shares decide.
+          index: Index of the input file.
+        """
+        return pathlib.Path(self.scratch, _PIECES, f"{stream}-{index:07d}.arrow")
+
+    def file_path(self, file: _OutputFile) -> pathlib.Path:
         """Path of an output file."""
-        return pathlib.Path(self.work, _DATA, task.name)
+        return pathlib.Path(self.work, _DATA, file.name)
 
-    def record_path(self, task: _Task) -> pathlib.Path:
+    def record_path(self, file: _OutputFile) -> pathlib.Path:
         """Path of the record of an output file."""
-        return pathlib.Path(self.work, _RECORDS, f"{task.name.replace('/', '-')}.json")
+        name = f"{file.name.replace('/', '-')}.json"
+        return pathlib.Path(self.work, _RECORDS, name)
 
-    def piece_path(self, task: _Task, index: int) -> pathlib.Path:
-        """Path of the rows of an input file for an output file.
-
-        Args:
-          task: The output file.
-          index: Index of the input file.
-        """
-        return pathlib.Path(self._pieces(task), f"{index:07d}.arrow")
-
-    def _pieces(self, task: _Task) -> pathlib.Path:
-        return pathlib.Path(self.work, _PIECES, task.name.replace("/", "-"))
-
-    def converted_path(self, index: int) -> pathlib.Path:
-        """Path of the completion marker of a converted input file."""
-        return pathlib.Path(self.work, _PIECES, f"{index:07d}.done")
-
-    def progress_path(self, phase: str, index: int) -> pathlib.Path:
-        """Path of a worker's number of bytes read; arguments as for ``_Job.blocks``."""
-        return pathlib.Path(self.work, _PROGRESS, f"{phase}-{index:07d}")
-
-    def blocks(self, phase: str, index: int) -> Iterator[ParsedBlock]:
-        """Yields the parsed blocks of an input file, each once.
+    def step(
+        self,
+        name: str,
+        task: Callable[[int], None],
+        output: Callable[[int], pathlib.Path],
+    ) -> Step:
+        """Returns a step whose items are the input files.
 
         Args:
-          phase: As in `Reader.parse`.
-          index: Index of the input file.
+          name: Name of the step.
+          task: Method of this job.
+          output: Method of this job.
         """
-        tell = _Teller(self.progress_path(phase, index))
-        reader = Reader(
-            files=self.files[index : index + 1],
-            format=self.options.open([self.files[index]]),
-            num_threads=max(1, num_cores() // len(self.files)),
-            on_progress=tell,
+        return Step(
+            name=name,
+            task=task,
+            items=range(len(self.files)),
+            output=output,
+            size=lambda index: self.files[index].num_bytes,
         )
-        return (block for _, block in reader.parse(phase, check_only=phase == CHECK))
+
+    def _blocks(self, index: int, output: pathlib.Path) -> Iterator[ParsedBlock]:
+        """Yields the parsed blocks of an input file, in order."""
+        file, so_far = self.files[index], SoFar(output)
+        table = self.options.open([file])
+        threads = -(-(self.num_threads or num_cores()) // len(self.files))
+
+        def parse(block: tuple[Any, int]) -> tuple[ParsedBlock, int]:
+            return table.parse(block[0]), block[1]
+
+        with ThreadPoolExecutor(threads) as pool:
+            for parsed, done in in_order(pool, parse, table.blocks(file), 2 * threads):
+                so_far(done)
+                yield parsed
 
     @property
     def format(self) -> Format:
         """Format of the first file, with the schema and shares of all."""
         return self.options.open(self.files[:1])
 
-    def check_file(self, index: int) -> None:
-        """Counts the rows of an input file, unless it was done."""
-        if self.count_path(index).exists():
-            return
-        count, file = RowCount(), self.files[index]
+    def convert_file(self, index: int) -> None:
+        """Writes the good rows of an input file to its pieces, and then their count."""
+        count, file, path = RowCount(), self.files[index], self.count_path(index)
         first = self.options.open([file]).first_row
-        for block in self.blocks(CHECK, index):
-            count.add(file.shown, first, block)
-            first += block.num_rows
-        write_atomically(
-            self.count_path(index), pretty_json(count.to_json()), mode=0o600
-        )
+        with self._new_pieces(index) as pieces:
+            for block in self._blocks(index, path):
+                count.add(file.shown, first, block)
+                first += block.num_rows
+                for piece, rows in zip(pieces, block.by_split(), strict=True):
+                    piece.write_table(rows)
+            check_unchanged(file, os.stat(file.path))
+        data = pretty_json(count.to_json())
+        write_atomically(path, data, mode=0o600, flush=self.flush)
+
+    @contextlib.contextmanager
+    def _new_pieces(self, index: int) -> Iterator[list[Any]]:
+        """Yields the writers of the pieces of an input file."""
+        table = self.format
+        with contextlib.ExitStack() as files:
+            pieces = []
+            for stream in range(len(SPLITS) if table.shares is None else 1):
+                path = self.piece_path(stream, index)
+                new = new_file(path, mode=0o600, flush=self.flush)
+                sink = Sink(files.enter_context(new))
+                piece = pa.ipc.new_stream(sink, table.schema)
+                pieces.append(files.enter_context(piece))
+            yield pieces
 
     def read_counts(self) -> list[RowCount]:
         """Returns the counts of all input files."""
@@ -197,144 +235,44 @@ class _Job:
             before += count.num_rows
         return counts
 
-    def convert_file(self, index: int) -> None:
-        """Converts an input file to a piece of each output file, unless it was done."""
-        if self.converted_path(index).exists():
-            return
-        counts, table = self.read_counts(), self.format
-        sizes = rows_of_splits(sum_counts(counts), table.shares)
-        before = sum_counts(counts[:index])
-        places = list(_rows_of(before, sizes, table.shares))
-        ends = _rows_of(sum_counts(counts[: index + 1]), sizes, table.shares)
-        with _Pieces(self, index, table.schema, sizes) as pieces:
-            blocks = self.blocks(CONVERT, index)
-            for split, rows in split_parts(blocks, sizes, first=before.num_good):
-                if places[split] + len(rows) > ends[split]:
-                    raise changed()
-                pieces.add(split, places[split], rows)
-                places[split] += len(rows)
-        write_atomically(self.converted_path(index), b"")
-
-    def write_file(self, task: _Task) -> None:
-        """Writes an output file from its pieces, unless it was done."""
-        path = self.task_path(task)
-        if path.exists():
-            return
-        temporary = pathlib.Path(self.work, f"part-{secrets.token_hex(8)}")
-        schema, layout = self.format.schema, self.options.layout
-        writer = SplitWriter(temporary, schema, **layout, first_file=task.number)
-        try:
-            for rows in self._rows_of(task):
-                writer.add(rows)
-            writer.close()
-            (record,) = writer.files.values()
+    def write_file(self, file: _OutputFile) -> None:
+        """Writes an output file and its record from the pieces."""
+        schema = self.format.schema
+        with new_file(self.file_path(file)) as write:
+            sink, num_rows = Sink(write), 0
+            with open_writer(sink, schema) as writer:
+                for rows in row_groups(self._rows(file), self.options.row_group_rows):
+                    writer.write_table(rows, row_group_size=len(rows))
+                    num_rows += len(rows)
+            record = FileRecord(num_rows=num_rows, size=sink.size, sha256=sink.sha256)
             data = pretty_json(dataclasses.asdict(record))
-            write_atomically(self.record_path(task), data, mode=0o600)
-            flush_to_disk(temporary / path.name)
-            os.replace(temporary / path.name, path)
-        finally:
-            writer.abandon()
-            shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(self._pieces(task), ignore_errors=True)
+            write_atomically(self.record_path(file), data, mode=0o600)
 
-    def _rows_of(self, task: _Task) -> Iterator[pa.Table]:
+    def _rows(self, file: _OutputFile) -> Iterator[pa.Table]:
         """Yields the rows of an output file, in order."""
-        for path in sorted(self._pieces(task).glob("*.arrow")):
-            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
-                for batch in batches:
-                    yield pa.Table.from_batches([batch])
+        counts, shares = self.read_counts(), self.format.shares
+        if shares is None:
+            stream, before = file.split, 0
+            lengths = [int(count.of_splits[stream]) for count in counts]
+        else:
+            sizes = rows_of_splits(sum_counts(counts), shares)
+            stream, before = 0, sum(sizes[: file.split])
+            lengths = [count.num_good for count in counts]
+        first, last = before + file.first, before + file.last
+        for index, length in enumerate(lengths):
+            if first < length and last > 0:
+                yield from _rows_of(self.piece_path(stream, index), first, last)
+            first, last = first - length, last - length
 
 
-class _Pieces:
-    """Writes the rows of an input file to one piece for each output file.
-
-    A piece appears when it is complete and the context ends without an error.
-    """
-
-    def __init__(
-        self, job: _Job, index: int, schema: pa.Schema, sizes: Sequence[int]
-    ) -> None:
-        self._job, self._index, self._schema = job, index, schema
-        self._tasks = {
-            (task.split, task.number): task for task in _tasks(sizes, job.options)
-        }
-        self._open: dict[int, _Piece] = {}  # unfinished pieces, by split
-
-    def __enter__(self) -> _Pieces:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        with contextlib.ExitStack() as all_of_them:
-            for piece in self._open.values():
-                all_of_them.push(piece.files)
-            if error[0] is not None:
-                raise error[1]
-
-    def add(self, split: int, place: int, rows: pa.Table) -> None:
-        """Appends rows to the pieces of a split.
-
-        Args:
-          split: Index of the split.
-          place: Index of the first row in its split.
-          rows: The rows.
-        """
-        while len(rows):
-            piece = self._piece(split, place)
-            some = rows.slice(0, piece.task.last - place)
-            piece.writer.write_table(some)
-            rows, place = rows.slice(len(some)), place + len(some)
-
-    def _piece(self, split: int, place: int) -> _Piece:
-        task = self._tasks[split, place // _rows_per_file(self._job.options)]
-        before = self._open.get(split)
-        if before is None or before.task != task:
-            if before is not None:
-                before.files.close()
-            self._open[split] = self._start(task)
-        return self._open[split]
-
-    def _start(self, task: _Task) -> _Piece:
-        path = self._job.piece_path(task, self._index)
-        path.parent.mkdir(exist_ok=True)
-        files = contextlib.ExitStack()
-        write = files.enter_context(new_file(path, mode=0o600))
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        writer = pa.ipc.new_stream(Sink(write), self._schema, options=options)
-        return _Piece(task, files.enter_context(writer), files)
-
-
-class _Piece(NamedTuple):
-    """An unfinished piece; closing ``files`` finishes it."""
-
-    task: _Task
-    writer: Any
-    files: contextlib.ExitStack
-
-
-class _Teller:
-    """Writes the number of bytes read to a file, now and then."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._path, self._last = path, time.monotonic()
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        del phase, total
-        if time.monotonic() - self._last >= _BETWEEN_TOLD:
-            self._path.write_text(str(done))
-            self._last = time.monotonic()
-
-
-def _rows_of(
-    count: RowCount, sizes: Sequence[int], shares: Sequence[int] | None
-) -> tuple[int, ...]:
-    """Returns the number of counted rows, the first of the input, in each split."""
-    if shares is None:
-        return tuple(int(number) for number in count.of_splits)
-    bounds = np.cumsum([0, *sizes])
-    return tuple(
-        int(np.clip(count.num_good - first, 0, last - first))
-        for first, last in itertools.pairwise(bounds)
-    )
+def _rows_of(path: pathlib.Path, first: int, last: int) -> Iterator[pa.Table]:
+    """Yields the rows of a piece from ``first`` until ``last``; both may be outside."""
+    with pa.memory_map(str(path)) as piece, pa.ipc.open_stream(piece) as batches:
+        for batch in batches:
+            start, end = max(first, 0), min(last, len(batch))
+            if start < end:
+                yield pa.Table.from_batches([batch.slice(start, end - start)])
+            first, last = first - len(batch), last - len(batch)
 
 
 def _rows_per_file(options: ConvertOptions) -> int:
@@ -349,11 +287,11 @@ def sum_counts(counts: Sequence[RowCount]) -> RowCount:
     return total
 
 
-def _tasks(sizes: Sequence[int], options: ConvertOptions) -> list[_Task]:
+def _output_files(sizes: Sequence[int], options: ConvertOptions) -> list[_OutputFile]:
     """Returns the output files, at least one per split."""
     per_file = _rows_per_file(options)
     return [
-        _Task(
+        _OutputFile(
             split=split,
             number=number,
             first=number * per_file,
@@ -364,39 +302,39 @@ def _tasks(sizes: Sequence[int], options: ConvertOptions) -> list[_Task]:
     ]
 
 
-def prepare_on(
+def prepare(
     pattern: str,
     out: str | os.PathLike[str],
     options: ConvertOptions,
-    pipeline_options: PipelineOptions,
     *,
-    on_progress: Progress = lambda *_: None,
+    runtime: Runtime | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> PrepareSummary:
-    """Prepares a table, as ``convert.prepare`` does, on an engine of Beam.
+    """Turns a raw table into Parquet, with the guarantees of this module.
 
     Args:
-      pattern: A file, a folder or a glob, which every worker reaches.
-      out: New or empty folder, on a file system that every worker mounts; the same one
-        resumes a killed job.
+      pattern: A file, a folder or a glob.
+      out: New or empty folder; the same one resumes a killed job.
       options: Format of the table, and what to write.
-      pipeline_options: Beam's options: the runner and its settings.
-      on_progress: Called with a phase of ``PHASES``, the amount done, and in all: bytes
-        of the input, or rows when writing.
+      runtime: Where the tasks of ``STEPS`` run; workers of an engine must reach input
+        and output under the same paths.  By default threads of this process.  Progress
+        is in bytes of the input, or in rows when writing.
       say: Called with a line about a large file that is not divided.
 
     Raises:
-      InputError: as in ``convert.prepare``, or another job is unfinished there.
+      InputError: as ``list_files``, ``unfinished_folder`` and ``options.open``;
+        malformed rows; no rows for training; another job is unfinished there.
     """
+    runtime = runtime or Runtime()
     files = tuple(list_files(pattern, partitions=options.partitions))
     table = options.open(files)
     with unfinished_folder(out) as folder:
         done = _begin_or_continue(folder, files, options)
         if done is None:
-            engine = functools.partial(run_on_engine, pipeline_options)
-            job = _divided(folder, files, options, engine, on_progress, say)
-            total = _checked(folder, job, engine, on_progress)
-            records = _write(job, total, engine, on_progress)
+            with _nothing_of_refused_rows(folder, runtime):
+                job = _divided(folder, files, options, runtime, say)
+                total = _converted(folder, job, runtime)
+            records = _write(job, total, runtime)
             write_record(folder.data, table.schema, options.settings, records)
             sizes = rows_of_splits(total, table.shares)
             written = sum(record.size for record in records.values())
@@ -416,52 +354,65 @@ def _begin_or_continue(
     }
     done = folder.begin_or_continue(job, "input, schema or options")
     if done is None:
-        for name in (DIVIDED, _COUNTS, _PIECES, _PROGRESS, _RECORDS):
-            (folder.work / name).mkdir(exist_ok=True)
+        (folder.work / _RECORDS).mkdir(exist_ok=True)
         for split in SPLITS:
             (folder.data / split).mkdir(exist_ok=True)
     return done
 
 
-#: Calls a task with every item, on an engine.
-_Engine = Callable[[Callable[[Any], None], Sequence[Any]], None]
+@contextlib.contextmanager
+def _nothing_of_refused_rows(folder: Unfinished, runtime: Runtime) -> Iterator[None]:
+    """Leaves nothing of a table that is refused."""
+    try:
+        yield
+    except StorageError:
+        raise  # the job can go on
+    except InputError:
+        if runtime.run_tasks is None:  # else it may be of an engine that failed
+            folder.give_up()
+        raise
 
 
 def _divided(
     folder: Unfinished,
     files: Sequence[InputFile],
     options: ConvertOptions,
-    engine: _Engine,
-    on_progress: Progress,
+    runtime: Runtime,
     say: Callable[[str], None],
 ) -> _Job:
-    """Divides large files, and returns the job on their parts."""
+    """Divides large files, and returns the job on their ranges."""
     table = options.open(files)
+    files = [file for file in files if file.size]  # alone an empty one has no columns
     ranges = [table.ranges(file, _PART_BYTES) for file in files]
     for file, (first, *_) in zip(files, ranges, strict=True):
-        if first == file and file.size > 2 * _PART_BYTES:
+        if runtime.run_tasks and first == file and file.size > 2 * _PART_BYTES:
             say(
                 f"one worker reads all of {file.shown}: it is packed, or not to be "
                 "divided for another reason; plain CSV, and Parquet in row groups, are"
             )
-    work = str(folder.work)
+    # Threads need not flush files that only they read, unless there was another boot.
+    flush = runtime.run_tasks is not None
+    scratch = folder.work / ("flushed" if flush else storage.boot_id())
+    for name in (DIVIDED, _COUNTS, _PIECES):
+        (scratch / name).mkdir(parents=True, exist_ok=True)
     division = Division(
-        ranges=tuple(itertools.chain(*ranges)), options=options, work=work
+        ranges=tuple(itertools.chain(*ranges)), options=options, work=str(scratch)
     )
-    with _watching(on_progress, DIVIDE, division.looked_at):
-        if unknown := division.unknown:
-            engine(division.look, unknown)
-    return _Job(files=division.parts(), options=options, work=work)
+    if division.unknown:
+        runtime.run(division.step)
+    return _Job(
+        files=division.parts(),
+        options=options,
+        work=str(folder.work),
+        scratch=str(scratch),
+        flush=flush,
+        num_threads=runtime.num_threads,
+    )
 
 
-def _checked(
-    folder: Unfinished, job: _Job, engine: _Engine, on_progress: Progress
-) -> RowCount:
-    """Checks and counts all rows; leaves nothing of a job whose rows are refused."""
-    with _watching(
-        on_progress, CHECK, lambda: _read_so_far(job, CHECK, job.count_path)
-    ):
-        engine(job.check_file, range(len(job.files)))
+def _converted(folder: Unfinished, job: _Job, runtime: Runtime) -> RowCount:
+    """Converts and counts all rows; leaves nothing of a job whose rows are refused."""
+    runtime.run(job.step(CONVERT, job.convert_file, job.count_path))
     total = sum_counts(job.read_counts())
     try:
         refuse_bad_rows(total, job.options)
@@ -472,61 +423,21 @@ def _checked(
     return total
 
 
-def _write(
-    job: _Job, total: RowCount, engine: _Engine, on_progress: Progress
-) -> dict[str, FileRecord]:
+def _write(job: _Job, total: RowCount, runtime: Runtime) -> dict[str, FileRecord]:
     """Writes all output files, and returns their records."""
-    with _watching(
-        on_progress, CONVERT, lambda: _read_so_far(job, CONVERT, job.converted_path)
-    ):
-        engine(job.convert_file, range(len(job.files)))
-    tasks = _tasks(rows_of_splits(total, job.format.shares), job.options)
-    with _watching(on_progress, WRITE, lambda: _written_so_far(job, tasks)):
-        engine(job.write_file, tasks)
+    files = _output_files(rows_of_splits(total, job.format.shares), job.options)
+    runtime.run(
+        Step(
+            name=WRITE,
+            task=job.write_file,
+            items=files,
+            output=job.file_path,
+            size=lambda file: file.num_rows,
+        )
+    )
     records = {
-        task.name: FileRecord(**read_json(job.record_path(task))) for task in tasks
+        file.name: FileRecord(**read_json(job.record_path(file))) for file in files
     }
-    if any(records[task.name].num_rows != task.last - task.first for task in tasks):
+    if any(records[file.name].num_rows != file.num_rows for file in files):
         raise changed()
     return records
-
-
-def _read_so_far(
-    job: _Job, phase: str, path_when_done: Callable[[int], pathlib.Path]
-) -> tuple[int, int]:
-    """Returns the bytes of the input that a phase has read, and in all."""
-    done = 0
-    for index, file in enumerate(job.files):
-        if path_when_done(index).exists():
-            done += file.num_bytes
-            continue
-        with contextlib.suppress(OSError, ValueError):  # not written, or only half
-            done += int(job.progress_path(phase, index).read_text())
-    return done, sum(file.num_bytes for file in job.files)
-
-
-def _written_so_far(job: _Job, tasks: Sequence[_Task]) -> tuple[int, int]:
-    """Returns the rows of finished output files, and in all."""
-    done = sum(t.last - t.first for t in tasks if job.task_path(t).exists())
-    return done, sum(task.last - task.first for task in tasks)
-
-
-@contextlib.contextmanager
-def _watching(
-    on_progress: Progress, phase: str, count: Callable[[], tuple[int, int]]
-) -> Iterator[None]:
-    """Reports the progress of workers, by the files in the folder of the job."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_BETWEEN_COUNTS):
-            on_progress(phase, *count())
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-    on_progress(phase, *count())

@@ -21,7 +21,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import job_folder, poisson_batching
 from pipelines.job.poisson_batching import write_batches
 from pipelines.sampling.keys import create_key_file, read_key_file
-from pipelines.tables.convert import prepare
+from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions

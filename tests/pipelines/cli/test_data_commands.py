@@ -155,8 +155,8 @@ def test_progress_and_errors_go_to_standard_error(
     # Not a terminal: a line for each phase that is done, and no bar.  Where the machine
     # is slow, others come before.
     ended = re.findall(r"^(\w+): (\S+) of \2\b", done.stderr, re.M)
-    assert [phase for phase, _ in ended] == ["check", "write"]
-    assert re.fullmatch(r"((check|write): [^\n]+\n)+", done.stderr)
+    assert [phase for phase, _ in ended] == ["convert", "write"]
+    assert re.fullmatch(r"((convert|write): [^\n]+\n)+", done.stderr)
     again = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert again.returncode == 2
     assert again.stdout == ""

@@ -18,7 +18,7 @@ from accounting.validation import InputError
 from pipelines.files.output_folder import check_output
 from pipelines.files.unfinished import staged_folder
 from pipelines.inputs.input_files import check_outside
-from pipelines.tables import convert
+from pipelines.tables.job import prepare_job
 from tests.pipelines.conftest import run_command, write_table
 
 #: Name -> --out that is none, in a folder with the file ``file`` and a closed folder.
@@ -50,7 +50,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(convert, "_check_rows", read)
+    monkeypatch.setattr(prepare_job._Job, "convert_file", read)
     monkeypatch.setattr("pipelines.tables.synthetic.synthetic_rows", read)
     monkeypatch.setattr("pipelines.job.poisson_batching._run_pipeline", read)
 

@@ -10,7 +10,6 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -18,9 +17,12 @@ from hypothesis import strategies as st
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.tables import convert, criteo, raw_files
-from pipelines.tables.convert import prepare, split_counts
+from pipelines.job.runtime.tasks import Runtime
+from pipelines.tables import criteo, raw_files
+from pipelines.tables.convert import SPLITS, split_counts
 from pipelines.tables.criteo import PrepareOptions
+from pipelines.tables.job import prepare_job
+from pipelines.tables.job.prepare_job import prepare
 
 CANARY = "5ec4e7ca"
 OPTIONS = PrepareOptions()
@@ -101,7 +103,7 @@ def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_all(out: pathlib.Path) -> dict[str, np.ndarray]:
-    splits = [read(out / name) for name in convert.SPLITS]
+    splits = [read(out / name) for name in SPLITS]
     return {name: np.concatenate([s[name] for s in splits]) for name in splits[0]}
 
 
@@ -301,7 +303,7 @@ def test_a_category_depends_on_its_own_bytes_alone(tmp_path: pathlib.Path) -> No
 )
 def test_what_is_not_an_integer_is_malformed(field: str) -> None:
     lines = [["1", *[""] * 12, value, *["a"] * 26] for value in ("1", field)]
-    block = criteo.parse_block(as_bytes(lines), None)
+    block = criteo.parse_block(as_bytes(lines), criteo.CategoryEncoder(OPTIONS))
     assert block.bad_lines.tolist() == [1]
     assert block.bad_reasons.tolist() == [2 + 13]
 
@@ -353,7 +355,7 @@ def test_rows_keep_their_order_in_contiguous_splits(
     expected = split_counts(num_rows, (80, 10, 10))
     assert tuple(summary.num_rows.values()) == expected
     first = 0
-    for name, count in zip(convert.SPLITS, expected, strict=True):
+    for name, count in zip(SPLITS, expected, strict=True):
         numbers = read(tmp_path / "out" / name)["integers"][:, 3]
         assert numbers.tolist() == list(range(first, first + count))
         first += count
@@ -420,7 +422,8 @@ def test_files_blocks_threads_and_packing_do_not_matter(
     monkeypatch.setattr(raw_files, "_BLOCK_BYTES", 777)
     for threads, pattern in ((1, "days"), (3, "days/day_*")):
         out = tmp_path / f"parts-{threads}"
-        prepare(str(tmp_path / pattern), out, OPTIONS, num_threads=threads)
+        runtime = Runtime(num_threads=threads)
+        prepare(str(tmp_path / pattern), out, OPTIONS, runtime=runtime)
         assert file_bytes(out) == file_bytes(tmp_path / "whole")
 
 
@@ -433,7 +436,7 @@ def test_memory_does_not_grow_with_the_input(
     peaks = []
     for name in (small, large):
         tracemalloc.start()
-        prepare(name, f"{name}.out", options, num_threads=1)
+        prepare(name, f"{name}.out", options, runtime=Runtime(num_threads=1))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     # Held in memory, the large one has 32,000 rows more of 157 bytes: 5 MB.
@@ -602,61 +605,43 @@ def test_output_in_use_is_refused_and_an_empty_folder_taken(
 def test_no_partial_output_after_a_failure(
     text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = convert.SplitWriter.write
-    calls = []
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    def fail_at_third(self: convert.SplitWriter, rows: pa.Table) -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise OSError(28, "No space left on device")
-        write(self, rows)
-
-    monkeypatch.setattr(convert.SplitWriter, "write", fail_at_third)
-    path = text(make_lines(60))
-    message = refused(path, tmp_path / "out", PrepareOptions(row_group_rows=10))
-    assert "No space left on device" in message
-    assert len(calls) >= 3
+    path, options = text(make_lines(60)), PrepareOptions(row_group_rows=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_job, "open_writer", full)
+        with pytest.raises(InputError, match="No space left on device"):
+            prepare(path, tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+    prepare(path, tmp_path / "out", options)  # as the message says
+    prepare(path, tmp_path / "wanted", options)
+    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
+    assert not (tmp_path / "out.unfinished").exists()
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "touched"])
-def test_input_that_changes_between_the_passes_is_refused(
-    text: Callable[..., str], tmp_path: pathlib.Path, change: str
-) -> None:
-    path = pathlib.Path(text(make_lines(60)))
-
-    def on_progress(phase: str, done: int, total: int) -> None:
-        if phase == "check" and done == total:
-            data = path.read_bytes()
-            if change == "longer":
-                path.write_bytes(data + as_bytes(make_lines(1)))
-            elif change == "shorter":
-                path.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
-            else:
-                os.utime(path, (1, 1))
-
-    with pytest.raises(InputError, match="not to change while it is read"):
-        prepare(str(path), tmp_path / "out", OPTIONS, on_progress=on_progress)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("change", [-1, 1])
-def test_rows_that_differ_from_the_count_are_refused(
+def test_input_that_changes_while_it_is_read_is_refused(
     text: Callable[..., str],
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
-    change: int,
+    change: str,
 ) -> None:
-    # As when a file changes without its size and time.
-    check = convert._check_rows
+    path = pathlib.Path(text(make_lines(60)))
 
-    def miscount(reader: convert._Reader) -> convert.RowCount:
-        count = check(reader)
-        count.num_good += change
-        return count
+    def count(*_: object) -> None:
+        data = path.read_bytes()
+        if change == "longer":
+            path.write_bytes(data + as_bytes(make_lines(1)))
+        elif change == "shorter":
+            path.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
+        else:
+            os.utime(path, (1, 1))
 
-    monkeypatch.setattr(convert, "_check_rows", miscount)
-    message = refused(text(make_lines(60)), tmp_path / "out")
-    assert "not to change while it is read" in message
+    monkeypatch.setattr(prepare_job.RowCount, "add", count)
+    with pytest.raises(InputError, match="not to change while it is read"):
+        prepare(str(path), tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
 
 
 # --- Vocabulary --------------------------------------------------------------------

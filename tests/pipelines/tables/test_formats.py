@@ -19,9 +19,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.cells.cells import Cells
 from pipelines.tables.cells.values import one_text
-from pipelines.tables.convert import prepare
+from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
@@ -320,7 +321,7 @@ def outcome(path: pathlib.Path, schema: Schema) -> dict[str, bytes] | str:
             str(path),
             out,
             TableOptions(schema=schema, with_users=bool(schema.user)),
-            num_threads=1,
+            runtime=Runtime(num_threads=1),
         )
     except InputError as error:
         return str(error)

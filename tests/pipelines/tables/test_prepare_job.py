@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import gzip
 import itertools
 import pathlib
@@ -16,11 +17,15 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
+from pipelines.job.engine_tasks import run_on_engine
+from pipelines.job.runtime import tasks
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables import table_format
-from pipelines.tables.convert import ConvertOptions, prepare
+from pipelines.tables.convert import ConvertOptions
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job import prepare_job
-from pipelines.tables.job.prepare_job import prepare_on
+from pipelines.tables.job.prepare_job import prepare
+from pipelines.tables.prepared_files import open_writer
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_format import TableOptions
@@ -65,10 +70,13 @@ def file_bytes(out: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in paths}
 
 
-def direct(options: Any, work: Any, items: Any) -> None:
+def direct(work: Any, items: Any) -> None:
     """What an engine does, here and in another order."""
     for item in reversed(list(items)):
         work(item)
+
+
+THERE = Runtime(run_tasks=direct)
 
 
 @pytest.mark.parametrize("by", ["fraction", "hash", "criteo"])
@@ -88,9 +96,9 @@ def test_the_files_are_those_of_prepare(
     else:
         options = table_options(by)
     wanted = prepare(str(table), tmp_path / "wanted", options)
-    if by != "fraction":  # once on Beam is enough
-        monkeypatch.setattr(prepare_job, "run_on_engine", direct)
-    found = prepare_on(str(table), tmp_path / "out", options, ON)
+    engine = functools.partial(run_on_engine, ON)  # once on Beam is enough
+    runtime = Runtime(run_tasks=engine) if by == "fraction" else THERE
+    found = prepare(str(table), tmp_path / "out", options, runtime=runtime)
     assert found == wanted
     assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
     assert len(file_bytes(tmp_path / "out")) > 5
@@ -101,34 +109,32 @@ def test_the_files_are_those_of_prepare(
 def test_a_killed_job_goes_on_and_another_one_is_refused(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     options, out = table_options("fraction"), tmp_path / "out"
     written: list[str] = []
-    close = prepare_job.SplitWriter.close
 
-    def killed_at_third(self: prepare_job.SplitWriter) -> None:
+    def killed_at_third(*arguments: Any) -> Any:
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append("file")
-        close(self)
+        return open_writer(*arguments)
 
-    monkeypatch.setattr(prepare_job.SplitWriter, "close", killed_at_third)
+    monkeypatch.setattr(prepare_job, "open_writer", killed_at_third)
     with pytest.raises(KeyboardInterrupt):
-        prepare_on(str(table), out, options, ON)
-    monkeypatch.setattr(prepare_job.SplitWriter, "close", close)
+        prepare(str(table), out, options, runtime=THERE)
+    monkeypatch.setattr(prepare_job, "open_writer", open_writer)
     assert not out.exists()
     unfinished = tmp_path / "out.unfinished"
     assert stat.S_IMODE(unfinished.stat().st_mode) == 0o700
     before = file_bytes(unfinished / "data")
     assert len(before) == 2
-    with pytest.raises(InputError, match="to be of the same job"):
-        prepare_on(str(table), out, table_options("hash"), ON)
-    # What was done is not done again.
-    monkeypatch.setattr(prepare_job._Job, "blocks", _never)
-    times = {name: (unfinished / "data" / name).stat().st_mtime_ns for name in before}
-    prepare_on(str(table), out, options, ON)
-    assert times == {name: (out / name).stat().st_mtime_ns for name in before}
     prepare(str(table), tmp_path / "wanted", options)
+    with pytest.raises(InputError, match="to be of the same job"):
+        prepare(str(table), out, table_options("hash"), runtime=THERE)
+    # What was done is not done again.
+    monkeypatch.setattr(prepare_job._Job, "_blocks", _never)
+    times = {name: (unfinished / "data" / name).stat().st_mtime_ns for name in before}
+    prepare(str(table), out, options, runtime=THERE)
+    assert times == {name: (out / name).stat().st_mtime_ns for name in before}
     assert file_bytes(out) == file_bytes(tmp_path / "wanted")
 
 
@@ -143,7 +149,6 @@ def large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[str, ConvertOptions, ConvertOptions]:
     """One file of some parts, with malformed rows: path, and options to skip or not."""
-    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     monkeypatch.setattr(prepare_job, "_PART_BYTES", 300)
     path = tmp_path / f"table.{request.param}"
     options: ConvertOptions = table_options("fraction", text=True)
@@ -185,21 +190,24 @@ def test_a_large_file_is_divided_among_workers_with_the_bytes_of_prepare(
 
     monkeypatch.setattr(prepare_job._Job, "convert_file", killed_at_third)
     with pytest.raises(KeyboardInterrupt):
-        prepare_on(path, tmp_path / "out", skipping, ON)
+        prepare(path, tmp_path / "out", skipping, runtime=THERE)
     assert converted[0][1] > 5  # parts
-    # What was done is not done again: the ranges are not looked at, nor rows checked.
-    monkeypatch.setattr(prepare_job._Job, "convert_file", convert)
+
+    # What was done is not done again: neither ranges looked at, nor rows converted.
+    def others(job: Any, index: int) -> None:
+        assert index not in dict(converted)
+        convert(job, index)
+
+    monkeypatch.setattr(prepare_job._Job, "convert_file", others)
     for name in ("read_lines", "range_leaves_open"):
         monkeypatch.setattr(f"pipelines.tables.file_parts.{name}", _never)
-    monkeypatch.setattr(prepare_job.RowCount, "add", _never)
-    assert prepare_on(path, tmp_path / "out", skipping, ON) == wanted
+    assert prepare(path, tmp_path / "out", skipping, runtime=THERE) == wanted
     assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
 
 
 def test_a_large_file_that_is_not_divided_is_said(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     monkeypatch.setattr(prepare_job, "_PART_BYTES", 20)
     said: list[str] = []
     for name, opened in (("t.csv.gz", gzip.open), ("u.csv", open)):
@@ -207,7 +215,7 @@ def test_a_large_file_that_is_not_divided_is_said(
             file.write("id,y\n" + "1,0\n" * 50)
         options = table_options("fraction")
         out = tmp_path / f"of-{name}"
-        prepare_on(str(tmp_path / name), out, options, ON, say=said.append)
+        prepare(str(tmp_path / name), out, options, runtime=THERE, say=said.append)
     (line,) = said
     assert "one worker reads all of" in line
     assert "t.csv.gz" in line
@@ -220,14 +228,13 @@ def test_malformed_rows_of_a_large_file_are_refused_as_by_prepare(
     with pytest.raises(InputError, match="are malformed") as here:
         prepare(path, tmp_path / "here", failing)
     with pytest.raises(InputError, match="are malformed") as there:
-        prepare_on(path, tmp_path / "there", failing, ON)
+        prepare(path, tmp_path / "there", failing, runtime=THERE)
     assert str(there.value) == str(here.value)
 
 
-def test_each_input_is_read_once_by_each_phase(
+def test_every_row_is_read_once(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     rows = pq.read_table(table)  # in one file, for many of the output
     pq.write_table(rows, tmp_path / "one.parquet", row_group_size=16)
     read: list[int] = []
@@ -240,49 +247,49 @@ def test_each_input_is_read_once_by_each_phase(
 
     monkeypatch.setattr(table_format, "read_blocks", counting)
     out = tmp_path / "out"
-    prepare_on(str(tmp_path / "one.parquet"), out, table_options("fraction"), ON)
+    prepare(
+        str(tmp_path / "one.parquet"), out, table_options("fraction"), runtime=THERE
+    )
     assert len(list((out / "train").iterdir())) > 5
-    assert sum(read) == 2 * len(rows)
+    assert sum(read) == len(rows)
 
 
 def test_progress_of_workers_is_told(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(path.stat().st_size for path in table.iterdir())
-    work = tmp_path / "out.unfinished"
+    counts = tmp_path / "out.unfinished" / "flushed" / "counts"
     told: list[tuple[str, int, int]] = []
 
-    def run(options: Any, each: Any, items: Any) -> None:
-        direct(options, each, items)
-        if len(told) == 0:  # as if no file were done: what workers said is all there is
-            for path in (work / "counts").iterdir():
+    def run(each: Any, items: Any) -> None:
+        direct(each, items)
+        if not told:  # as if no file were done: what workers said is all there is
+            job = each.args[0].__self__
+            step = job.step("convert", job.convert_file, job.count_path)
+            assert step.progress() == (size, size)
+            for path in counts.glob("*.json"):
                 path.rename(path.with_suffix(".aside"))
-            job = each.__self__
-            assert prepare_job._read_so_far(job, "check", job.count_path)[0] > size / 2
-            for path in (work / "counts").iterdir():
+            assert size / 2 < step.progress()[0] <= size
+            for path in counts.glob("*.aside"):
                 path.rename(path.with_suffix(".json"))
 
-    monkeypatch.setattr(prepare_job, "run_on_engine", run)
-    monkeypatch.setattr(prepare_job, "_BETWEEN_TOLD", 0.0)
-    prepare_on(
-        str(table), tmp_path / "out", table_options("fraction"), ON,
-        on_progress=lambda *now: told.append(now),
-    )  # fmt: skip
-    last = {phase: (done, total) for phase, done, total in told}
-    assert list(last) == list(prepare_job.PHASES)
-    of_bytes = dict.fromkeys(("divide", "check", "convert"), (size, size))
-    assert last == {**of_bytes, "write": (216, 216)}
+    monkeypatch.setattr(tasks, "_SECONDS", 0.0)
+    runtime = Runtime(run_tasks=run, on_progress=lambda *now: told.append(now))
+    options = table_options("fraction")
+    prepare(str(table), tmp_path / "out", options, runtime=runtime)
+    last = {step: (done, total) for step, done, total in told}
+    assert list(last) == ["convert", "write"]  # nothing is to be divided
+    assert last == {"convert": (size, size), "write": (216, 216)}
 
 
 def test_malformed_rows_are_refused_as_by_prepare(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     options = dataclasses.replace(table_options("fraction"), on_bad_row="fail")
     told = []
     for run in (
         lambda: prepare(str(table), tmp_path / "here", options),
-        lambda: prepare_on(str(table), tmp_path / "there", options, ON),
+        lambda: prepare(str(table), tmp_path / "there", options, runtime=THERE),
     ):
         with pytest.raises(InputError, match="14 of 230 are malformed") as caught:
             run()
@@ -297,8 +304,9 @@ def test_what_a_worker_refuses_is_one_line(
     data = bytearray((table / "part-4.parquet").read_bytes())
     data[4:20] = b"\xff" * 16
     (table / "part-4.parquet").write_bytes(data)
+    engine = Runtime(run_tasks=functools.partial(run_on_engine, ON))
     with pytest.raises(InputError, match=r"part-4.parquet to be readable") as caught:
-        prepare_on(str(table), tmp_path / "out", table_options("fraction"), ON)
+        prepare(str(table), tmp_path / "out", table_options("fraction"), runtime=engine)
     assert "\n" not in str(caught.value)
 
 
@@ -311,7 +319,6 @@ def test_rows_that_differ_from_the_count_are_refused(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     read = prepare_job._Job.read_counts
 
     def differing(job: Any) -> Any:
@@ -322,5 +329,5 @@ def test_rows_that_differ_from_the_count_are_refused(
 
     monkeypatch.setattr(prepare_job._Job, "read_counts", differing)
     with pytest.raises(InputError, match="not to change while it is read"):
-        prepare_on(str(table), tmp_path / "out", table_options(by), ON)
+        prepare(str(table), tmp_path / "out", table_options(by), runtime=THERE)
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from accounting.plan import fingerprint
 from accounting.validation import InputError
 from dpsgd.command_line import cli
-from pipelines.tables.convert import prepare
+from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions

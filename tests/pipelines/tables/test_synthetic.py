@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.validation import InputError
-from pipelines.tables import convert, criteo, synthetic
+from pipelines.tables import criteo, synthetic
+from pipelines.tables.job import prepare_job
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
 
@@ -79,7 +80,9 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_line_is_in_the_format_that_prepare_reads(raw: pathlib.Path) -> None:
-    block = criteo.parse_block(text(raw), None)
+    block = criteo.parse_block(
+        text(raw), criteo.CategoryEncoder(criteo.PrepareOptions())
+    )
     assert block.num_lines == 60_000
     assert len(block.bad_lines) == 0
 
@@ -146,7 +149,7 @@ def test_a_cheap_model_learns_the_signal(
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
 
-    convert.prepare(str(raw), tmp_path / "data", criteo.PrepareOptions())
+    prepare_job.prepare(str(raw), tmp_path / "data", criteo.PrepareOptions())
     features, label = load(tmp_path / "data" / "train")
     model = LogisticRegression(C=0.01, solver="liblinear").fit(features, label)
     features, label = load(tmp_path / "data" / "test")

@@ -20,8 +20,12 @@ import pytest
 from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.runtime import tasks
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables import table_files
-from pipelines.tables.convert import PrepareSummary, prepare
+from pipelines.tables.convert import PrepareSummary
+from pipelines.tables.job import prepare_job
+from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.raw_inputs import RawInputs
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions, row_group_rows
@@ -147,7 +151,8 @@ def test_files_blocks_threads_and_row_groups_do_not_matter(
                 schema = pa.Table.from_pylist(rows).schema
                 pq.write_table(pa.Table.from_pylist(part, schema), path)
         out = tmp_path / f"{kind}-out"
-        prepare(str(folder), out, TableOptions(schema=schema_of()), num_threads=3)
+        runtime = Runtime(num_threads=3)
+        prepare(str(folder), out, TableOptions(schema=schema_of()), runtime=runtime)
         assert file_bytes(out) == wanted
 
 
@@ -421,22 +426,22 @@ def test_a_damaged_page_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) 
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_table_that_changes_between_the_passes_is_refused(
-    table: pathlib.Path, tmp_path: pathlib.Path, kind: str
+def test_a_table_that_changes_while_it_is_read_is_refused(
+    table: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     path = tmp_path / f"t.{kind}"
     if kind == "csv":
         write_text(path, make_rows(200))
 
-    def on_progress(phase: str, done: int, total: int) -> None:
-        if phase == "check" and done == total:
-            path.write_bytes(path.read_bytes() + b"\n")
+    def count(*_: object) -> None:
+        path.write_bytes(path.read_bytes() + b"\n")
 
+    monkeypatch.setattr(prepare_job.RowCount, "add", count)
     with pytest.raises(InputError, match="not to change while it is read"):
-        prepare(
-            str(path), tmp_path / "out", TableOptions(schema=schema_of()),
-            on_progress=on_progress,
-        )  # fmt: skip
+        prepare(str(path), tmp_path / "out", TableOptions(schema=schema_of()))
     assert not (tmp_path / "out").exists()
 
 
@@ -512,6 +517,7 @@ def test_memory_does_not_grow_with_the_input(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_files, "_BLOCK_BYTES", 1 << 13)
+    monkeypatch.setattr(tasks, "_SECONDS", 1e-3)
     columns = {name: COLUMNS[name] for name in ("id", "job", "y")}
     options = TableOptions(schema=schema_of(columns), row_group_rows=1000)
     peaks = []
@@ -524,7 +530,12 @@ def test_memory_does_not_grow_with_the_input(
         def look(*_: object, before: int = before, seen: list[int] = seen) -> None:
             seen.append(pa.total_allocated_bytes() - before)
 
-        prepare(str(path), tmp_path / f"out-{count}", options, on_progress=look)
+        prepare(
+            str(path),
+            tmp_path / f"out-{count}",
+            options,
+            runtime=Runtime(on_progress=look),
+        )
         peaks.append(max(seen))
     # Held in memory, the large one has 30,000 rows more of 70 bytes.
     assert peaks[1] < peaks[0] + 1_000_000

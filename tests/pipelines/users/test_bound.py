@@ -27,9 +27,10 @@ from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.make_batches import open_input
 from pipelines.job.poisson_batching import write_batches
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.job.spill import write_spill
 from pipelines.sampling.keys import create_key_file
-from pipelines.tables.convert import prepare
+from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.schema.schema import Schema, Split
 from pipelines.tables.table_format import TableOptions
 from pipelines.users import bound_folder, bound_job, text_tables
@@ -99,7 +100,9 @@ def test_uniform_choice(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
     share = first / len(mine)
     found = 0
     for trial in range(trials):
-        bound(str(table), tmp_path / str(trial), SETTINGS, num_threads=1)
+        bound(
+            str(table), tmp_path / str(trial), SETTINGS, runtime=Runtime(num_threads=1)
+        )
         found += np.isin(kept_rows(tmp_path / str(trial)), mine[:first]).sum()
     spread = np.sqrt(trials * MOST * share * (1 - share))
     assert abs(found - trials * MOST * share) < 6 * spread
@@ -113,11 +116,11 @@ def test_pure_function(
         bound(str(table), tmp_path / name, SETTINGS, key_file=key_file, **options)
         return contents(tmp_path / name)
 
-    found = make("one", num_threads=1)
+    found = make("one", runtime=Runtime(num_threads=1))
     assert len(found) == 4
-    assert make("two", num_threads=2, memory_limit=1 << 30) == found
+    assert make("two", runtime=Runtime(num_threads=2), memory_limit=1 << 30) == found
     engine = functools.partial(run_on_engine, PipelineOptions(["--runner=FnApiRunner"]))
-    assert make("engine", run_tasks=engine) == found
+    assert make("engine", runtime=Runtime(run_tasks=engine)) == found
     other = tmp_path / "other-key"
     create_key_file(other)
     bound(str(table), tmp_path / "other", SETTINGS, key_file=other)
@@ -170,7 +173,11 @@ def test_goes_on(
     """A job whose second task of a step dies is finished by the same command."""
     made, calls = collections.Counter[str](), []
     run = functools.partial(
-        bound, str(table), settings=SETTINGS, key_file=key_file, num_threads=1
+        bound,
+        str(table),
+        settings=SETTINGS,
+        key_file=key_file,
+        runtime=Runtime(num_threads=1),
     )
 
     def counted(name: str, function: Any) -> Any:
@@ -257,7 +264,7 @@ def test_a_job_that_ended_with_an_error_gives_way(
         raise InputError("the engine failed")
 
     with pytest.raises(InputError, match="the engine failed"):
-        bound(str(table), out, few, key_file=key_file, run_tasks=fails)
+        bound(str(table), out, few, key_file=key_file, runtime=Runtime(run_tasks=fails))
     assert list(work.glob("ids/*"))
     bound(str(table), out, SETTINGS, key_file=key_file)
     assert not work.exists()
@@ -274,7 +281,9 @@ def test_changed_input_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) -
             task(item)
 
     with pytest.raises(InputError, match="not to change during the job"):
-        bound(str(copy), tmp_path / "out", SETTINGS, run_tasks=run_tasks)
+        bound(
+            str(copy), tmp_path / "out", SETTINGS, runtime=Runtime(run_tasks=run_tasks)
+        )
 
 
 def test_wrong_tables_are_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -481,7 +490,7 @@ def test_csv_that_is_no_table_of_users_is_refused(tmp_path: pathlib.Path) -> Non
 def _rival(source: pathlib.Path, out: pathlib.Path, most: int, told: Any) -> None:
     settings = dataclasses.replace(SETTINGS, max_examples_per_user=most)
     try:
-        bound(str(source), out, settings, num_threads=1)
+        bound(str(source), out, settings, runtime=Runtime(num_threads=1))
         told.put((most, ""))
     except InputError as error:
         told.put((most, str(error)))

@@ -34,10 +34,12 @@ task = "binary"
 #: ones, which are those of the clean-up, and at every n-th between.
 _KILLS = """
 import os, pathlib, shutil, signal, sys
-from pipelines.tables import convert, synthetic
+from pipelines.job.runtime.tasks import Runtime
+from pipelines.tables import synthetic
 from pipelines.tables.job import prepare_job
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.users import bound_folder, prepare_users
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
@@ -45,42 +47,37 @@ from pipelines.users.bound_job import BoundSettings
 command, every = sys.argv[1], int(sys.argv[3])
 folder = pathlib.Path(sys.argv[2])
 bound_folder.RUN_ROWS = 40
-convert.num_cores = lambda: 1
 
-def direct(options, task, items):
+def direct(task, items):
     for item in items:
         task(item)
 
-prepare_job.run_on_engine = direct
+here, engine = Runtime(num_threads=1), Runtime(run_tasks=direct)
 settings = dict(user_column="person", max_examples_per_user=2, num_examples=90)
 table = TableOptions(schema=Schema.read(folder / "schema.toml"), row_group_rows=16)
 rows, key = str(folder / "rows.parquet"), folder / "key"
 
-def users(out, prepare, **more):
+def users(out, runtime, **more):
     prepare_users.prepare_users(
         rows, out, table, BoundSettings(**settings, **more), key_file=key,
-        prepare_table=prepare,
-        bound_table=lambda *given, **named: bound(*given, **named, num_threads=1))
+        runtime=runtime)
 
-def on_engine(source, out, options):
-    return prepare_job.prepare_on(source, out, options, None)
-
-here = convert.prepare
 plain = TableOptions(schema=table.schema, row_group_rows=16, with_users=True)
 COMMANDS = {
     "synth": lambda out: synthetic.write_synth(
         out, synthetic.SynthOptions(num_rows=20, num_files=2)),
-    "prepare": lambda out: here(rows, out, plain),
-    "prepare-engine": lambda out: on_engine(rows, out, plain),
+    "prepare": lambda out: prepare_job.prepare(rows, out, plain, runtime=here),
+    "prepare-engine": lambda out: prepare_job.prepare(
+        rows, out, plain, runtime=engine),
     "bound": lambda out: bound(
-        rows, out, BoundSettings(**settings), key_file=key, num_threads=1),
+        rows, out, BoundSettings(**settings), key_file=key, runtime=here),
     "bound-text": lambda out: bound(
-        str(folder / "rows.csv"), out, BoundSettings(**settings), num_threads=1,
+        str(folder / "rows.csv"), out, BoundSettings(**settings), runtime=here,
         key_file=key),
     "users": lambda out: users(out, here),
-    "users-engine": lambda out: users(out, on_engine, sampled="users"),
+    "users-engine": lambda out: users(out, engine, sampled="users"),
     "own-key": lambda out: bound(
-        rows, out, BoundSettings(**settings), num_threads=1),
+        rows, out, BoundSettings(**settings), runtime=here),
 }
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
 left = None

@@ -18,7 +18,7 @@ from dpsgd import command_line
 from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
 from pipelines.inputs.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import list_blocks
-from pipelines.tables.convert import prepare
+from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import Schema
@@ -148,8 +148,8 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
     assert run(monkeypatch, "--input table.csv", flags=other) == 2
     assert "out.unfinished to be of the same job" in capsys.readouterr().err
     assert run(monkeypatch, "--input table.parquet") == 2
-    monkeypatch.setattr("pipelines.cli.user_work.bound", dies)  # both are done
-    monkeypatch.setattr("pipelines.cli.user_work.convert.prepare", dies)
+    monkeypatch.setattr("pipelines.users.bound.bound", dies)  # both are done
+    monkeypatch.setattr("pipelines.tables.job.prepare_job.prepare", dies)
     assert run(monkeypatch, "--input table.csv") == 0
     assert verify_prepared("out").findings == ()
 
@@ -166,7 +166,7 @@ def test_too_few_slots_are_mended_as_the_error_says(
     def again(*_: Any, **__: Any) -> None:
         raise AssertionError("it was done before")
 
-    monkeypatch.setattr("pipelines.cli.user_work.convert.prepare", again)
+    monkeypatch.setattr("pipelines.tables.job.prepare_job.prepare", again)
     assert run(monkeypatch, "--input table.csv") == 0
 
 

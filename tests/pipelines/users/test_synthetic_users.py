@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.validation import InputError
-from pipelines.tables import convert, criteo
+from pipelines.tables import criteo
+from pipelines.tables.job import prepare_job
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.users import synthetic_users
 from pipelines.users.bound import bound
@@ -78,7 +79,7 @@ def test_rows_are_as_prepare_makes_them_of_the_text(
     """Of what users do not have in common."""
     write_synth(tmp_path / "raw", SynthOptions(num_rows=2000))
     whole = criteo.PrepareOptions(split=(1, 0, 0))
-    convert.prepare(str(tmp_path / "raw"), tmp_path / "data", whole)
+    prepare_job.prepare(str(tmp_path / "raw"), tmp_path / "data", whole)
     prepared = pq.read_table(tmp_path / "data" / "train")
     rows = table.slice(0, 2000)
     others = [number for number in range(26) if number not in _PROFILE]

@@ -17,6 +17,7 @@ from pipelines.files.unfinished import unfinished_folder
 from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.engine_tasks import run_on_engine
+from pipelines.job.runtime.tasks import Runtime
 from pipelines.sampling.keys import create_key_file
 from pipelines.users import bound_folder, user_records
 from pipelines.users.bound import bound
@@ -58,7 +59,7 @@ def records(out: pathlib.Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.usefixtures("small_parts")
 def test_one_record_of_each_user(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    bound(str(table), tmp_path / "out", settings(), num_threads=1)
+    bound(str(table), tmp_path / "out", settings(), runtime=Runtime(num_threads=1))
     assert len(list((tmp_path / "out").iterdir())) > 3
     found = records(tmp_path / "out")
     users = []
@@ -93,10 +94,12 @@ def test_pure_function(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
         bound(str(table), out, settings(), key_file=key_file, **options)
         return {path.name: path.read_bytes() for path in out.iterdir()}
 
-    found = make("here", num_threads=1)
-    assert make("limited", num_threads=2, memory_limit=1 << 30) == found
+    found = make("here", runtime=Runtime(num_threads=1))
+    assert (
+        make("limited", runtime=Runtime(num_threads=2), memory_limit=1 << 30) == found
+    )
     engine = functools.partial(run_on_engine, PipelineOptions(["--runner=FnApiRunner"]))
-    assert make("engine", num_threads=1, run_tasks=engine) == found
+    assert make("engine", runtime=Runtime(num_threads=1, run_tasks=engine)) == found
 
 
 def test_columns_are_those_of_batches(

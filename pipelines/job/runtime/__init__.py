@@ -1,0 +1,1 @@
+"""Steps of independent tasks, on threads or on an engine, and their errors."""
