@@ -9,8 +9,6 @@ and 13 integers, in two sizes; the batch is 1,024 rows; the optimizer is plain S
     DP-SGD     what `dpsgd train` does: noise of large tables is lazy, and its flushes
                are counted with the steps between them
     BAM        the same, with bias-aware minimisation
-    registry   TF Privacy's layer-registry norms and a second backward pass, and noise
-               on all weights at every step
 
 Each way trains some steps in every round, one way after the other, so that what else
 runs meets them all.  A ratio is the median of those of the rounds.  Wall time means
@@ -39,7 +37,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 import conftest  # noqa: E402
 
 from pipelines.sampling.keys import insecure_key  # noqa: E402
-from tests.trainer.zoo import registry_sum  # noqa: E402
 from trainer.gradients import clipping  # noqa: E402
 from trainer.gradients.dp_step import Step  # noqa: E402
 from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
@@ -48,7 +45,7 @@ from trainer.methods import bam, lazy_tables  # noqa: E402
 from trainer.model.table_model import read_table, table_model  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.run.batches import BatchSource  # noqa: E402
-from trainer.settings.train_settings import DENSE_NOISE, TrainSettings  # noqa: E402
+from trainer.settings.train_settings import TrainSettings  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
 from trainer.workers.grid import make  # noqa: E402
 
@@ -121,22 +118,19 @@ class Private:
     Args:
       setting: The batches and the model.
       make_sum: Model, clip -> gradient sum.
-      noise: The setting of `dpsgd train --embedding-noise`.
     """
 
     def __init__(
         self,
         setting: Setting,
         make_sum: Callable[[TrainableModel, float], clipping.GradientSum],
-        noise: str = TrainSettings.embedding_noise,
     ) -> None:
         self._num_steps = setting.num_steps
         self._model, optimizer = setting.model(), keras.optimizers.SGD()
         chosen = lazy_tables.choose(
             self._model, optimizer,
             TrainSettings(
-                noise_multiplier=1.0, l2_norm_clip=1.0, optimizer="sgd",
-                embedding_noise=noise,
+                noise_multiplier=1.0, l2_norm_clip=1.0, optimizer="sgd"
             ),
             manifest=setting.manifest, checkpoint_every=None,
         )  # fmt: skip
@@ -188,20 +182,15 @@ def _bam(model: TrainableModel, clip: float) -> clipping.GradientSum:
     return bam.bam_sum(model, l2_norm_clip=clip, radius=0.02)
 
 
-def _registry(model: TrainableModel, clip: float) -> clipping.GradientSum:
-    return registry_sum(model, clip)
-
-
 #: Name of a way to train -> what makes it.
 WAYS: dict[str, Callable[[Setting], Any]] = {
     "Keras": Keras,
     "DP-SGD": lambda setting: Private(setting, _dp_sgd),
     "BAM": lambda setting: Private(setting, _bam),
-    "registry": lambda setting: Private(setting, _registry, DENSE_NOISE),
 }
 
 #: (way, way it is divided by).
-RATIOS = (("DP-SGD", "Keras"), ("BAM", "Keras"), ("registry", "DP-SGD"))
+RATIOS = (("DP-SGD", "Keras"), ("BAM", "Keras"))
 
 
 def _clocked(act: Callable[[], object]) -> Seconds:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accounting.validation import InputError
+from trainer.gradients.engine.traced_losses import trace_eagerly
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
@@ -25,7 +26,7 @@ _OTHER_METHOD = "Take another --method."
 def replaced_weights(
     model: TrainableModel, weights: Sequence[Any], *, remedy: str = _OTHER_METHOD
 ) -> Iterator[None]:
-    """Replaces the weights of ``model`` within a context.
+    """Replaces the weights of ``model`` within a context of a graph.
 
     Args:
       model: Model that is built.
@@ -35,16 +36,24 @@ def replaced_weights(
     Raises:
       InputError: the model read one of its variables; raised at the end.
     """
-    scope = keras.StatelessScope(zip(model.optimized, weights, strict=True))
-    with tf.GradientTape() as tape, scope:
+    graph = tf.compat.v1.get_default_graph()
+    num_before = len(graph.get_operations())
+    with keras.StatelessScope(zip(model.optimized, weights, strict=True)):
         yield
-    own = {variable.ref() for variable in model.variables}
-    for variable in tape.watched_variables():
-        if variable.ref() in own:
-            raise InputError(
-                f"Expected {variable.name} to be read as a keras.Variable; the model "
-                f"reads its tf.Variable, which cannot be replaced. {remedy}"
-            )
+    # By the operations, not by a tape, which sees no raw read of a handle.
+    names = {id(variable.handle): variable.name for variable in model.variables}
+    own = {
+        inner.op.name: names[id(outer)]
+        for outer, inner in graph.captures
+        if id(outer) in names
+    }
+    for operation in graph.get_operations()[num_before:]:
+        for read in (own.get(value.op.name) for value in operation.inputs):
+            if read is not None:
+                raise InputError(
+                    f"Expected {read} to be read as a keras.Variable; the model reads "
+                    f"its tf.Variable, which cannot be replaced. {remedy}"
+                )
 
 
 def check_replaceable(model: TrainableModel, *, remedy: str = _OTHER_METHOD) -> None:
@@ -57,10 +66,10 @@ def check_replaceable(model: TrainableModel, *, remedy: str = _OTHER_METHOD) -> 
     Raises:
       InputError: a layer does not read a weight as a Keras variable.
     """
-    zeros = {
-        name: tf.zeros([size or 1 for size in spec.shape], spec.dtype)
-        for name, spec in model.column_specs.items()
-    }
-    weights = [tf.identity(variable) for variable in model.variables]
-    with replaced_weights(model, weights, remedy=remedy):
-        model.losses(zeros)
+
+    def replaced(columns: Any) -> Any:
+        weights = [tf.zeros(v.shape, v.dtype) for v in model.variables]
+        with replaced_weights(model, weights, remedy=remedy):
+            return model.losses(columns)
+
+    trace_eagerly(replaced, model.column_specs)

@@ -422,12 +422,26 @@ def test_weights_in_a_list_are_replaced(rows: Any) -> None:
     assert_close(arrays(found), loop_sum(model, data))
 
 
+class Raw(keras.layers.Layer):
+    """Reads the handle of its weight, which no tape sees."""
+
+    def build(self, input_shape: Any) -> None:
+        self.kernel = self.add_weight((input_shape[-1], 1), name="kernel")
+
+    def call(self, values: Any) -> Any:
+        handle = self.kernel._value.handle
+        return tf.matmul(
+            values, tf.raw_ops.ReadVariableOp(resource=handle, dtype="float32")
+        )
+
+
+@pytest.mark.parametrize("layer", [Hidden, Raw])
 def test_weights_that_cannot_be_replaced_are_refused_with_what_to_do(
-    rows: Any,
+    layer: type, rows: Any
 ) -> None:
-    model, data = make_model(_own(Hidden)), batch(rows(NUM_ROWS))
+    model, data = make_model(_own(layer)), batch(rows(NUM_ROWS))
     with pytest.raises(InputError, match="bam_variant='hvp'"):
-        bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)
+        bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS, path=SINGLE_EXAMPLES)
     found = bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS, variant=BAM_HVP)(*data)
     assert any(array.any() for array in arrays(found))
 
