@@ -169,7 +169,9 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
         network = _of_all_columns(network, manifest)
     if not all(layer.built for layer in network._flatten_layers()):
         # Keras builds a layer within a layer when that is first called on tensors.
-        specs = [tf.TensorSpec(value.shape, value.dtype) for value in network.inputs]
+        specs = tf.nest.map_structure(
+            lambda value: tf.TensorSpec(value.shape, value.dtype), network.input
+        )
         tf.function(network, autograph=False).get_concrete_function(specs)
     return network
 
