@@ -33,10 +33,11 @@ def static_value(value: Any) -> Any:
     with tf.Graph().as_default() as graph:
         try:
             copy = _copied(value, graph, {})
-        except _NotStaticError:
+            with tf.compat.v1.Session() as session:
+                return session.run(copy)
+        # An operation that calls a function, which this graph does not have.
+        except (_NotStaticError, ValueError, tf.errors.OpError):
             return None
-        with tf.compat.v1.Session() as session:
-            return session.run(copy)
 
 
 def _copied(value: Any, graph: Any, copies: dict[str, Any]) -> Any:
