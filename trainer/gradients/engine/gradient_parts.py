@@ -1,6 +1,6 @@
 """Norms and clipped sums of one part of each example's gradient, in floating point.
 
-    OuterProducts     sum_s x_s^T d_s over positions s, and with a bias sum_s d_s
+    OuterProducts     sum_s x_s^T d_s over positions s
     TableRows         for each row of a table, the sum of d_s where it is read
     FormedGradients   any other gradient, computed for each example
 
@@ -157,19 +157,17 @@ class FormedGradients:
 
 
 class OuterProducts:
-    """The gradient ``sum_s x_s^T d_s``, and with a bias ``sum_s d_s``.
+    """The gradient ``sum_s x_s^T d_s``.
 
     Args:
       x: Inputs, (batch, positions, in).
       d: Derivatives of the losses, (batch, positions, out).
-      bias: Whether the layer has a bias.
     """
 
-    def __init__(self, x: Any, d: Any, *, bias: bool) -> None:
-        self._x, self._d, self._bias = x, d, bias
-        sizes = [(x.shape[-1], d.shape[-1])]
+    def __init__(self, x: Any, d: Any) -> None:
+        self._x, self._d = x, d
         self._formed = FormedGradients(
-            self._form, (x, d), shapes=[*sizes, (d.shape[-1],)] if bias else sizes
+            self._form, (x, d), shapes=[(x.shape[-1], d.shape[-1])]
         )
 
     def squared_norm(self) -> Any:
@@ -186,8 +184,7 @@ class OuterProducts:
         if self._forms_gradients or cap is not None:
             return self._formed.clipped(kept, scale, cap)
         x, d = zero_others(self._x, kept), scale_rows(self._d, kept, scale)
-        sums = [tf.matmul(_flat(x), _flat(d), transpose_a=True)]
-        return [*sums, tf.reduce_sum(_flat(d), 0)] if self._bias else sums
+        return [tf.matmul(_flat(x), _flat(d), transpose_a=True)]
 
     @property
     def _forms_gradients(self) -> bool:
@@ -200,17 +197,16 @@ class OuterProducts:
 
     def _form(self, rows: Any) -> list[Any]:
         x, d = rows
-        found = [tf.matmul(x, d, transpose_a=True)]
-        return [*found, tf.reduce_sum(d, 1)] if self._bias else found
+        return [tf.matmul(x, d, transpose_a=True)]
 
     def _of_one_position(self) -> Any:
         x, d = (tf.reshape(v, (-1, v.shape[-1])) for v in (self._x, self._d))
-        inputs = tf.reduce_sum(tf.square(x), 1) + x.shape[1] * _TINY + float(self._bias)
+        inputs = tf.reduce_sum(tf.square(x), 1) + x.shape[1] * _TINY
         return inputs * (tf.reduce_sum(tf.square(d), 1) + d.shape[1] * _TINY)
 
     def _of_inner_products(self) -> Any:
         x, d = (tf.cast(v, tf.float64) for v in (self._x, self._d))
-        inputs = tf.matmul(x, x, transpose_b=True) + float(self._bias)
+        inputs = tf.matmul(x, x, transpose_b=True)
         slopes = tf.matmul(d, d, transpose_b=True)
         exact = tf.maximum(tf.reduce_sum(inputs * slopes, (1, 2)), 0.0)
         lengths = tf.linalg.diag_part(inputs) * tf.linalg.diag_part(slopes)

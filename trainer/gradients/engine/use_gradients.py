@@ -68,7 +68,7 @@ def part_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> Part:
     ]
     (kind, *others) = {term.kind for term in terms}
     if not others and kind == PRODUCTS:
-        return OuterProducts(*joined_rows(terms), bias=False)
+        return OuterProducts(*joined_rows(terms))
     if not others and kind == TABLE:
         return TableRows(*joined_rows(terms), piece.shape)
     return _formed(terms, piece.shape)
