@@ -87,6 +87,11 @@ def plain_errors() -> Iterator[None]:
             keras.config.enable_traceback_filtering()
 
 
+def is_of_keras_2(thing: Any) -> bool:
+    """Whether an object is of the package tf_keras."""
+    return any(kind.__module__.startswith("tf_keras") for kind in type(thing).__mro__)
+
+
 def check_plain(network: Any) -> None:
     """Refuses models of Keras 2, and TF Privacy's, whose noise would not be used.
 
@@ -97,8 +102,7 @@ def check_plain(network: Any) -> None:
       InputError: it is no plain Keras model.
     """
     if not isinstance(network, keras.Model):
-        kind = type(network)
-        old = any(one.__module__.startswith("tf_keras") for one in kind.__mro__)
+        kind, old = type(network), is_of_keras_2(network)
         raise InputError(
             "Expected a model of Keras 3, not of tf_keras. Build it with `import "
             "keras`, or with tf.keras and without TF_USE_LEGACY_KERAS."
@@ -120,6 +124,7 @@ __all__ = [
     "check_plain",
     "clip_grads",
     "gradient_registry",
+    "is_of_keras_2",
     "keras",
     "keras_image",
     "keras_random",

@@ -99,7 +99,12 @@ class Sampler:
         return Stream(derive(self.key, "sampling", self.plan.fingerprint, rows.label))
 
     def ranks(self, rows: Rows, shuffle: int) -> Ranks:
-        """Returns the ranks of the rows of a block in one of the plan's shuffles."""
+        """Returns the ranks of the rows of a block in one of the plan's shuffles.
+
+        Args:
+          rows: The block.
+          shuffle: Number of the shuffle, from 0.
+        """
         labels = ("shuffle", self.plan.fingerprint, shuffle, rows.label)
         stream = Stream(derive(self.key, *labels))
         return stream.words(rows.num_rows), stream.words(rows.num_rows)

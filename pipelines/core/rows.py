@@ -84,6 +84,10 @@ class DataSet:
     def read(self, block: Block, columns: Sequence[Column]) -> list[np.ndarray]:
         """Returns the bytes of the columns: uint8, shape (rows, bytes).  Sensitive.
 
+        Args:
+          block: The rows.
+          columns: The columns, in the order of the result.
+
         Raises:
           InputError: the file is damaged, or a column has nulls or another type.
         """

@@ -750,7 +750,7 @@ BOUND = [
     number("--num-examples", "0", "num_examples=0 >= 1", "100"),
     number("--out", "list.json", "--out list.json", "new"),
     number("--memory-limit", "1", "memory_limit=1 >= 268435456", "1GiB"),
-    number("--threads", "0", "num_threads=0 >= 1", "1"),
+    number("--threads", "0", "--threads=0 >= 1", "1"),
     row("--runner FnApiRunner --threads 1", "no --threads beside", "- --threads"),
     row("--runner x", "runner='x' to be one that Beam has here", "- --runner"),
     row("--streaming", "those of Beam go with --runner", "- --streaming"),
@@ -945,8 +945,8 @@ def test_a_wrong_call_is_one_line_whose_remedy_works(
     *before, line = answer.lines
     assert line.startswith("error: ")
     assert each.says in line
-    # What was done before, as the check of all lines of text, may show its progress.
-    assert all(told.startswith("check: ") for told in before)
+    # What was done before, as the conversion of all lines, may show its progress.
+    assert all(told.startswith(("divide: ", "convert: ")) for told in before)
     assert not os.path.lexists(tmp_path / "new")
     if each.remedy is not None:
         again = call(command, mended(arguments, each.remedy))

@@ -33,7 +33,7 @@ def options_of(name: str) -> set[str]:
         ("batches --data data --out new --batch-size 8", "Did you mean --input?"),
         ("prepare --data=a.csv", "Did you mean --input?"),
         ("compare --data data/train", "Did you mean --input?"),
-        ("verify --data data", "Give DIRECTORY without an option: dpsgd verify DIR"),
+        ("verify --data data", "Did you mean --input?"),
         ("schema a.csv --target income", "Did you mean --label?"),
         ("schema --data a.csv", "Give TABLE without an option: dpsgd schema TABLE."),
         ("train --target income", "`dpsgd schema --label` chooses the label."),

@@ -32,6 +32,7 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     losses = [values["log_loss"] for values in (metrics, *found.values())]
     assert len(set(losses)) == 7
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - {
+        "certificate.json",
         *exported_names("past_ema"),
         *exported_names("custom"),
         *exported_names("past_custom"),

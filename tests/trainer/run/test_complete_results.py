@@ -25,7 +25,12 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     summary = train(request)
     run = request.run
     averages = {*map(exported_names, WEIGHT_AVERAGES)}
-    unasked = {"iterates", "uncertainty.parquet", *itertools.chain(*averages)}
+    unasked = {
+        "certificate.json",
+        "iterates",
+        "uncertainty.parquet",
+        *itertools.chain(*averages),
+    }
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - unasked
     assert {path.name for path in (run / "private").iterdir()} == {
         "noise.key",

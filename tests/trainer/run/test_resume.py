@@ -242,7 +242,7 @@ def test_what_the_code_reads_from_a_file_is_part_of_the_run(
 #: Ways in which code of the step holds the values of a file, and what a refusal names.
 HELD = {
     "a variable of a module": (
-        "KNOWN = tf.Variable(np.load(FILE), name='known')",
+        "KNOWN = tf.Variable(np.load(FILE), False, name='known')",
         "tf.gather(KNOWN, labels)",
         r"variable known \(float32, shape \(2,\)\) of the step to hold",
     ),

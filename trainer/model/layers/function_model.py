@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import is_of_keras_2, keras, tf
 
 
 class FunctionModel(keras.Model):
@@ -65,7 +65,7 @@ def as_keras(model: Any) -> Any:
     Args:
       model: What a user gave as a model.
     """
-    if isinstance(model, tf.Module) and callable(model):
+    if isinstance(model, tf.Module) and callable(model) and not is_of_keras_2(model):
         return FunctionModel(model, model.trainable_variables, name=model.name)
     return model
 
