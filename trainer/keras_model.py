@@ -80,7 +80,7 @@ from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import check_plain, keras, raw_variable, tf
+from trainer.tf_compat import keras, raw_variable, tf
 
 _PREFIX = "non_private_"
 _RUN_STAYS = (
@@ -145,7 +145,6 @@ def make_private(
     if registry.hooks_of(method).optimizer is not None:
         raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
     model = as_keras(model)
-    check_plain(model)
     if isinstance(model, PrivateModel):
         raise InputError(
             "Expected a plain Keras model; this one is private already. Give its "

@@ -47,7 +47,7 @@ from trainer.model.user_code import load_function, one_line_errors
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
-from trainer.tf_compat import check_plain, keras, tf
+from trainer.tf_compat import keras, tf
 
 
 def _check_loss(table: Table, loss: Loss) -> None:
@@ -162,7 +162,6 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
       InputError: the model contains TF Privacy's own clip and noise.
     """
     network = as_keras(network)
-    check_plain(network)
     if isinstance(network, keras.Sequential) and network.built:
         return keras.Model(network.inputs, network.outputs, name=network.name)
     if not isinstance(getattr(network, "inputs", None), list):

@@ -33,7 +33,7 @@ def _quiet_standard_error() -> Iterator[None]:
 
 
 # Keras reads its backend when it is first imported.  Whoever imports it before us has
-# chosen, and `_check_backend` says if that is another.
+# chosen, and is told below if that is another.
 if "keras" not in sys.modules:
     os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

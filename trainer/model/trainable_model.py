@@ -99,7 +99,7 @@ class TrainableModel:
 
     def labels(self, columns: Mapping[str, Any]) -> Any:
         """Returns the labels: a column, or a dict of columns for several outputs."""
-        if isinstance(self.output, Mapping):
+        if isinstance(self.network.output, Mapping):
             return {name: columns[name] for name in self.label_names}
         return columns[LABEL]
 
@@ -110,13 +110,8 @@ class TrainableModel:
     @property
     def label_names(self) -> list[str]:
         """Names of the label columns."""
-        output = self.output
+        output = self.network.output
         return list(output) if isinstance(output, Mapping) else [LABEL]
-
-    @property
-    def output(self) -> Any:
-        """The symbolic output of the network: a Keras tensor, or nested ones."""
-        return self.network.output
 
     @property
     def input_names(self) -> list[str]:
@@ -134,7 +129,8 @@ class TrainableModel:
     def _num_classes(self) -> Any:
         """Length of the last axis, 1 without any; a dict for several outputs."""
         return tf.nest.map_structure(
-            lambda value: value.shape[-1] if len(value.shape) > 1 else 1, self.output
+            lambda value: value.shape[-1] if len(value.shape) > 1 else 1,
+            self.network.output,
         )
 
     def inputs(self, columns: Mapping[str, Any]) -> Any:

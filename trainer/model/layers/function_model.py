@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.tf_compat import is_of_keras_2, keras, tf
+from trainer.tf_compat import check_plain, is_of_keras_2, keras, tf
 
 
 class FunctionModel(keras.Model):
@@ -60,13 +60,17 @@ class FunctionModel(keras.Model):
 
 
 def as_keras(model: Any) -> Any:
-    """Returns a ``tf.Module`` that can be called as a Keras model; others as they are.
+    """Returns what a user gave as a model as a plain Keras model.
 
     Args:
-      model: What a user gave as a model.
+      model: A Keras model, or a ``tf.Module`` that can be called.
+
+    Raises:
+      InputError: it is neither, or a model of Keras 2 or of TF Privacy.
     """
     if isinstance(model, tf.Module) and callable(model) and not is_of_keras_2(model):
         return FunctionModel(model, model.trainable_variables, name=model.name)
+    check_plain(model)
     return model
 
 
