@@ -66,7 +66,7 @@ def poll(count: Callable[[], dict[str, int]], seconds: float) -> Iterator[None]:
       count: Returns kind -> number done so far.  Its OSErrors are ignored.
       seconds: Seconds between two counts.
     """
-    tell, reported, ended = _listener, dict[str, int](), threading.Event()
+    tell, reported = _listener, dict[str, int]()
 
     def report() -> None:
         with contextlib.suppress(OSError):
@@ -75,16 +75,32 @@ def poll(count: Callable[[], dict[str, int]], seconds: float) -> Iterator[None]:
                     tell(kind, done - reported.get(kind, 0))
                     reported[kind] = done
 
+    with listen(lambda *_: None):
+        try:
+            with every(seconds, report):
+                yield
+        finally:
+            report()
+
+
+@contextlib.contextmanager
+def every(seconds: float, report: Callable[[], None]) -> Iterator[None]:
+    """Calls ``report`` in a thread of its own, again and again within a context.
+
+    Args:
+      seconds: Seconds between two calls, and before the first.
+      report: What to call.
+    """
+    ended = threading.Event()
+
     def watch() -> None:
         while not ended.wait(seconds):
             report()
 
     thread = threading.Thread(target=watch, daemon=True)
-    with listen(lambda *_: None):
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-            report()
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -21,7 +21,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -140,26 +140,14 @@ class Runtime:
         run = self.run_tasks or functools.partial(
             _run_on_threads, self.num_threads or num_cores()
         )
-        with self._watching(step):
+        report = functools.partial(self._report, step)
+        with progress.every(_SECONDS, report):
             if left := step.left():
                 run(functools.partial(_unless_done, step.task, step.output), left)
+        report()
 
-    @contextlib.contextmanager
-    def _watching(self, step: Step) -> Iterator[None]:
+    def _report(self, step: Step) -> None:
         """Reports the progress of a step, by its files."""
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(_SECONDS):
-                self.on_progress(step.name, *step.progress())
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
         self.on_progress(step.name, *step.progress())
 
 
