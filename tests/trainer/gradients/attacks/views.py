@@ -22,9 +22,8 @@ def _rare(columns: Any) -> Any:
     return tf.cast(tf.reduce_any(columns["ids"] >= 8), tf.float32)
 
 
-@CASES.view
-def last_row_in_a_variable() -> Augment:
-    held = Holder(tf.Variable(tf.zeros(NUM_VALUES), trainable=False))
+def _last_row_in(variable: Any) -> Augment:
+    held = Holder(variable)
 
     def augment(columns: Any, seed: Any) -> Any:
         old = tf.identity(held.held[0])
@@ -32,6 +31,11 @@ def last_row_in_a_variable() -> Augment:
         return {"values": columns["values"] + old}
 
     return augment
+
+
+@CASES.view
+def last_row_in_a_variable() -> Augment:
+    return _last_row_in(tf.Variable(tf.zeros(NUM_VALUES), trainable=False))
 
 
 @CASES.view
@@ -291,14 +295,7 @@ def constant_seed_of_keras() -> Augment:
 
 @CASES.view
 def variable_of_keras() -> Augment:
-    held = Holder(keras.Variable(tf.zeros(NUM_VALUES), trainable=False))
-
-    def augment(columns: Any, seed: Any) -> Any:
-        old = tf.identity(held.held[0])
-        held.held[0].assign(columns["values"])
-        return {"values": columns["values"] + old}
-
-    return augment
+    return _last_row_in(keras.Variable(tf.zeros(NUM_VALUES), trainable=False))
 
 
 _IMAGES = {
