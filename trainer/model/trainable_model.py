@@ -49,6 +49,12 @@ class TrainableModel:
     seeds: tuple[int, ...] | None = None
     prepare: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
+    def __post_init__(self) -> None:
+        # Keras creates the weights of an activation that is a layer in its first call.
+        if not all(layer.built for layer in self.network._flatten_layers()):
+            specs = tf.nest.map_structure(_spec_of, self.network.input)
+            tf.function(self.network, autograph=False).get_concrete_function(specs)
+
     @property
     def column_specs(self) -> dict[str, Any]:
         """Shapes and types of the columns of a batch of any size."""
@@ -146,3 +152,8 @@ class TrainableModel:
     def optimized(self) -> list[Any]:
         """The same variables as an optimizer takes them, which knows constraints."""
         return list(self.network.trainable_variables)
+
+
+def _spec_of(value: Any) -> Any:
+    """Returns the shape and type of an input of a network, for any number of rows."""
+    return tf.TensorSpec((None, *value.shape[1:]), value.dtype, name=value.name)

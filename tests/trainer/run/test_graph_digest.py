@@ -127,7 +127,7 @@ _CHILD = """
         tf.function(lambda x: tf.while_loop(lambda y: y < 2.0, tf.exp, (x,)))(1.0)
         tf.custom_gradient(lambda x: (x, lambda g: g))(tf.constant(1.0))
     model = keras.Sequential([
-        keras.layers.Embedding(7, 4, input_shape=(6,)), keras.layers.LSTM(4),
+        keras.Input((6,)), keras.layers.Embedding(7, 4), keras.layers.LSTM(4),
         keras.layers.Reshape((2, 2)), keras.layers.Conv1D(2, 2),
         keras.layers.GRU(3),
         keras.layers.Dense(1, activation="gelu"),
@@ -140,8 +140,9 @@ _CHILD = """
     @tf.function
     def step(ids):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(mine(tf.vectorized_map(
-                lambda one: model(one[tf.newaxis])[0], ids)))
+            loss = tf.reduce_sum(mine(tf.map_fn(
+                lambda one: model(one[tf.newaxis])[0], ids,
+                fn_output_signature=tf.float32)))
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     spec = tf.TensorSpec((3, 6), tf.int32)

@@ -157,7 +157,8 @@ def _set_sizes(proof: Proof, copy: GraphCopy, num_rows: int) -> None:
 def _copied_piece(piece: Piece, copy: GraphCopy) -> Piece:
     return dataclasses.replace(
         piece,
-        value=copy.of(piece.value),
+        # A table of which only rows are read has no value in the copy.
+        value=copy.of(piece.value if piece.path else piece.source),
         source=copy.of(piece.source),
         uses=tuple(
             dataclasses.replace(use, op=copy.ops[use.op.name]) for use in piece.uses

@@ -174,6 +174,7 @@ def copy_into(
         # operations; its code would differentiate the traced graph, not the copy.
         node.attr.pop("_gradient_op_type", None)
         node.attr.pop("_class", None)  # the place of a placeholder that is replaced
+    kept = _reading_rows(kept)
     read = {each.partition(":")[0] for node in kept for each in node.input}
     del definition.node[:]
     definition.node.extend(kept)
@@ -185,3 +186,44 @@ def copy_into(
     )
     names = [node.name for node in kept]
     return GraphCopy(ops=dict(zip(names, copies, strict=True)), inputs=inputs)
+
+
+def _reading_rows(nodes: Sequence[Any]) -> list[Any]:
+    """Returns nodes that read the rows of a table which are needed, not all of it.
+
+    ``GatherV2(ReadVariableOp(table), ids)`` becomes ``ResourceGather(table, ids)``.
+    TensorFlow copies a variable whose rows are updated in place whenever all of it is
+    read: tables of 78 million values made a step three times as long.
+
+    Args:
+      nodes: Nodes of a graph that is pure (see ``model.pure_graph``), changed in place.
+    """
+    by_name = {node.name: node for node in nodes}
+    for node in nodes:
+        source = by_name.get(node.input[0].partition(":")[0]) if node.input else None
+        if source is not None and _gathers_rows(node, source, by_name):
+            node.op = "ResourceGather"
+            node.input[:] = [source.input[0], node.input[1]]
+            node.attr["dtype"].CopyFrom(node.attr.pop("Tparams"))
+            del node.attr["Taxis"]
+    return _without_unread(nodes)
+
+
+def _gathers_rows(node: Any, source: Any, by_name: Mapping[str, Any]) -> bool:
+    if (node.op, source.op, len(node.input)) != ("GatherV2", "ReadVariableOp", 3):
+        return False
+    axis = by_name.get(node.input[2].partition(":")[0])
+    if axis is None or axis.op != "Const" or node.attr["batch_dims"].i:
+        return False
+    return not tf.make_ndarray(axis.attr["value"].tensor).any()
+
+
+def _without_unread(nodes: Sequence[Any]) -> list[Any]:
+    """Returns nodes without the reads of variables whose values none of them needs."""
+    read = {each.partition(":")[0] for node in nodes for each in node.input}
+    unread = {n.name for n in nodes if n.op == "ReadVariableOp" and n.name not in read}
+    kept = [node for node in nodes if node.name not in unread]
+    for node in kept:
+        # Without an effect, an order among operations means nothing.
+        node.input[:] = [x for x in node.input if x.lstrip("^") not in unread]
+    return kept

@@ -58,7 +58,8 @@ class Piece:
     Attributes:
       variable: Index among the variables.
       path: Steps from the variable to the piece.
-      value: Tensor of the piece, or the variable's handle if rows are gathered from it.
+      value: Tensor of the piece; a copied piece that is the whole variable has its
+        handle.
       source: The variable's handle in this graph.
       shape: Shape of the piece.
       uses: Uses of the piece, at least one.

@@ -13,7 +13,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     layers,
     weight,
 )
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import keras, raw_variable, tf
 
 CASES = Cases("write")
 
@@ -350,11 +350,12 @@ def kernel_of_a_layer_inside(layer: Any) -> Call:
 @CASES.layer
 def table_of_a_layer_inside(layer: Any) -> Call:
     layer.table = layers.Embedding(VOCABULARY, 2)
+    layer.table.build((None, NUM_IDS))
+    table = raw_variable(layer.table.embeddings)
 
     def call(values: Any, ids: Any) -> Any:
         rows = tf.reshape(layer.table(ids), (-1, 2 * NUM_IDS))
-        raw = tf.IndexedSlices(values[:, :2], ids[:, 0])
-        layer.table.embeddings.value.scatter_update(raw)
+        table.scatter_update(tf.IndexedSlices(values[:, :2], ids[:, 0]))
         return values + rows[:, :NUM_VALUES]
 
     return call
