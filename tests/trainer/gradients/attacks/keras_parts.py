@@ -124,7 +124,7 @@ def honest_network() -> Any:
 
 def clear_session() -> None:
     """Forgets other models, so that each is the same whichever was made before."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
 
 
