@@ -615,6 +615,7 @@ class _Training:
         )
 
     def _finish_averages(self) -> dict[str, Any]:
+        assert self._evaluator is not None
         aggregates, uncertainty = {}, None
         if self._averages or self._iterates.steps:
             self._reporter.say("evaluating averages of the weights")
@@ -623,12 +624,15 @@ class _Training:
                 self._export(name)
             aggregates[name] = self._metrics_of(name)
         if self._iterates.steps:
-            assert self._evaluator is not None
             past, weights = self._iterates, self._model.variables
             results = PastResults(past, weights, self._evaluator, self._settings)
             metrics, uncertainty = results.evaluate(self._export)
             aggregates |= metrics
-        return {"aggregates": aggregates, "uncertainty": uncertainty}
+        return {
+            "guessing": self._evaluator.guessing(),
+            "aggregates": aggregates,
+            "uncertainty": uncertainty,
+        }
 
     def _export(self, average: str | None = None) -> None:
         manifest = models.manifest_of(self._model, self._checked.manifest)

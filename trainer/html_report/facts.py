@@ -36,6 +36,7 @@ from pipelines.batches.certificate import (
 )
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest
 from trainer.html_report import attachments, commands, data_set
+from trainer.model.guessing import warnings
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.report.metrics_files import read_curve, read_metrics
 from trainer.run import privacy, run_record
@@ -223,6 +224,7 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
     metrics, curve = read_metrics(run / METRICS_NAME), run / CURVE_NAME
     names = _in_order(metric_names(metrics))
     points = read_curve(curve, names) if curve.exists() else []
+    guess = metrics.get("guessing")
     return {
         "num_examples": metrics["num_examples"],
         "by_fit": bool(record.fits),
@@ -240,14 +242,16 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
             }
             for name, values in metrics["aggregates"].items()
         ],
+        "guessing": {key: guess.get(key) for key in names} if guess else None,
+        "warnings": list(warnings(metrics)),
         "uncertainty": _uncertainty(metrics["uncertainty"]),
     }
 
 
 def _in_order(names: list[str]) -> list[str]:
     """Returns the names of metrics in the order of ``METRICS``."""
-    known = next((task for task in METRICS.values() if set(task) <= set(names)), ())
-    return [*known, *(name for name in names if name not in known)]
+    known = next((task for task in METRICS.values() if task[0] in names), ())
+    return sorted(names, key=lambda name: (*known, name).index(name))
 
 
 def _uncertainty(found: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.inputs.bounded import BOUNDED
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import footer_digest
+from trainer.model.guessing import guessing
 from trainer.model.metrics import Metric, Metrics, Scores, joined
 from trainer.model.user_code import withhold_values
 
@@ -114,9 +115,17 @@ class HeldOut:
                         f"has in {self._files[0][0]}. Convert one of them."
                     )
 
-    def batches(self, num_rows: int = _BATCH_ROWS) -> Iterator[dict[str, np.ndarray]]:
-        """Yields columns of up to ``num_rows`` rows.  Sensitive."""
-        return (columns for columns, _ in self.parts(num_rows))
+    def batches(
+        self, num_rows: int = _BATCH_ROWS, names: Collection[str] | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields columns of up to ``num_rows`` rows.  Sensitive.
+
+        Args:
+          num_rows: Largest number of rows at a time.
+          names: Names of the columns; None for those of the batches.
+        """
+        chosen = [c for c in self._columns if names is None or c.name in names]
+        return (columns for columns, _ in self._parts(num_rows, chosen, ()))
 
     def parts(
         self, num_rows: int, others: Sequence[str] = ()
@@ -127,14 +136,19 @@ class HeldOut:
           num_rows: Largest number of rows at a time.
           others: Further columns of the record batch; ``check_others`` accepted them.
         """
-        names = list(dict.fromkeys([*(c.name for c in self._columns), *others]))
+        return self._parts(num_rows, self._columns, others)
+
+    def _parts(
+        self, num_rows: int, columns: Sequence[Column], others: Sequence[str]
+    ) -> Iterator[tuple[dict[str, np.ndarray], pa.RecordBatch]]:
+        names = list(dict.fromkeys([*(c.name for c in columns), *others]))
         for path, _ in self._files:
             with _one_line_errors(path), pq.ParquetFile(path) as file:
                 for rows in file.iter_batches(num_rows, columns=names):
                     yield (
                         {
                             c.name: _values(rows[c.name], c, self.option)
-                            for c in self._columns
+                            for c in columns
                         },
                         rows,
                     )
@@ -181,6 +195,19 @@ class Evaluator:
         ]
         labels, outputs = zip(*found, strict=True)
         return joined(labels), joined(outputs)
+
+    @withhold_values
+    def guessing(self) -> Metrics | None:
+        """Returns the metrics of the best constant prediction; None if not known.
+
+        Raises:
+          InputError: the loss does not take a label.
+        """
+        loss, labels = self.model.loss, []
+        for columns in self.held_out.batches(names=self.model.label_names):
+            _check_labels(self.model, columns, self.held_out.option)
+            labels.append(_arrays(self.model.labels(columns)))
+        return guessing(joined(labels), task=loss.task, loss=loss.name)
 
     @withhold_values
     def metrics_of(self, labels: Any, outputs: Any) -> Metrics:

@@ -2,7 +2,8 @@
 
     task     labels                    held-out metrics      outputs of the export
     binary   0 or 1                    AUC, log loss,        the probability of 1
-                                       accuracy
+                                       accuracy, and the
+                                       error of calibration
     classes  a class, or its one-hot   accuracy, log loss    one probability per class
     other    any finite number         mean loss             those of the network
 
@@ -50,10 +51,16 @@ LOSSES = {
 
 #: Names of each task's held-out metrics, the one to judge by first.
 METRICS = {
-    BINARY: ("auc", "log_loss", "accuracy"),
+    BINARY: ("auc", "log_loss", "accuracy", "calibration_error"),
     CLASSES: ("accuracy", "log_loss"),
     OTHER: ("loss",),
 }
+
+#: Metrics of which a smaller value is better.
+LOWER_IS_BETTER = ("calibration_error", "log_loss", "loss")
+
+#: Number of groups of rows of similar probability, in which it is compared with labels.
+_CALIBRATION_GROUPS = 10
 
 #: Metrics of a majority vote, which has no probabilities; numbers have no vote.
 VOTE_METRICS = {BINARY: ("auc", "accuracy"), CLASSES: ("accuracy",), OTHER: ()}
@@ -99,12 +106,33 @@ def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
     return float(np.logaddexp(0, -signed).mean())
 
 
+def calibration_error(labels: np.ndarray, logits: np.ndarray) -> float:
+    """Returns by how much probabilities differ from the shares of ones, on average.
+
+    Over ten groups of equally many rows of similar probability: Naeini et al. (2015),
+    "Obtaining well calibrated probabilities using Bayesian binning".
+
+    Args:
+      labels: 0 or 1, (rows,).
+      logits: (rows,).
+
+    Example:
+      >>> calibration_error(np.array([0, 1, 0, 1]), np.zeros(4))
+      0.5
+    """
+    order = np.argsort(logits, kind="stable")
+    chances = 0.5 * (1 + np.tanh(0.5 * logits[order].astype(np.float64)))
+    apart = np.array_split(chances - (labels[order] > 0), _CALIBRATION_GROUPS)
+    return float(sum(abs(group.sum()) for group in apart) / len(labels))
+
+
 def binary_metrics(labels: np.ndarray, logits: np.ndarray) -> Metrics:
-    """Returns AUC, log loss and accuracy; see `log_loss`.  A logit of 0 predicts 0."""
+    """Returns the metrics of a task "binary"; a logit of 0 predicts 0."""
     return {
         "auc": auc(labels, logits),
         "log_loss": log_loss(labels, logits),
         "accuracy": float(((logits > 0) == (labels > 0)).mean()),
+        "calibration_error": calibration_error(labels, logits),
         "num_examples": len(labels),
     }
 

@@ -14,6 +14,7 @@ from pipelines.inputs.bounded import BOUNDED, Bounded
 from pipelines.tables.schema.schema import Schema
 from tests.trainer.conftest import COLUMNS, DATASET, BatchFolder, write_run_folder
 
+GUESSING = {"accuracy": 0.7, "auc": 0.5, "log_loss": 0.51}
 METRICS = {"accuracy": 0.71, "auc": 0.8125, "log_loss": 0.51234, "num_examples": 300}
 POINTS = [
     {"step": 0, "accuracy": 0.5, "auc": None, "log_loss": 0.6931, "num_examples": 300},
@@ -81,7 +82,7 @@ def make_run(tmp_path: pathlib.Path) -> MakeRun:
         fields = {"target_delta": 1e-6, "noise_multiplier": 0.9, **record}
         run = write_run_folder(tmp_path / name, batches, **fields)
         metrics = {"examples": "held-out", "method": "dp-sgd", **METRICS}
-        metrics |= {"aggregates": AVERAGES, "uncertainty": None}
+        metrics |= {"aggregates": AVERAGES, "uncertainty": None, "guessing": GUESSING}
         (run / "metrics.json").write_bytes(pretty_json(metrics))
         curve = {"examples": "held-out", "points": POINTS}
         (run / "curve.json").write_bytes(pretty_json(curve))

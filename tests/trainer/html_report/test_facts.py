@@ -56,6 +56,8 @@ TAKEN = {
     *(f"evaluation.metrics.{name}" for name in ("auc", "log_loss", "accuracy")),
     *(f"evaluation.curve.metrics.{n}[]" for n in ("auc", "log_loss", "accuracy")),
     *(f"evaluation.averages[].metrics.{n}" for n in ("auc", "log_loss", "accuracy")),
+    *(f"evaluation.guessing.{name}" for name in ("auc", "log_loss", "accuracy")),
+    "evaluation.warnings[]",
     "evaluation.averages[].name", "evaluation.averages[].meaning",
     "evaluation.uncertainty.level", "evaluation.uncertainty.mean_width",
     "audit.level", "audit.notes[]", "audit.meaning", "audit.cannot_see[]",
