@@ -9,13 +9,14 @@ Formal guarantees:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
+from trainer.cli import setting_flags
 from trainer.settings import methods
 from trainer.settings.methods import DP_SGD, Setting
 
@@ -32,15 +33,9 @@ def method(text: str, *names: str, **more: Any) -> Callable[..., Any]:
     return click.option("--method", *names, help=text, **declared)
 
 
-class TrainsByMethods(click.Command):
-    """A command with ``--method`` and the settings of every method."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns all parameters, with those of the methods after the required ones."""
-        params = super().get_params(ctx)
-        own = [_method_option(methods.names()), *map(_option, methods.own_settings())]
-        first = sum(param.required for param in params)
-        return [*params[:first], *_apart(own, params), *params[first:]]
+def every_option() -> list[click.Option]:
+    """Returns ``--method`` and the options of all settings of methods."""
+    return [_method_option(methods.names()), *_own(methods.own_settings())]
 
 
 class SettingsOfMethods(click.Command):
@@ -49,8 +44,7 @@ class SettingsOfMethods(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns all parameters, with those of the methods before ``--help``."""
         params = super().get_params(ctx)
-        own = _apart(list(map(_option, self._settings())), params)
-        return [*params[:-1], *own, params[-1]]
+        return [*params[:-1], *apart(_own(self._settings()), params), params[-1]]
 
     def _settings(self) -> Iterator[tuple[str, Setting]]:
         return methods.own_settings()
@@ -90,21 +84,22 @@ def _method_option(names: tuple[str, ...]) -> click.Option:
     )
 
 
-@functools.cache
-def _option(named: tuple[str, Setting]) -> click.Option:
-    name, setting = named
-    return click.Option(
-        [f"--{name.replace('_', '-')}", name],
-        type=click.Choice(setting.choices) if setting.choices else setting.kind,
-        metavar=setting.metavar,
-        help=setting.help,
-    )
+def _own(settings: Iterable[tuple[str, Setting]]) -> list[click.Option]:
+    return [setting_flags.option(name, setting) for name, setting in settings]
 
 
-def _apart(
-    own: list[click.Option], params: list[click.Parameter]
+def apart(
+    own: list[click.Option], params: Sequence[click.Parameter]
 ) -> list[click.Option]:
-    """Returns the options of methods; refuses flags that another option has."""
+    """Returns the options of methods; refuses flags that another option has.
+
+    Args:
+      own: Options of methods.
+      params: All other parameters of the command.
+
+    Raises:
+      InputError: a setting of a method has the name of another option.
+    """
     taken = {flag: param for param in params for flag in (param.name, *param.opts)}
     for option in own:
         for flag in (option.name, *option.opts):

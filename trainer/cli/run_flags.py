@@ -51,9 +51,7 @@ batches = functools.partial(
 held_out = functools.partial(
     click.option,
     "--eval",
-    "held_out",
     type=click.Path(path_type=pathlib.Path),
     required=True,
 )
 data_is_public = functools.partial(click.option, "--data-is-public", is_flag=True)
-keep_last = functools.partial(click.option, "--keep-last", type=int, metavar="K")

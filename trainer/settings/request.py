@@ -10,8 +10,15 @@ import os
 import pathlib
 import re
 
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError
 from pipelines.files.paths import StrPath
+from trainer.settings.setting import (
+    OUTPUT,
+    PRIVACY,
+    check_declared,
+    documented,
+    setting,
+)
 from trainer.settings.train_settings import TrainSettings
 
 #: A path object keeps one of the two slashes after the scheme.
@@ -50,6 +57,7 @@ def check_batches(path: StrPath) -> None:
         )
 
 
+@documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """A run of ``dpsgd train``.
@@ -61,11 +69,6 @@ class Request:
       run: Folder for the results: new, empty, or of this run, unfinished.
       store: Folder in a store (``s3://``) that keeps ``run``, which is then new or
         empty; None for a run that stays here.
-      noise_key_file: File of the noise key, made if missing; in the run's ``private``
-        if None.
-      checkpoint_every: Steps between checkpoints; by time if None.
-      tensorboard: Folder for TensorBoard's event file of the curve; None for none.
-      csv: File for the curve; None for none.
     """
 
     settings: TrainSettings
@@ -73,10 +76,23 @@ class Request:
     held_out: pathlib.Path
     run: pathlib.Path
     store: str | None = None
-    noise_key_file: pathlib.Path | None = None
-    checkpoint_every: int | None = None
-    tensorboard: pathlib.Path | None = None
-    csv: pathlib.Path | None = None
+    noise_key_file: pathlib.Path | None = setting(
+        None,
+        "Secret noise key, made if missing.  [default: OUT/private/noise.key]",
+        group=PRIVACY,
+    )
+    checkpoint_every: int | None = setting(
+        None,
+        "Steps between checkpoints.  [default: one per minute]",
+        group=OUTPUT,
+        at_least=1,
+    )
+    tensorboard: pathlib.Path | None = setting(
+        None, "Folder for TensorBoard events of the curve.", group=OUTPUT
+    )
+    csv: pathlib.Path | None = setting(
+        None, "CSV file for the held-out curve.", group=OUTPUT
+    )
 
     def __post_init__(self) -> None:
         check_batches(self.batches)
@@ -92,5 +108,4 @@ class Request:
             tensorboard=self.tensorboard,
             csv=self.csv,
         )
-        if self.checkpoint_every is not None:
-            check_int("checkpoint_every", self.checkpoint_every, at_least=1)
+        check_declared(self)

@@ -293,7 +293,7 @@ def test_train_refuses_before_tensorflow_is_loaded(
     for arguments, message in (
         ([*common], "--epsilon"),
         ([*common, "--noise-multiplier=-1"], "noise_multiplier=-1"),
-        ([*common, "--noise-multiplier=1", "--hidden=a"], "hidden='a'"),
+        ([*common, "--noise-multiplier=1", "--hidden=0"], "hidden=0"),
         ([*common, "--noise-multiplier=1", f"--eval={tmp_path}"], "parquet"),
         ([*common, "--noise-multiplier=1", "--eval=s3://b/c"], "on this machine"),
         ([*common, "--noise-multiplier=1", f"--out={file}/run"], "Not a directory"),

@@ -27,7 +27,7 @@ _SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagn
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @run_flags.batches()
-@run_flags.held_out(help="Held-out examples, as for `dpsgd train`.")
+@run_flags.held_out("held_out", help="Held-out examples, as for `dpsgd train`.")
 @click.option(
     "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
 )
@@ -79,8 +79,8 @@ def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
         train_request(
             rest,
             batches=flags["batches"],
-            held_out=flags["held_out"],
-            run=flags["out"],
+            eval=flags["held_out"],
+            out=flags["out"],
             method=method,
             **{name: own[name] for name in own if owners[name] == method},
         ).settings

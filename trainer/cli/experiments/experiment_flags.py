@@ -17,6 +17,7 @@ from accounting.cli import shared_options
 from accounting.validation import InputError
 from trainer.cli import run_flags
 from trainer.cli.commands import train_request
+from trainer.cli.setting_flags import Listed
 from trainer.settings import methods
 from trainer.settings.comparison_settings import Experiment
 from trainer.settings.request import Request
@@ -33,6 +34,7 @@ _OPTIONS = (
         "--input", "source", required=True, help="Folder of training Parquet."
     ),
     run_flags.held_out(
+        "held_out",
         help="Held-out Parquet, such as the test split: a folder, a file or a quoted "
         "glob.",
     ),
@@ -50,30 +52,6 @@ _OPTIONS = (
     ),
     shared_options.as_json,
 )  # fmt: skip
-
-
-class Listed(click.ParamType):
-    """Values that are separated by commas.
-
-    Args:
-      kind: Type of each value.
-    """
-
-    def __init__(self, kind: click.ParamType) -> None:
-        self._kind = kind
-        self.name = f"{kind.name}s"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Returns the placeholder for the help: see `click.ParamType.get_metavar`."""
-        one = self._kind.get_metavar(param, ctx) or self._kind.name.upper()
-        return f"{one},..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Returns a tuple of values: see `click.ParamType.convert`."""
-        parts = value if isinstance(value, tuple) else str(value).split(",")
-        return tuple(self._kind.convert(part, param, ctx) for part in parts)
 
 
 def listed(kind: click.ParamType) -> dict[str, Any]:
@@ -132,7 +110,7 @@ def request(
         refuse the flags before it reads a file.
     """
     refuse(rest, (*_SET_FOR_ALL, *also_set))
-    folders = {"batches": ".", "held_out": flags["held_out"], "run": flags["out"]}
+    folders = {"batches": ".", "eval": flags["held_out"], "out": flags["out"]}
     return train_request(rest, **folders, **set_here)
 
 

@@ -9,8 +9,9 @@ import click
 from accounting.cli import registered, shared_options
 from accounting.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import method_flags, run_flags
+from trainer.cli import method_flags, run_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
+from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
@@ -27,10 +28,11 @@ from trainer.settings.request import Request
 @shared_options.noise_multiplier("Instead of --epsilon.")
 @shared_options.delta("Delta of one run.", required=True)
 @shared_options.l2_norm_clip("Clip norm of all runs.", required=True)
-@run_flags.keep_last(
-    default=10,
-    show_default=True,
+@setting_flags.again(
+    AggregationSettings,
+    "keep_last",
     help="Number of iterates per run whose spread is measured.",
+    default=10,
 )
 @method_flags.method("Method of all runs.", default=DP_SGD)
 @registered.sampler(

@@ -11,8 +11,8 @@ from accounting.cli import registered, shared_options
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
 from trainer.cli import method_flags
-from trainer.cli.commands import integers
 from trainer.cli.experiments import experiment_flags
+from trainer.cli.setting_flags import Listed
 from trainer.settings import methods
 from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.method_settings import DP_SGD
@@ -32,6 +32,7 @@ from trainer.settings.train_settings import TrainSettings
 @click.option(
     "--small-batch-sizes",
     required=True,
+    type=Listed(click.INT),
     metavar="B1,B2,...",
     help="Expected rows per step of the simulated runs: two or more sizes.",
 )
@@ -101,8 +102,6 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
 
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSettings:
-    name = "small_batch_sizes"
-    sizes = integers(name, flags[name], example="64,128,256")
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     of_reference = (
@@ -124,6 +123,6 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSetting
         **experiment_flags.beside(request),
         training=request.settings,
         expected_batch_size=flags["batch_size"],
-        small_batch_sizes=sizes,
+        small_batch_sizes=flags["small_batch_sizes"],
         num_epochs=flags["epochs"],
     )
