@@ -781,10 +781,10 @@ WORK = {
     "predict": "trainer.report.progress.Terminal.say",
     "audit": "trainer.auditing.audit._audit_mechanism",
     "compare": "trainer.experiments.comparison.noise.find_cases",
-    "simulate": "trainer.experiments.simulate.Simulator",
-    "bias": "trainer.experiments.bias._train",
-    "variance": "trainer.experiments.variance.Runs",
-    "shift": "trainer.experiments.shift.Runs",
+    "simulate": "trainer.papers.simulate.Simulator",
+    "bias": "trainer.papers.bias._train",
+    "variance": "trainer.papers.variance.Runs",
+    "shift": "trainer.papers.shift.Runs",
 }
 
 

@@ -34,7 +34,7 @@ from trainer.experiments.comparison.levels import (
     find_parts,
     make_table,
 )
-from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.report import Comparison, report
 from trainer.experiments.comparison.results import summarise
 from trainer.experiments.comparison.runs import Runs, Say, settled, silent
 from trainer.settings.comparison_settings import ComparisonSettings
@@ -42,7 +42,7 @@ from trainer.settings.comparison_settings import ComparisonSettings
 
 def compare(
     settings: ComparisonSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
-) -> Report:
+) -> Comparison:
     """Makes all batches and runs that are not done yet, and returns the table.
 
     Args:
@@ -75,7 +75,7 @@ def compare(
     asked = [(case, seed) for (case, _), seed in trials]
     _train(settings, runs, asked, say)
     results = [(case, runs.result(case.trial(seed))) for case, seed in asked]
-    return Report(summarise(results, metric=settings.metric), notes)
+    return report(summarise(results, metric=settings.metric), notes)
 
 
 def _find_cases(

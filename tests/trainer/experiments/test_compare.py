@@ -196,8 +196,8 @@ def test_flags_and_settings_ask_for_the_same(
     """All lists at once, as flags and as settings."""
     asked: list[ComparisonSettings] = []
     monkeypatch.setattr(
-        "trainer.cli.experiments.experiment_body.compare",
-        lambda settings, *, as_json: asked.append(settings),
+        "trainer.cli.experiments.experiment_body.run",
+        lambda experiment, settings, *, as_json: asked.append(settings),
     )
     settings = make_settings()
     result = _compare(
@@ -270,7 +270,6 @@ def _pairs(*values: Any) -> list[Any]:
         ),
         (["--epsilon=1", "--csv=a.csv"], "no --csv=a.csv"),
         (["--epsilon=1", "--tensorboard=board"], "no --tensorboard=board"),
-        (["--epsilon=1", "--simulates=much"], "no --simulates=much"),
         (["--epsilon=1", "--for", "dp-sgd", "--init-seed=5"], "no --init-seed=5"),
         (["--epsilon=1", "--for", "dp-sgd", "--hidden 4 --delta .1"], "no --delta"),
         (["--epsilon=1", "--for", "dp-sgd", "--out=x"], "no --out=x"),

@@ -23,7 +23,7 @@ from tests.trainer.experiments.conftest import PRIVATE, Work
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import levels as compare_levels
 from trainer.experiments.comparison.levels import find_parts
-from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import Outcome
 from trainer.settings.comparison_settings import ComparisonSettings
 from trainer.settings.train_settings import AUTO_LOSS
@@ -293,10 +293,10 @@ def test_a_line_of_each_level_is_drawn_against_the_rows_of_a_user(
         "trainer.experiments.comparison.plot.write_png",
         lambda figure, path: drawn.append((figure, path.name)),
     )
-    report = Report(
+    found = report(
         [_outcome(sampled, most) for sampled in ("rows", "users") for most in (1, 5)]
     )
-    report.write(tmp_path)
+    found.write(tmp_path)
     [(figure, name)] = drawn
     assert name == "comparison.png"
     [panel] = figure.axes  # sizes of steps of users are no question of their own

@@ -141,8 +141,9 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.experiments import compare as comparing
 
-    experiment_body.compare(settings, as_json=as_json)
+    experiment_body.run(comparing.compare, settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:

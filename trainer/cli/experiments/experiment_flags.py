@@ -25,7 +25,7 @@ from trainer.settings.request import Request
 #: Flags of `dpsgd train` that every experiment sets; a second value would override.
 _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
-    "--delta", "--init-seed", "--simulates", "--csv", "--tensorboard",
+    "--delta", "--init-seed", "--csv", "--tensorboard",
 )  # fmt: skip
 
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)

@@ -27,7 +27,6 @@ import numpy as np
 
 from accounting.plan import DETERMINISTIC
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.experiments import drifting_table
 from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.runs import (
     Runs,
@@ -36,10 +35,11 @@ from trainer.experiments.comparison.runs import (
     silent,
     training_data,
 )
+from trainer.papers import drifting_table
+from trainer.papers.settings import ShiftSettings
 from trainer.report.metrics_files import read_curve
 from trainer.run.run_record import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
-from trainer.settings.iterate_settings import ShiftSettings
 
 NOT_PRIVATE = (
     "NOT PRIVATE: the order of the rows is made from all of them. The data was "

@@ -52,11 +52,11 @@ from trainer.experiments.comparison.runs import (
     training_data,
 )
 from trainer.export.serving import PROBABILITIES, PROBABILITY
+from trainer.papers.settings import VarianceSettings
 from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
 from trainer.run import privacy
 from trainer.run.run_record import UNCERTAINTY_NAME
-from trainer.settings.iterate_settings import VarianceSettings
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: In the paper, both kinds of widths are within this factor of each other.

@@ -13,8 +13,8 @@ from accounting.validation import InputError
 from trainer.cli import method_flags
 from trainer.cli.experiments import experiment_flags
 from trainer.cli.setting_flags import Listed
+from trainer.papers.settings import SimulationSettings
 from trainer.settings import methods
-from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.method_settings import DP_SGD
 from trainer.settings.train_settings import TrainSettings
 
@@ -97,8 +97,9 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.papers import simulate as simulating
 
-    experiment_body.simulate(settings, as_json=as_json)
+    experiment_body.run(simulating.simulate, settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSettings:

@@ -11,8 +11,8 @@ from accounting.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, run_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
+from trainer.papers.settings import ShiftSettings, VarianceSettings
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
 
@@ -59,8 +59,14 @@ def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _variance_settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.papers import variance as varying
+    from trainer.papers import variance_report
 
-    experiment_body.variance(settings, as_json=as_json)
+    experiment_body.run(
+        lambda *given: variance_report.report(varying.variance(*given)),
+        settings,
+        as_json=as_json,
+    )
 
 
 def _variance_settings(
@@ -135,8 +141,14 @@ def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _shift_settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.papers import shift as shifting
+    from trainer.papers import shift_report
 
-    experiment_body.shift(settings, as_json=as_json)
+    experiment_body.run(
+        lambda *given: shift_report.report(shifting.shift(*given)),
+        settings,
+        as_json=as_json,
+    )
 
 
 def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettings:
