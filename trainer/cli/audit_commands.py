@@ -91,6 +91,6 @@ def audit_command(
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
-        report.print()
+        report.show()
     if report.verdict.violated:
         ctx.exit(1)
