@@ -18,7 +18,6 @@ from trainer.settings.setting import (
     AVERAGES,
     check_code,
     check_declared,
-    documented,
     setting,
 )
 
@@ -54,80 +53,43 @@ MEANINGS = {
 average = functools.partial(setting, group=AVERAGES)
 
 
-@documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationSettings:
-    """Averages of the iterates of a run.  All public."""
+    """Averages of the iterates of a run.  All public.
 
-    ema_decay: float | None = average(
-        None,
-        "Average the weights while training with this decay, such as 0.999: an "
-        "exponential moving average with warm-up.  Costs no privacy, like all averages "
-        "here.",
-        at_least=0,
-        below=1,
-        recorded=True,
-    )
-    tail: int | None = average(
-        None,
-        "Average the weights of the last K steps while training; needs K+2 copies of "
-        "them in memory and in checkpoints.",
-        metavar="K",
-        at_least=1,
-    )
-    aggregate: str | None = average(
-        None,
-        "Your own aggregate, of the last --tail iterates while training and of the "
-        "--keep-last kept iterates: a function that takes a list of iterates, oldest "
-        "first, each a list of NumPy arrays, and returns one.",
-        metavar="MODULE:FUNCTION",
-        check=check_code,
-    )
-    train_over: str | None = average(
-        None,
-        "Start each step at this average instead of at the last weights.",
-        choices=TRAINING_AVERAGES,
-    )
-    aggregate_from: int | None = average(
-        None,
-        "First step that starts at the average.  [default: 0]",
-        metavar="TAU",
-        at_least=0,
-    )
-    evaluate_averages: bool = average(
-        False, "Also evaluate these averages at every point of OUT/curve.json."
-    )
-    keep_last: int | None = average(
-        None,
-        "Keep K iterates in OUT/iterates, and evaluate averages of their weights and "
-        "of their predictions.",
-        metavar="K",
-        at_least=1,
-    )
-    keep_every: int | None = average(
-        None,
-        "Steps between kept iterates, of which the last is the final one.  [default: "
-        "spread over the second half of the run]",
-        metavar="S",
-        at_least=1,
-    )
-    keep_decay: float = average(
-        0.9,
-        "Decay per iterate of the moving average over kept iterates.",
-        at_least=0,
-        below=1,
-    )
-    uncertainty: float | None = average(
-        None,
-        "Write intervals of this level, such as 0.95, for all held-out predictions, "
-        "from kept iterates: how much the predictions vary with the noise.",
-        metavar="LEVEL",
-    )
-    export: tuple[str, ...] = average(
-        (),
-        "Also export this average of kept weights; may be repeated.",
-        choices=PAST_WEIGHT_AVERAGES,
-    )
+    Attributes:
+      ema_decay: Average the weights while training with this decay, such as 0.999: an
+        exponential moving average with warm-up.  Costs no privacy, like all averages
+        here.
+      tail: Average the weights of the last K steps while training; needs K+2 copies of
+        them in memory and in checkpoints.
+      aggregate: Your own aggregate, of the last --tail iterates while training and of
+        the --keep-last kept iterates: a function that takes a list of iterates, oldest
+        first, each a list of NumPy arrays, and returns one.
+      train_over: Start each step at this average instead of at the last weights.
+      aggregate_from: First step that starts at the average.  [default: 0]
+      evaluate_averages: Also evaluate these averages at every point of OUT/curve.json.
+      keep_last: Keep K iterates in OUT/iterates, and evaluate averages of their weights
+        and of their predictions.
+      keep_every: Steps between kept iterates, of which the last is the final one.
+        [default: spread over the second half of the run]
+      keep_decay: Decay per iterate of the moving average over kept iterates.
+      uncertainty: Write intervals of this level, such as 0.95, for all held-out
+        predictions, from kept iterates: how much the predictions vary with the noise.
+      export: Also export this average of kept weights; may be repeated.
+    """
+
+    ema_decay: float | None = average(None, at_least=0, below=1, recorded=True)
+    tail: int | None = average(None, metavar="K", at_least=1)
+    aggregate: str | None = average(None, metavar="MODULE:FUNCTION", check=check_code)
+    train_over: str | None = average(None, choices=TRAINING_AVERAGES)
+    aggregate_from: int | None = average(None, metavar="TAU", at_least=0)
+    evaluate_averages: bool = average(False)
+    keep_last: int | None = average(None, metavar="K", at_least=1)
+    keep_every: int | None = average(None, metavar="S", at_least=1)
+    keep_decay: float = average(0.9, at_least=0, below=1)
+    uncertainty: float | None = average(None, metavar="LEVEL")
+    export: tuple[str, ...] = average((), choices=PAST_WEIGHT_AVERAGES)
 
     def __post_init__(self) -> None:
         check_declared(self)

@@ -33,6 +33,8 @@ class MethodSettings:
       method: One of ``methods.names()``.
       method_settings: The method's own settings, by name; omitted ones get their
         defaults.
+      non_private_diagnostics: Write the bias of clipping, which epsilon does NOT cover,
+        to OUT/private/non_private_clipping_bias.csv.  For public data.
 
     Example:
       >>> MethodSettings(method="bam", method_settings={"bam_radius": 0.02})
@@ -43,12 +45,7 @@ class MethodSettings:
 
     method: str = DP_SGD
     method_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    non_private_diagnostics: bool = setting(
-        False,
-        "Write the bias of clipping, which epsilon does NOT cover, to "
-        "OUT/private/non_private_clipping_bias.csv.  For public data.",
-        group=OUTPUT,
-    )
+    non_private_diagnostics: bool = setting(False, group=OUTPUT)
 
     def __post_init__(self) -> None:
         found = complete(self.method, self.method_settings)

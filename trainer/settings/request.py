@@ -16,7 +16,6 @@ from trainer.settings.setting import (
     OUTPUT,
     PRIVACY,
     check_declared,
-    documented,
     setting,
 )
 from trainer.settings.train_settings import TrainSettings
@@ -57,7 +56,6 @@ def check_batches(path: StrPath) -> None:
         )
 
 
-@documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """A run of ``dpsgd train``.
@@ -69,6 +67,11 @@ class Request:
       run: Folder for the results: new, empty, or of this run, unfinished.
       store: Folder in a store (``s3://``) that keeps ``run``, which is then new or
         empty; None for a run that stays here.
+      noise_key_file: Secret noise key, made if missing.  [default:
+        OUT/private/noise.key]
+      checkpoint_every: Steps between checkpoints.  [default: one per minute]
+      tensorboard: Folder for TensorBoard events of the curve.
+      csv: CSV file for the held-out curve.
     """
 
     settings: TrainSettings
@@ -76,23 +79,10 @@ class Request:
     held_out: pathlib.Path
     run: pathlib.Path
     store: str | None = None
-    noise_key_file: pathlib.Path | None = setting(
-        None,
-        "Secret noise key, made if missing.  [default: OUT/private/noise.key]",
-        group=PRIVACY,
-    )
-    checkpoint_every: int | None = setting(
-        None,
-        "Steps between checkpoints.  [default: one per minute]",
-        group=OUTPUT,
-        at_least=1,
-    )
-    tensorboard: pathlib.Path | None = setting(
-        None, "Folder for TensorBoard events of the curve.", group=OUTPUT
-    )
-    csv: pathlib.Path | None = setting(
-        None, "CSV file for the held-out curve.", group=OUTPUT
-    )
+    noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
+    checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
+    tensorboard: pathlib.Path | None = setting(None, group=OUTPUT)
+    csv: pathlib.Path | None = setting(None, group=OUTPUT)
 
     def __post_init__(self) -> None:
         check_batches(self.batches)

@@ -1,23 +1,26 @@
 """A setting is declared once, and everything else about it is derived.
 
-    class TrainSettings:
-        warmup_steps: int = setting(0, "Steps of linear warm-up.", at_least=0)
+    Attributes:
+      warmup_steps: Steps of linear warm-up of the learning rate.
 
-From such a field of a dataclass follow the argument in Python, its check
-(`check_declared`), its description in the docstring (`documented`), its entry in the
-run record (`recorded`), and, in `trainer.cli.setting_flags`, the option of a command,
-its key in a file of ``--config``, and its line in the reference of the command line.
+    warmup_steps: int = setting(0, at_least=0, recorded=True)
+
+From a field of a dataclass, and from its line in the docstring, follow the argument in
+Python, its check (`check_declared`), its entry in the run record (`recorded`), and, in
+`trainer.cli.setting_flags`, the option of a command, its key in a file of ``--config``,
+and its place in the reference of the command line.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import textwrap
+import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from accounting.validation import check_choice, check_float, check_int
 from trainer.model.user_code import check_name
@@ -31,7 +34,8 @@ METHODS = "Settings of one method"
 OUTPUT = "Output"
 
 _KEY = "setting"
-_Class = TypeVar("_Class", bound=type)
+#: An entry under ``Attributes:``, with its continuation lines.
+_ENTRY = re.compile(r"^  (\w+): (.*(?:\n    .*)*)", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,16 +96,15 @@ class Setting:
             self.check(name, one)
 
 
-def setting(default: Any, text: str, *, group: str = TRAINING, **declared: Any) -> Any:
+def setting(default: Any, *, group: str = TRAINING, **declared: Any) -> Any:
     """Returns a field of a dataclass that is a setting.
 
     Args:
       default: Its default; None for a setting that may be omitted.
-      text: What it means.
       group: Group of its option.
       **declared: Further attributes of its `Setting`.
     """
-    found = Setting(help=text, group=group, default=default, **declared)
+    found = Setting(help="", group=group, default=default, **declared)
     return dataclasses.field(default=default, metadata={_KEY: found})
 
 
@@ -112,21 +115,33 @@ def declared(cls: Any) -> Mapping[str, Setting]:
 
 @functools.cache
 def _declared(cls: Any) -> Mapping[str, Setting]:
-    hints = typing.get_type_hints(cls)
+    hints, texts = typing.get_type_hints(cls), _described(cls)
     return {
-        field.name: _with_kind(field.metadata[_KEY], hints[field.name])
+        field.name: _completed(
+            field.metadata[_KEY], hints[field.name], texts[field.name]
+        )
         for field in dataclasses.fields(cls)
         if _KEY in field.metadata
     }
 
 
-def _with_kind(found: Setting, annotation: Any) -> Setting:
-    """Returns the setting with the type that its annotation names."""
+def _completed(found: Setting, annotation: Any, text: str) -> Setting:
+    """Returns the setting with the type of its annotation, and its description."""
     if isinstance(annotation, types.UnionType):
         [annotation] = [one for one in annotation.__args__ if one is not types.NoneType]
     many = typing.get_origin(annotation) is tuple
     kind = typing.get_args(annotation)[0] if many else annotation
-    return dataclasses.replace(found, kind=kind, many=many)
+    return dataclasses.replace(found, kind=kind, many=many, help=text)
+
+
+def _described(cls: Any) -> dict[str, str]:
+    """Returns what the docstrings of a class and its bases say of their attributes."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        _, _, text = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")
+        for name, words in _ENTRY.findall(text.partition("\n\n")[0]):
+            found[name] = " ".join(words.split())
+    return found
 
 
 def check_code(name: str, value: str) -> None:
@@ -163,16 +178,3 @@ def recorded(settings: Any) -> dict[str, Any]:
     """Returns the settings that are declared as part of the record."""
     every = declared(type(settings)).items()
     return {name: getattr(settings, name) for name, found in every if found.recorded}
-
-
-def documented(cls: _Class) -> _Class:
-    """Adds the declared settings to the docstring of a dataclass."""
-    lines = (
-        textwrap.fill(
-            f"{name}: {found.help}", 88, initial_indent=" " * 6,
-            subsequent_indent=" " * 8,
-        )
-        for name, found in declared(cls).items()
-    )  # fmt: skip
-    cls.__doc__ = "\n".join([cls.__doc__ or "", "    Settings:", *lines])
-    return cls

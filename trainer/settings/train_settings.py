@@ -17,7 +17,6 @@ from trainer.settings.setting import (
     OUTPUT,
     PRIVACY,
     check_code,
-    documented,
     named_or_code,
     recorded,
     setting,
@@ -67,146 +66,93 @@ _CURVE_POINTS = 10
 of_model = functools.partial(setting, group=MODEL)
 
 
-@documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings(MethodSettings, AggregationSettings):
     """Training settings: all but batches, held-out examples and keys.  All public.
 
     ``simulates`` describes the run that a run of `dpsgd simulate` predicts.
+
+    Attributes:
+      target_epsilon: Target epsilon, which determines the noise.
+      target_delta: Well below 1 / number of examples.
+      allow_large_delta: Accept a delta of 0.01 or more, which protects next to nothing.
+      noise_multiplier: Instead of --epsilon.
+      l2_norm_clip: Bound on the norm of one example's gradient.  [default: 2 for a
+        cross-entropy, 1 for any other loss]
+      optimizer: sgd, momentum, adadelta, adagrad, adam, adamax, adamw, ftrl, lion,
+        nadam, rmsprop, or module:function, which takes the learning rate and returns a
+        Keras optimizer.
+      learning_rate: The default suits momentum and the default clip norm; for Adam try
+        0.01.
+      learning_rate_schedule: Schedule by which the learning rate decays.
+      warmup_steps: Steps of linear warm-up of the learning rate.
+      final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
+        fraction of the initial one.
+      model: default: built from the schema of the prepared table.  Or module:function,
+        which takes the manifest and returns a Keras model whose inputs are named like
+        columns of the batches.
+      views: Views per example (augmentation multiplicity): the gradient of their mean
+        loss is clipped, at the same epsilon.  Columns of shape (VIEWS, ...), or
+        --augment.
+      augment: module:function (columns of one example, seed -> columns of a view), or
+        module:layers of Keras, such as a Sequential of RandomFlip.
+      loss: auto: binary_crossentropy, sparse_categorical_crossentropy or
+        mean_squared_error, according to the label in the schema.  Or a Keras name:
+        binary_crossentropy, sparse_categorical_crossentropy, categorical_crossentropy,
+        mean_squared_error, mean_absolute_error, mean_absolute_percentage_error,
+        mean_squared_logarithmic_error, huber, log_cosh, poisson; cross-entropies expect
+        logits, one per example or one per class.  Labels are the column `label`.  Or
+        module:function (labels, outputs -> one number per example).
+      metric: Additional metric of held-out examples: module:function (labels,
+        predictions as NumPy arrays -> a number).
+      embedding_dim: Size of an embedding of the default model.
+      hidden: Sizes of the default model's hidden layers.
+      init_seed: Seed of the initial weights, which are public.
+      initial_weights: Start at these weights: .npz of arrays in order, such as a kept
+        iterate, or .keras of the same model, such as ema_model.keras of a run on public
+        data.
+      initial_weights_are_public: Declare that the initial weights do not depend on the
+        training examples.  Weights of another run on these examples do: its epsilon
+        would add to this one's.
+      embedding_noise: lazy, for large tables: rows of embedding tables get their noise
+        when they are read; exact only with --optimizer sgd.  auto: lazy where that is
+        exact and faster.
+      eval_every: Steps between evaluations.  [default: a tenth of all steps]
     """
 
-    target_epsilon: float | None = setting(
-        None,
-        "Target epsilon, which determines the noise.",
-        group=PRIVACY,
-        flag="epsilon",
-        above=0,
-    )
-    target_delta: float | None = setting(
-        None, "Well below 1 / number of examples.", group=PRIVACY, flag="delta"
-    )
-    allow_large_delta: bool = setting(
-        False,
-        f"Accept a delta of {deltas.LARGEST_DELTA} or more, which protects next to "
-        "nothing.",
-        group=PRIVACY,
-    )
-    noise_multiplier: float | None = setting(
-        None, "Instead of --epsilon.", group=PRIVACY, at_least=0
-    )
-    l2_norm_clip: float | None = setting(
-        None,
-        "Bound on the norm of one example's gradient.  [default: 2 for a "
-        "cross-entropy, 1 for any other loss]",
-        group=PRIVACY,
-        at_least=_LEAST_CLIP,
-    )
-    optimizer: str = setting(
-        "momentum",
-        f"{', '.join(OPTIMIZERS)}, or module:function, which takes the learning rate "
-        "and returns a Keras optimizer.",
-        check=named_or_code(*OPTIMIZERS),
-    )
-    learning_rate: float = setting(
-        0.1,
-        "The default suits momentum and the default clip norm; for Adam try 0.01.",
-        above=0,
-        recorded=True,
-    )
-    learning_rate_schedule: str = setting(
-        CONSTANT,
-        "Schedule by which the learning rate decays.",
-        choices=SCHEDULES,
-        recorded=True,
-    )
-    warmup_steps: int = setting(
-        0,
-        "Steps of linear warm-up of the learning rate.",
-        at_least=0,
-        recorded=True,
-    )
+    target_epsilon: float | None = setting(None, group=PRIVACY, flag="epsilon", above=0)
+    target_delta: float | None = setting(None, group=PRIVACY, flag="delta")
+    allow_large_delta: bool = setting(False, group=PRIVACY)
+    noise_multiplier: float | None = setting(None, group=PRIVACY, at_least=0)
+    l2_norm_clip: float | None = setting(None, group=PRIVACY, at_least=_LEAST_CLIP)
+    optimizer: str = setting("momentum", check=named_or_code(*OPTIMIZERS))
+    learning_rate: float = setting(0.1, above=0, recorded=True)
+    learning_rate_schedule: str = setting(CONSTANT, choices=SCHEDULES, recorded=True)
+    warmup_steps: int = setting(0, at_least=0, recorded=True)
     final_learning_rate_fraction: float = setting(
-        0.01,
-        "Final learning rate of a decaying schedule, as a fraction of the initial one.",
-        above=0,
-        at_most=1,
-        recorded=True,
+        0.01, above=0, at_most=1, recorded=True
     )
     model: str = of_model(
         DEFAULT_MODEL,
-        "default: built from the schema of the prepared table.  Or module:function, "
-        "which takes the manifest and returns a Keras model whose inputs are named "
-        "like columns of the batches.",
         check=lambda name, value: (
             None if value == DEFAULT_MODEL else check_code(name, value)
         ),
     )
-    views: int = of_model(
-        1,
-        "Views per example (augmentation multiplicity): the gradient of their mean "
-        "loss is clipped, at the same epsilon.  Columns of shape (VIEWS, ...), or "
-        "--augment.",
-        at_least=1,
-    )
-    augment: str | None = of_model(
-        None,
-        "module:function (columns of one example, seed -> columns of a view), or "
-        "module:layers of Keras, such as a Sequential of RandomFlip.",
-        check=check_code,
-    )
+    views: int = of_model(1, at_least=1)
+    augment: str | None = of_model(None, check=check_code)
     loss: str = of_model(
         "binary_crossentropy",
-        "auto: binary_crossentropy, sparse_categorical_crossentropy or "
-        "mean_squared_error, according to the label in the schema.  Or a Keras name: "
-        f"{', '.join(LOSSES)}; cross-entropies expect logits, one per example or one "
-        "per class.  Labels are the column `label`.  Or module:function (labels, "
-        "outputs -> one number per example).",
         check=named_or_code(*LOSSES, AUTO_LOSS),
         flag_default=AUTO_LOSS,
     )
-    metric: str | None = of_model(
-        None,
-        "Additional metric of held-out examples: module:function (labels, predictions "
-        "as NumPy arrays -> a number).",
-        check=check_code,
-    )
-    embedding_dim: int = of_model(
-        8, "Size of an embedding of the default model.", at_least=1
-    )
-    hidden: tuple[int, ...] = of_model(
-        (64, 32), "Sizes of the default model's hidden layers.", at_least=1
-    )
-    init_seed: int = of_model(
-        0,
-        "Seed of the initial weights, which are public.",
-        at_least=0,
-        at_most=2**32 - 1,
-    )
-    initial_weights: str | None = of_model(
-        None,
-        "Start at these weights: .npz of arrays in order, such as a kept iterate, or "
-        ".keras of the same model, such as ema_model.keras of a run on public data.",
-        metavar="FILE",
-    )
-    initial_weights_are_public: bool = of_model(
-        False,
-        "Declare that the initial weights do not depend on the training examples.  "
-        "Weights of another run on these examples do: its epsilon would add to this "
-        "one's.",
-    )
-    embedding_noise: str = setting(
-        AUTO_NOISE,
-        "lazy, for large tables: rows of embedding tables get their noise when they "
-        "are read; exact only with --optimizer sgd.  auto: lazy where that is exact "
-        "and faster.",
-        choices=EMBEDDING_NOISES,
-    )
-    eval_every: int | None = setting(
-        None,
-        "Steps between evaluations.  [default: a tenth of all steps]",
-        group=OUTPUT,
-        at_least=1,
-    )
+    metric: str | None = of_model(None, check=check_code)
+    embedding_dim: int = of_model(8, at_least=1)
+    hidden: tuple[int, ...] = of_model((64, 32), at_least=1)
+    init_seed: int = of_model(0, at_least=0, at_most=2**32 - 1)
+    initial_weights: str | None = of_model(None, metavar="FILE")
+    initial_weights_are_public: bool = of_model(False)
+    embedding_noise: str = setting(AUTO_NOISE, choices=EMBEDDING_NOISES)
+    eval_every: int | None = setting(None, group=OUTPUT, at_least=1)
     simulates: str = ""
 
     def __post_init__(self) -> None:
