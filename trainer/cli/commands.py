@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped, Option
 from accounting.validation import InputError
 from pipelines.cli.console import wrapped
 from pipelines.files.paths import absolute, is_remote
@@ -26,6 +27,7 @@ from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
 from trainer.run.run_record import PRIVACY_TEXT_NAME
 from trainer.settings.request import Request
+from trainer.settings.setting import GROUPS
 from trainer.settings.train_settings import (
     TrainSettings,
 )
@@ -41,6 +43,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+def _place(option: Option) -> int:
+    assert option.group is not None  # of settings of training
+    return GROUPS.index(option.group)
+
+
 #: Options of `dpsgd batches` that a user may expect of `dpsgd train`.
 _OF_BATCHES = (
     "--batch-size", "--epochs", "--num-steps", "--physical-batch-size", "--sampler",
@@ -48,7 +55,7 @@ _OF_BATCHES = (
 )  # fmt: skip
 
 
-class _Train(click.Command):
+class _Train(Grouped):
     """A command with all settings of training.
 
     It names `dpsgd batches` as the place of options of the plan.
@@ -61,13 +68,10 @@ class _Train(click.Command):
           InputError: a setting of a method has the name of another option.
         """
         params = super().get_params(ctx)
-        made = [
-            *setting_flags.options_of(TrainSettings),
-            *setting_flags.options_of(Request),
-        ]
-        first = sum(param.required for param in params)
-        own = method_flags.apart(method_flags.every_option(), [*params, *made])
-        return [*params[:first], *own, *made, *params[first:]]
+        own = method_flags.every_option()
+        made = [*setting_flags.options_of(TrainSettings, Request), *own]
+        method_flags.apart(own, [*params, *made[: -len(own)]])
+        return [*params, *sorted(made, key=_place)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the arguments: see `click.Command.parse_args`."""

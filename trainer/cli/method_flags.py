@@ -8,17 +8,18 @@ Formal guarantees:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+from accounting.cli.grouped import Grouped, Option
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
 from trainer.cli import setting_flags
 from trainer.settings import methods
-from trainer.settings.methods import DP_SGD, Setting
+from trainer.settings.methods import DP_SGD
+from trainer.settings.setting import TRAINING, Setting
 
 
 def method(text: str, *names: str, **more: Any) -> Callable[..., Any]:
@@ -33,12 +34,12 @@ def method(text: str, *names: str, **more: Any) -> Callable[..., Any]:
     return click.option("--method", *names, help=text, **declared)
 
 
-def every_option() -> list[click.Option]:
+def every_option() -> list[Option]:
     """Returns ``--method`` and the options of all settings of methods."""
-    return [_method_option(methods.names()), *_own(methods.own_settings())]
+    return [_method_option(), *_own(methods.own_settings())]
 
 
-class SettingsOfMethods(click.Command):
+class SettingsOfMethods(Grouped):
     """A command with the settings of every method, for several methods at once."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -72,25 +73,22 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return take(dict(flags))
 
 
-@functools.cache
-def _method_option(names: tuple[str, ...]) -> click.Option:
-    summaries = (f"{name}: {methods.get(name).summary}" for name in names)
-    return click.Option(
-        ["--method"],
-        type=click.Choice(names),
-        default=DP_SGD,
-        show_default=True,
+def _method_option() -> Option:
+    summaries = (f"{name}: {methods.get(name).summary}" for name in methods.names())
+    declared = Setting(
         help=f"{'; '.join(summaries)}.",
+        group=TRAINING,
+        choices=methods.names,
+        default=DP_SGD,
     )
+    return setting_flags.option("method", declared)
 
 
-def _own(settings: Iterable[tuple[str, Setting]]) -> list[click.Option]:
+def _own(settings: Iterable[tuple[str, Setting]]) -> list[Option]:
     return [setting_flags.option(name, setting) for name, setting in settings]
 
 
-def apart(
-    own: list[click.Option], params: Sequence[click.Parameter]
-) -> list[click.Option]:
+def apart(own: list[Option], params: Sequence[click.Parameter]) -> list[Option]:
     """Returns the options of methods; refuses flags that another option has.
 
     Args:

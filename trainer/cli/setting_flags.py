@@ -11,13 +11,15 @@ from __future__ import annotations
 import functools
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from accounting.cli.grouped import Option
+from accounting.cli.registered import Registered
 from accounting.validation import InputError, did_you_mean
-from trainer.settings.setting import METHODS, Setting, declared
+from trainer.settings.setting import METHODS, REQUIRED, Setting, declared
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,12 +53,6 @@ class Listed(click.ParamType):
         return tuple(self._kind.convert(part, param, ctx) for part in parts)
 
 
-class Option(click.Option):
-    """An option with a group in the help."""
-
-    group: str | None = None
-
-
 def public(name: str, setting: Setting) -> str:
     """Returns the name of a setting on the command line and in files.
 
@@ -79,18 +75,20 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
     default = setting.flag_default or setting.default
     kind = click.types.convert_type(_PATH if _is_path(setting.kind) else setting.kind)
     arguments: dict[str, Any] = {
-        "type": click.Choice(setting.choices) if setting.choices else kind,
+        "type": _choice(setting.choices) if setting.choices else kind,
         "metavar": setting.metavar,
         "help": setting.help,
     }
     if setting.many and setting.choices:
         arguments["multiple"] = True
     elif setting.many:
-        default = ",".join(map(str, default))
         arguments["type"] = Listed(kind)
+        default = default if default is REQUIRED else ",".join(map(str, default))
     if setting.kind is bool:
         del arguments["type"]
         arguments["is_flag"] = True
+    elif default is REQUIRED:
+        arguments["required"] = True
     elif default not in (None, ()) and setting.group != METHODS:
         arguments |= {"default": default, "show_default": True}
     flag = public(name, setting)
@@ -99,13 +97,32 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
     return made
 
 
+def _choice(choices: Sequence[str] | Callable[[], tuple[str, ...]]) -> click.ParamType:
+    return Registered(choices) if callable(choices) else click.Choice(choices)
+
+
 def _is_path(kind: Any) -> bool:
     return kind is pathlib.Path
 
 
-def options_of(cls: type) -> list[click.Option]:
-    """Returns the options of all declared settings of a dataclass."""
-    return [option(name, found) for name, found in declared(cls).items()]
+def options_of(*classes: type) -> list[Option]:
+    """Returns the options of all declared settings of dataclasses."""
+    return [
+        option(name, found)
+        for each in classes
+        for name, found in declared(each).items()
+    ]
+
+
+def settings(cls: type) -> Callable[..., Any]:
+    """Returns a decorator that adds the options of all declared settings."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        found = vars(command).setdefault("__click_params__", [])
+        found += reversed(options_of(cls))
+        return command
+
+    return add
 
 
 def again(cls: type, name: str, **changes: Any) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ _SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagn
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @run_flags.batches()
-@run_flags.held_out("held_out", help="Held-out examples, as for `dpsgd train`.")
+@run_flags.held_out(help="Held-out examples, as for `dpsgd train`.")
 @click.option(
     "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
 )
@@ -80,11 +80,11 @@ def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
         train_request(
             rest,
             batches=flags["batches"],
-            eval=flags["held_out"],
+            eval=flags["eval"],
             out=flags["out"],
             method=method,
             **{name: own[name] for name in own if owners[name] == method},
         ).settings
         for method in trained_by
     ]
-    return BiasSettings(trained=tuple(trained), **flags)
+    return BiasSettings(trained=tuple(trained), held_out=flags.pop("eval"), **flags)

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
+from accounting.cli.grouped import Grouped
 from accounting.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import method_flags, run_flags, setting_flags
+from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
 from trainer.papers.settings import ShiftSettings, VarianceSettings
 from trainer.settings.aggregation_settings import AggregationSettings
@@ -18,9 +19,10 @@ from trainer.settings.request import Request
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@experiment_flags.options
+@setting_flags.settings(VarianceSettings)
 @shared_options.batch_size("Expected rows per step.", required=True)
 @shared_options.epochs("Epochs of the batches.")
 @shared_options.num_steps("Number of steps, instead of --epochs.")
@@ -38,6 +40,7 @@ from trainer.settings.request import Request
 @registered.sampler(
     "Sampler of all batches.", default=TRUNCATED_POISSON, show_default=True
 )
+@shared_options.as_json
 @click.pass_context
 def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Compares the spread of one run's iterates with that of independent runs.
@@ -82,7 +85,6 @@ def _variance_settings(
         flags, {name: flags[name] for name in names}, rest
     )
     training = request.settings
-    folders = {name: flags[name] for name in ("source", "held_out", "out", "seeds")}
     batches = BatchSettings(
         sampler=flags["sampler"],
         expected_batch_size=flags["batch_size"],
@@ -92,35 +94,22 @@ def _variance_settings(
         delta=flags["delta"],
     )
     return VarianceSettings(
-        **folders,
+        **setting_flags.take(flags, VarianceSettings),
         **experiment_flags.beside(request),
-        metric=flags["metric"],
         batches=batches,
         training=training,
     )
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@experiment_flags.options
-@shared_options.batch_size("Rows per step.", required=True)
-@click.option(
-    "--period", type=int, required=True, help="Period of the shift, in steps."
-)
-@click.option(
-    "--shift-by",
-    required=True,
-    metavar="COLUMN[:INDEX]",
-    help="Column whose small and large values alternate.",
-)
-@run_flags.data_is_public(
-    help="Declare that --input needs no protection.  Required: no epsilon covers the "
-    "order of the rows, which depends on all of them.",
-)
+@setting_flags.settings(ShiftSettings)
 @shared_options.noise_multiplier("Noise multiplier of all runs.")
 @shared_options.l2_norm_clip("Clip norm of all runs.")
 @method_flags.method("Method of all runs.", default=DP_SGD)
+@shared_options.as_json
 @click.pass_context
 def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Compares last weights with averages on a stream that shifts periodically.
@@ -158,13 +147,8 @@ def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettin
     request = experiment_flags.request(
         flags, {name: flags[name] for name in names}, rest
     )
-    names = [
-        "source", "held_out", "out", "seeds", "period", "shift_by", "data_is_public",
-    ]  # fmt: skip
     return ShiftSettings(
-        **{name: flags[name] for name in names},
+        **setting_flags.take(flags, ShiftSettings),
         **experiment_flags.beside(request),
-        metric=flags["metric"],
         training=request.settings,
-        expected_batch_size=flags["batch_size"],
     )

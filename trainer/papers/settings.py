@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from accounting.plan import TRUNCATED_POISSON
+from accounting.plan import POISSON, TRUNCATED_POISSON
 from accounting.planning import tan
 from accounting.validation import InputError, check_choice, check_float, check_int
 from pipelines.job.batch_settings import BatchSettings
@@ -15,6 +15,7 @@ from trainer.settings import methods
 from trainer.settings.comparison_settings import LAST, Experiment, check_seed
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.request import Request
+from trainer.settings.setting import REQUIRED, setting
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 
 #: Default level of the intervals.
@@ -55,30 +56,31 @@ class SimulationSettings(OneTraining):
     Attributes:
       training: Training settings of the costly run, with ``target_delta``, and with
         ``target_epsilon`` or ``noise_multiplier``.
-      expected_batch_size: Expected batch size of the costly run.
-      small_batch_sizes: Batch sizes of the cheap runs: two sizes or more.
-      num_epochs: Number of epochs of the costly run; None if ``num_steps`` is given.
-      num_steps: Number of steps of all runs; None if ``num_epochs`` is given.
+      expected_batch_size: Expected rows per step of the reference, the run to predict.
+      small_batch_sizes: Expected rows per step of the simulated runs: two or more
+        sizes.
+      num_epochs: Epochs of the reference.
+      num_steps: Number of steps of all runs, instead of --epochs.
       learning_rates: Learning rates to compare, instead of that of ``training``.
-      sampler: Poisson sampling, truncated or not.
-      weights: "last", or the average of iterates that is evaluated.
-      confidence: Confidence of the interval, in (0, 1).
-      run_reference: Whether to train the costly run, too, at the best learning rate.
+      sampler: Sampler of all batches.
+      weights: last, or an average that is evaluated, such as ema.
+      confidence: Level of the interval.
+      run_reference: Also train the reference at the best learning rate, to test the
+        prediction.
     """
 
-    expected_batch_size: int
-    small_batch_sizes: tuple[int, ...]
-    num_epochs: int | None = None
-    num_steps: int | None = None
+    expected_batch_size: int = setting(REQUIRED, flag="batch_size", at_least=1)
+    small_batch_sizes: tuple[int, ...] = setting(REQUIRED, metavar="B1,B2,...")
+    num_epochs: int | None = setting(None, flag="epochs")
+    num_steps: int | None = setting(None)
     learning_rates: tuple[float, ...] = (TrainSettings.learning_rate,)
-    sampler: str = TRUNCATED_POISSON
-    weights: str = LAST
-    confidence: float = 0.95
-    run_reference: bool = False
+    sampler: str = setting(TRUNCATED_POISSON, choices=(TRUNCATED_POISSON, POISSON))
+    weights: str = setting(LAST)
+    confidence: float = setting(0.95, above=0, below=1)
+    run_reference: bool = setting(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("expected_batch_size", self.expected_batch_size, at_least=1)
         tan.check_sizes(self.small_batch_sizes, self.expected_batch_size)
         if self.seeds * len(self.small_batch_sizes) < 3:
             raise InputError(
@@ -86,7 +88,6 @@ class SimulationSettings(OneTraining):
                 "batch sizes to be at least 3 runs: two points lie on a line, however "
                 "far they scatter."
             )
-        check_float("confidence", self.confidence, above=0, below=1)
         self._check_training()
         self._check_rates()
 
@@ -148,22 +149,20 @@ class ShiftSettings(OneTraining):
       training: Training settings of all runs.  If they ask for no average, runs have
         the average of the last period, and an exponential one of about its length.
       expected_batch_size: Rows per step.
-      period: Steps per period.
-      shift_by: Column whose small and large values alternate; "name:index" for one
+      period: Period of the shift, in steps.
+      shift_by: Column whose small and large values alternate; NAME:INDEX for one
         element of a list.
-      data_is_public: Whether the user declares the rows public: their order depends on
-        their values.
+      data_is_public: Declare that --input needs no protection.  Required: no epsilon
+        covers the order of the rows, which depends on all of them.
     """
 
-    expected_batch_size: int
-    period: int
-    shift_by: str
-    data_is_public: bool = False
+    expected_batch_size: int = setting(REQUIRED, flag="batch_size", at_least=1)
+    period: int = setting(REQUIRED, at_least=2)
+    shift_by: str = setting(REQUIRED, metavar="COLUMN[:INDEX]")
+    data_is_public: bool = setting(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("batch_size", self.expected_batch_size, at_least=1)
-        check_int("period", self.period, at_least=2)
         if not self.data_is_public:
             raise InputError(
                 "Expected --data-is-public: the order of the rows is made from all of "

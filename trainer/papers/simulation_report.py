@@ -33,7 +33,13 @@ _HEURISTIC = (
 def report(
     protocol: Protocol, simulations: Sequence[Simulation], statement: Any
 ) -> Report:
-    """Returns the report of a simulation; arguments as for `Found`."""
+    """Returns the report of a simulation.
+
+    Args:
+      protocol: What was simulated.
+      simulations: One for each learning rate.
+      statement: The privacy statement of the reference.
+    """
     found = Found(protocol, simulations, statement)
     metric = in_words(protocol.settings.metric)
     headings = ["rate", "batch", "noise", "epsilon", metric]
@@ -48,13 +54,7 @@ def report(
 
 
 class Found:
-    """The results of a simulation, in words, as JSON and drawn.
-
-    Args:
-      protocol: What was simulated.
-      simulations: One for each learning rate.
-      statement: The privacy statement of the reference.
-    """
+    """The results of a simulation, in words, as JSON and drawn; see `report`."""
 
     def __init__(
         self, protocol: Protocol, simulations: Sequence[Simulation], statement: Any

@@ -11,6 +11,7 @@ from accounting import sampler_registry
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError, check_choice, check_int
 from pipelines.job.batch_settings import BatchSettings
+from trainer.settings.setting import REQUIRED, check_declared, setting
 from trainer.settings.train_settings import TrainSettings
 from trainer.settings.user_levels import UserLevels
 
@@ -36,27 +37,27 @@ class Experiment:
     """The settings that comparisons and simulations share.
 
     Attributes:
-      source: Parquet of the training examples: a folder, a file or a glob.
-      held_out: Held-out examples: a folder, a file or a glob.
-      out: New folder, or that of the same experiment.
+      source: Training Parquet: a folder, a file or a quoted glob.
+      held_out: Held-out Parquet, such as the test split: a folder, a file or a quoted
+        glob.
+      out: New folder, or of a stopped run.
       seeds: Number of repetitions, each with its own batches, initial weights and
         noise.
-      metric: Name of the held-out metric; "auto" is AUC, accuracy or the loss, by the
-        task of the loss.
+      metric: Held-out metric; auto: AUC, accuracy or the loss, depending on the label.
       noise_key_file: Noise key of all runs, as in ``Request``.
       checkpoint_every: Steps between checkpoints; by time if None.
     """
 
-    source: str
-    held_out: pathlib.Path
-    out: pathlib.Path
-    seeds: int = 3
-    metric: str = AUTO_METRIC
+    source: str = setting(REQUIRED, flag="input")
+    held_out: pathlib.Path = setting(REQUIRED, flag="eval")
+    out: pathlib.Path = setting(REQUIRED)
+    seeds: int = setting(3, at_least=1)
+    metric: str = setting(AUTO_METRIC)
     noise_key_file: pathlib.Path | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        check_int("seeds", self.seeds, at_least=1)
+        check_declared(self)
 
     @property
     def all_trained(self) -> tuple[TrainSettings, ...]:
@@ -94,8 +95,8 @@ class ComparisonSettings(Experiment):
       users: Sampling of rows or users, and numbers of rows per user; None to sample
         ``source`` without bounds on users.  Batch sizes are then numbers of rows; see
         ``comparison.levels``.
-      jobs: Number of concurrent runs, each in its own process; 1 trains in this
-        process.
+      jobs: Maximum number of training runs at once, each in its own process; 1 trains
+        in this process.
       memory_limit: Bytes of all concurrent runs; fewer start where they need more.
     """
 
@@ -104,7 +105,7 @@ class ComparisonSettings(Experiment):
     samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
     noise: tuple[str, ...] = (SAME,)
     users: UserLevels | None = None
-    jobs: int = 1
+    jobs: int = setting(1, at_least=1)
     memory_limit: int = 4 << 30
 
     def __post_init__(self) -> None:
@@ -118,7 +119,6 @@ class ComparisonSettings(Experiment):
                 "Expected samplers, batches, methods and noise to compare; got none."
             )
         self._check_rules()
-        check_int("jobs", self.jobs, at_least=1)
         check_int("memory_limit", self.memory_limit, at_least=1)
         for each in self.trained:
             check_seed(each)

@@ -25,13 +25,17 @@ from typing import Any
 from accounting.validation import check_choice, check_float, check_int
 from trainer.model.user_code import check_name
 
-#: Groups of options in ``--help``.
+#: Groups of options in ``--help``; the two first are those of all commands.
 PRIVACY = "Privacy"
+OUTPUT = "Output"
 TRAINING = "Training"
 MODEL = "Model and loss"
 AVERAGES = "Averages of the iterates, at no further cost"
 METHODS = "Settings of one method"
-OUTPUT = "Output"
+GROUPS = (PRIVACY, TRAINING, MODEL, METHODS, AVERAGES, OUTPUT)
+
+#: The default of a setting that must be given.
+REQUIRED: Any = dataclasses.MISSING
 
 _KEY = "setting"
 #: An entry under ``Attributes:``, with its continuation lines.
@@ -46,13 +50,14 @@ class Setting:
       help: What it means, for the help and the documentation.
       kind: Type of a value; of a field of a dataclass, that of its annotation.
       many: Whether its value is a tuple of such values.
-      group: Group of its option in the help.
+      group: Group of its option in the help; None for that of its name.
       flag: Name of its option, without dashes; None for that of the setting.
       metavar: Name of the value in the help; None for its type.
-      choices: Accepted values; None if ``check`` and the bounds decide.
+      choices: Accepted values, or a function that returns those of a registry; None if
+        ``check`` and the bounds decide.
       at_least, above, at_most, below: Bounds of a number.
       check: (name, value) -> raises InputError if the value is refused.
-      default: Value if none is given.
+      default: Value if none is given, or ``REQUIRED``.
       flag_default: Value if no option is given, where that differs.
       needed: What to give, for a method's setting without default; else None.
       recorded: Whether the record's ``optimizer`` has it.
@@ -61,10 +66,10 @@ class Setting:
     help: str
     kind: Any = str
     many: bool = False
-    group: str = METHODS
+    group: str | None = METHODS
     flag: str | None = None
     metavar: str | None = None
-    choices: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
@@ -85,9 +90,10 @@ class Setting:
         Raises:
           InputError: name, value, bound.
         """
+        choices = self.choices() if callable(self.choices) else self.choices
         for one in value if self.many else (value,):
-            if self.choices is not None:
-                check_choice(name, one, self.choices)
+            if choices is not None:
+                check_choice(name, one, choices)
             bounds: Any = {"at_least": self.at_least, "at_most": self.at_most}
             if self.kind is int:
                 check_int(name, one, **bounds)
@@ -96,12 +102,12 @@ class Setting:
             self.check(name, one)
 
 
-def setting(default: Any, *, group: str = TRAINING, **declared: Any) -> Any:
+def setting(default: Any, *, group: str | None = None, **declared: Any) -> Any:
     """Returns a field of a dataclass that is a setting.
 
     Args:
-      default: Its default; None for a setting that may be omitted.
-      group: Group of its option.
+      default: Its default; None for a setting that may be omitted, or ``REQUIRED``.
+      group: Group of its option; None for that of its name.
       **declared: Further attributes of its `Setting`.
     """
     found = Setting(help="", group=group, default=default, **declared)

@@ -16,6 +16,7 @@ from trainer.settings.setting import (
     MODEL,
     OUTPUT,
     PRIVACY,
+    TRAINING,
     check_code,
     named_or_code,
     recorded,
@@ -63,6 +64,7 @@ _LEAST_CLIP = 1e-10
 #: Default number of points of the training curve.
 _CURVE_POINTS = 10
 
+of_training = functools.partial(setting, group=TRAINING)
 of_model = functools.partial(setting, group=MODEL)
 
 
@@ -125,11 +127,13 @@ class TrainSettings(MethodSettings, AggregationSettings):
     allow_large_delta: bool = setting(False, group=PRIVACY)
     noise_multiplier: float | None = setting(None, group=PRIVACY, at_least=0)
     l2_norm_clip: float | None = setting(None, group=PRIVACY, at_least=_LEAST_CLIP)
-    optimizer: str = setting("momentum", check=named_or_code(*OPTIMIZERS))
-    learning_rate: float = setting(0.1, above=0, recorded=True)
-    learning_rate_schedule: str = setting(CONSTANT, choices=SCHEDULES, recorded=True)
-    warmup_steps: int = setting(0, at_least=0, recorded=True)
-    final_learning_rate_fraction: float = setting(
+    optimizer: str = of_training("momentum", check=named_or_code(*OPTIMIZERS))
+    learning_rate: float = of_training(0.1, above=0, recorded=True)
+    learning_rate_schedule: str = of_training(
+        CONSTANT, choices=SCHEDULES, recorded=True
+    )
+    warmup_steps: int = of_training(0, at_least=0, recorded=True)
+    final_learning_rate_fraction: float = of_training(
         0.01, above=0, at_most=1, recorded=True
     )
     model: str = of_model(
@@ -151,7 +155,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     init_seed: int = of_model(0, at_least=0, at_most=2**32 - 1)
     initial_weights: str | None = of_model(None, metavar="FILE")
     initial_weights_are_public: bool = of_model(False)
-    embedding_noise: str = setting(AUTO_NOISE, choices=EMBEDDING_NOISES)
+    embedding_noise: str = of_training(AUTO_NOISE, choices=EMBEDDING_NOISES)
     eval_every: int | None = setting(None, group=OUTPUT, at_least=1)
     simulates: str = ""
 

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 
 import dpsgd
 from tests.trainer.papers.test_simulation import _report, _simulation
-from trainer.experiments import bias_report, shift_report
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import Outcome
+from trainer.papers import bias_report, shift_report
 from trainer.papers.settings import ShiftSettings
 from trainer.papers.shift import Course, Shift
 from trainer.report.plots import plot_curve, setting_in_words
