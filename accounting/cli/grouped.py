@@ -37,16 +37,27 @@ class Grouped(click.Command):
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         """Writes the options of each group: see `click.Command.format_options`."""
-        groups: dict[str, list[tuple[str, str]]] = {REQUIRED: [], PRIVACY: []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record and isinstance(param, click.Option):
-                groups.setdefault(_group_of(param), []).append(record)
-        last = [(name, groups.pop(name, [])) for name in (OTHERS, OUTPUT)]
-        for name, records in [*groups.items(), *last]:
-            if records:
-                with formatter.section(name):
-                    formatter.write_dl(records)
+        for name, records in grouped(self, ctx):
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def grouped(
+    command: click.Command, ctx: click.Context
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Returns the groups of options, each option with its help.
+
+    Args:
+      command: A command.
+      ctx: Its context.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {REQUIRED: [], PRIVACY: []}
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if record and isinstance(param, click.Option):
+            groups.setdefault(_group_of(param), []).append(record)
+    last = {name: groups.pop(name, []) for name in (OTHERS, OUTPUT)}
+    return [(name, found) for name, found in {**groups, **last}.items() if found]
 
 
 def _group_of(param: click.Parameter) -> str:

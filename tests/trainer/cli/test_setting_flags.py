@@ -7,10 +7,14 @@ import json
 import pathlib
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from accounting.cli.grouped import Grouped
 from accounting.validation import InputError
+from dpsgd.command_line import COMMANDS, cli
+from dpsgd.command_reference import reference
 from trainer.cli import commands
 from trainer.cli.commands import train_command, train_request
 from trainer.run import run_record
@@ -48,12 +52,13 @@ def config(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.usefixtures("toy")
-def test_one_declaration_is_in_help_and_python() -> None:
+def test_one_declaration_is_in_help_reference_and_python() -> None:
     text = " ".join(CliRunner().invoke(train_command, ["--help"]).output.split())
     assert (
         "--toy-share FLOAT A share of toys, of which there are many. [default: 0.25]"
         in text
     )
+    assert f"- `--toy-share FLOAT`: {said}" in reference()
     assert Toy(noise_multiplier=1.0).toy_share == 0.25
     with pytest.raises(InputError, match="toy_share=1"):
         Toy(noise_multiplier=1.0, toy_share=1.5)
@@ -113,3 +118,20 @@ def test_several_values_are_parsed_one_by_one() -> None:
     assert train_request([*NEEDED, "--hidden=8,4"]).settings.hidden == (8, 4)
     with pytest.raises(InputError, match="'a' is not a valid int"):
         train_request([*NEEDED, "--hidden=8,a"])
+
+
+def test_help_and_reference_have_every_option_once_and_in_groups() -> None:
+    sections = dict(
+        part.split("\n", 1) for part in f"\n{reference()}".split("\n## dpsgd ")[1:]
+    )
+    assert list(sections) == list(COMMANDS)
+    with click.Context(cli, info_name="dpsgd") as ctx:
+        for name, text in sections.items():
+            command = cli.get_command(ctx, name)
+            assert isinstance(command, Grouped), name
+            printed = command.get_help(click.Context(command, info_name=name))
+            assert printed.count("\nOutput:\n") == 1
+            for param in command.get_params(ctx):
+                if isinstance(param, click.Option):
+                    assert text.count(f"- `{param.opts[0]}") >= 1
+                    assert f"  {param.opts[0]}" in printed
