@@ -44,8 +44,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _place(option: Option) -> int:
-    assert option.group is not None  # of settings of training
-    return GROUPS.index(option.group)
+    return GROUPS.index(option.group) if option.group in GROUPS else len(GROUPS)
 
 
 #: Options of `dpsgd batches` that a user may expect of `dpsgd train`.
