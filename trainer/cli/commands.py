@@ -81,8 +81,8 @@ class _Train(Grouped):
             if name not in _OF_BATCHES:
                 raise
             raise InputError(
-                f"Expected no {name} for `dpsgd train`: the batches determine it. "
-                f"Omit it, or make other batches by `dpsgd batches {name}`."
+                f"`dpsgd train` takes no {name}: the batches determine it. Omit it, or "
+                f"make other batches by `dpsgd batches {name}`."
             ) from None
 
 

@@ -29,7 +29,7 @@ _WORDS = {
 _NOTES = (
     NOT_PRIVATE,
     "Means over the steps. The clipped sum is magnitude times the unclipped sum, plus "
-    "an orthogonal part whose norm is direction times the norm of the unclipped sum. "
+    "an orthogonal rest whose norm is direction times the norm of the unclipped sum. "
     "Absolute bias is the distance of the two sums over the expected batch size; "
     "cosine is the cosine of their angle. The cosine of ascent is between the ascent "
     "direction of a method and the gradient of the loss.",

@@ -131,7 +131,9 @@ class VarianceSettings(OneTraining):
         # One run has no variance.
         check_int("seeds", self.seeds, at_least=2)
         if self.training.keep_last is None:
-            raise InputError("Expected --keep-last 2 or more: which iterates vary?")
+            raise InputError(
+                "No iterates are kept, whose spread is measured. Add --keep-last 10."
+            )
         check_int("keep_last", self.training.keep_last, at_least=2)
 
     @property
@@ -165,9 +167,8 @@ class ShiftSettings(OneTraining):
         super().__post_init__()
         if not self.data_is_public:
             raise InputError(
-                "Expected --data-is-public: the order of the rows is made from all of "
-                "them, so that no epsilon covers a run. Use public or synthetic data, "
-                "and add that flag."
+                "No epsilon covers a run, since the order of the rows is made from all "
+                "of them. Use public or synthetic data, and add --data-is-public."
             )
 
     @property
@@ -203,9 +204,8 @@ class BiasSettings:
     def __post_init__(self) -> None:
         if not self.data_is_public:
             raise InputError(
-                "Expected data_is_public (--data-is-public): the bias of clipping is "
-                "computed from the examples without noise, and no epsilon covers it. "
-                "Give it for public data alone."
+                "No epsilon covers the bias of clipping, which is computed from the "
+                "examples without noise. Use public data, and add --data-is-public."
             )
         found = [each.method for each in self.trained]
         if not found or len(set(found)) < len(found):

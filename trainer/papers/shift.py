@@ -10,7 +10,7 @@ weights are evaluated on the same held-out examples at many steps.
 Formal guarantees:
   - The batches are deterministic: step t has the rows of time t.
   - Batches and runs are made as in a comparison: a stopped experiment resumes with the
-    same settings, and finished parts are used only if made with these settings.
+    same settings, and finished ones are used only if made with these settings.
 
 Public: everything; the settings must declare the rows public.
 
@@ -77,7 +77,7 @@ class Course:
 
     @property
     def last_period(self) -> np.ndarray:
-        """The part of ``mean`` in the last period."""
+        """The values of ``mean`` in the last period."""
         return self.mean[self.steps > self.steps[-1] - self.period]
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ that has not converged make it too large.
 Formal guarantees:
   - Every run has its own batches and noise; all start from the same weights.
   - Batches and runs are made as in a comparison: a stopped experiment resumes with the
-    same settings, and finished parts are used only if made with these settings.
+    same settings, and finished ones are used only if made with these settings.
   - The epsilon reported for all runs together is that of basic composition.
 
 Public: what the runs publish, if the held-out examples need no protection.  Every run

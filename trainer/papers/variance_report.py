@@ -157,7 +157,7 @@ def _draw(axes: Any, one: Spread) -> None:
     over_runs, of_iterates = one.over_runs.ravel(), one.of_iterates[0].ravel()
     known = (over_runs > 0) & (of_iterates > 0)
     x, y = over_runs[known], of_iterates[known]
-    # Evenly spaced, so that every part of the held-out examples is shown.
+    # Evenly spaced, so that all of the held-out examples is shown.
     chosen = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int)
     axes.loglog(x[chosen], y[chosen], ".", ms=3, alpha=0.4, color="C0")
     ends = np.array([min(x.min(), y.min()), max(x.max(), y.max())])

@@ -106,23 +106,23 @@ class AggregationSettings:
             return
         if self.tail is None and self.keep_last is None:
             raise InputError(
-                f"Expected --tail or --keep-last beside aggregate={self.aggregate!r}: "
-                "which iterates should it get?"
+                f"aggregate={self.aggregate!r} gets no iterates. Add --tail or "
+                "--keep-last."
             )
 
     def _check_train_over(self) -> None:
         if self.train_over is None:
             if self.aggregate_from is not None:
                 raise InputError(
-                    f"Expected --train-over beside aggregate_from="
-                    f"{self.aggregate_from}: which average should steps start at?"
+                    f"aggregate_from={self.aggregate_from} does not say at which "
+                    "average steps start. Add --train-over."
                 )
             return
         if self.train_over not in self._while_training:
             flag = {EMA: "--ema-decay", UTA: "--tail", CUSTOM: "--aggregate and --tail"}
             raise InputError(
-                f"Expected {flag[self.train_over]} beside train_over="
-                f"{self.train_over!r}."
+                f"train_over={self.train_over!r} needs that average. Add "
+                f"{flag[self.train_over]}."
             )
 
     @property
@@ -137,7 +137,7 @@ class AggregationSettings:
     def _check_past(self) -> None:
         for name in self.export:
             if name == PAST_CUSTOM and self.aggregate is None:
-                raise InputError(f"Expected --aggregate beside export={name!r}.")
+                raise InputError(f"export={name!r} needs --aggregate. Add it.")
         wanted = {
             "keep_every": self.keep_every,
             "uncertainty": self.uncertainty,
@@ -146,8 +146,8 @@ class AggregationSettings:
         for name, value in wanted.items():
             if value is not None and self.keep_last is None:
                 raise InputError(
-                    f"Expected --keep-last beside {name}={value}: it is made from kept "
-                    "iterates."
+                    f"{name}={value} is made from kept iterates, and none are kept. "
+                    "Add --keep-last."
                 )
         if self.uncertainty is not None and self.keep_last is not None:
             check_float("uncertainty", self.uncertainty, above=0, below=1)

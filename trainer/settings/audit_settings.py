@@ -72,8 +72,8 @@ class AuditSettings:
         check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)
         if self.rows_per_record is not None and self.canary_rows is not None:
             raise InputError(
-                f"Expected no canary_rows={self.canary_rows} where an example is a "
-                "user: it holds all rows of one. Omit it."
+                f"canary_rows={self.canary_rows} does not apply where an example is a "
+                "user, with all rows of one. Omit it."
             )
         self.claimed(self.plan)
 
@@ -112,7 +112,7 @@ def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:
         return plan
     if sampler_registry.rules(claim).truncates:
         raise InputError(
-            f"Expected no --claim {claim} for batches that have no cap: take "
-            "--claim poisson, whose epsilon is that of a large cap."
+            f"--claim {claim} needs a cap, and these batches have none. Take --claim "
+            "poisson, whose epsilon is that of a large cap."
         )
     return dataclasses.replace(plan, sampler=claim, truncated_batch_size=None)

@@ -8,7 +8,7 @@
     non-private   at theta, without clip and noise
 
 The first three release noisy sums of clipped per-example gradients and have DP-SGD's
-accounting.  ModelMix releases only iterates and has accounting of its own.
+accounting.  ModelMix releases only iterates and has another accounting.
 
 References:
   BAM: Knolle et al. (2023), arXiv:2308.12018; DP-SAT: Park et al. (2023),

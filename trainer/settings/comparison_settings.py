@@ -124,8 +124,8 @@ class ComparisonSettings(Experiment):
             check_seed(each)
         if len(self.deltas) > 1:
             raise InputError(
-                f"Expected target_delta={self.deltas[1]!r} to be {self.deltas[0]!r}, "
-                "as that of all methods."
+                f"target_delta={self.deltas[1]!r} differs from {self.deltas[0]!r} of "
+                "another method. Give one delta for all."
             )
 
     def _check_rules(self) -> None:
@@ -134,7 +134,7 @@ class ComparisonSettings(Experiment):
         targets = [each.target_epsilon for each in self.trained]
         if self.noise != (SAME,) and given and not any(targets):
             raise InputError(
-                f"Expected target_epsilon for noise={','.join(self.noise)!r}: a given "
+                f"noise={','.join(self.noise)!r} needs a target_epsilon: a given "
                 f"noise_multiplier={given[0]!r} is that of all samplers. Omit --noise, "
                 "or give --epsilon in place of --noise-multiplier."
             )
@@ -179,6 +179,4 @@ def check_seed(training: TrainSettings) -> None:
     """
     for name in ("init_seed", "simulates"):
         if value := getattr(training, name):
-            raise InputError(
-                f"Expected no {name}={value!r}: it is set for every run. Omit it."
-            )
+            raise InputError(f"{name}={value!r} is set for every run. Omit it.")

@@ -52,8 +52,8 @@ class MethodSettings:
         object.__setattr__(self, "method_settings", found)  # frozen
         if self.non_private_diagnostics and self.method == NON_PRIVATE:
             raise InputError(
-                "Expected no --non-private-diagnostics for method='non-private': it "
-                "measures the bias of clipping, and nothing is clipped."
+                "--non-private-diagnostics measures the bias of clipping, and "
+                "method='non-private' clips nothing. Omit it."
             )
 
 

@@ -1,6 +1,6 @@
 """The contract of a training method, and the registry of methods.
 
-A method has two parts.  `Method` needs no TensorFlow: settings with their flags, what
+A method has two sides.  `Method` needs no TensorFlow: settings with their flags, what
 the method refuses, its accounting, and its sentence in the privacy statement.
 ``Method.hooks`` loads `trainer.methods.base.Hooks`, which define a step.
 
@@ -84,7 +84,7 @@ class Method:
 
     @property
     def has_theorem(self) -> bool:
-        """Whether it has accounting of its own."""
+        """Whether it has another accounting than DP-SGD."""
         return self.accounting is not None and not self.has_dp_sgd_accounting
 
 

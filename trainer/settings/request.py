@@ -89,8 +89,8 @@ class Request:
         check_local(_ONE_STORE, out=self.run)
         if self.store is not None and self.noise_key_file is None:
             raise InputError(
-                f"Expected --noise-key-file for --out {self.store}: the noise key is "
-                "not kept in a store. Name a file here, which is made if missing."
+                f"--out {self.store} does not keep the noise key, which must stay out "
+                "of a store. Add --noise-key-file, a file here, made if missing."
             )
         check_local(
             eval=self.held_out,

@@ -172,7 +172,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         methods.get(self.method).check(self)
         if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
             raise InputError(
-                "Expected --embedding-noise lazy only where it is exact; here "
+                "--embedding-noise lazy is not exact here: "
                 f"{self.lazy_obstacle}. Omit it for dense noise."
             )
 
@@ -198,8 +198,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
         if path is None:
             if is_public:
                 raise InputError(
-                    "Expected --initial-weights beside --initial-weights-are-public: "
-                    "which are?"
+                    "--initial-weights-are-public declares nothing without "
+                    "--initial-weights. Add them."
                 )
             return
         if not path.endswith((".npz", ".keras")):
@@ -223,19 +223,20 @@ class TrainSettings(MethodSettings, AggregationSettings):
         )
         if any(value is not None for value in given):
             raise InputError(
-                "Expected no --epsilon, --delta, --noise-multiplier or --l2-norm-clip "
-                "for method='non-private', which has none of them."
+                "method='non-private' has no --epsilon, --delta, --noise-multiplier or "
+                "--l2-norm-clip. Omit them."
             )
 
     def _check_private(self) -> None:
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             raise InputError(
-                "Expected either --epsilon with --delta, or --noise-multiplier."
+                "Noise needs either --epsilon with --delta, or --noise-multiplier. "
+                "Give one of them."
             )
         if self.target_epsilon is not None and self.target_delta is None:
             raise InputError(
-                f"Expected --delta beside epsilon={self.target_epsilon}. Usual is "
-                "at most one over the number of examples."
+                f"epsilon={self.target_epsilon} is not complete without --delta. Add "
+                "it; usual is at most one over the number of examples."
             )
         if self.l2_norm_clip is None and self.loss != AUTO_LOSS:  # frozen
             object.__setattr__(self, "l2_norm_clip", DEFAULT_CLIPS[self.task])

@@ -131,8 +131,8 @@ def test_bound_leaves_so_many_rows_of_a_canary(tmp_path: pathlib.Path) -> None:
 
 
 def test_rows_of_a_canary_are_compared_once_in_a_step() -> None:
-    parts = [np.array([5, 3, 5, 9]), np.array([3, 1, 1, 9, 2])]
-    found = audit_release._each_once(parts)
+    batches = [np.array([5, 3, 5, 9]), np.array([3, 1, 1, 9, 2])]
+    found = audit_release._each_once(batches)
     assert [list(each) for each in found] == [[5, 3, 9], [1, 2]]
 
 

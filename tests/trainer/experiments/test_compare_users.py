@@ -22,7 +22,7 @@ from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE, Work
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import levels as compare_levels
-from trainer.experiments.comparison.levels import find_parts
+from trainer.experiments.comparison.levels import find_data_sets
 from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import Outcome
 from trainer.settings.comparison_settings import ComparisonSettings
@@ -156,13 +156,13 @@ def test_text_is_refused_with_commands_that_make_a_table_of_it(
 
 
 def test_rows_and_users_are_drawn_equally_often(make_settings: Make) -> None:
-    parts = find_parts(make_settings())
+    data_sets = find_data_sets(make_settings())
     rates = [
         each.settings.batches[0].plan(each.num_examples).sampling_probability
-        for each in parts
+        for each in data_sets
     ]
     assert rates == [rates[0], rates[0], rates[2], rates[2]]
-    assert [each.settings.batches[0].expected_batch_size for each in parts] == [
+    assert [each.settings.batches[0].expected_batch_size for each in data_sets] == [
         20, 20, 20, 6,
     ]  # fmt: skip
 

@@ -184,12 +184,12 @@ def _users(flags: dict[str, Any]) -> UserLevels | None:
         for name in (*needed, *others):
             if flags[name]:
                 flag = f"--{name.replace('_', '-')}"
-                raise InputError(f"Expected --user-column beside {flag}. Give both.")
+                raise InputError(f"{flag} needs --user-column. Give both.")
         return None
     for name in needed:
         if not flags[name]:
             raise InputError(
-                f"Expected --{name.replace('_', '-')} beside --user-column. Give both."
+                f"--user-column needs --{name.replace('_', '-')}. Give both."
             )
     names = ("user_column", "sampled", *needed, *others)
     return UserLevels(**{name: flags[name] for name in names})

@@ -48,10 +48,7 @@ def refuse(rest: Sequence[str], set_for_all: Sequence[str]) -> None:
     """
     for flag in rest:
         if flag.split("=")[0] in set_for_all:
-            raise InputError(
-                f"Expected no {flag} for `dpsgd train`: it is set for every run. Omit "
-                "it."
-            )
+            raise InputError(f"{flag} is set for every run of this command. Omit it.")
 
 
 def request(
