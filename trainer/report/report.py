@@ -101,5 +101,9 @@ class Report:
 
 
 def _print(lines: Sequence[str]) -> None:
+    console = Console()
     for line in lines:
-        Console().print(line, highlight=False, markup=False)
+        # Words are wrapped for people alone.
+        console.print(
+            line, highlight=False, markup=False, soft_wrap=not console.is_terminal
+        )

@@ -73,7 +73,7 @@ def test_a_run_about_users_is_audited_with_users(
     assert _small_users(found) == ((ROWS, 4, 4) if sampled == ROWS else (USERS, 4, 1))
     assert found.num_canary_rows == (4 if sampled == ROWS else 1)
     if sampled == USERS:
-        with pytest.raises(InputError, match="canary_rows=10 where an example is a u"):
+        with pytest.raises(InputError, match="canary_rows=10 does not apply"):
             settings_of_run(record, manifest, canary_rows=10)
     manifest.dataset = {}
     assert not settings_of_run(record, manifest).is_of_users

@@ -218,7 +218,7 @@ def test_an_audit_says_what_it_cannot_see(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Expected a run, or --sampler"),
+        ((), "--sampler is missing"),
         (("--sampler=poisson", *PLAN), "exactly one of --noise-multiplier and"),
         (("--sampler=poisson", *PLAN, "--noise-multiplier=0"), "nothing to audit"),
         (

@@ -76,7 +76,7 @@ def test_noise_is_that_of_users_if_they_are_bounded(
 def test_own_noise_differs_between_samplers_and_meets_the_target(
     make_settings: MakeSettings,
 ) -> None:
-    samplers = (POISSON, SHUFFLE, "deterministic", "balls-and-bins")
+    samplers = (POISSON, SHUFFLE, "deterministic")
     found = _cases(make_settings(noise=(OWN,), samplers=samplers))
     noise = [found[name, OWN].settings.noise_multiplier for name in samplers]
     assert len(set(noise)) == len(samplers)
