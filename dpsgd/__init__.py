@@ -53,15 +53,21 @@ if TYPE_CHECKING:
     from pipelines.tables.table_format import TableOptions as TableOptions
     from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
-    from trainer.experiments.bias import measure_bias as measure_bias
     from trainer.experiments.compare import compare as compare
-    from trainer.experiments.shift import shift as shift
-    from trainer.experiments.simulate import simulate as simulate
-    from trainer.experiments.variance import variance as variance
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
     from trainer.model.layers.function_model import FunctionModel as FunctionModel
+    from trainer.papers.bias import measure_bias as measure_bias
+    from trainer.papers.settings import BiasSettings as BiasSettings
+    from trainer.papers.settings import ShiftSettings as ShiftSettings
+    from trainer.papers.settings import SimulationSettings as SimulationSettings
+    from trainer.papers.settings import (
+        VarianceSettings as VarianceSettings,
+    )
+    from trainer.papers.shift import shift as shift
+    from trainer.papers.simulate import simulate as simulate
+    from trainer.papers.variance import variance as variance
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
     from trainer.run.preflight import Request as Request
@@ -72,16 +78,8 @@ if TYPE_CHECKING:
         AggregationSettings as AggregationSettings,
     )
     from trainer.settings.audit_settings import AuditSettings as AuditSettings
-    from trainer.settings.bias_settings import BiasSettings as BiasSettings
     from trainer.settings.comparison_settings import (
         ComparisonSettings as ComparisonSettings,
-    )
-    from trainer.settings.comparison_settings import (
-        SimulationSettings as SimulationSettings,
-    )
-    from trainer.settings.iterate_settings import ShiftSettings as ShiftSettings
-    from trainer.settings.iterate_settings import (
-        VarianceSettings as VarianceSettings,
     )
     from trainer.settings.train_settings import TrainSettings as TrainSettings
     from trainer.settings.user_levels import UserLevels as UserLevels
@@ -115,14 +113,14 @@ _HOMES = {
     "RunRecord": "trainer.run.run_record",
     "Runtime": "pipelines.job.runtime.tasks",
     "Schema": "pipelines.tables.schema.schema",
-    "BiasSettings": "trainer.settings.bias_settings",
-    "ShiftSettings": "trainer.settings.iterate_settings",
-    "SimulationSettings": "trainer.settings.comparison_settings",
+    "BiasSettings": "trainer.papers.settings",
+    "ShiftSettings": "trainer.papers.settings",
+    "SimulationSettings": "trainer.papers.settings",
     "Summary": "trainer.train",
     "TableOptions": "pipelines.tables.table_format",
     "TrainSettings": "trainer.settings.train_settings",
     "UserLevels": "trainer.settings.user_levels",
-    "VarianceSettings": "trainer.settings.iterate_settings",
+    "VarianceSettings": "trainer.papers.settings",
     "Verification": "pipelines.batches.verify",
     "accountant": "accounting",
     "audit": "trainer.auditing.audit",
@@ -144,12 +142,12 @@ _HOMES = {
     "read_manifest": "pipelines.batches.manifest",
     "read_run": "trainer.run.run_record",
     "run_statement": "trainer.run.privacy",
-    "measure_bias": "trainer.experiments.bias",
-    "shift": "trainer.experiments.shift",
-    "simulate": "trainer.experiments.simulate",
+    "measure_bias": "trainer.papers.bias",
+    "shift": "trainer.papers.shift",
+    "simulate": "trainer.papers.simulate",
     "steps_per_epoch": "accounting.plan",
     "train": "trainer.train",
-    "variance": "trainer.experiments.variance",
+    "variance": "trainer.papers.variance",
     "verify": "pipelines.batches.verify",
     "verify_prepared": "pipelines.tables.prepared_files",
     "write_batches": "pipelines.job.poisson_batching",

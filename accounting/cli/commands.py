@@ -8,10 +8,11 @@ import click
 
 from accounting import neighboring_relation
 from accounting.cli import model_mix, registered, shared_options
+from accounting.cli.grouped import Grouped
 from accounting.cli.number_lists import NumberList
 
 
-@click.command(name="plan")
+@click.command(name="plan", cls=Grouped)
 @shared_options.num_examples("Slots of the data set.", required=True)
 @shared_options.batch_size(
     "Expected examples per step; gradients are divided by it.", required=True

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
+from accounting.cli.grouped import Grouped
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.files.progress_bars import Bars
@@ -32,7 +33,8 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.option(
     "--input",
@@ -121,7 +123,7 @@ def make_batches(*arguments: Any) -> None:
     batch_job.make_batches(*arguments)
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("directory")
 @click.option(
     "--resample",

@@ -7,10 +7,12 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.option(
     "--input",

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.option("--rows", type=int, required=True, help="Number of rows in all files.")
 @click.option("--out", required=True, help="New or empty folder.")
 @click.option("--files", type=int, default=1, show_default=True, help="Files.")
@@ -70,7 +71,7 @@ def _kind_options(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("table")
 @click.option("--label", default="", help="Column to predict.")
 @click.option(
@@ -159,7 +160,8 @@ def _user_options(command: Any) -> Any:
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.option(
     "--input",

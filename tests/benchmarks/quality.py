@@ -27,7 +27,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.flat_settings import train_settings
 from trainer.experiments.comparison.case import Case
-from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.report import Comparison, report
 from trainer.experiments.comparison.results import summarise
 from trainer.experiments.comparison.runs import Runs
 from trainer.run import privacy
@@ -176,7 +176,7 @@ def _search(
 
 def _all_runs(
     out: pathlib.Path, rows: int, seeds: int, chosen: dict[str, Fields]
-) -> Report:
+) -> Comparison:
     data = Data(out / "runs", rows, seed=2, num_batches=seeds)
     results = [
         data.run(epsilon, seed, {**chosen[method], **AVERAGES})
@@ -184,7 +184,7 @@ def _all_runs(
         for epsilon in ((None,) if method == NON_PRIVATE else EPSILONS)
         for seed in range(seeds)
     ]
-    return Report(summarise(results, metric="auc"), title=TITLE)
+    return report(summarise(results, metric="auc"), title=TITLE)
 
 
 @click.command()
@@ -200,9 +200,9 @@ def main(out: pathlib.Path, rows: int, seeds: int, model_mix: bool) -> None:
     chosen, points = _search(out, rows, methods)
     write_atomically(out / "grid.json", pretty_json({"points": points}))
     _print_grid(points, chosen)
-    report = _all_runs(out, rows, seeds, chosen)
-    report.write(out)
-    report.show()
+    found = _all_runs(out, rows, seeds, chosen)
+    found.write(out)
+    found.show()
 
 
 def _print_grid(points: Sequence[dict[str, Any]], chosen: dict[str, Fields]) -> None:

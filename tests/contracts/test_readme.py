@@ -216,7 +216,7 @@ def test_a_broken_link_stops_the_site(tmp_path: pathlib.Path, link: str) -> None
     (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n[link]({link})\n")
     config = tmp_path / "mkdocs.yml"
     config.write_text(
-        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nnav: [index.md]\n"
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nnav: [index.md]\nhooks: []\n"
     )
     result = build(config, tmp_path / "site")
     assert result.returncode == 1

@@ -25,7 +25,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.inputs.bounded import ROWS, USERS, Bounded
 from trainer.auditing import audit_mechanism, audit_training
-from trainer.auditing.audit_report import Report, cannot_see
+from trainer.auditing.audit_report import AuditReport, cannot_see, report
 from trainer.run import privacy
 from trainer.run.run_record import RunRecord
 from trainer.settings import methods
@@ -38,7 +38,7 @@ COUNTED = {MECHANISM: "trials", TRAINER: "runs"}
 Progress = Callable[[str, int, int], None]
 
 
-def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Report:
+def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> AuditReport:
     """Attacks a mechanism in many trials, and returns the findings.
 
     Args:
@@ -50,12 +50,12 @@ def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Repo
     """
     look = _audit_mechanism if settings.level == MECHANISM else _audit_trainer
     verdict, notes = look(settings, progress)
-    return Report(
-        level=settings.level,
-        audited=settings.plan,
-        verdict=verdict,
+    return report(
+        settings.level,
+        settings.plan,
+        verdict,
         notes=notes,
-        cannot_see=cannot_see(settings.level, of_users=settings.is_of_users),
+        unseen=cannot_see(settings.level, of_users=settings.is_of_users),
     )
 
 

@@ -30,7 +30,7 @@ from pipelines.batches.reader import read_batches
 from trainer.auditing import audit_model
 from trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS
 
-#: Number of parts of the large table whose noise is tested separately.
+#: Number of ranges of the large table whose noise is tested separately.
 _NUM_SLICES = 8
 #: Number of values per layer whose noise is compared with other layers and releases.
 _COMPARED = 4096
@@ -65,8 +65,8 @@ class Canaries:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """One physical batch.
+class Contents:
+    """The canaries of one physical batch.
 
     Attributes:
       step: Step of the batch.
@@ -79,15 +79,15 @@ class Part:
     padded: bool
 
 
-def read_parts(batches: pathlib.Path) -> list[Part]:
+def read_contents(folder: pathlib.Path) -> list[Contents]:
     """Returns the canaries in each physical batch."""
     return [
-        Part(
+        Contents(
             step=batch.step,
             canaries=_canaries(batch.columns[CANARY])[batch.weight > 0],
             padded=bool(np.any(batch.weight == 0)),
         )
-        for batch in read_batches(batches)
+        for batch in read_batches(folder)
     ]
 
 
@@ -96,10 +96,10 @@ def _canaries(column: np.ndarray) -> np.ndarray:
     return column.reshape(len(column), -1)[:, 0]
 
 
-def _each_once(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the numbers of each part that are in no earlier part, each once."""
+def _each_once(batches: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the numbers of each batch that are in no earlier batch, each once."""
     seen, found = np.zeros(0, np.int64), []
-    for numbers in parts:
+    for numbers in batches:
         first = np.sort(np.unique(numbers, return_index=True)[1])
         new = numbers[first][~np.isin(numbers[first], seen)]
         seen = np.concatenate([seen, new])
@@ -129,7 +129,7 @@ class ReleaseChecks:
 
     Args:
       canaries: Canaries in its data.
-      parts: Physical batches in order.
+      batches: Physical batches in order.
       noise: Standard deviation of the noise of a release, in clip norms.
       steps_per_release: Number of steps per release.
     """
@@ -137,7 +137,7 @@ class ReleaseChecks:
     def __init__(
         self,
         canaries: Canaries,
-        parts: Sequence[Part],
+        batches: Sequence[Contents],
         *,
         noise: float,
         steps_per_release: int,
@@ -147,7 +147,7 @@ class ReleaseChecks:
         self._releases = [
             list(found)
             for _, found in itertools.groupby(
-                parts, lambda part: part.step // steps_per_release
+                batches, lambda batch: batch.step // steps_per_release
             )
         ]
         self._num_added = 0
@@ -159,7 +159,7 @@ class ReleaseChecks:
         self._noise_of_reads = _Sums()
         self._largest, self._num_values = 0.0, 0
         self._compared: list[np.ndarray] = []
-        self._compared_parts: list[list[np.ndarray]] = []
+        self._compared_batches: list[list[np.ndarray]] = []
         self._repeated: list[Check] = []
 
     def add(self, change: Mapping[str, np.ndarray]) -> None:
@@ -174,26 +174,26 @@ class ReleaseChecks:
                 "run: they are not the result of DP-SGD on bounded gradients. Look for "
                 "a fault of the optimizer or of the clipping."
             )
-        parts = self._releases[self._num_added]
+        batches = self._releases[self._num_added]
         self._num_added += 1
         residuals = {
             layer: change[layer].astype(np.float64) / self._noise for layer in LAYERS
         }
-        self._add_contributions(residuals, parts)
+        self._add_contributions(residuals, batches)
         for layer in LAYERS:
             self._add_noise(residuals[layer])
-        self._add_large(residuals[LARGE], parts)
+        self._add_large(residuals[LARGE], batches)
 
     def _places(self, layer: str, canaries: np.ndarray) -> np.ndarray:
         return audit_model.places(layer, canaries, len(self._canaries))
 
     def _add_contributions(
-        self, residuals: dict[str, np.ndarray], parts: list[Part]
+        self, residuals: dict[str, np.ndarray], batches: list[Contents]
     ) -> None:
         """Also replaces the residuals of the canaries in the batches by NaN."""
         size = len(self._canaries)
         times = np.bincount(
-            np.concatenate([part.canaries for part in parts]), minlength=size + 1
+            np.concatenate([batch.canaries for batch in batches]), minlength=size + 1
         )[1:]
         real = np.flatnonzero(times * self._canaries.is_real)
         shares = self._canaries.directions[real]
@@ -210,8 +210,8 @@ class ReleaseChecks:
         self._see_largest(excess, tolerance=residual_tests.TOLERANCE / self._noise)
         along = np.zeros(size + 1)
         along[real + 1] = np.sum(excess * shares, 1)
-        for part in parts:
-            there = np.unique(part.canaries)
+        for batch in batches:
+            there = np.unique(batch.canaries)
             count = np.sum(self._canaries.is_real[there - 1])
             self._of_batches.add(float(np.sum(along[there])), int(count))
 
@@ -225,22 +225,22 @@ class ReleaseChecks:
         self._see_largest(values)
         self._compared.append(np.nan_to_num(values[:_COMPARED]))
 
-    def _add_large(self, values: np.ndarray, parts: list[Part]) -> None:
+    def _add_large(self, values: np.ndarray, batches: list[Contents]) -> None:
         for sums, found in zip(
             self._noise_of_slices, np.array_split(values, _NUM_SLICES), strict=True
         ):
             sums.add_squares(found)
         rows = values.reshape(-1, LARGE_DIM)
-        read = [self._places(LARGE, part.canaries) // LARGE_DIM for part in parts]
-        padded = any(part.padded for part in parts)
+        read = [self._places(LARGE, batch.canaries) // LARGE_DIM for batch in batches]
+        padded = any(batch.padded for batch in batches)
         distinct = np.unique(np.concatenate([*read, np.zeros(int(padded), np.int64)]))
         self._noise_of_reads.add_squares(rows[distinct])
         for _, pairs in itertools.groupby(
-            zip(parts, read, strict=True), lambda pair: pair[0].step
+            zip(batches, read, strict=True), lambda pair: pair[0].step
         ):
             # The rows of one user may lie in several batches of a step.
             once = _each_once([places for _, places in pairs])
-            self._compared_parts.append(
+            self._compared_batches.append(
                 [np.nan_to_num(rows[places]).ravel() for places in once]
             )
         if not self._repeated:
@@ -264,7 +264,7 @@ class ReleaseChecks:
                 self._noise_of_layers.counts,
             ),
             deviations(
-                "noise of each part of a table",
+                "noise of each range of a table",
                 [sum(sums.totals) for sums in slices],
                 [sum(sums.counts) for sums in slices],
             ),
@@ -277,7 +277,7 @@ class ReleaseChecks:
                 "noise shared by layers or releases", [self._compared]
             ),
             residual_tests.correlations(
-                "noise shared by batches of a step", self._compared_parts
+                "noise shared by batches of a step", self._compared_batches
             ),
             *self._repeated,
             contributions(

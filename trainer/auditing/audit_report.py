@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
-
-import click
-from rich.console import Console
-from rich.table import Table
 
 from accounting.auditing import audit, noise_bounds
 from accounting.auditing.audit import Verdict
@@ -18,6 +13,7 @@ from accounting.auditing.noise_bounds import EffectiveNoise
 from accounting.auditing.residuals import Check
 from accounting.intervals import lower_text, upper_text
 from accounting.plan import DpSgdPlan
+from trainer.report.report import Report, Table
 from trainer.settings.audit_settings import MECHANISM, TRAINER
 
 MEANING = (
@@ -55,6 +51,17 @@ CANNOT_SEE = {
 }
 
 
+_AS_CLAIMED = "if_batches_are_as_claimed"
+_IF_AS_CLAIMED = (
+    "*  if batches are made as claimed, and only the noise may differ; epsilon is the "
+    "accountant's for that noise"
+)
+_IF_GAUSSIAN = (
+    "** if errors trade off as those of two Gaussians, as they do for deterministic "
+    "batches alone"
+)
+
+
 def cannot_see(level: str, *, of_users: bool) -> tuple[str, ...]:
     """Returns the faults that an audit cannot see.
 
@@ -70,122 +77,125 @@ def cannot_see(level: str, *, of_users: bool) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """One audit.
+class AuditReport(Report):
+    """The report of one audit.
 
     Attributes:
+      verdict: The findings.
+    """
+
+    verdict: JointVerdict
+
+
+def report(
+    level: str,
+    audited: DpSgdPlan,
+    verdict: JointVerdict,
+    *,
+    notes: Sequence[str],
+    unseen: Sequence[str],
+) -> AuditReport:
+    """Returns the report of one audit.
+
+    Args:
       level: "mechanism" or "trainer".
       audited: Plan by which the batches are really made.
       verdict: The findings.
       notes: Notes on scaling.
-      cannot_see: Faults that this audit cannot see.
+      unseen: Faults that this audit cannot see.
     """
-
-    level: str
-    audited: DpSgdPlan
-    verdict: JointVerdict
-    notes: Sequence[str]
-    cannot_see: Sequence[str]
-
-    @property
-    def title(self) -> str:
-        """What was audited, in words."""
-        return f"{self.audited.sampler} batches, {self.level} level"
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict."""
-        fields = self.verdict.to_json()
-        for run, judged in zip(fields["runs"], self.verdict.judged, strict=True):
-            if judged.verdict is not None:
-                run["if_batches_are_as_claimed"] = self._noise_fields(judged.verdict)
-        return {
-            "level": self.level,
-            "audited": self.audited.to_json(),
-            "notes": list(self.notes),
+    # Only if batches are made as claimed does a bound on epsilon bound the noise.
+    honest = verdict.claim.plan.sampler == audited.sampler
+    judged = [one for one in verdict.judged if one.checks]
+    title = f"{audited.sampler} batches, {level} level"
+    trials = [
+        _trials(one.verdict, honest, "" if one.name == level else f", {one.name} noise")
+        for one in verdict.judged
+        if one.verdict is not None
+    ]
+    return AuditReport(
+        title=title,
+        above=[*_above(title, audited, verdict), *(f"scale: {one}" for one in notes)],
+        tables=[*trials, *([_checks(judged, verdict)] if judged else [])],
+        notes=[
+            "The first two lines decide: they assume nothing.",
+            *([_IF_AS_CLAIMED] if honest else []),
+            _IF_GAUSSIAN,
+            f"verdict: {verdict.text}",
+            "An audit of this kind cannot see:",
+            *(f"  - {fault}" for fault in unseen),
+            MEANING,
+        ],
+        fields={
+            "level": level,
+            "audited": audited.to_json(),
+            "notes": list(notes),
             "meaning": MEANING,
-            "cannot_see": list(self.cannot_see),
-            **fields,
-            "if_batches_are_as_claimed": self._noise_fields(self.verdict.closest),
-        }
+            "cannot_see": list(unseen),
+            **_findings(verdict, honest),
+        },
+        verdict=verdict,
+    )
 
-    def print(self) -> None:
-        """Prints the report."""
-        plan, claim = self.audited, self.verdict.claim
-        click.echo(
-            f"{self.title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
-            f"T={plan.num_steps:,}, {plan.epochs_in_words}, noise multiplier "
-            f"{claim.noise_multiplier:.6g}\n"
-            f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
-            f"{upper_text(claim.epsilon)} at delta {claim.delta!r}"
-        )
-        for note in self.notes:
-            click.echo(f"scale: {note}")
-        for judged in self.verdict.judged:
-            if judged.verdict is not None:
-                self._print_trials(judged.name, judged.verdict)
-        self._print_footnotes()
-        if any(judged.checks for judged in self.verdict.judged):
-            self._print_checks()
-        click.echo(f"verdict: {self.verdict.text}")
-        click.echo("An audit of this kind cannot see:")
-        for fault in self.cannot_see:
-            click.echo(f"  - {fault}")
-        click.echo(MEANING)
 
-    @functools.cached_property
-    def _honest(self) -> bool:
-        # Only if batches are made as claimed does a bound on epsilon bound the noise.
-        return self.verdict.claim.plan.sampler == self.audited.sampler
+def _above(title: str, plan: DpSgdPlan, verdict: JointVerdict) -> list[str]:
+    claim = verdict.claim
+    return [
+        f"{title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
+        f"T={plan.num_steps:,}, {plan.epochs_in_words}, noise multiplier "
+        f"{claim.noise_multiplier:.6g}",
+        f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
+        f"{upper_text(claim.epsilon)} at delta {claim.delta!r}",
+    ]
 
-    def _noise(self, verdict: Verdict) -> list[EffectiveNoise]:
-        if not self._honest:
-            return []
-        return noise_bounds.effective_noise(verdict.claim, verdict.findings)
 
-    def _noise_fields(self, verdict: Verdict) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(found) for found in self._noise(verdict)]
+def _findings(verdict: JointVerdict, honest: bool) -> dict[str, Any]:
+    fields = verdict.to_json()
+    for run, judged in zip(fields["runs"], verdict.judged, strict=True):
+        if judged.verdict is not None:
+            run[_AS_CLAIMED] = _noise_fields(judged.verdict, honest)
+    return {**fields, _AS_CLAIMED: _noise_fields(verdict.closest, honest)}
 
-    def _print_trials(self, name: str, verdict: Verdict) -> None:
-        kind = "" if name == self.level else f", {name} noise"
-        table = Table(title=f"{verdict.trials:,} trials{kind}")
-        table.add_column("found, with confidence", no_wrap=True)
-        for found in verdict.findings:
-            table.add_column(audit.percent(found.confidence), justify="right")
-        table.add_column("claimed", justify="right")
-        for row in _rows(verdict, self._noise(verdict)):
-            table.add_row(*row)
-        Console().print(table)
 
-    def _print_footnotes(self) -> None:
-        click.echo("The verdict is of the first two lines, which assume nothing.")
-        if self._honest:
-            click.echo(
-                "*  if batches are made as claimed, and only the noise may differ; "
-                "epsilon is the accountant's for that noise"
-            )
-        click.echo(
-            "** if errors trade off as those of two Gaussians, as they do for "
-            "deterministic batches alone"
-        )
+def _noise(verdict: Verdict, honest: bool) -> list[EffectiveNoise]:
+    if not honest:
+        return []
+    return noise_bounds.effective_noise(verdict.claim, verdict.findings)
 
-    def _print_checks(self) -> None:
-        judged = [one for one in self.verdict.judged if one.checks]
-        table = Table(title="releases, less what their batches hold")
-        table.add_column("farthest from what is claimed")
-        for one in judged:
-            table.add_column(one.name, justify="right")
-        table.add_column("claimed", justify="right")
-        # Further runs of a kind repeat the names of its checks.
-        for name in dict.fromkeys(check.name for check in judged[0].checks):
-            expected = _worst(judged[0], name).expected
-            cells = [_cell(_worst(one, name), one.contradicted) for one in judged]
-            table.add_row(name, *cells, f"{expected:g}")
-        Console().print(table)
-        sure = audit.percent(self.verdict.confidence)
-        click.echo(
-            f"Noise in units of the claimed deviation, canaries in clip norms. ! = "
-            f"refuted; {sure} is for all trials and checks together."
-        )
+
+def _noise_fields(verdict: Verdict, honest: bool) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(found) for found in _noise(verdict, honest)]
+
+
+def _trials(verdict: Verdict, honest: bool, kind: str) -> Table:
+    sure = [audit.percent(found.confidence) for found in verdict.findings]
+    return Table(
+        title=f"{verdict.trials:,} trials{kind}",
+        headings=["found, with confidence", *sure, "claimed"],
+        rows=_rows(verdict, _noise(verdict, honest)),
+    )
+
+
+def _checks(judged: Sequence[Judged], verdict: JointVerdict) -> Table:
+    rows = []
+    # Further runs of a kind repeat the names of its checks.
+    for name in dict.fromkeys(check.name for check in judged[0].checks):
+        cells = [_cell(_worst(one, name), one.contradicted) for one in judged]
+        rows.append([name, *cells, f"{_worst(judged[0], name).expected:g}"])
+    return Table(
+        title="releases, less what their batches hold",
+        headings=[
+            "farthest from what is claimed",
+            *(one.name for one in judged),
+            "claimed",
+        ],
+        rows=rows,
+        notes=[
+            "Noise in units of the claimed deviation, canaries in clip norms. ! = "
+            f"refuted; {audit.percent(verdict.confidence)} is for all trials and "
+            "checks together."
+        ],
+    )
 
 
 def _worst(judged: Judged, name: str) -> Check:

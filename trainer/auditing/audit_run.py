@@ -75,15 +75,15 @@ def write_table(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Non
         table = pa.table({CANARY: _in_views(user + 1, run.views), "label": lists})
         if run.sampled is not None and path.parent.name == "data":
             table = table.append_column(_USER, pa.array(user))
-        told = json.dumps({NUM_CANARIES: len(is_real)}).encode()
-        table = table.replace_schema_metadata({DATASET_METADATA_KEY: told})
+        described = json.dumps({NUM_CANARIES: len(is_real)}).encode()
+        table = table.replace_schema_metadata({DATASET_METADATA_KEY: described})
         pq.write_table(table, path, row_group_size=-(-len(user) // _NUM_BLOCKS))
 
     slope = max(_SLOPE * run.l2_norm_clip, _LEAST_SLOPE)
     slopes = slope * directions(len(is_real)) * is_real[:, None]
-    write(folder / "data" / "part.parquet", 1 + slopes, _users(run))
+    write(folder / "data" / "rows.parquet", 1 + slopes, _users(run))
     # A run needs held-out examples; their metrics are not used.
-    write(folder / "held-out" / "part.parquet", np.ones((2, len(LAYERS))), np.arange(2))
+    write(folder / "held-out" / "rows.parquet", np.ones((2, len(LAYERS))), np.arange(2))
 
 
 def _in_views(canaries: np.ndarray, views: int) -> pa.Array:
@@ -141,7 +141,7 @@ def examine(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Outcome
     canaries = audit_release.Canaries(is_real=is_real)
     checks = audit_release.ReleaseChecks(
         canaries,
-        audit_release.read_parts(folder / "batches"),
+        audit_release.read_contents(folder / "batches"),
         noise=run.noise_multiplier * run.steps_per_release**0.5,
         steps_per_release=run.steps_per_release,
     )

@@ -229,7 +229,7 @@ def runs(
     Arguments as for `small_runs`.
 
     Args:
-      trials: Least number of trials, in equal parts for each kind that has trials.
+      trials: Least number of trials, in equal shares for each kind that has trials.
     """
     kinds = small_runs(
         plan, noise_multiplier, l2_norm_clip, sampled, rows_per_user, views=views

@@ -115,7 +115,7 @@ def _method(flags: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     method = methods.owners()[first]
     settings = complete(method, given)
     if flags["l2_norm_clip"] is None:
-        raise InputError(f"Expected --l2-norm-clip beside {first}={given[first]}.")
+        raise InputError(f"{first}={given[first]} needs --l2-norm-clip. Add it.")
     return method, settings
 
 

@@ -15,15 +15,16 @@ from accounting.plots import check_path
 from accounting.validation import InputError
 from pipelines.files.progress_bars import Bars
 from trainer.auditing.audit import COUNTED, audit, settings_of_run
-from trainer.auditing.audit_report import Report
+from trainer.auditing.audit_report import AuditReport
 from trainer.cli import plan_flags
 from trainer.settings.audit_settings import AuditSettings, claimed_plan
+from trainer.settings.setting import declared
 
 #: Flags on how to audit, for a run or a plan.
-_HOW = ("claim", "level", "trials", "confidence", "canary_rows")
+_HOW = tuple(declared(AuditSettings))
 
 
-def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> Report:
+def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> AuditReport:
     """Audits, with progress bars.
 
     Args:

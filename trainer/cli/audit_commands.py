@@ -8,49 +8,18 @@ from typing import Any
 
 import click
 
-from accounting.cli import registered, shared_options
-from trainer.cli import plan_flags
-from trainer.settings.audit_settings import LEVELS, MECHANISM, TRAINER, TRIALS
+from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
+from trainer.cli import plan_flags, setting_flags
+from trainer.settings.audit_settings import AuditSettings
 
 
-@click.command(name="audit")
+@click.command(name="audit", cls=Grouped)
 @plan_flags.options
-@click.option(
-    "--claim",
-    type=registered.SAMPLER,
-    help="Test the epsilon of this sampler at the same noise.  [default: that of the "
-    "audited sampler]",
-)
+@setting_flags.settings(AuditSettings)
 @shared_options.epsilon("Instead of noise: the claim, which determines the noise.")
 @shared_options.max_examples_per_user(
     "For a plan: the claim is for a user with at most this many examples."
-)
-@click.option(
-    "--canary-rows",
-    type=int,
-    help="Examples of the canary user.  With more than the claim allows, the audit "
-    "shows what happens if users are not bounded.  [default: as many as it allows]",
-)
-@click.option(
-    "--level",
-    type=click.Choice(LEVELS),
-    default=MECHANISM,
-    show_default=True,
-    help="mechanism: sampler and noise of all steps on worst-case data.  trainer: "
-    "small end-to-end runs of `batches` and `train`.",
-)
-@click.option(
-    "--trials",
-    type=int,
-    help=f"Number of trials.  [default: {TRIALS[MECHANISM]:,}; for trainer "
-    f"{TRIALS[TRAINER]:,}, the minimum, 4,096 in each run]",
-)
-@click.option(
-    "--confidence",
-    type=float,
-    default=0.999,
-    show_default=True,
-    help="Probability that a true claim is not called violated.",
 )
 @shared_options.as_json
 @shared_options.plot("Draw the result, such as to a.png.")
@@ -91,6 +60,6 @@ def audit_command(
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
-        report.print()
+        report.show()
     if report.verdict.violated:
         ctx.exit(1)

@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped, Option
 from accounting.validation import InputError
 from pipelines.cli.console import wrapped
 from pipelines.files.paths import absolute, is_remote
-from trainer.cli import aggregation_commands, method_flags, plan_flags, run_flags
-from trainer.model.metrics import LOSSES
+from trainer.cli import (
+    method_flags,
+    plan_flags,
+    run_flags,
+    setting_flags,
+)
+from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
 from trainer.run.run_record import PRIVACY_TEXT_NAME
 from trainer.settings.request import Request
+from trainer.settings.setting import GROUPS
 from trainer.settings.train_settings import (
-    AUTO_LOSS,
-    EMBEDDING_NOISES,
-    OPTIMIZERS,
-    SCHEDULES,
     TrainSettings,
 )
 from trainer.workers import agreement, launch
@@ -40,24 +43,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
-    """Returns integers that are separated by commas; empty parts are skipped.
-
-    Args:
-      name: Name of the flag, for the error.
-      text: Value of the flag.
-      example: An accepted value, for the error.
-
-    Raises:
-      InputError: a part is not an integer.
-    """
-    try:
-        return tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise InputError(
-            f"Expected {name}={text!r} to be integers separated by commas, as "
-            f"{example}."
-        ) from None
+def _place(option: Option) -> int:
+    return GROUPS.index(option.group) if option.group in GROUPS else len(GROUPS)
 
 
 #: Options of `dpsgd batches` that a user may expect of `dpsgd train`.
@@ -67,8 +54,23 @@ _OF_BATCHES = (
 )  # fmt: skip
 
 
-class _Train(method_flags.TrainsByMethods):
-    """A command that names `dpsgd batches` as the place of options of the plan."""
+class _Train(Grouped):
+    """A command with all settings of training.
+
+    It names `dpsgd batches` as the place of options of the plan.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns all parameters, with those of the settings after the required ones.
+
+        Raises:
+          InputError: a setting of a method has the name of another option.
+        """
+        params = super().get_params(ctx)
+        own = method_flags.every_option()
+        made = [*setting_flags.options_of(TrainSettings, Request), *own]
+        method_flags.apart(own, [*params, *made[: -len(own)]])
+        return [*params, *sorted(made, key=_place)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the arguments: see `click.Command.parse_args`."""
@@ -79,8 +81,8 @@ class _Train(method_flags.TrainsByMethods):
             if name not in _OF_BATCHES:
                 raise
             raise InputError(
-                f"Expected no {name} for `dpsgd train`: the batches determine it. "
-                f"Omit it, or make other batches by `dpsgd batches {name}`."
+                f"`dpsgd train` takes no {name}: the batches determine it. Omit it, or "
+                f"make other batches by `dpsgd batches {name}`."
             ) from None
 
 
@@ -98,159 +100,11 @@ class _Train(method_flags.TrainsByMethods):
 )
 @click.option(
     "--out",
-    "run",
     type=run_flags.PLACE,
     required=True,
     help="New folder, here or in a store; in a store --noise-key-file is required.",
 )
-@click.option(
-    "--non-private-diagnostics",
-    is_flag=True,
-    help="Write the bias of clipping, which epsilon does NOT cover, to "
-    "OUT/private/non_private_clipping_bias.csv.  For public data.",
-)
-@shared_options.epsilon("Target epsilon, which determines the noise.")
-@shared_options.delta("Well below 1 / number of examples.")
-@shared_options.noise_multiplier("Instead of --epsilon.")
-@shared_options.l2_norm_clip(
-    "Bound on the norm of one example's gradient.  [default: 2 for a cross-entropy, 1 "
-    "for any other loss]"
-)
-@click.option(
-    "--optimizer",
-    default=TrainSettings.optimizer,
-    show_default=True,
-    help=f"{', '.join(OPTIMIZERS)}, or module:function, which takes the learning rate "
-    "and returns a Keras optimizer.",
-)
-@click.option(
-    "--learning-rate",
-    type=float,
-    default=TrainSettings.learning_rate,
-    show_default=True,
-    help="The default suits momentum and the default clip norm; for Adam try 0.01.",
-)
-@click.option(
-    "--learning-rate-schedule",
-    type=click.Choice(SCHEDULES),
-    default=TrainSettings.learning_rate_schedule,
-    show_default=True,
-    help="Schedule by which the learning rate decays.",
-)
-@click.option(
-    "--warmup-steps",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Steps of linear warm-up of the learning rate.",
-)
-@click.option(
-    "--final-learning-rate-fraction",
-    type=float,
-    default=TrainSettings.final_learning_rate_fraction,
-    show_default=True,
-    help="Final learning rate of a decaying schedule, as a fraction of the initial "
-    "one.",
-)
-@click.option(
-    "--model",
-    default=TrainSettings.model,
-    show_default=True,
-    help="default: built from the schema of the prepared table.  Or module:function, "
-    "which takes the manifest and returns a Keras model whose "
-    "inputs are named like columns of the batches.",
-)
-@click.option(
-    "--views",
-    type=int,
-    default=TrainSettings.views,
-    show_default=True,
-    help="Views per example (augmentation multiplicity): the gradient of their mean "
-    "loss is clipped, at the same epsilon.  Columns of shape (VIEWS, ...), or "
-    "--augment.",
-)
-@click.option(
-    "--augment",
-    help="module:function (columns of one example, seed -> columns of a view), or "
-    "module:layers of Keras, such as a Sequential of RandomFlip.",
-)
-@click.option(
-    "--loss",
-    default=AUTO_LOSS,
-    show_default=True,
-    help="auto: binary_crossentropy, sparse_categorical_crossentropy or "
-    "mean_squared_error, according to the label in the schema.  Or a Keras name: "
-    f"{', '.join(LOSSES)}; cross-entropies expect logits, one per example or one per "
-    "class.  Labels are the column `label`.  Or module:function (labels, outputs -> "
-    "one number per example).",
-)
-@click.option(
-    "--metric",
-    help="Additional metric of held-out examples: module:function (labels, predictions "
-    "as NumPy arrays -> a number).",
-)
-@click.option(
-    "--embedding-dim",
-    type=int,
-    default=8,
-    show_default=True,
-    help="Size of an embedding of the default model.",
-)
-@click.option(
-    "--hidden",
-    default="64,32",
-    show_default=True,
-    callback=lambda _, parameter, text: integers(parameter.name, text, example="64,32"),
-    help="Sizes of the default model's hidden layers.",
-)
-@click.option(
-    "--init-seed",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Seed of the initial weights, which are public.",
-)
-@click.option(
-    "--initial-weights",
-    metavar="FILE",
-    help="Start at these weights: .npz of arrays in order, such as a kept iterate, or "
-    ".keras of the same model, such as ema_model.keras of a run on public data.",
-)
-@click.option(
-    "--initial-weights-are-public",
-    is_flag=True,
-    help="Declare that the initial weights do not depend on the training examples.  "
-    "Weights of another run on these examples do: its epsilon would add to this one's.",
-)
-@aggregation_commands.options
-@click.option(
-    "--embedding-noise",
-    type=click.Choice(EMBEDDING_NOISES),
-    default=TrainSettings.embedding_noise,
-    show_default=True,
-    help="lazy, for large tables: rows of embedding tables get their noise when they "
-    "are read; exact only with --optimizer sgd.  auto: lazy where that is exact and "
-    "faster.",
-)
-@plan_flags.noise_key_file(
-    "Secret noise key, made if missing.  [default: OUT/private/noise.key]"
-)
-@click.option(
-    "--eval-every",
-    type=int,
-    help="Steps between evaluations.  [default: a tenth of all steps]",
-)
-# In the flags that older releases of `dpsgd simulate` stored.
-@click.option("--simulates", default=TrainSettings.simulates, hidden=True)
-@click.option(
-    "--checkpoint-every",
-    type=int,
-    help="Steps between checkpoints.  [default: one per minute]",
-)
-@click.option(
-    "--tensorboard", type=_FOLDER, help="Folder for TensorBoard events of the curve."
-)
-@click.option("--csv", type=_FILE, help="CSV file for the held-out curve.")
+@setting_flags.config()
 @click.option(
     "--worker-timeout",
     type=float,
@@ -294,7 +148,7 @@ def train_command(**flags: Any) -> None:
     if as_json:
         click.echo(json.dumps(summary.to_json(), indent=2))
         return
-    click.echo(aggregation_commands.metrics_text(summary.metrics))
+    click.echo(metrics_text(summary.metrics))
     click.echo(wrapped(_in_short(summary, request.noise_key_file)))
     click.echo(f"results in {summary.run}")
 
@@ -320,11 +174,11 @@ def _in_short(summary: Summary, noise_key_file: Path | None) -> str:
 @contextlib.contextmanager
 def _folder_here(flags: dict[str, Any]) -> Iterator[None]:
     """Names a temporary folder for a run whose folder is in a store."""
-    if not is_remote(flags["run"]):
+    if not is_remote(flags["out"]):
         yield
         return
     with tempfile.TemporaryDirectory(prefix="dpsgd-run-") as folder:
-        flags |= {"store": absolute(flags["run"]), "run": Path(folder)}
+        flags |= {"store": absolute(flags["out"]), "out": Path(folder)}
         yield
 
 
@@ -373,22 +227,22 @@ def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
         ).params
     except click.ClickException as error:
         raise InputError(error.format_message()) from None
-    for name in ("as_json", "worker_timeout"):
-        flags.pop(name)
     return _request(flags)
 
 
 def _request(flags: dict[str, Any]) -> Request:
-    folders = {name: flags.pop(name) for name in ("batches", "held_out", "run")}
-    others = ("store", "noise_key_file", "checkpoint_every", "tensorboard", "csv")
-    rest = {name: flags.pop(name, None) for name in others}
-    settings = TrainSettings(
-        target_epsilon=flags.pop("epsilon"),
-        target_delta=flags.pop("delta"),
-        method_settings=method_flags.take(flags),
-        **flags,
+    return Request(
+        settings=TrainSettings(
+            **setting_flags.take(flags, TrainSettings),
+            method=flags["method"],
+            method_settings=method_flags.take(flags),
+        ),
+        **setting_flags.take(flags, Request),
+        batches=flags["batches"],
+        held_out=flags["eval"],
+        run=flags["out"],
+        store=flags.get("store"),
     )
-    return Request(settings=settings, **folders, **rest)
 
 
 @click.command(name="account", cls=method_flags.AccountsForMethods)

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
 from accounting.validation import InputError, check_float, check_int
 from trainer.settings.aggregation_settings import MEANINGS
 
@@ -159,7 +160,7 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
     click.echo(f"report: {out}/report.html, to open in a browser  ({seconds:.0f} s)")
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.option("--out", default="demo", show_default=True, help="New or empty folder.")
 @click.option(
     "--rows", default=250_000, show_default=True, help="Number of synthetic rows."

@@ -8,16 +8,18 @@ Formal guarantees:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+from accounting.cli.grouped import Grouped, Option
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
+from trainer.cli import setting_flags
 from trainer.settings import methods
-from trainer.settings.methods import DP_SGD, Setting
+from trainer.settings.methods import DP_SGD
+from trainer.settings.setting import TRAINING, Setting
 
 
 def method(text: str, *names: str, **more: Any) -> Callable[..., Any]:
@@ -32,25 +34,18 @@ def method(text: str, *names: str, **more: Any) -> Callable[..., Any]:
     return click.option("--method", *names, help=text, **declared)
 
 
-class TrainsByMethods(click.Command):
-    """A command with ``--method`` and the settings of every method."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns all parameters, with those of the methods after the required ones."""
-        params = super().get_params(ctx)
-        own = [_method_option(methods.names()), *map(_option, methods.own_settings())]
-        first = sum(param.required for param in params)
-        return [*params[:first], *_apart(own, params), *params[first:]]
+def every_option() -> list[Option]:
+    """Returns ``--method`` and the options of all settings of methods."""
+    return [_method_option(), *_own(methods.own_settings())]
 
 
-class SettingsOfMethods(click.Command):
+class SettingsOfMethods(Grouped):
     """A command with the settings of every method, for several methods at once."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns all parameters, with those of the methods before ``--help``."""
         params = super().get_params(ctx)
-        own = _apart(list(map(_option, self._settings())), params)
-        return [*params[:-1], *own, params[-1]]
+        return [*params[:-1], *apart(_own(self._settings()), params), params[-1]]
 
     def _settings(self) -> Iterator[tuple[str, Setting]]:
         return methods.own_settings()
@@ -78,33 +73,31 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return take(dict(flags))
 
 
-@functools.cache
-def _method_option(names: tuple[str, ...]) -> click.Option:
-    summaries = (f"{name}: {methods.get(name).summary}" for name in names)
-    return click.Option(
-        ["--method"],
-        type=click.Choice(names),
-        default=DP_SGD,
-        show_default=True,
+def _method_option() -> Option:
+    summaries = (f"{name}: {methods.get(name).summary}" for name in methods.names())
+    declared = Setting(
         help=f"{'; '.join(summaries)}.",
+        group=TRAINING,
+        choices=methods.names,
+        default=DP_SGD,
     )
+    return setting_flags.option("method", declared)
 
 
-@functools.cache
-def _option(named: tuple[str, Setting]) -> click.Option:
-    name, setting = named
-    return click.Option(
-        [f"--{name.replace('_', '-')}", name],
-        type=click.Choice(setting.choices) if setting.choices else setting.kind,
-        metavar=setting.metavar,
-        help=setting.help,
-    )
+def _own(settings: Iterable[tuple[str, Setting]]) -> list[Option]:
+    return [setting_flags.option(name, setting) for name, setting in settings]
 
 
-def _apart(
-    own: list[click.Option], params: list[click.Parameter]
-) -> list[click.Option]:
-    """Returns the options of methods; refuses flags that another option has."""
+def apart(own: list[Option], params: Sequence[click.Parameter]) -> list[Option]:
+    """Returns the options of methods; refuses flags that another option has.
+
+    Args:
+      own: Options of methods.
+      params: All other parameters of the command.
+
+    Raises:
+      InputError: a setting of a method has the name of another option.
+    """
     taken = {flag: param for param in params for flag in (param.name, *param.opts)}
     for option in own:
         for flag in (option.name, *option.opts):

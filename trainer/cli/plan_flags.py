@@ -64,8 +64,8 @@ def read_run(
     for name, value in flags.items():
         if value is not None and name not in (*_BESIDE_A_RUN, *allowed):
             raise InputError(
-                f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
-                "and record say what was executed."
+                f"A run takes no --{name.replace('_', '-')}: its manifest and record "
+                "say what was executed. Omit it."
             )
     run_record.read_finished(run)
     found = run_record.read_run(run, noise_key_file=flags["noise_key_file"])
@@ -94,11 +94,11 @@ def check_complete(
     for name in names:
         if flags[name] is None:
             raise InputError(
-                f"Expected a run, or --{name.replace('_', '-')} and the other flags of "
-                f"a plan. See `dpsgd {command} --help`."
+                f"--{name.replace('_', '-')} is missing. Name a run, or give the flags "
+                f"of a plan: see `dpsgd {command} --help`."
             )
     if flags["noise_key_file"] is not None:
-        raise InputError("Expected no --noise-key-file without a run.")
+        raise InputError("--noise-key-file needs a run. Name it, or omit the key.")
 
 
 def plan(flags: dict[str, Any]) -> DpSgdPlan:

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
 from trainer.cli import run_flags
 from trainer.prediction import predict, request
 from trainer.report.progress import Terminal
 
 
-@click.command(name="predict")
+@click.command(name="predict", cls=Grouped)
 @click.argument("run", type=run_flags.RUN)
 @click.option(
     "--input",

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
 from trainer.cli import plan_flags, run_flags
 
 _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("run", type=run_flags.RUN)
 @click.option(
     "--out",

@@ -30,8 +30,8 @@ class RunFolder(click.Path):
         """Returns a path; refuses the URL of a folder in a store."""
         if is_remote(value):
             raise InputError(
-                f"Expected RUN={value} on this machine, not in a store. Copy that "
-                "folder here, with its private folder, and name the copy."
+                f"RUN={value} is in a store, not on this machine. Copy that folder "
+                "here, with its private folder, and name the copy."
             )
         return super().convert(value, *given)
 
@@ -51,9 +51,7 @@ batches = functools.partial(
 held_out = functools.partial(
     click.option,
     "--eval",
-    "held_out",
     type=click.Path(path_type=pathlib.Path),
     required=True,
 )
 data_is_public = functools.partial(click.option, "--data-is-public", is_flag=True)
-keep_last = functools.partial(click.option, "--keep-last", type=int, metavar="K")

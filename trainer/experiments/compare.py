@@ -29,12 +29,12 @@ from trainer.experiments.comparison import jobs as compare_jobs
 from trainer.experiments.comparison import noise as compare_noise
 from trainer.experiments.comparison.case import Case, without_repetition
 from trainer.experiments.comparison.levels import (
-    Part,
+    DataSet,
     check_kind,
-    find_parts,
+    find_data_sets,
     make_table,
 )
-from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.report import Comparison, report
 from trainer.experiments.comparison.results import summarise
 from trainer.experiments.comparison.runs import Runs, Say, settled, silent
 from trainer.settings.comparison_settings import ComparisonSettings
@@ -42,7 +42,7 @@ from trainer.settings.comparison_settings import ComparisonSettings
 
 def compare(
     settings: ComparisonSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
-) -> Report:
+) -> Comparison:
     """Makes all batches and runs that are not done yet, and returns the table.
 
     Args:
@@ -57,37 +57,39 @@ def compare(
     compare_jobs.check_jobs(settings)
     check_kind(settings)
     settings = settled(settings)
-    parts = find_parts(settings)
-    for part in parts:
-        compare_noise.check_plans(part.settings, part.num_examples)
+    data_sets = find_data_sets(settings)
+    for data in data_sets:
+        compare_noise.check_plans(data.settings, data.num_examples)
     for delta in settings.deltas:
-        if warning := deltas.warning(delta, min(part.num_examples for part in parts)):
+        if warning := deltas.warning(
+            delta, min(data.num_examples for data in data_sets)
+        ):
             say(warning)
-    cases, notes = _find_cases(parts, say)
+    cases, notes = _find_cases(data_sets, say)
     runs = Runs(settings, say, make_batches)
     trials = list(itertools.product(cases, range(settings.seeds)))
-    for part in parts:
-        make_table(settings, part, say)
-    for (case, part), seed in trials:
-        plan = case.batches.plan(part.num_examples)
+    for data in data_sets:
+        make_table(settings, data, say)
+    for (case, data), seed in trials:
+        plan = case.batches.plan(data.num_examples)
         name = case.name_of_batches(seed)
-        runs.make_batches(name, case.batches, plan, part.settings.source)
+        runs.make_batches(name, case.batches, plan, data.settings.source)
     asked = [(case, seed) for (case, _), seed in trials]
     _train(settings, runs, asked, say)
     results = [(case, runs.result(case.trial(seed))) for case, seed in asked]
-    return Report(summarise(results, metric=settings.metric), notes)
+    return report(summarise(results, metric=settings.metric), notes)
 
 
 def _find_cases(
-    parts: list[Part], say: Say
-) -> tuple[list[tuple[Case, Part]], list[str]]:
+    data_sets: list[DataSet], say: Say
+) -> tuple[list[tuple[Case, DataSet]], list[str]]:
     """Returns the cases on each data set, and notes on those left out."""
-    found, notes = list[tuple[Case, Part]](), dict[str, None]()
-    for part in parts:
+    found, notes = list[tuple[Case, DataSet]](), dict[str, None]()
+    for data in data_sets:
         cases, more = compare_noise.find_cases(
-            part.settings, part.num_examples, say, part.bounded, part.level
+            data.settings, data.num_examples, say, data.bounded, data.level
         )
-        found += [(case, part) for case in cases]
+        found += [(case, data) for case in cases]
         notes |= dict.fromkeys(more)
     without_repetition(case for case, _ in found)
     for note in notes:

@@ -66,8 +66,8 @@ def read_audit(
     plan, rows = manifest.plan, privacy.count_of(manifest.dataset)
     # Small runs of the trainer level may bound users to fewer rows.
     count = rows if found["level"] == TRAINER else count
-    told = (audited, sampler, claim["noise_multiplier"], count)
-    if told != (plan, plan.sampler, record.noise_multiplier, rows):
+    audited_claim = (audited, sampler, claim["noise_multiplier"], count)
+    if audited_claim != (plan, plan.sampler, record.noise_multiplier, rows):
         raise InputError(
             f"Expected {path} to be an audit of this run's own claim; it is of another "
             f"plan, noise, sampler or privacy unit. {remedy}"

@@ -18,16 +18,14 @@ def show(
     rows: Iterable[Sequence[str]],
     *,
     left: Sequence[int],
-    notes: Iterable[str] = (),
 ) -> None:
-    """Prints a table without wrapping its lines, and notes below it.
+    """Prints a table without wrapping its lines.
 
     Args:
       title: Title of the table.
       headings: Headings of the columns.
       rows: Rows with one text per column.
       left: Indices of left-aligned columns; the others are right-aligned.
-      notes: Lines, wrapped to the width of the terminal.
     """
     table = Table(
         title=title,
@@ -46,8 +44,6 @@ def show(
     wide = Console(width=_WIDEST)
     needed = Measurement.get(wide, wide.options, table).maximum
     Console(width=max(console.width, needed)).print(table)
-    for note in notes:
-        console.print(note, highlight=False)
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

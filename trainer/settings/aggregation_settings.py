@@ -10,10 +10,16 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
-from accounting.validation import InputError, check_choice, check_float, check_int
-from trainer.model.user_code import check_name
+from accounting.validation import InputError, check_float, check_int
+from trainer.settings.setting import (
+    AVERAGES,
+    check_code,
+    check_declared,
+    setting,
+)
 
 #: While training: exponential moving average, uniform tail average, and a user's
 #: function of the same last iterates.
@@ -44,84 +50,79 @@ MEANINGS = {
     OMV: "majority vote",
 }
 
+average = functools.partial(setting, group=AVERAGES)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationSettings:
     """Averages of the iterates of a run.  All public.
 
     Attributes:
-      ema_decay: Decay of the moving average of the weights, in [0, 1); None for none.
-      tail: Number of last iterates in the uniform average, at least 1, each of which
-        takes the memory of a copy of the weights; None for none.
-      aggregate: "module:function" of a user's aggregate, of the ``tail`` last iterates
-        while training and of the ``keep_last`` kept ones; None for none.
-      train_over: "ema", "uta" or "custom": steps start at this average instead of the
-        last iterate; None for ordinary training.
-      aggregate_from: First step that starts at the average; 0 if None.
-      evaluate_averages: Whether the curve also has the metrics of these averages.
-      keep_last: Number of iterates to keep in the run's folder; None for none.
-      keep_every: Steps between kept iterates, counted back from the last step; if None,
-        kept iterates are spread over the second half of the run.
-      keep_decay: Decay per iterate of the moving average over kept ones, in [0, 1).
-      uncertainty: Level of the intervals of held-out predictions, in (0, 1); None for
-        none.
-      export: Averages over kept iterates to export as models.
+      ema_decay: Average the weights while training with this decay, such as 0.999: an
+        exponential moving average with warm-up.  Costs no privacy, like all averages
+        here.
+      tail: Average the weights of the last K steps while training; needs K+2 copies of
+        them in memory and in checkpoints.
+      aggregate: Your own aggregate, of the last --tail iterates while training and of
+        the --keep-last kept iterates: a function that takes a list of iterates, oldest
+        first, each a list of NumPy arrays, and returns one.
+      train_over: Start each step at this average instead of at the last weights.
+      aggregate_from: First step that starts at the average.  [default: 0]
+      evaluate_averages: Also evaluate these averages at every point of OUT/curve.json.
+      keep_last: Keep K iterates in OUT/iterates, and evaluate averages of their weights
+        and of their predictions.
+      keep_every: Steps between kept iterates, of which the last is the final one.
+        [default: spread over the second half of the run]
+      keep_decay: Decay per iterate of the moving average over kept iterates.
+      uncertainty: Write intervals of this level, such as 0.95, for all held-out
+        predictions, from kept iterates: how much the predictions vary with the noise.
+      export: Also export this average of kept weights; may be repeated.
     """
 
-    ema_decay: float | None = None
-    tail: int | None = None
-    aggregate: str | None = None
-    train_over: str | None = None
-    aggregate_from: int | None = None
-    evaluate_averages: bool = False
-    keep_last: int | None = None
-    keep_every: int | None = None
-    keep_decay: float = 0.9
-    uncertainty: float | None = None
-    export: tuple[str, ...] = ()
+    ema_decay: float | None = average(None, at_least=0, below=1, recorded=True)
+    tail: int | None = average(None, metavar="K", at_least=1)
+    aggregate: str | None = average(None, metavar="MODULE:FUNCTION", check=check_code)
+    train_over: str | None = average(None, choices=TRAINING_AVERAGES)
+    aggregate_from: int | None = average(None, metavar="TAU", at_least=0)
+    evaluate_averages: bool = average(False)
+    keep_last: int | None = average(None, metavar="K", at_least=1)
+    keep_every: int | None = average(None, metavar="S", at_least=1)
+    keep_decay: float = average(0.9, at_least=0, below=1)
+    uncertainty: float | None = average(None, metavar="LEVEL")
+    export: tuple[str, ...] = average((), choices=PAST_WEIGHT_AVERAGES)
 
     def __post_init__(self) -> None:
-        if self.ema_decay is not None:
-            check_float("ema_decay", self.ema_decay, at_least=0, below=1)
-        for name, least in (
-            ("tail", 1), ("aggregate_from", 0), ("keep_last", 1), ("keep_every", 1),
-        ):  # fmt: skip
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), at_least=least)
-        check_float("keep_decay", self.keep_decay, at_least=0, below=1)
+        check_declared(self)
         self._check_aggregate()
         self._check_train_over()
         self._check_past()
         if self.evaluate_averages and not self.averages_every_step:
             raise InputError(
-                "Expected --ema-decay or --tail beside --evaluate-averages: which "
-                "averages?"
+                "--evaluate-averages needs an average: add --ema-decay or --tail."
             )
 
     def _check_aggregate(self) -> None:
         if self.aggregate is None:
             return
-        check_name(self.aggregate, "aggregate")
         if self.tail is None and self.keep_last is None:
             raise InputError(
-                f"Expected --tail or --keep-last beside aggregate={self.aggregate!r}: "
-                "which iterates should it get?"
+                f"aggregate={self.aggregate!r} gets no iterates. Add --tail or "
+                "--keep-last."
             )
 
     def _check_train_over(self) -> None:
         if self.train_over is None:
             if self.aggregate_from is not None:
                 raise InputError(
-                    f"Expected --train-over beside aggregate_from="
-                    f"{self.aggregate_from}: which average should steps start at?"
+                    f"aggregate_from={self.aggregate_from} does not say at which "
+                    "average steps start. Add --train-over."
                 )
             return
-        check_choice("train_over", self.train_over, TRAINING_AVERAGES)
         if self.train_over not in self._while_training:
             flag = {EMA: "--ema-decay", UTA: "--tail", CUSTOM: "--aggregate and --tail"}
             raise InputError(
-                f"Expected {flag[self.train_over]} beside train_over="
-                f"{self.train_over!r}."
+                f"train_over={self.train_over!r} needs that average. Add "
+                f"{flag[self.train_over]}."
             )
 
     @property
@@ -135,9 +136,8 @@ class AggregationSettings:
 
     def _check_past(self) -> None:
         for name in self.export:
-            check_choice("export", name, PAST_WEIGHT_AVERAGES)
             if name == PAST_CUSTOM and self.aggregate is None:
-                raise InputError(f"Expected --aggregate beside export={name!r}.")
+                raise InputError(f"export={name!r} needs --aggregate. Add it.")
         wanted = {
             "keep_every": self.keep_every,
             "uncertainty": self.uncertainty,
@@ -146,8 +146,8 @@ class AggregationSettings:
         for name, value in wanted.items():
             if value is not None and self.keep_last is None:
                 raise InputError(
-                    f"Expected --keep-last beside {name}={value}: it is made from kept "
-                    "iterates."
+                    f"{name}={value} is made from kept iterates, and none are kept. "
+                    "Add --keep-last."
                 )
         if self.uncertainty is not None and self.keep_last is not None:
             check_float("uncertainty", self.uncertainty, above=0, below=1)

@@ -7,7 +7,8 @@ import dataclasses
 from accounting import sampler_registry
 from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_choice, check_float, check_int
+from accounting.validation import InputError, check_float, check_int
+from trainer.settings.setting import check_declared, setting
 
 MECHANISM = "mechanism"
 TRAINER = "trainer"
@@ -27,16 +28,20 @@ class AuditSettings:
       plan: Plan by which the batches are really made.
       noise_multiplier: Noise multiplier of the run, above 0.
       delta: Delta of the claim, in (0, 1).
-      claim: Sampler whose epsilon is claimed; that of ``plan`` if None.
+      claim: Test the epsilon of this sampler at the same noise.  [default: that of the
+        audited sampler]
       l2_norm_clip: Clip norm of the run, for the trainer level.
-      level: One of ``LEVELS``.
-      trials: Number of all trials; ``TRIALS`` of the level if None.
-      confidence: Probability that a true claim is not called violated, in (0.5, 1).
+      level: mechanism: sampler and noise of all steps on worst-case data.  trainer:
+        small end-to-end runs of `batches` and `train`.
+      trials: Number of trials.  [default: 20,000; for trainer 8,192, the minimum, 4,096
+        in each run]
+      confidence: Probability that a true claim is not called violated.
       max_examples_per_user: k of the claim: largest number of examples of a user.
       neighboring_relation: Relation of the claim, where the claimed sampler is that of
         ``plan``; another one is accounted for under zero-out.
-      canary_rows: Examples of the canary user; k if None.  More than k audit the claim
-        for users who are not bounded.
+      canary_rows: Examples of the canary user.  With more than the claim allows, the
+        audit shows what happens if users are not bounded.  [default: as many as it
+        allows]
       rows_per_record: Rows per user if examples are users; None if they are rows.
       bounded: Whether the trainer level includes `dpsgd bound`, as for a run whose
         privacy unit is a user.
@@ -46,31 +51,29 @@ class AuditSettings:
     plan: DpSgdPlan
     noise_multiplier: float
     delta: float
-    claim: str | None = None
+    claim: str | None = setting(None, choices=sampler_registry.names)
     l2_norm_clip: float = 1.0
-    level: str = MECHANISM
-    trials: int | None = None
-    confidence: float = 0.999
+    level: str = setting(MECHANISM, choices=LEVELS)
+    trials: int | None = setting(None, at_least=100, at_most=_MOST_TRIALS)
+    confidence: float = setting(0.999, above=0.5, below=1.0)
     max_examples_per_user: int = 1
     neighboring_relation: str = REPLACE_SPECIAL
-    canary_rows: int | None = None
+    canary_rows: int | None = setting(None)
     rows_per_record: int | None = None
     bounded: bool = False
     views: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("level", self.level, LEVELS)
-        check_float("confidence", self.confidence, above=0.5, below=1.0)
+        check_declared(self)
         check_float("noise_multiplier", self.noise_multiplier, at_most=LARGEST_NOISE)
-        check_int("trials", self.num_trials, at_least=100, at_most=_MOST_TRIALS)
         check_int("views", self.views, at_least=1)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
         check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)
         if self.rows_per_record is not None and self.canary_rows is not None:
             raise InputError(
-                f"Expected no canary_rows={self.canary_rows} where an example is a "
-                "user: it holds all rows of one. Omit it."
+                f"canary_rows={self.canary_rows} does not apply where an example is a "
+                "user, with all rows of one. Omit it."
             )
         self.claimed(self.plan)
 
@@ -109,7 +112,7 @@ def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:
         return plan
     if sampler_registry.rules(claim).truncates:
         raise InputError(
-            f"Expected no --claim {claim} for batches that have no cap: take "
-            "--claim poisson, whose epsilon is that of a large cap."
+            f"--claim {claim} needs a cap, and these batches have none. Take --claim "
+            "poisson, whose epsilon is that of a large cap."
         )
     return dataclasses.replace(plan, sampler=claim, truncated_batch_size=None)

@@ -8,7 +8,7 @@
     non-private   at theta, without clip and noise
 
 The first three release noisy sums of clipped per-example gradients and have DP-SGD's
-accounting.  ModelMix releases only iterates and has accounting of its own.
+accounting.  ModelMix releases only iterates and has another accounting.
 
 References:
   BAM: Knolle et al. (2023), arXiv:2308.12018; DP-SAT: Park et al. (2023),
@@ -19,12 +19,11 @@ References:
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from accounting.validation import InputError, check_float, check_int
+from accounting.validation import InputError
 from trainer.settings.methods import (
     DP_SGD,
     NON_PRIVATE,
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 BAM_SAM = "sam"
 BAM_HVP = "hvp"
 BAM_VARIANTS = (BAM_SAM, BAM_HVP)
-
-_RADIUS = functools.partial(check_float, at_least=0)
 
 
 def _load(place: str) -> Callable[[], Any]:
@@ -104,7 +101,7 @@ register(
                 kind=float,
                 metavar="LAMBDA",
                 help="Distance that bam moves the weights, 0.005 to 0.02 in the paper.",
-                check=_RADIUS,
+                at_least=0,
                 needed="Published runs use 0.005 to 0.02.",
             ),
             "bam_variant": Setting(
@@ -143,7 +140,7 @@ register(
                 metavar="RHO",
                 help="Distance that dp-sat moves the weights, 0.03 to 0.086 in the "
                 "papers.",
-                check=_RADIUS,
+                at_least=0,
                 needed="Published runs use 0.03 to 0.086.",
             ),
         },
@@ -204,7 +201,7 @@ register(
                 "model-mix mixes, over the learning rate.  Compare it with a mean "
                 "gradient, clip norm over batch size: 0.05 to 0.15 in the paper, at "
                 "clip norm 20 and batch size 1,500.",
-                check=functools.partial(check_float, above=0),
+                above=0,
                 needed="It is compared with a mean gradient: published runs use 0.05 "
                 "to 0.15 at a clip norm of 20 and 1,500 expected examples.",
             ),
@@ -214,7 +211,7 @@ register(
                 help="Of model-mix: clip each coordinate of one example's gradient to "
                 "the clip norm over the root of P.  100 in the paper; 1 (default) has "
                 "no effect.",
-                check=functools.partial(check_int, at_least=1),
+                at_least=1,
                 default=1,
             ),
         },

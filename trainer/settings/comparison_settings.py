@@ -1,4 +1,4 @@
-"""Settings of a comparison, and of a simulation."""
+"""Settings of a comparison."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from accounting import sampler_registry
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
-from accounting.planning import tan
-from accounting.validation import InputError, check_choice, check_float, check_int
+from accounting.validation import InputError, check_choice, check_int
 from pipelines.job.batch_settings import BatchSettings
-from trainer.settings import methods
+from trainer.settings.setting import REQUIRED, check_declared, setting
 from trainer.settings.train_settings import TrainSettings
 from trainer.settings.user_levels import UserLevels
 
@@ -31,7 +30,6 @@ NOISE_RULES = (SAME, OWN, OPTIMISTIC)
 
 
 _E = TypeVar("_E", bound="Experiment")
-_One = TypeVar("_One", bound="OneTraining")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,27 +37,27 @@ class Experiment:
     """The settings that comparisons and simulations share.
 
     Attributes:
-      source: Parquet of the training examples: a folder, a file or a glob.
-      held_out: Held-out examples: a folder, a file or a glob.
-      out: New folder, or that of the same experiment.
+      source: Training Parquet: a folder, a file or a quoted glob.
+      held_out: Held-out Parquet, such as the test split: a folder, a file or a quoted
+        glob.
+      out: New folder, or of a stopped run.
       seeds: Number of repetitions, each with its own batches, initial weights and
         noise.
-      metric: Name of the held-out metric; "auto" is AUC, accuracy or the loss, by the
-        task of the loss.
+      metric: Held-out metric; auto: AUC, accuracy or the loss, depending on the label.
       noise_key_file: Noise key of all runs, as in ``Request``.
       checkpoint_every: Steps between checkpoints; by time if None.
     """
 
-    source: str
-    held_out: pathlib.Path
-    out: pathlib.Path
-    seeds: int = 3
-    metric: str = AUTO_METRIC
+    source: str = setting(REQUIRED, flag="input")
+    held_out: pathlib.Path = setting(REQUIRED, flag="eval")
+    out: pathlib.Path = setting(REQUIRED)
+    seeds: int = setting(3, at_least=1)
+    metric: str = setting(AUTO_METRIC)
     noise_key_file: pathlib.Path | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        check_int("seeds", self.seeds, at_least=1)
+        check_declared(self)
 
     @property
     def all_trained(self) -> tuple[TrainSettings, ...]:
@@ -76,31 +74,6 @@ class Experiment:
           **fields: Other fields to replace.
         """
         raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OneTraining(Experiment):
-    """An experiment with one training setting.
-
-    Attributes:
-      training: Training settings of all runs.
-    """
-
-    training: TrainSettings
-
-    @property
-    def trained(self) -> TrainSettings:
-        """Training settings of all runs, as they are executed."""
-        return self.training
-
-    @property
-    def all_trained(self) -> tuple[TrainSettings, ...]:
-        return (self.trained,)
-
-    def train_as(
-        self: _One, change: Callable[[TrainSettings], TrainSettings], **fields: Any
-    ) -> _One:
-        return dataclasses.replace(self, training=change(self.training), **fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,8 +95,8 @@ class ComparisonSettings(Experiment):
       users: Sampling of rows or users, and numbers of rows per user; None to sample
         ``source`` without bounds on users.  Batch sizes are then numbers of rows; see
         ``comparison.levels``.
-      jobs: Number of concurrent runs, each in its own process; 1 trains in this
-        process.
+      jobs: Maximum number of training runs at once, each in its own process; 1 trains
+        in this process.
       memory_limit: Bytes of all concurrent runs; fewer start where they need more.
     """
 
@@ -132,7 +105,7 @@ class ComparisonSettings(Experiment):
     samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
     noise: tuple[str, ...] = (SAME,)
     users: UserLevels | None = None
-    jobs: int = 1
+    jobs: int = setting(1, at_least=1)
     memory_limit: int = 4 << 30
 
     def __post_init__(self) -> None:
@@ -146,14 +119,13 @@ class ComparisonSettings(Experiment):
                 "Expected samplers, batches, methods and noise to compare; got none."
             )
         self._check_rules()
-        check_int("jobs", self.jobs, at_least=1)
         check_int("memory_limit", self.memory_limit, at_least=1)
         for each in self.trained:
-            _check_seed(each)
+            check_seed(each)
         if len(self.deltas) > 1:
             raise InputError(
-                f"Expected target_delta={self.deltas[1]!r} to be {self.deltas[0]!r}, "
-                "as that of all methods."
+                f"target_delta={self.deltas[1]!r} differs from {self.deltas[0]!r} of "
+                "another method. Give one delta for all."
             )
 
     def _check_rules(self) -> None:
@@ -162,7 +134,7 @@ class ComparisonSettings(Experiment):
         targets = [each.target_epsilon for each in self.trained]
         if self.noise != (SAME,) and given and not any(targets):
             raise InputError(
-                f"Expected target_epsilon for noise={','.join(self.noise)!r}: a given "
+                f"noise={','.join(self.noise)!r} needs a target_epsilon: a given "
                 f"noise_multiplier={given[0]!r} is that of all samplers. Omit --noise, "
                 "or give --epsilon in place of --noise-multiplier."
             )
@@ -199,75 +171,12 @@ class ComparisonSettings(Experiment):
         ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SimulationSettings(OneTraining):
-    """A costly run, and the cheap runs that predict it.  All public.
+def check_seed(training: TrainSettings) -> None:
+    """Refuses settings that an experiment chooses for every run.
 
-    Attributes:
-      training: Training settings of the costly run, with ``target_delta``, and with
-        ``target_epsilon`` or ``noise_multiplier``.
-      expected_batch_size: Expected batch size of the costly run.
-      small_batch_sizes: Batch sizes of the cheap runs: two sizes or more.
-      num_epochs: Number of epochs of the costly run; None if ``num_steps`` is given.
-      num_steps: Number of steps of all runs; None if ``num_epochs`` is given.
-      learning_rates: Learning rates to compare, instead of that of ``training``.
-      sampler: Poisson sampling, truncated or not.
-      weights: "last", or the average of iterates that is evaluated.
-      confidence: Confidence of the interval, in (0, 1).
-      run_reference: Whether to train the costly run, too, at the best learning rate.
+    Raises:
+      InputError: one of them is set.
     """
-
-    expected_batch_size: int
-    small_batch_sizes: tuple[int, ...]
-    num_epochs: int | None = None
-    num_steps: int | None = None
-    learning_rates: tuple[float, ...] = (TrainSettings.learning_rate,)
-    sampler: str = TRUNCATED_POISSON
-    weights: str = LAST
-    confidence: float = 0.95
-    run_reference: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("expected_batch_size", self.expected_batch_size, at_least=1)
-        tan.check_sizes(self.small_batch_sizes, self.expected_batch_size)
-        if self.seeds * len(self.small_batch_sizes) < 3:
-            raise InputError(
-                f"Expected seeds={self.seeds} times {len(self.small_batch_sizes)} "
-                "batch sizes to be at least 3 runs: two points lie on a line, however "
-                "far they scatter."
-            )
-        check_float("confidence", self.confidence, above=0, below=1)
-        self._check_training()
-        self._check_rates()
-
-    def _check_training(self) -> None:
-        training = self.training
-        _check_seed(training)
-        check_choice("method", training.method, methods.with_dp_sgd_accounting())
-        if training.target_delta is None:
-            raise InputError("Expected target_delta of the run that is predicted.")
-        if training.noise_multiplier is not None:
-            check_float("noise_multiplier", training.noise_multiplier, above=0)
-
-    def _check_rates(self) -> None:
-        rates = self.learning_rates
-        if not rates or len(set(rates)) != len(rates):
-            raise InputError(f"Expected learning_rate={rates} to hold each value once.")
-        for rate in rates:
-            dataclasses.replace(self.training, learning_rate=rate)
-
-    @property
-    def delta(self) -> float:
-        """Delta of the costly run."""
-        assert self.training.target_delta is not None  # checked
-        return self.training.target_delta
-
-
-def _check_seed(training: TrainSettings) -> None:
-    """Refuses settings that an experiment chooses for every run."""
     for name in ("init_seed", "simulates"):
         if value := getattr(training, name):
-            raise InputError(
-                f"Expected no {name}={value!r}: it is set for every run. Omit it."
-            )
+            raise InputError(f"{name}={value!r} is set for every run. Omit it.")

@@ -1,6 +1,6 @@
 """The contract of a training method, and the registry of methods.
 
-A method has two parts.  `Method` needs no TensorFlow: settings with their flags, what
+A method has two sides.  `Method` needs no TensorFlow: settings with their flags, what
 the method refuses, its accounting, and its sentence in the privacy statement.
 ``Method.hooks`` loads `trainer.methods.base.Hooks`, which define a step.
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.validation import InputError, check_choice
+from trainer.settings.setting import Setting as Setting
 
 if TYPE_CHECKING:
     from accounting.theorem import Theorem
@@ -28,43 +29,6 @@ if TYPE_CHECKING:
 #: The default method, and the one without clip and noise.
 DP_SGD = "dp-sgd"
 NON_PRIVATE = "non-private"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A setting of one method, and its flag.
-
-    Attributes:
-      kind: Type of the flag's value.
-      help: Help of the flag.
-      metavar: Name of the value in the help; None for its type.
-      choices: Accepted values; None if ``check`` decides.
-      check: (name, value) -> raises InputError if the value is refused.
-      default: Value if none is given.
-      needed: What to give, for a setting without default; None if there is a default.
-    """
-
-    kind: type
-    help: str
-    metavar: str | None = None
-    choices: tuple[str, ...] | None = None
-    check: Callable[[str, Any], object] = lambda name, value: None
-    default: Any = None
-    needed: str | None = None
-
-    def accept(self, name: str, value: Any) -> None:
-        """Checks a value.
-
-        Args:
-          name: Name of the setting.
-          value: Its value.
-
-        Raises:
-          InputError: name, value, bound.
-        """
-        if self.choices is not None:
-            check_choice(name, value, self.choices)
-        self.check(name, value)
 
 
 #: (settings of the method, l2_norm_clip, the run's ``describe_optimizer()`` or None for
@@ -120,7 +84,7 @@ class Method:
 
     @property
     def has_theorem(self) -> bool:
-        """Whether it has accounting of its own."""
+        """Whether it has another accounting than DP-SGD."""
         return self.accounting is not None and not self.has_dp_sgd_accounting
 
 

@@ -10,8 +10,14 @@ import os
 import pathlib
 import re
 
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError
 from pipelines.files.paths import StrPath
+from trainer.settings.setting import (
+    OUTPUT,
+    PRIVACY,
+    check_declared,
+    setting,
+)
 from trainer.settings.train_settings import TrainSettings
 
 #: A path object keeps one of the two slashes after the scheme.
@@ -61,11 +67,11 @@ class Request:
       run: Folder for the results: new, empty, or of this run, unfinished.
       store: Folder in a store (``s3://``) that keeps ``run``, which is then new or
         empty; None for a run that stays here.
-      noise_key_file: File of the noise key, made if missing; in the run's ``private``
-        if None.
-      checkpoint_every: Steps between checkpoints; by time if None.
-      tensorboard: Folder for TensorBoard's event file of the curve; None for none.
-      csv: File for the curve; None for none.
+      noise_key_file: Secret noise key, made if missing.  [default:
+        OUT/private/noise.key]
+      checkpoint_every: Steps between checkpoints.  [default: one per minute]
+      tensorboard: Folder for TensorBoard events of the curve.
+      csv: CSV file for the held-out curve.
     """
 
     settings: TrainSettings
@@ -73,18 +79,18 @@ class Request:
     held_out: pathlib.Path
     run: pathlib.Path
     store: str | None = None
-    noise_key_file: pathlib.Path | None = None
-    checkpoint_every: int | None = None
-    tensorboard: pathlib.Path | None = None
-    csv: pathlib.Path | None = None
+    noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
+    checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
+    tensorboard: pathlib.Path | None = setting(None, group=OUTPUT)
+    csv: pathlib.Path | None = setting(None, group=OUTPUT)
 
     def __post_init__(self) -> None:
         check_batches(self.batches)
         check_local(_ONE_STORE, out=self.run)
         if self.store is not None and self.noise_key_file is None:
             raise InputError(
-                f"Expected --noise-key-file for --out {self.store}: the noise key is "
-                "not kept in a store. Name a file here, which is made if missing."
+                f"--out {self.store} does not keep the noise key, which must stay out "
+                "of a store. Add --noise-key-file, a file here, made if missing."
             )
         check_local(
             eval=self.held_out,
@@ -92,5 +98,4 @@ class Request:
             tensorboard=self.tensorboard,
             csv=self.csv,
         )
-        if self.checkpoint_every is not None:
-            check_int("checkpoint_every", self.checkpoint_every, at_least=1)
+        check_declared(self)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from accounting import deltas
-from accounting.validation import InputError, check_choice, check_float, check_int
+from accounting.validation import InputError
 from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
-from trainer.model.user_code import check_name
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.method_settings import NON_PRIVATE, MethodSettings
+from trainer.settings.setting import (
+    MODEL,
+    OUTPUT,
+    PRIVACY,
+    TRAINING,
+    check_code,
+    named_or_code,
+    recorded,
+    setting,
+)
 
 #: The model made from the schema of prepared data; any other is "module:function".
 DEFAULT_MODEL = "default"
@@ -54,95 +64,105 @@ _LEAST_CLIP = 1e-10
 #: Default number of points of the training curve.
 _CURVE_POINTS = 10
 
+of_training = functools.partial(setting, group=TRAINING)
+of_model = functools.partial(setting, group=MODEL)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings(MethodSettings, AggregationSettings):
     """Training settings: all but batches, held-out examples and keys.  All public.
 
-    ``MethodSettings`` describes those of the method, and ``AggregationSettings`` those
-    of the averages of the iterates.
+    ``simulates`` describes the run that a run of `dpsgd simulate` predicts.
 
     Attributes:
-      target_epsilon: Epsilon for which the noise multiplier is computed, with
-        ``target_delta``; None if ``noise_multiplier`` is given.
-      target_delta: Delta of the privacy statement, in (0, 1); None for no statement.
-      allow_large_delta: Whether to accept a delta that protects next to nothing.
-      noise_multiplier: Noise standard deviation over ``l2_norm_clip``, at least 0; None
-        if ``target_epsilon`` is given.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient, at least 1e-10.
-        None becomes the default of ``DEFAULT_CLIPS`` as soon as the loss is known.
-      optimizer: One of ``OPTIMIZERS``, with Keras's defaults, or "module:function".
-      learning_rate: Learning rate, above 0.
-      learning_rate_schedule: One of ``SCHEDULES``, by which the rate decays.
-      warmup_steps: Steps in which the rate first rises to ``learning_rate``.
-      final_learning_rate_fraction: Fraction of the rate at the end of a decaying
-        schedule, in (0, 1].
-      model: "default", made from the schema of prepared data, or "module:function".
-      views: Views per example, whose mean loss is used: columns (views, ...) of the
-        batches, or made by ``augment``.
-      augment: "module:name" of a function (columns, seed) -> columns of one view, or of
-        Keras layers; None if views are columns.
-      loss: One of ``metrics.LOSSES``, "module:function", or "auto", which `train` takes
-        from the schema of prepared data.
-      metric: "module:function" of a further metric of held-out examples; None for none.
+      target_epsilon: Target epsilon, which determines the noise.
+      target_delta: Well below 1 / number of examples.
+      allow_large_delta: Accept a delta of 0.01 or more, which protects next to nothing.
+      noise_multiplier: Instead of --epsilon.
+      l2_norm_clip: Bound on the norm of one example's gradient.  [default: 2 for a
+        cross-entropy, 1 for any other loss]
+      optimizer: sgd, momentum, adadelta, adagrad, adam, adamax, adamw, ftrl, lion,
+        nadam, rmsprop, or module:function, which takes the learning rate and returns a
+        Keras optimizer.
+      learning_rate: The default suits momentum and the default clip norm; for Adam try
+        0.01.
+      learning_rate_schedule: Schedule by which the learning rate decays.
+      warmup_steps: Steps of linear warm-up of the learning rate.
+      final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
+        fraction of the initial one.
+      model: default: built from the schema of the prepared table.  Or module:function,
+        which takes the manifest and returns a Keras model whose inputs are named like
+        columns of the batches.
+      views: Views per example (augmentation multiplicity): the gradient of their mean
+        loss is clipped, at the same epsilon.  Columns of shape (VIEWS, ...), or
+        --augment.
+      augment: module:function (columns of one example, seed -> columns of a view), or
+        module:layers of Keras, such as a Sequential of RandomFlip.
+      loss: auto: binary_crossentropy, sparse_categorical_crossentropy or
+        mean_squared_error, according to the label in the schema.  Or a Keras name:
+        binary_crossentropy, sparse_categorical_crossentropy, categorical_crossentropy,
+        mean_squared_error, mean_absolute_error, mean_absolute_percentage_error,
+        mean_squared_logarithmic_error, huber, log_cosh, poisson; cross-entropies expect
+        logits, one per example or one per class.  Labels are the column `label`.  Or
+        module:function (labels, outputs -> one number per example).
+      metric: Additional metric of held-out examples: module:function (labels,
+        predictions as NumPy arrays -> a number).
       embedding_dim: Size of an embedding of the default model.
       hidden: Sizes of the default model's hidden layers.
       init_seed: Seed of the initial weights, which are public.
-      initial_weights: File of initial weights; see ``model.initial_weights``.  None for
-        those of ``init_seed``.
-      initial_weights_are_public: Whether the user declares that this file does not
-        depend on the training examples.
-      embedding_noise: One of ``EMBEDDING_NOISES``: when rows of embedding tables get
-        their noise.  The distribution of the release does not depend on it.
-      eval_every: Steps between points of the curve; a tenth of the run if None.
-      simulates: Description of the run that a run of `dpsgd simulate` predicts, for the
-        record; empty for other runs.
+      initial_weights: Start at these weights: .npz of arrays in order, such as a kept
+        iterate, or .keras of the same model, such as ema_model.keras of a run on public
+        data.
+      initial_weights_are_public: Declare that the initial weights do not depend on the
+        training examples.  Weights of another run on these examples do: its epsilon
+        would add to this one's.
+      embedding_noise: lazy, for large tables: rows of embedding tables get their noise
+        when they are read; exact only with --optimizer sgd.  auto: lazy where that is
+        exact and faster.
+      eval_every: Steps between evaluations.  [default: a tenth of all steps]
     """
 
-    target_epsilon: float | None = None
-    target_delta: float | None = None
-    allow_large_delta: bool = False
-    noise_multiplier: float | None = None
-    l2_norm_clip: float | None = None
-    optimizer: str = "momentum"
-    learning_rate: float = 0.1
-    learning_rate_schedule: str = CONSTANT
-    warmup_steps: int = 0
-    final_learning_rate_fraction: float = 0.01
-    model: str = DEFAULT_MODEL
-    views: int = 1
-    augment: str | None = None
-    loss: str = "binary_crossentropy"
-    metric: str | None = None
-    embedding_dim: int = 8
-    hidden: tuple[int, ...] = (64, 32)
-    init_seed: int = 0
-    initial_weights: str | None = None
-    initial_weights_are_public: bool = False
-    embedding_noise: str = AUTO_NOISE
-    eval_every: int | None = None
+    target_epsilon: float | None = setting(None, group=PRIVACY, flag="epsilon", above=0)
+    target_delta: float | None = setting(None, group=PRIVACY, flag="delta")
+    allow_large_delta: bool = setting(False, group=PRIVACY)
+    noise_multiplier: float | None = setting(None, group=PRIVACY, at_least=0)
+    l2_norm_clip: float | None = setting(None, group=PRIVACY, at_least=_LEAST_CLIP)
+    optimizer: str = of_training("momentum", check=named_or_code(*OPTIMIZERS))
+    learning_rate: float = of_training(0.1, above=0, recorded=True)
+    learning_rate_schedule: str = of_training(
+        CONSTANT, choices=SCHEDULES, recorded=True
+    )
+    warmup_steps: int = of_training(0, at_least=0, recorded=True)
+    final_learning_rate_fraction: float = of_training(
+        0.01, above=0, at_most=1, recorded=True
+    )
+    model: str = of_model(
+        DEFAULT_MODEL,
+        check=lambda name, value: (
+            None if value == DEFAULT_MODEL else check_code(name, value)
+        ),
+    )
+    views: int = of_model(1, at_least=1)
+    augment: str | None = of_model(None, check=check_code)
+    loss: str = of_model(
+        "binary_crossentropy",
+        check=named_or_code(*LOSSES, AUTO_LOSS),
+        flag_default=AUTO_LOSS,
+    )
+    metric: str | None = of_model(None, check=check_code)
+    embedding_dim: int = of_model(8, at_least=1)
+    hidden: tuple[int, ...] = of_model((64, 32), at_least=1)
+    init_seed: int = of_model(0, at_least=0, at_most=2**32 - 1)
+    initial_weights: str | None = of_model(None, metavar="FILE")
+    initial_weights_are_public: bool = of_model(False)
+    embedding_noise: str = of_training(AUTO_NOISE, choices=EMBEDDING_NOISES)
+    eval_every: int | None = setting(None, group=OUTPUT, at_least=1)
     simulates: str = ""
 
     def __post_init__(self) -> None:
         MethodSettings.__post_init__(self)
         AggregationSettings.__post_init__(self)
-        self._check_optimizer()
-        check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
-        self._check_loss()
-        if self.model != DEFAULT_MODEL:
-            check_name(self.model, "model")
-        if self.metric is not None:
-            check_name(self.metric, "metric")
-        check_int("views", self.views, at_least=1)
-        if self.augment is not None:
-            check_name(self.augment, "augment")
-        check_int("embedding_dim", self.embedding_dim, at_least=1)
-        for size in self.hidden:
-            check_int("hidden", size, at_least=1)
-        check_int("init_seed", self.init_seed, at_least=0, at_most=2**32 - 1)
         self._check_initial_weights()
-        if self.eval_every is not None:
-            check_int("eval_every", self.eval_every, at_least=1)
         if self.target_delta is not None:
             deltas.check(self.target_delta, allow_large=self.allow_large_delta)
         if self.method == NON_PRIVATE:
@@ -152,7 +172,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         methods.get(self.method).check(self)
         if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
             raise InputError(
-                "Expected --embedding-noise lazy only where it is exact; here "
+                "--embedding-noise lazy is not exact here: "
                 f"{self.lazy_obstacle}. Omit it for dense noise."
             )
 
@@ -173,26 +193,13 @@ class TrainSettings(MethodSettings, AggregationSettings):
             return "--non-private-diagnostics reads rows beside the step"
         return obstacle
 
-    def _check_optimizer(self) -> None:
-        if ":" not in self.optimizer:
-            check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_float("learning_rate", self.learning_rate, above=0)
-        schedule, fraction = "learning_rate_schedule", "final_learning_rate_fraction"
-        check_choice(schedule, self.learning_rate_schedule, SCHEDULES)
-        check_int("warmup_steps", self.warmup_steps, at_least=0)
-        check_float(fraction, self.final_learning_rate_fraction, above=0, at_most=1)
-
-    def _check_loss(self) -> None:
-        if ":" not in self.loss and self.loss != AUTO_LOSS:
-            check_choice("loss", self.loss, tuple(LOSSES))
-
     def _check_initial_weights(self) -> None:
         path, is_public = self.initial_weights, self.initial_weights_are_public
         if path is None:
             if is_public:
                 raise InputError(
-                    "Expected --initial-weights beside --initial-weights-are-public: "
-                    "which are?"
+                    "--initial-weights-are-public declares nothing without "
+                    "--initial-weights. Add them."
                 )
             return
         if not path.endswith((".npz", ".keras")):
@@ -216,27 +223,22 @@ class TrainSettings(MethodSettings, AggregationSettings):
         )
         if any(value is not None for value in given):
             raise InputError(
-                "Expected no --epsilon, --delta, --noise-multiplier or --l2-norm-clip "
-                "for method='non-private', which has none of them."
+                "method='non-private' has no --epsilon, --delta, --noise-multiplier or "
+                "--l2-norm-clip. Omit them."
             )
 
     def _check_private(self) -> None:
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             raise InputError(
-                "Expected either --epsilon with --delta, or --noise-multiplier."
+                "Noise needs either --epsilon with --delta, or --noise-multiplier. "
+                "Give one of them."
             )
-        if self.target_epsilon is not None:
-            check_float("epsilon", self.target_epsilon, above=0)
-            if self.target_delta is None:
-                raise InputError(
-                    f"Expected --delta beside epsilon={self.target_epsilon}. Usual is "
-                    "at most one over the number of examples."
-                )
-        if self.noise_multiplier is not None:
-            check_float("noise_multiplier", self.noise_multiplier, at_least=0)
-        if self.l2_norm_clip is not None:
-            check_float("l2_norm_clip", self.l2_norm_clip, at_least=_LEAST_CLIP)
-        elif self.loss != AUTO_LOSS:  # frozen: completed only here
+        if self.target_epsilon is not None and self.target_delta is None:
+            raise InputError(
+                f"epsilon={self.target_epsilon} is not complete without --delta. Add "
+                "it; usual is at most one over the number of examples."
+            )
+        if self.l2_norm_clip is None and self.loss != AUTO_LOSS:  # frozen
             object.__setattr__(self, "l2_norm_clip", DEFAULT_CLIPS[self.task])
 
     @property
@@ -252,11 +254,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         """Returns the optimizer's name and settings, for the run record."""
         return {
             "name": self.optimizer,
-            "learning_rate": self.learning_rate,
-            "learning_rate_schedule": self.learning_rate_schedule,
-            "warmup_steps": self.warmup_steps,
-            "final_learning_rate_fraction": self.final_learning_rate_fraction,
-            "ema_decay": self.ema_decay,
+            **recorded(self),
             **self.describe_past(),
             **self.describe_feedback(),
         }

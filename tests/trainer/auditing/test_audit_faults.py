@@ -82,7 +82,7 @@ def _contradicted(outcome: Outcome) -> set[str]:
 
 
 LAYERS = "noise of each layer in each release"
-SLICES = "noise of each part of a table"
+SLICES = "noise of each range of a table"
 READ = "noise of rows that are read"
 SHARED = "noise shared by layers or releases"
 BETWEEN_PARTS = "noise shared by batches of a step"

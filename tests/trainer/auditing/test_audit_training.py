@@ -67,12 +67,12 @@ def test_what_is_released_is_noise_and_clipped_canaries(
     changes = list(audit_run._changes(folder, run, manifest))
     assert len(changes) == 8 // run.steps_per_release
     sums = np.stack([canaries.project(change) for change in changes])
-    parts = audit_release.read_parts(folder / "batches")
+    batches = audit_release.read_contents(folder / "batches")
     for release, found in enumerate(sums):
         times = np.zeros(NUM_CANARIES)
-        for part in parts:
-            if part.step // run.steps_per_release == release:
-                times[part.canaries - 1] += 1
+        for batch in batches:
+            if batch.step // run.steps_per_release == release:
+                times[batch.canaries - 1] += 1
         assert np.allclose(found, times * IS_REAL, atol=1e-3)
     # The squared length of all that was added is that of the canaries: no other
     # weight changed.
@@ -99,9 +99,9 @@ def test_trials_alone_find_a_run_without_noise(
 
 def test_weights_that_are_not_finite_are_refused() -> None:
     canaries = audit_release.Canaries(is_real=np.ones(3, bool))
-    part = audit_release.Part(step=0, canaries=np.array([1]), padded=False)
+    batch = audit_release.Contents(step=0, canaries=np.array([1]), padded=False)
     checks = audit_release.ReleaseChecks(
-        canaries, [part], noise=1.0, steps_per_release=1
+        canaries, [batch], noise=1.0, steps_per_release=1
     )
     change = {layer: np.full(40, np.nan) for layer in audit_model.LAYERS}
     with pytest.raises(InputError, match="finite weights in release 0"):

@@ -73,7 +73,7 @@ def test_a_run_about_users_is_audited_with_users(
     assert _small_users(found) == ((ROWS, 4, 4) if sampled == ROWS else (USERS, 4, 1))
     assert found.num_canary_rows == (4 if sampled == ROWS else 1)
     if sampled == USERS:
-        with pytest.raises(InputError, match="canary_rows=10 where an example is a u"):
+        with pytest.raises(InputError, match="canary_rows=10 does not apply"):
             settings_of_run(record, manifest, canary_rows=10)
     manifest.dataset = {}
     assert not settings_of_run(record, manifest).is_of_users
@@ -131,8 +131,8 @@ def test_bound_leaves_so_many_rows_of_a_canary(tmp_path: pathlib.Path) -> None:
 
 
 def test_rows_of_a_canary_are_compared_once_in_a_step() -> None:
-    parts = [np.array([5, 3, 5, 9]), np.array([3, 1, 1, 9, 2])]
-    found = audit_release._each_once(parts)
+    batches = [np.array([5, 3, 5, 9]), np.array([3, 1, 1, 9, 2])]
+    found = audit_release._each_once(batches)
     assert [list(each) for each in found] == [[5, 3, 9], [1, 2]]
 
 

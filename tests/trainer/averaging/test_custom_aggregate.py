@@ -143,12 +143,15 @@ def test_what_it_returns_is_checked_after_every_call(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"aggregate": "a:b"}, "--tail or --keep-last beside aggregate='a:b'"),
+        ({"aggregate": "a:b"}, "aggregate='a:b' gets no iterates"),
         ({"aggregate": "ab", "tail": 2}, "aggregate='ab' to name a function"),
-        ({"train_over": "custom", "tail": 2}, "--aggregate and --tail beside"),
+        ({"train_over": "custom", "tail": 2}, "Add --aggregate and --tail"),
         ({"aggregate": "a:b", "keep_last": 2, "train_over": "custom"}, "--tail"),
-        ({"keep_last": 2, "export": ("past_custom",)}, "--aggregate beside export"),
-        ({"keep_last": 2, "evaluate_averages": True}, "--ema-decay or --tail beside"),
+        (
+            {"keep_last": 2, "export": ("past_custom",)},
+            "export='past_custom' needs --aggregate",
+        ),
+        ({"keep_last": 2, "evaluate_averages": True}, "add --ema-decay or --tail"),
     ],
 )
 def test_settings_that_lack_a_part_are_refused(

@@ -218,7 +218,7 @@ def test_an_audit_says_what_it_cannot_see(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Expected a run, or --sampler"),
+        ((), "--sampler is missing"),
         (("--sampler=poisson", *PLAN), "exactly one of --noise-multiplier and"),
         (("--sampler=poisson", *PLAN, "--noise-multiplier=0"), "nothing to audit"),
         (
@@ -240,12 +240,12 @@ def test_an_audit_says_what_it_cannot_see(
         (
             ("--sampler=poisson", "--claim=truncated-poisson", *PLAN,
              "--noise-multiplier=1"),
-            "no --claim truncated-poisson",
+            "--claim truncated-poisson needs a cap",
         ),
         (
             ("--sampler=poisson", *PLAN, "--noise-multiplier=1",
              "--noise-key-file=key"),
-            "no --noise-key-file",
+            "--noise-key-file needs a run",
         ),
         (
             ("--sampler=dynamic-shuffle", "--num-examples=400", "--batch-size=20",

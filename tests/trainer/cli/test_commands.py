@@ -89,7 +89,7 @@ def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> N
 
 def test_account_takes_nothing_from_flags_that_the_run_says(run: pathlib.Path) -> None:
     for flag in ("--noise-multiplier=9", "--num-steps=1", "--sampler=poisson"):
-        assert "beside a run" in _error(account, str(run), flag)
+        assert "A run takes no" in _error(account, str(run), flag)
 
 
 def test_account_answers_for_other_relations_and_users_of_a_run(
@@ -218,7 +218,7 @@ def test_account_of_a_plan_knows_model_mix() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (MIXING[:2], "--l2-norm-clip beside mix_width=0.15"),
+        (MIXING[:2], "mix_width=0.15 needs --l2-norm-clip"),
         (MIXING[1:], "--mix-width for method='model-mix'"),
         ([*MIXING, "--mix-width=-1"], "mix_width=-1"),
         ([*MIXING, "--sampler=balls-and-bins", "--num-steps=330"], "no other"),
@@ -293,7 +293,7 @@ def test_train_refuses_before_tensorflow_is_loaded(
     for arguments, message in (
         ([*common], "--epsilon"),
         ([*common, "--noise-multiplier=-1"], "noise_multiplier=-1"),
-        ([*common, "--noise-multiplier=1", "--hidden=a"], "hidden='a'"),
+        ([*common, "--noise-multiplier=1", "--hidden=0"], "hidden=0"),
         ([*common, "--noise-multiplier=1", f"--eval={tmp_path}"], "parquet"),
         ([*common, "--noise-multiplier=1", "--eval=s3://b/c"], "on this machine"),
         ([*common, "--noise-multiplier=1", f"--out={file}/run"], "Not a directory"),
@@ -329,7 +329,7 @@ def test_train_refuses_other_paths_in_a_store_before_it_reads_or_writes(
 @pytest.mark.parametrize("command", [account, predict_command, report])
 def test_a_run_in_a_store_is_to_be_copied(command: Any) -> None:
     error = _error(command, "s3://bucket/run")
-    assert "RUN=s3://bucket/run on this machine" in error
+    assert "RUN=s3://bucket/run is in a store" in error
     assert "Copy that folder here" in error
 
 

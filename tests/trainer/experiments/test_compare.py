@@ -196,8 +196,8 @@ def test_flags_and_settings_ask_for_the_same(
     """All lists at once, as flags and as settings."""
     asked: list[ComparisonSettings] = []
     monkeypatch.setattr(
-        "trainer.cli.experiments.experiment_body.compare",
-        lambda settings, *, as_json: asked.append(settings),
+        "trainer.cli.experiments.experiment_body.run",
+        lambda experiment, settings, *, as_json: asked.append(settings),
     )
     settings = make_settings()
     result = _compare(
@@ -259,23 +259,22 @@ def _pairs(*values: Any) -> list[Any]:
         (["--epsilon=1", "--jobs=0"], "jobs=0 >= 1"),
         ([], "exactly one of --epsilon and --noise-multiplier"),
         (["--epsilon=1", "--method=dp-sgd", "--for", "non-private", ""], "--for"),
-        (["--epsilon=1", "--batches=/elsewhere"], "no --batches=/elsewhere"),
-        (["--epsilon=1", "--init-seed", "5"], "no --init-seed"),
+        (["--epsilon=1", "--batches=/elsewhere"], "--batches=/elsewhere is set"),
+        (["--epsilon=1", "--init-seed", "5"], "--init-seed is set"),
         (["--epsilon=1", "--noise-multiplier=9"], "exactly one of --epsilon and"),
-        (["--epsilon=1", "--", "--noise-multiplier=9"], "no --noise-multiplier=9"),
-        (["--epsilon=1", "--", "--epsilon=9"], "no --epsilon=9"),
+        (["--epsilon=1", "--", "--noise-multiplier=9"], "--noise-multiplier=9 is set"),
+        (["--epsilon=1", "--", "--epsilon=9"], "--epsilon=9 is set"),
         (
             ["--epsilon=1", "--for", "dp-sgd", "--checkpoint-every=9"],
             "--checkpoint-every to be those of all methods",
         ),
-        (["--epsilon=1", "--csv=a.csv"], "no --csv=a.csv"),
-        (["--epsilon=1", "--tensorboard=board"], "no --tensorboard=board"),
-        (["--epsilon=1", "--simulates=much"], "no --simulates=much"),
-        (["--epsilon=1", "--for", "dp-sgd", "--init-seed=5"], "no --init-seed=5"),
-        (["--epsilon=1", "--for", "dp-sgd", "--hidden 4 --delta .1"], "no --delta"),
-        (["--epsilon=1", "--for", "dp-sgd", "--out=x"], "no --out=x"),
-        (["--epsilon=1", "--for", "dp-sgd", "--eval=x"], "no --eval=x"),
-        (["--epsilon=1", "--for", "dp-sgd", "--method=bam"], "no --method=bam"),
+        (["--epsilon=1", "--csv=a.csv"], "--csv=a.csv is set"),
+        (["--epsilon=1", "--tensorboard=board"], "--tensorboard=board is set"),
+        (["--epsilon=1", "--for", "dp-sgd", "--init-seed=5"], "--init-seed=5 is set"),
+        (["--epsilon=1", "--for", "dp-sgd", "--hidden 4 --delta .1"], "--delta is set"),
+        (["--epsilon=1", "--for", "dp-sgd", "--out=x"], "--out=x is set"),
+        (["--epsilon=1", "--for", "dp-sgd", "--eval=x"], "--eval=x is set"),
+        (["--epsilon=1", "--for", "dp-sgd", "--method=bam"], "--method=bam is set"),
         (["--epsilon=1", "--metric=f1"], "metric='f1' to be one of auc, log_loss"),
         (
             ["--epsilon=1", "--loss=huber", "--metric=auc"],
@@ -342,10 +341,13 @@ def test_held_out_files_that_do_not_match_are_refused_before_any_noise_is_comput
         ({"noise": ()}, "to compare; got none"),
         ({"noise": ("most",)}, "noise='most' to be one of same, own, optimistic"),
         ({"memory_limit": 0}, "memory_limit=0 >= 1"),
-        ({"trained": (dataclasses.replace(PRIVATE, init_seed=3),)}, "no init_seed=3"),
+        (
+            {"trained": (dataclasses.replace(PRIVATE, init_seed=3),)},
+            "init_seed=3 is set",
+        ),
         (
             {"trained": (dataclasses.replace(PRIVATE, simulates="much"),)},
-            "no simulates='much'",
+            "simulates='much' is set",
         ),
         (
             {"trained": (PRIVATE, dataclasses.replace(PRIVATE, target_delta=1e-4))},

@@ -12,7 +12,7 @@ from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE
 from trainer.experiments.comparison.case import Case
-from trainer.experiments.comparison.report import COSTS, Report
+from trainer.experiments.comparison.report import COSTS, report
 from trainer.experiments.comparison.results import summarise
 from trainer.settings.train_settings import TrainSettings
 
@@ -106,7 +106,7 @@ def test_printed_bounds_are_rounded_to_the_safe_side() -> None:
         [(_case(), _result(0.7, epsilon=2.501, epsilon_lower_bound=1.999))],
         metric="auc",
     )
-    assert "| 2.51 | 1.99 |" in Report(outcomes).markdown()
+    assert "| 2.51 | 1.99 |" in report(outcomes).markdown()
 
 
 def test_what_differs_has_a_column_and_what_is_common_stands_above() -> None:
@@ -114,9 +114,10 @@ def test_what_differs_has_a_column_and_what_is_common_stands_above() -> None:
         _case(settings=dataclasses.replace(_case().settings, learning_rate=rate))
         for rate in (0.1, 0.2)
     ]
-    text = Report(
-        summarise([(case, _result(0.7)) for case in rates], metric="auc")
+    text = report(
+        summarise([(case, _result(0.7)) for case in rates], metric="auc"),
+        ["Left out: one."],
     ).markdown()
     assert "epsilon 3, batch size 20, 1 epoch, delta 0.001" in text
     assert "| batches | rate | noise |" in text
-    assert COSTS in text
+    assert f"Left out: one.\n\n{COSTS}" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import shutil
 import sys
@@ -15,21 +14,17 @@ import pytest
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, Work
-from trainer.cli.experiments import experiment_body
 from trainer.experiments.comparison.case import Trial
-from trainer.experiments.comparison.runs import Runs, settings_path, silent
+from trainer.experiments.comparison.runs import Runs, silent
 from trainer.run.run_record import read_run
 from trainer.settings.comparison_settings import ComparisonSettings, Experiment
 from trainer.settings.train_settings import TrainSettings
 
 BATCHES = "truncated-poisson-seed0"
-SMALL = ["--hidden=4", "--embedding-dim=2", "--eval-every=100"]
 SETTINGS = TrainSettings(
     noise_multiplier=0.9, l2_norm_clip=1.0, target_delta=0.001, hidden=(4,),
     embedding_dim=2, eval_every=100,
 )  # fmt: skip
-#: As an experiment of an earlier release said it.
-FLAGS = ("--noise-multiplier=0.9", "--l2-norm-clip=1.0", "--delta=0.001", *SMALL)
 
 
 def _trial(**changes: Any) -> Trial:
@@ -66,24 +61,6 @@ def test_a_run_of_other_settings_is_refused(runs: Runs, tmp_path: pathlib.Path) 
     path.unlink()
     with pytest.raises(InputError, match="to hold the settings of the finished run"):
         runs.run(_trial())
-
-
-def test_what_an_earlier_release_was_asked_in_flags_is_known(
-    runs: Runs, tmp_path: pathlib.Path, held_out: pathlib.Path, work: Work
-) -> None:
-    out = tmp_path / "out"
-    run = out / "runs" / _trial().name
-    first = runs.run(_trial())
-    settings_path(run).unlink()
-    arguments = [
-        f"--batches={out}/batches/{BATCHES}", f"--eval={held_out}",
-        f"--out={run}", "--method=dp-sgd", "--init-seed=0", *FLAGS,
-    ]  # fmt: skip
-    run.with_name(f"{run.name}.flags.json").write_text(json.dumps(arguments))
-    experiment_body._take_over(out)
-    assert runs.run(_trial()) == first
-    with pytest.raises(InputError, match="to have the settings given now"):
-        runs.run(_trial(noise_multiplier=2.0))
 
 
 def test_a_finished_run_of_code_that_was_edited_is_refused(

@@ -22,8 +22,8 @@ from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE, Work
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import levels as compare_levels
-from trainer.experiments.comparison.levels import find_parts
-from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.levels import find_data_sets
+from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import Outcome
 from trainer.settings.comparison_settings import ComparisonSettings
 from trainer.settings.train_settings import AUTO_LOSS
@@ -156,13 +156,13 @@ def test_text_is_refused_with_commands_that_make_a_table_of_it(
 
 
 def test_rows_and_users_are_drawn_equally_often(make_settings: Make) -> None:
-    parts = find_parts(make_settings())
+    data_sets = find_data_sets(make_settings())
     rates = [
         each.settings.batches[0].plan(each.num_examples).sampling_probability
-        for each in parts
+        for each in data_sets
     ]
     assert rates == [rates[0], rates[0], rates[2], rates[2]]
-    assert [each.settings.batches[0].expected_batch_size for each in parts] == [
+    assert [each.settings.batches[0].expected_batch_size for each in data_sets] == [
         20, 20, 20, 6,
     ]  # fmt: skip
 
@@ -293,10 +293,10 @@ def test_a_line_of_each_level_is_drawn_against_the_rows_of_a_user(
         "trainer.experiments.comparison.plot.write_png",
         lambda figure, path: drawn.append((figure, path.name)),
     )
-    report = Report(
+    found = report(
         [_outcome(sampled, most) for sampled in ("rows", "users") for most in (1, 5)]
     )
-    report.write(tmp_path)
+    found.write(tmp_path)
     [(figure, name)] = drawn
     assert name == "comparison.png"
     [panel] = figure.axes  # sizes of steps of users are no question of their own

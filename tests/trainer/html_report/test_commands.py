@@ -117,7 +117,7 @@ def check_output(words: list[str], output: str, page: str) -> None:
     if words[1] == "audit":
         [claimed] = re.findall(r"epsilon <= ([\d.]+) at delta", output)
         assert claimed == epsilon
-        assert set(re.findall(r"<= ([\d.]+) │\n", output)) >= {epsilon}
+        assert set(re.findall(r"<= ([\d.]+) *\n", output)) >= {epsilon}
     elif epsilon:
         assert f"is ({epsilon}, " in output.splitlines()[0]
     else:

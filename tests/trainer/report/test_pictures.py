@@ -16,15 +16,15 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 
 import dpsgd
-from tests.trainer.experiments.test_simulation import _report, _simulation
-from trainer.experiments import bias_report, shift_report
+from tests.trainer.papers.test_simulation import _report, _simulation
 from trainer.experiments.comparison import plot as compare_plot
-from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import Outcome
-from trainer.experiments.shift import Course, Shift
+from trainer.papers import bias_report, shift_report
+from trainer.papers.settings import ShiftSettings
+from trainer.papers.shift import Course, Shift
 from trainer.report.plots import plot_curve, setting_in_words
 from trainer.settings.bias_settings import COLUMNS
-from trainer.settings.iterate_settings import ShiftSettings
 from trainer.settings.train_settings import TrainSettings
 
 PLAN = (
@@ -253,7 +253,7 @@ def test_one_seed_is_no_seeds(
     found = outcomes(**changes)
     compare_plot.plot(found, compare_plot.EPSILON, pathlib.Path("a.png"), title="T")
     assert drawn[0].get_suptitle() == f"T\n{says}"
-    assert f": {says}." in Report(found).markdown()
+    assert f": {says}." in report(found).markdown()
 
 
 def test_intervals_of_a_simulation_stand_beside_each_other(
@@ -285,8 +285,8 @@ def test_equal_lines_of_the_bias_can_all_be_seen_without_colour(
     drawn: list[Figure],
 ) -> None:
     same = [dict.fromkeys((*COLUMNS, "step"), float(step)) for step in (1, 2)]
-    report = bias_report.Report(dict.fromkeys(("a", "b", "c"), same), "batch size 8")
-    report.write(pathlib.Path.cwd())
+    found = bias_report.report(dict.fromkeys(("a", "b", "c"), same), "batch size 8")
+    found.write(pathlib.Path.cwd())
     [figure] = drawn
     assert figure.get_suptitle() == f"{bias_report.TITLE}\nbatch size 8"
     for axes in figure.axes:

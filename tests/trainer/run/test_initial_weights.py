@@ -121,7 +121,7 @@ def test_weights_that_nobody_declares_public_and_missing_files_are_refused(
 ) -> None:
     with pytest.raises(InputError, match="Add --initial-weights-are-public"):
         _settings("w.npz", initial_weights_are_public=False)
-    with pytest.raises(InputError, match="which are"):
+    with pytest.raises(InputError, match="declares nothing without"):
         _settings("w.npz", initial_weights=None)
     with pytest.raises(InputError, match=r"end in .npz or .keras"):
         _settings("w.h5")

@@ -198,7 +198,7 @@ def test_the_noise_key_is_not_copied(
     train(stored())
     key = (tmp_path / "noise.key").read_bytes().strip()
     assert not [name for name, data in store.files.items() if key in data]
-    with pytest.raises(InputError, match="--noise-key-file for --out memory:"):
+    with pytest.raises(InputError, match="does not keep the noise key"):
         stored(noise_key_file=None)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
+from accounting.cli.grouped import Grouped
 from accounting.cli.registered import Registered
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.inputs.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import method_flags
+from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
 from trainer.cli.experiments.experiment_flags import listed
 from trainer.settings import methods
@@ -26,9 +27,10 @@ from trainer.settings.user_levels import UserLevels
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@experiment_flags.options
+@setting_flags.settings(ComparisonSettings)
 @registered.sampler(
     "Samplers.",
     "samplers",
@@ -90,18 +92,12 @@ from trainer.settings.user_levels import UserLevels
     metavar="METHOD FLAGS",
     help="Flags of `dpsgd train` for one method only; may be repeated.",
 )
-@click.option(
-    "--jobs",
-    type=int,
-    default=ComparisonSettings.jobs,
-    show_default=True,
-    help="Maximum number of training runs at once, each in its own process.",
-)
 @shared_options.memory_limit(
     "Memory of all runs at once, which may limit them to fewer than --jobs.",
     default="4GiB",
     show_default=True,
 )
+@shared_options.as_json
 @click.pass_context
 def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Trains with several samplers, methods and settings, and compares the models.
@@ -141,8 +137,9 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.experiments import compare as comparing
 
-    experiment_body.compare(settings, as_json=as_json)
+    experiment_body.run(comparing.compare, settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
@@ -160,12 +157,10 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSetting
         )
     users = _users(flags)
     default = (TRUNCATED_POISSON,) if users else ComparisonSettings.samplers
-    names = (
-        "source", "held_out", "out", "seeds", "metric", "jobs", "memory_limit",
-    )  # fmt: skip
     return ComparisonSettings(
-        **{name: flags[name] for name in names},
+        **setting_flags.take(flags, ComparisonSettings),
         **beside[0],
+        memory_limit=flags["memory_limit"],
         samplers=flags["samplers"] or default,
         users=users,
         noise=flags["rules"],
@@ -189,12 +184,12 @@ def _users(flags: dict[str, Any]) -> UserLevels | None:
         for name in (*needed, *others):
             if flags[name]:
                 flag = f"--{name.replace('_', '-')}"
-                raise InputError(f"Expected --user-column beside {flag}. Give both.")
+                raise InputError(f"{flag} needs --user-column. Give both.")
         return None
     for name in needed:
         if not flags[name]:
             raise InputError(
-                f"Expected --{name.replace('_', '-')} beside --user-column. Give both."
+                f"--user-column needs --{name.replace('_', '-')}. Give both."
             )
     names = ("user_column", "sampled", *needed, *others)
     return UserLevels(**{name: flags[name] for name in names})

@@ -7,73 +7,22 @@ Formal guarantees:
 from __future__ import annotations
 
 import itertools
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from accounting.cli import shared_options
 from accounting.validation import InputError
-from trainer.cli import run_flags
 from trainer.cli.commands import train_request
+from trainer.cli.setting_flags import Listed
 from trainer.settings import methods
-from trainer.settings.comparison_settings import Experiment
 from trainer.settings.request import Request
 
 #: Flags of `dpsgd train` that every experiment sets; a second value would override.
 _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
-    "--delta", "--init-seed", "--simulates", "--csv", "--tensorboard",
+    "--delta", "--init-seed", "--csv", "--tensorboard",
 )  # fmt: skip
-
-_FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
-_OPTIONS = (
-    click.option(
-        "--input", "source", required=True, help="Folder of training Parquet."
-    ),
-    run_flags.held_out(
-        help="Held-out Parquet, such as the test split: a folder, a file or a quoted "
-        "glob.",
-    ),
-    click.option(
-        "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
-    ),
-    click.option(
-        "--seeds", type=int, default=Experiment.seeds, show_default=True,
-        help="Number of repetitions.",
-    ),
-    click.option(
-        "--metric", default=Experiment.metric, show_default=True,
-        help="Held-out metric; auto: AUC, accuracy or the loss, depending on the "
-        "label.",
-    ),
-    shared_options.as_json,
-)  # fmt: skip
-
-
-class Listed(click.ParamType):
-    """Values that are separated by commas.
-
-    Args:
-      kind: Type of each value.
-    """
-
-    def __init__(self, kind: click.ParamType) -> None:
-        self._kind = kind
-        self.name = f"{kind.name}s"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Returns the placeholder for the help: see `click.ParamType.get_metavar`."""
-        one = self._kind.get_metavar(param, ctx) or self._kind.name.upper()
-        return f"{one},..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Returns a tuple of values: see `click.ParamType.convert`."""
-        parts = value if isinstance(value, tuple) else str(value).split(",")
-        return tuple(self._kind.convert(part, param, ctx) for part in parts)
 
 
 def listed(kind: click.ParamType) -> dict[str, Any]:
@@ -85,13 +34,6 @@ def listed(kind: click.ParamType) -> dict[str, Any]:
             dict.fromkeys(value for values in lists for value in values)
         ),
     }
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the flags that all experiments share: data, folders, seeds and metric."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def refuse(rest: Sequence[str], set_for_all: Sequence[str]) -> None:
@@ -106,10 +48,7 @@ def refuse(rest: Sequence[str], set_for_all: Sequence[str]) -> None:
     """
     for flag in rest:
         if flag.split("=")[0] in set_for_all:
-            raise InputError(
-                f"Expected no {flag} for `dpsgd train`: it is set for every run. Omit "
-                "it."
-            )
+            raise InputError(f"{flag} is set for every run of this command. Omit it.")
 
 
 def request(
@@ -122,7 +61,7 @@ def request(
     """Returns the request to `dpsgd train`, except for the folder of batches.
 
     Args:
-      flags: Flags of the command, with ``held_out`` and ``out``.
+      flags: Flags of the command, with ``eval`` and ``out``.
       set_here: Values of flags that the command sets, by parameter.
       rest: Further arguments of the user, for `dpsgd train`.
       also_set: Further flags that this command sets for every run.
@@ -132,7 +71,7 @@ def request(
         refuse the flags before it reads a file.
     """
     refuse(rest, (*_SET_FOR_ALL, *also_set))
-    folders = {"batches": ".", "held_out": flags["held_out"], "run": flags["out"]}
+    folders = {"batches": ".", "eval": flags["eval"], "out": flags["out"]}
     return train_request(rest, **folders, **set_here)
 
 

@@ -63,20 +63,20 @@ class Case:
     def name(self) -> str:
         """Name of the runs, without the seed."""
         settings = self.settings
-        parts = [self._batches, settings.method]
+        words = [self._batches, settings.method]
         if self.target_epsilon is not None:
-            parts += [f"eps{self.target_epsilon:g}", f"{self.noise_rule}"]
+            words += [f"eps{self.target_epsilon:g}", f"{self.noise_rule}"]
         elif self.noise_rule is not None:
-            parts.append(f"noise{settings.noise_multiplier:g}")
-        parts.append(f"lr{settings.learning_rate:g}")
+            words.append(f"noise{settings.noise_multiplier:g}")
+        words.append(f"lr{settings.learning_rate:g}")
         if settings.l2_norm_clip is not None:
-            parts.append(f"clip{settings.l2_norm_clip:g}")
-        parts += [
+            words.append(f"clip{settings.l2_norm_clip:g}")
+        words += [
             f"{name.replace('_', '-')}{value}"
             for name, value in settings.method_settings.items()
         ]
         # A setting that is text must not change the folder.
-        return re.sub(r"[^\w.+-]", "_", "-".join(parts))
+        return re.sub(r"[^\w.+-]", "_", "-".join(words))
 
     def name_of_batches(self, seed: int) -> str:
         """Returns the name of the folder of the batches."""

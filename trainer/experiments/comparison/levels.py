@@ -42,7 +42,7 @@ from trainer.settings.user_levels import Level, UserLevels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class DataSet:
     """A data set, and the comparison on it.
 
     Attributes:
@@ -76,20 +76,22 @@ def check_kind(settings: ComparisonSettings) -> None:
     )
 
 
-def find_parts(settings: ComparisonSettings) -> list[Part]:
+def find_data_sets(settings: ComparisonSettings) -> list[DataSet]:
     """Returns the data sets; tables of bounded users need not exist yet.
 
     Raises:
       InputError: a table or a sampler cannot be used.
     """
     if settings.users is not None:
-        return _parts_of_users(settings, settings.users)
+        return _data_sets_of_users(settings, settings.users)
     dataset = training_data(settings)
     bounded, number = dataset.bounded, dataset.num_examples
-    return [Part(settings=settings, num_examples=number, bounded=bounded)]
+    return [DataSet(settings=settings, num_examples=number, bounded=bounded)]
 
 
-def _parts_of_users(settings: ComparisonSettings, users: UserLevels) -> list[Part]:
+def _data_sets_of_users(
+    settings: ComparisonSettings, users: UserLevels
+) -> list[DataSet]:
     most = max(users.max_examples_per_user) if USERS in users.sampled else 1
     groups = check_table(settings.source, users.user_column, most)
     check_files(
@@ -99,23 +101,27 @@ def _parts_of_users(settings: ComparisonSettings, users: UserLevels) -> list[Par
         groups.footers.values(),
     )
     num_rows = sum(groups.files.values())
-    parts = [
-        _part(settings, level, dataclasses.replace(batches, expected_batch_size=size))
+    data_sets = [
+        _data_set(
+            settings, level, dataclasses.replace(batches, expected_batch_size=size)
+        )
         for batches in settings.batches
         for level, size in users.levels(num_rows, batches.expected_batch_size)
     ]
-    for part in parts:
-        _check_samplers(part)
-    return parts
+    for data in data_sets:
+        _check_samplers(data)
+    return data_sets
 
 
 def _without(schema: pa.Schema, column: str) -> pa.Schema:
     return schema.remove(schema.get_field_index(column))
 
 
-def _part(settings: ComparisonSettings, level: Level, batches: BatchSettings) -> Part:
+def _data_set(
+    settings: ComparisonSettings, level: Level, batches: BatchSettings
+) -> DataSet:
     source = str(settings.out / "tables" / level.name)
-    return Part(
+    return DataSet(
         settings=dataclasses.replace(settings, batches=(batches,), source=source),
         num_examples=level.num_examples,
         bounded=level,
@@ -123,11 +129,11 @@ def _part(settings: ComparisonSettings, level: Level, batches: BatchSettings) ->
     )
 
 
-def _check_samplers(part: Part) -> None:
+def _check_samplers(data: DataSet) -> None:
     """Refuses samplers that `dpsgd batches` refuses for bounded tables."""
-    for sampler in part.settings.samplers:
-        for batches in part.settings.batches_of(sampler):
-            plan = batches.plan(part.num_examples)
+    for sampler in data.settings.samplers:
+        for batches in data.settings.batches_of(sampler):
+            plan = batches.plan(data.num_examples)
             if plan.largest_batch_size is not None and not plan.truncated_batch_size:
                 raise InputError(
                     f"Expected sampler={sampler!r} to draw each example independently: "
@@ -137,18 +143,18 @@ def _check_samplers(part: Part) -> None:
                 )
 
 
-def make_table(settings: ComparisonSettings, part: Part, say: Say) -> None:
+def make_table(settings: ComparisonSettings, data: DataSet, say: Say) -> None:
     """Bounds the users of a table, unless that is done.
 
     Args:
       settings: Settings of the comparison, with the whole table.
-      part: The data set to make.
+      data: The data set to make.
       say: Called with each line of progress.
 
     Raises:
       InputError: the table is refused, or the folder holds another one.
     """
-    users, level = settings.users, part.level
+    users, level = settings.users, data.level
     if users is None or level is None:
         return
     asked = BoundSettings(
@@ -157,7 +163,7 @@ def make_table(settings: ComparisonSettings, part: Part, say: Say) -> None:
         num_examples=level.num_examples,
         sampled=level.sampled,
     )
-    folder = pathlib.Path(part.settings.source)
+    folder = pathlib.Path(data.settings.source)
     if not folder.exists():
         say(f"bounding users: {level.name}")
         folder.parent.mkdir(parents=True, exist_ok=True)

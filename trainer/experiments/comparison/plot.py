@@ -232,15 +232,15 @@ def _styles(count: int) -> list[_Style]:
 
 def _lines(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Returns legend entry -> outcomes of the line."""
-    told = _told_apart_by(outcomes)
+    labels = _distinguished_by(outcomes)
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        texts = (text(outcome) for text in told)
+        texts = (text(outcome) for text in labels)
         found.setdefault(", ".join(filter(None, texts)), []).append(outcome)
     return {_marked(label, line): line for label, line in found.items()}
 
 
-def _told_apart_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], str]]:
+def _distinguished_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], str]]:
     """Returns functions for the legend entries: the sampler, and whatever differs."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
     others: list[Callable[[Outcome], str]] = [

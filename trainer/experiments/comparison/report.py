@@ -11,15 +11,14 @@ Public: everything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.batches.manifest import pretty_json, write_atomically
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
-from trainer.report import tables
+from trainer.report.report import Report, Table
 
 TITLE = "Ways of batching and training"
 COSTS = (
@@ -39,69 +38,63 @@ _LEVELS_NOTE = (
 _Column = tuple[str, Callable[[Outcome], str], bool]
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The outcomes of a comparison.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison(Report):
+    """The report of a comparison.
 
     Attributes:
+      outcomes: Lines of the table.
+    """
+
+    outcomes: Sequence[Outcome]
+
+
+def report(
+    outcomes: Sequence[Outcome], notes: Sequence[str] = (), title: str = TITLE
+) -> Comparison:
+    """Returns the report of a comparison.
+
+    Args:
       outcomes: Lines of the table.
       notes: Further notes that explain the table.
       title: Title of the table.
     """
+    columns = _columns(outcomes)
+    texts = ("sampled", "batches", "method", "weights", "noise rule")
+    shared = ", ".join(compare_plot.in_common(outcomes))
+    table = Table(
+        headings=[heading for heading, _, _ in columns],
+        rows=[[text(outcome) for _, text, _ in columns] for outcome in outcomes],
+        left=[i for i, (name, _, _) in enumerate(columns) if name in texts],
+    )
+    return Comparison(
+        stem="comparison",
+        title=title,
+        tables=[table],
+        above=[shared],
+        notes=_all_notes(outcomes, notes),
+        fields=[dataclasses.asdict(outcome) for outcome in outcomes],
+        draw={
+            name: functools.partial(
+                compare_plot.plot, outcomes, axis, title=f"{title}\n{shared}"
+            )
+            for axis, name in compare_plot.pictures(outcomes).items()
+        },
+        outcomes=outcomes,
+    )
 
-    outcomes: Sequence[Outcome]
-    notes: Sequence[str] = ()
-    title: str = TITLE
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """Returns the outcomes, JSON-serialisable."""
-        return [dataclasses.asdict(outcome) for outcome in self.outcomes]
-
-    def markdown(self) -> str:
-        """Returns the table as Markdown, with its notes."""
-        columns = _columns(self.outcomes)
-        rows = [[text(outcome) for _, text, _ in columns] for outcome in self.outcomes]
-        table = tables.markdown([heading for heading, _, _ in columns], rows)
-        notes = "\n\n".join(self._all_notes())
-        return f"# {self.title}\n\n{_in_common(self.outcomes)}\n\n{table}\n\n{notes}\n"
-
-    def _repr_markdown_(self) -> str:
-        """Returns what a notebook shows."""
-        return self.markdown()
-
-    def write(self, out: pathlib.Path) -> None:
-        """Writes comparison.json, comparison.md, and a picture of each variable."""
-        write_atomically(out / "comparison.json", pretty_json(self.to_json()))
-        text = self.markdown()
-        for axis, name in compare_plot.pictures(self.outcomes).items():
-            title = f"{self.title}\n{_in_common(self.outcomes)}"
-            compare_plot.plot(self.outcomes, axis, out / name, title=title)
-            text += f"\n![{self.title} over {axis.words}]({name})\n"
-        write_atomically(out / "comparison.md", text.encode())
-
-    def show(self) -> None:
-        """Prints the table."""
-        columns = _columns(self.outcomes)
-        texts = ("sampled", "batches", "method", "weights", "noise rule")
-        tables.show(
-            f"{self.title}\n{_in_common(self.outcomes)}",
-            [heading for heading, _, _ in columns],
-            ([text(outcome) for _, text, _ in columns] for outcome in self.outcomes),
-            left=[i for i, (name, _, _) in enumerate(columns) if name in texts],
-            notes=self._all_notes(),
-        )
-
-    def _all_notes(self) -> list[str]:
-        marked = any(one.guarantee == NO_GUARANTEE for one in self.outcomes)
-        return [
-            "eps ≤ is proven for these batches at the noise multiplier in column "
-            "noise; no proof can give less than eps ≥. The last column is for held-out "
-            f"examples: {compare_plot.over_seeds(self.outcomes)}.",
-            *([_LEVELS_NOTE] if any(one.sampled for one in self.outcomes) else []),
-            *([_NO_GUARANTEE_NOTE] if marked else []),
-            *self.notes,
-            COSTS,
-        ]
+def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
+    marked = any(one.guarantee == NO_GUARANTEE for one in outcomes)
+    return [
+        "eps ≤ is proven for these batches at the noise multiplier in column "
+        "noise; no proof can give less than eps ≥. The last column is for held-out "
+        f"examples: {compare_plot.over_seeds(outcomes)}.",
+        *([_LEVELS_NOTE] if any(one.sampled for one in outcomes) else []),
+        *([_NO_GUARANTEE_NOTE] if marked else []),
+        *notes,
+        COSTS,
+    ]
 
 
 def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
@@ -133,11 +126,6 @@ def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
 
 def _own_setting(name: str) -> Callable[[Outcome], str]:
     return lambda one: _or_dash(one.method_settings.get(name))
-
-
-def _in_common(outcomes: Sequence[Outcome]) -> str:
-    """Returns the values that all private lines share, except their noise."""
-    return ", ".join(compare_plot.in_common(outcomes))
 
 
 def noise_rule(outcome: Outcome) -> str:

@@ -32,21 +32,26 @@ from pipelines.batches.manifest import (
     read_manifest,
     write_atomically,
 )
-from trainer.experiments.bias_report import NOT_PRIVATE, Report
 from trainer.experiments.comparison.runs import Say, check_code, is_finished, silent
+from trainer.papers.bias_report import NOT_PRIVATE, report
+from trainer.papers.settings import BiasSettings
 from trainer.report.plots import setting_in_words
+from trainer.report.report import Report
 from trainer.run import preflight
-from trainer.settings.bias_settings import CLIPPING_BIAS_NAME, BiasSettings
+from trainer.settings.bias_settings import CLIPPING_BIAS_NAME
 from trainer.settings.request import Request
 
 _SETTINGS_NAME = "settings.json"
 
 
-def measure_bias(settings: BiasSettings, say: Say = silent) -> Report:
+def measure_bias(
+    settings: BiasSettings, say: Say = silent, make_batches: str = ""
+) -> Report:
     """Trains with every method that is not done yet, and reports the bias of each.
 
     Arguments and errors as for `compare`.
     """
+    del make_batches  # all methods train on the batches of the settings
     requests = settings.requests()
     for request in requests:
         if not is_finished(request.run):
@@ -59,7 +64,7 @@ def measure_bias(settings: BiasSettings, say: Say = silent) -> Report:
     lines = {each.settings.method: _read(each) for each in requests}
     plan = read_manifest(settings.batches).plan
     trained = [each.settings for each in requests]
-    return Report(
+    return report(
         lines, setting_in_words(plan.expected_batch_size, plan.num_steps, trained)
     )
 

@@ -13,8 +13,8 @@ from accounting.validation import InputError
 from trainer.cli import method_flags, run_flags
 from trainer.cli.commands import train_request
 from trainer.cli.experiments import experiment_flags
+from trainer.papers.settings import BiasSettings
 from trainer.settings import methods
-from trainer.settings.bias_settings import BiasSettings
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -60,8 +60,9 @@ def bias(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _settings(flags, ctx.args)
     from trainer.cli.experiments import experiment_body
+    from trainer.papers.bias import measure_bias
 
-    experiment_body.bias(settings, as_json=as_json)
+    experiment_body.run(measure_bias, settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
@@ -79,11 +80,11 @@ def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
         train_request(
             rest,
             batches=flags["batches"],
-            held_out=flags["held_out"],
-            run=flags["out"],
+            eval=flags["eval"],
+            out=flags["out"],
             method=method,
             **{name: own[name] for name in own if owners[name] == method},
         ).settings
         for method in trained_by
     ]
-    return BiasSettings(trained=tuple(trained), **flags)
+    return BiasSettings(trained=tuple(trained), held_out=flags.pop("eval"), **flags)

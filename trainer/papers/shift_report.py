@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import pretty_json, write_atomically
-from trainer.experiments.drifting_table import shares
-from trainer.experiments.shift import NOT_PRIVATE, Course, Shift
 from trainer.model.metrics import in_words
-from trainer.report import tables
+from trainer.papers.drifting_table import shares
+from trainer.papers.shift import NOT_PRIVATE, Course, Shift
 from trainer.report.plots import DASHES, setting_in_words, write_png
+from trainer.report.report import Report, Table
 
 TITLE = "A distribution that shifts periodically"
 _HEADINGS = ("weights", "mean", "least", "most", "swing", "at the end")
 
 
-def to_json(found: Shift) -> dict[str, Any]:
-    """Returns everything, JSON-serialisable."""
+def report(found: Shift) -> Report:
+    """Returns the report of an experiment."""
+    table = Table(headings=_HEADINGS, rows=list(map(_cells, found.courses)))
+    return Report(
+        stem="shift",
+        title=TITLE,
+        tables=[table],
+        notes=notes(found),
+        fields=_fields(found),
+        draw={"shift.png": functools.partial(plot, found)},
+    )
+
+
+def _fields(found: Shift) -> dict[str, Any]:
     settings = found.settings
     return {
         "metric": settings.metric,
@@ -48,23 +60,6 @@ def _cells(course: Course) -> list[str]:
     names = ("mean", "least", "most", "swing")
     values = [*(fields[f"last_period_{name}"] for name in names), fields["final"]]
     return [course.weights, *(f"{value:.4f}" for value in values)]
-
-
-def show(found: Shift) -> None:
-    """Prints the table and its notes."""
-    rows = map(_cells, found.courses)
-    tables.show(TITLE, _HEADINGS, rows, left=[0], notes=notes(found))
-
-
-def write(found: Shift) -> dict[str, Any]:
-    """Writes shift.json, shift.md and shift.png; returns the first."""
-    out, fields = found.settings.out, to_json(found)
-    plot(found, out / "shift.png")
-    table = tables.markdown(_HEADINGS, map(_cells, found.courses))
-    parts = [f"# {TITLE}", table, *notes(found), f"![{TITLE}](shift.png)", ""]
-    write_atomically(out / "shift.md", "\n\n".join(parts).encode())
-    write_atomically(out / "shift.json", pretty_json(fields))
-    return fields
 
 
 def plot(found: Shift, path: pathlib.Path) -> None:

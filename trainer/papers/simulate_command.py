@@ -6,35 +6,23 @@ from typing import Any
 
 import click
 
-from accounting import plan as plans
-from accounting.cli import registered, shared_options
+from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
-from trainer.cli import method_flags
-from trainer.cli.commands import integers
+from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
+from trainer.papers.settings import SimulationSettings
 from trainer.settings import methods
-from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.method_settings import DP_SGD
 from trainer.settings.train_settings import TrainSettings
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@experiment_flags.options
-@shared_options.batch_size(
-    "Expected rows per step of the reference, the run to predict.",
-    required=True,
-)
-@shared_options.epochs("Epochs of the reference.")
-@shared_options.num_steps("Number of steps of all runs, instead of --epochs.")
-@click.option(
-    "--small-batch-sizes",
-    required=True,
-    metavar="B1,B2,...",
-    help="Expected rows per step of the simulated runs: two or more sizes.",
-)
+@setting_flags.settings(SimulationSettings)
 @shared_options.epsilon("Target epsilon of the reference.")
 @shared_options.noise_multiplier("Instead of --epsilon.")
 @shared_options.delta("Delta of the reference.", required=True)
@@ -53,27 +41,7 @@ from trainer.settings.train_settings import TrainSettings
     type=Registered(methods.with_dp_sgd_accounting),
     default=DP_SGD,
 )
-@registered.sampler(
-    "Sampler of all batches.",
-    type=click.Choice((plans.TRUNCATED_POISSON, plans.POISSON)),
-    default=plans.TRUNCATED_POISSON,
-    show_default=True,
-)
-@click.option(
-    "--weights", default="last", show_default=True, help="Or an average, such as ema."
-)
-@click.option(
-    "--confidence",
-    type=float,
-    default=0.95,
-    show_default=True,
-    help="Level of the interval.",
-)
-@click.option(
-    "--run-reference",
-    is_flag=True,
-    help="Also train the reference at the best learning rate, to test the prediction.",
-)
+@shared_options.as_json
 @click.pass_context
 def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Predicts a costly private run from cheap ones, to choose a learning rate.
@@ -96,13 +64,12 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.papers import simulate as simulating
 
-    experiment_body.simulate(settings, as_json=as_json)
+    experiment_body.run(simulating.simulate, settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSettings:
-    name = "small_batch_sizes"
-    sizes = integers(name, flags[name], example="64,128,256")
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     of_reference = (
@@ -115,15 +82,9 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSetting
         rest,
         also_set=("--learning-rate", "--l2-norm-clip"),
     )
-    names = (
-        "source", "held_out", "out", "seeds", "metric", "num_steps", "learning_rates",
-        "sampler", "weights", "confidence", "run_reference",
-    )  # fmt: skip
     return SimulationSettings(
-        **{name: flags[name] for name in names},
+        **setting_flags.take(flags, SimulationSettings),
         **experiment_flags.beside(request),
+        learning_rates=flags["learning_rates"],
         training=request.settings,
-        expected_batch_size=flags["batch_size"],
-        small_batch_sizes=sizes,
-        num_epochs=flags["epochs"],
     )

@@ -19,10 +19,11 @@ from accounting.planning.tan import Configuration
 from accounting.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account
-from trainer.cli.experiments.simulate_commands import simulate
-from trainer.experiments import simulation_report
-from trainer.experiments.extrapolation import fit_line
-from trainer.experiments.simulation import (
+from trainer.papers import simulation_report
+from trainer.papers.extrapolation import fit_line
+from trainer.papers.settings import SimulationSettings
+from trainer.papers.simulate_command import simulate
+from trainer.papers.simulation import (
     Point,
     Protocol,
     Simulation,
@@ -33,7 +34,6 @@ from trainer.experiments.simulation import (
 )
 from trainer.run.preflight import Request
 from trainer.run.run_record import read_run
-from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.train_settings import TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -87,7 +87,7 @@ def _report(*simulations: Simulation, **changes: Any) -> Any:
         l2_norm_clip=1.0,
         delta=1e-3,
     )
-    return simulation_report.Report(protocol, simulations, statement)
+    return simulation_report.report(protocol, simulations, statement)
 
 
 def test_cost_is_in_examples_of_the_reference() -> None:
@@ -116,10 +116,10 @@ def test_the_report_claims_no_epsilon_for_small_runs() -> None:
     for point in fields["simulations"][0]["points"]:
         assert point["is_private"] is False
         assert not any("epsilon" in name for name in point)
-    rows = [line.split(" | ") for line in report.markdown(picture="p").splitlines()]
+    rows = [line.split(" | ") for line in report.markdown().splitlines()]
     cells = {row[1]: row[3] for row in rows if len(row) == 5}
     assert cells["8"] == cells["16"] == cells["32"] == "none"
-    assert report.notes()[0].startswith("NOT PRIVATE")
+    assert report.notes[0].startswith("NOT PRIVATE")
 
 
 def test_the_epsilon_of_the_reference_is_the_accountants() -> None:
@@ -136,33 +136,31 @@ def test_the_epsilon_of_the_reference_is_the_accountants() -> None:
 def test_a_warning_outside_of_tans_range_and_none_inside() -> None:
     found = _simulation(0.1, 0.60, 0.61, 0.62)
     low = dataclasses.replace(REFERENCE, noise_multiplier=0.55)
-    warned = [
-        note for note in _report(found, reference=low).notes() if "below 2" in note
-    ]
+    warned = [note for note in _report(found, reference=low).notes if "below 2" in note]
     assert len(warned) == 1
     assert "eta does not determine epsilon" in warned[0]
-    assert not any("below 2" in note for note in _report(found).notes())
+    assert not any("below 2" in note for note in _report(found).notes)
 
 
 def test_points_that_bend_are_told_of() -> None:
     bent = _simulation(0.1, 0.60, 0.64, 0.60)
-    assert any("deviate" in note for note in _report(bent).notes())
+    assert any("deviate" in note for note in _report(bent).notes)
     straight = _simulation(0.1, 0.60, 0.61, 0.62)
-    assert not any("deviate" in note for note in _report(straight).notes())
+    assert not any("deviate" in note for note in _report(straight).notes)
 
 
 def test_choosing_a_learning_rate_is_told_to_cost_privacy() -> None:
     one, two = _simulation(0.1, 0.60, 0.61, 0.62), _simulation(0.2, 0.5, 0.51, 0.52)
-    assert not any("overlaps" in note for note in _report(one, two).notes())
-    assert "costs privacy" in _report(one, two).notes()[-1]
-    assert not any("costs privacy" in note for note in _report(one).notes())
+    assert not any("overlaps" in note for note in _report(one, two).notes)
+    assert "costs privacy" in _report(one, two).notes[-1]
+    assert not any("costs privacy" in note for note in _report(one).notes)
 
 
 def test_rates_whose_intervals_overlap_are_undecided() -> None:
     apart, chosen = _simulation(0.1, 0.5, 0.51, 0.52), _simulation(0.2, 0.6, 0.61, 0.62)
     near = _simulation(0.3, 0.599, 0.609, 0.619)
     assert undecided([apart, chosen, near], "auc") == [near]
-    notes = _report(apart, chosen, near).notes()
+    notes = _report(apart, chosen, near).notes
     assert any("overlaps with that of 0.3: " in note for note in notes)
 
 
@@ -172,8 +170,8 @@ def test_a_line_that_disagrees_with_the_largest_simulated_size_is_told_of() -> N
     assert best([flat, steepest], "auc") is steepest
     report = _report(flat, steepest)
     assert report.to_json()["best_learning_rate_simulated"] == 0.1
-    assert any("At 32, the largest" in note for note in report.notes())
-    assert not any("the largest" in note for note in _report(low, flat).notes())
+    assert any("At 32, the largest" in note for note in report.notes)
+    assert not any("the largest" in note for note in _report(low, flat).notes)
 
 
 def _simulate(*arguments: str) -> Result:
@@ -303,10 +301,10 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         (["--no-such-flag=3"], "no-such-flag"),
         (["--init-seed=3"], "--init-seed"),
         (["--csv", "a.csv"], "--csv"),
-        (["--", "--noise-multiplier=9"], "no --noise-multiplier=9"),
-        (["--", "--epsilon=9"], "no --epsilon=9"),
-        (["--", "--learning-rate=9"], "no --learning-rate=9"),
-        (["--", "--l2-norm-clip", "9"], "no --l2-norm-clip"),
+        (["--", "--noise-multiplier=9"], "--noise-multiplier=9 is set"),
+        (["--", "--epsilon=9"], "--epsilon=9 is set"),
+        (["--", "--learning-rate=9"], "--learning-rate=9 is set"),
+        (["--", "--l2-norm-clip", "9"], "--l2-norm-clip is set"),
         (["--weights=ema"], "weights='ema' to be one of last. "),
         (["--weights=uta", "--ema-decay=0.9"], "to be one of last, ema"),
         (

@@ -8,8 +8,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from trainer.cli.aggregation_commands import metrics_text
 from trainer.cli.commands import train_command
+from trainer.cli.metrics_text import metrics_text
 
 METRICS: dict[str, Any] = {"auc": 0.75, "log_loss": 0.5, "accuracy": 0.8}
 

@@ -21,12 +21,14 @@ from accounting.validation import check_choice
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.experiments.comparison.runs import Say, settled, silent, training_data
-from trainer.experiments.simulation import Protocol, Simulator, best
-from trainer.experiments.simulation_report import NOT_PRIVATE, Report
 from trainer.model.metrics import VOTE_METRICS
+from trainer.papers.settings import SimulationSettings
+from trainer.papers.simulation import Protocol, Simulator, best
+from trainer.papers.simulation_report import NOT_PRIVATE, report
+from trainer.report.report import Report
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import OMV
-from trainer.settings.comparison_settings import AUTO_METRIC, LAST, SimulationSettings
+from trainer.settings.comparison_settings import AUTO_METRIC, LAST
 from trainer.settings.method_settings import gradients_text
 from trainer.settings.train_settings import AUTO_LOSS
 
@@ -60,7 +62,7 @@ def simulate(
     if settings.run_reference:
         chosen = best(found, settings.metric)
         found[found.index(chosen)] = simulator.run_reference(chosen)
-    return Report(protocol, found, statement)
+    return report(protocol, found, statement)
 
 
 def _check_weights(settings: SimulationSettings) -> None:

@@ -17,7 +17,7 @@ that has not converged make it too large.
 Formal guarantees:
   - Every run has its own batches and noise; all start from the same weights.
   - Batches and runs are made as in a comparison: a stopped experiment resumes with the
-    same settings, and finished parts are used only if made with these settings.
+    same settings, and finished ones are used only if made with these settings.
   - The epsilon reported for all runs together is that of basic composition.
 
 Public: what the runs publish, if the held-out examples need no protection.  Every run
@@ -52,11 +52,11 @@ from trainer.experiments.comparison.runs import (
     training_data,
 )
 from trainer.export.serving import PROBABILITIES, PROBABILITY
+from trainer.papers.settings import VarianceSettings
 from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
 from trainer.run import privacy
 from trainer.run.run_record import UNCERTAINTY_NAME
-from trainer.settings.iterate_settings import VarianceSettings
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: In the paper, both kinds of widths are within this factor of each other.

@@ -15,10 +15,10 @@ from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import load_model, private_settings
-from trainer.experiments import variance_report
 from trainer.experiments.comparison import runs as compare_runs
-from trainer.experiments.variance import spreads, variance
-from trainer.settings.iterate_settings import VarianceSettings
+from trainer.papers import variance_report
+from trainer.papers.settings import VarianceSettings
+from trainer.papers.variance import spreads, variance
 
 
 def test_both_standard_deviations_by_hand() -> None:
@@ -87,7 +87,7 @@ def test_runs_are_held_together_and_not_made_again(
     for run, stddev in zip(runs, one.of_iterates, strict=True):
         wanted = pq.read_table(run / "uncertainty.parquet")["stddev"]
         np.testing.assert_array_equal(stddev, wanted)
-    fields = variance_report.write(found)
+    fields = variance_report.report(found).write(settings.out)
     assert json.loads((settings.out / "variance.json").read_text()) == fields
     statement = json.loads((runs[0] / "privacy.json").read_text())
     assert fields["epsilon_of_all_runs"] == 2 * statement["epsilon"]

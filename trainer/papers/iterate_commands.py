@@ -7,19 +7,22 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
+from accounting.cli.grouped import Grouped
 from accounting.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import method_flags, run_flags
+from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
-from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
+from trainer.papers.settings import ShiftSettings, VarianceSettings
+from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@experiment_flags.options
+@setting_flags.settings(VarianceSettings)
 @shared_options.batch_size("Expected rows per step.", required=True)
 @shared_options.epochs("Epochs of the batches.")
 @shared_options.num_steps("Number of steps, instead of --epochs.")
@@ -27,15 +30,17 @@ from trainer.settings.request import Request
 @shared_options.noise_multiplier("Instead of --epsilon.")
 @shared_options.delta("Delta of one run.", required=True)
 @shared_options.l2_norm_clip("Clip norm of all runs.", required=True)
-@run_flags.keep_last(
-    default=10,
-    show_default=True,
+@setting_flags.again(
+    AggregationSettings,
+    "keep_last",
     help="Number of iterates per run whose spread is measured.",
+    default=10,
 )
 @method_flags.method("Method of all runs.", default=DP_SGD)
 @registered.sampler(
     "Sampler of all batches.", default=TRUNCATED_POISSON, show_default=True
 )
+@shared_options.as_json
 @click.pass_context
 def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Compares the spread of one run's iterates with that of independent runs.
@@ -57,8 +62,14 @@ def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _variance_settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.papers import variance as varying
+    from trainer.papers import variance_report
 
-    experiment_body.variance(settings, as_json=as_json)
+    experiment_body.run(
+        lambda *given: variance_report.report(varying.variance(*given)),
+        settings,
+        as_json=as_json,
+    )
 
 
 def _variance_settings(
@@ -74,7 +85,6 @@ def _variance_settings(
         flags, {name: flags[name] for name in names}, rest
     )
     training = request.settings
-    folders = {name: flags[name] for name in ("source", "held_out", "out", "seeds")}
     batches = BatchSettings(
         sampler=flags["sampler"],
         expected_batch_size=flags["batch_size"],
@@ -84,35 +94,22 @@ def _variance_settings(
         delta=flags["delta"],
     )
     return VarianceSettings(
-        **folders,
+        **setting_flags.take(flags, VarianceSettings),
         **experiment_flags.beside(request),
-        metric=flags["metric"],
         batches=batches,
         training=training,
     )
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@experiment_flags.options
-@shared_options.batch_size("Rows per step.", required=True)
-@click.option(
-    "--period", type=int, required=True, help="Period of the shift, in steps."
-)
-@click.option(
-    "--shift-by",
-    required=True,
-    metavar="COLUMN[:INDEX]",
-    help="Column whose small and large values alternate.",
-)
-@run_flags.data_is_public(
-    help="Declare that --input needs no protection.  Required: no epsilon covers the "
-    "order of the rows, which depends on all of them.",
-)
+@setting_flags.settings(ShiftSettings)
 @shared_options.noise_multiplier("Noise multiplier of all runs.")
 @shared_options.l2_norm_clip("Clip norm of all runs.")
 @method_flags.method("Method of all runs.", default=DP_SGD)
+@shared_options.as_json
 @click.pass_context
 def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Compares last weights with averages on a stream that shifts periodically.
@@ -133,8 +130,14 @@ def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """
     settings = _shift_settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
+    from trainer.papers import shift as shifting
+    from trainer.papers import shift_report
 
-    experiment_body.shift(settings, as_json=as_json)
+    experiment_body.run(
+        lambda *given: shift_report.report(shifting.shift(*given)),
+        settings,
+        as_json=as_json,
+    )
 
 
 def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettings:
@@ -144,13 +147,8 @@ def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettin
     request = experiment_flags.request(
         flags, {name: flags[name] for name in names}, rest
     )
-    names = [
-        "source", "held_out", "out", "seeds", "period", "shift_by", "data_is_public",
-    ]  # fmt: skip
     return ShiftSettings(
-        **{name: flags[name] for name in names},
+        **setting_flags.take(flags, ShiftSettings),
         **experiment_flags.beside(request),
-        metric=flags["metric"],
         training=request.settings,
-        expected_batch_size=flags["batch_size"],
     )

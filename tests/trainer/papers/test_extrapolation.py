@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from accounting.validation import InputError
-from trainer.experiments.extrapolation import Line, Prediction, fit_line
+from trainer.papers.extrapolation import Line, Prediction, fit_line
 
 SIZES = (32, 64, 128) * 2
 LARGE = 1024

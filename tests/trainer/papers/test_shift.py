@@ -17,16 +17,16 @@ from accounting.validation import InputError
 from pipelines.sampling.samplers import BlockRows, sample_block
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import private_settings
-from trainer.experiments import shift_report
-from trainer.experiments.drifting_table import (
+from trainer.papers import shift_report
+from trainer.papers.drifting_table import (
     num_steps_of,
     order,
     shares,
     values_of,
     write,
 )
-from trainer.experiments.shift import Course, shift
-from trainer.settings.iterate_settings import ShiftSettings
+from trainer.papers.settings import ShiftSettings
+from trainer.papers.shift import Course, shift
 
 
 def test_halves_take_turns_and_every_row_is_used_once() -> None:
@@ -145,7 +145,7 @@ def test_last_weights_and_averages_are_judged_along_the_way(
         assert course.mean[0] == found.courses[0].mean[0]  # all start there
     ends = {course.mean[-1] for course in found.courses}
     assert len(ends) == 3
-    fields = shift_report.write(found)
+    fields = shift_report.report(found).write(settings.out)
     assert json.loads((settings.out / "shift.json").read_text()) == fields
     assert "NOT PRIVATE" in (settings.out / "shift.md").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pathlib
@@ -13,12 +14,12 @@ import pyarrow.parquet as pq
 from matplotlib import ticker
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import pretty_json, write_atomically
-from trainer.experiments.variance import FACTOR, Spread, Variances
+from pipelines.batches.manifest import write_atomically
 from trainer.model.metrics import in_words
-from trainer.report import tables
+from trainer.papers.variance import FACTOR, Spread, Variances
 from trainer.report.arrow_tables import as_table
 from trainer.report.plots import setting_in_words, write_png
+from trainer.report.report import Report, Table
 
 TITLE = "Iterates of one run against independent runs"
 _HEADINGS = (
@@ -29,8 +30,23 @@ _HEADINGS = (
 _POINTS = 4000
 
 
-def to_json(found: Variances) -> dict[str, Any]:
-    """Returns all results except those of single examples, JSON-serialisable."""
+def report(found: Variances) -> Report:
+    """Returns the report of an experiment."""
+    table = Table(headings=_HEADINGS, rows=list(map(_cells, found.spreads)))
+    return Report(
+        stem="variance",
+        title=TITLE,
+        tables=[table],
+        notes=notes(found),
+        fields=_fields(found),
+        draw={
+            "variance.parquet": functools.partial(_write_examples, found),
+            "variance.png": functools.partial(plot, found),
+        },
+    )
+
+
+def _fields(found: Variances) -> dict[str, Any]:
     of_all = found.epsilon_of_all
     return {
         "num_runs": found.settings.seeds,
@@ -97,26 +113,6 @@ def _cells(one: Spread) -> list[str]:
     ]
 
 
-def show(found: Variances) -> None:
-    """Prints the table and its notes."""
-    rows = map(_cells, found.spreads)
-    tables.show(TITLE, _HEADINGS, rows, left=[0], notes=notes(found))
-
-
-def write(found: Variances) -> dict[str, Any]:
-    """Writes variance.json, .md, .png and .parquet; returns the first."""
-    out, fields = found.settings.out, to_json(found)
-    _write_examples(found, out / "variance.parquet")
-    plot(found, out / "variance.png")
-    table = tables.markdown(_HEADINGS, map(_cells, found.spreads))
-    text = "\n\n".join(
-        [f"# {TITLE}", table, *notes(found), f"![{TITLE}](variance.png)"]
-    )
-    write_atomically(out / "variance.md", f"{text}\n".encode())
-    write_atomically(out / "variance.json", pretty_json(fields))
-    return fields
-
-
 def _write_examples(found: Variances, path: pathlib.Path) -> None:
     """Writes one row per held-out example, in their order."""
     columns = {}
@@ -161,7 +157,7 @@ def _draw(axes: Any, one: Spread) -> None:
     over_runs, of_iterates = one.over_runs.ravel(), one.of_iterates[0].ravel()
     known = (over_runs > 0) & (of_iterates > 0)
     x, y = over_runs[known], of_iterates[known]
-    # Evenly spaced, so that every part of the held-out examples is shown.
+    # Evenly spaced, so that all of the held-out examples is shown.
     chosen = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int)
     axes.loglog(x[chosen], y[chosen], ".", ms=3, alpha=0.4, color="C0")
     ends = np.array([min(x.min(), y.min()), max(x.max(), y.max())])

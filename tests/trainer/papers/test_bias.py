@@ -13,8 +13,9 @@ import trainer.train
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from tests.trainer.run.whole_runs import private_settings, weights_of
-from trainer.experiments.bias import measure_bias
-from trainer.settings.bias_settings import COLUMNS, BiasSettings
+from trainer.papers.bias import measure_bias
+from trainer.papers.settings import BiasSettings
+from trainer.settings.bias_settings import COLUMNS
 from trainer.settings.request import Request
 
 RADII: dict[str, dict[str, Any]] = {

@@ -38,9 +38,10 @@ from accounting.validation import InputError
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments.comparison.case import Trial
 from trainer.experiments.comparison.runs import Runs, Say
-from trainer.experiments.extrapolation import Line, Prediction, fit_line
 from trainer.model.metrics import metric_names
-from trainer.settings.comparison_settings import LAST, SimulationSettings
+from trainer.papers.extrapolation import Line, Prediction, fit_line
+from trainer.papers.settings import SimulationSettings
+from trainer.settings.comparison_settings import LAST
 from trainer.settings.train_settings import TrainSettings
 
 #: Held-out metrics for which smaller is better; larger is better for all others.

@@ -10,7 +10,7 @@ weights are evaluated on the same held-out examples at many steps.
 Formal guarantees:
   - The batches are deterministic: step t has the rows of time t.
   - Batches and runs are made as in a comparison: a stopped experiment resumes with the
-    same settings, and finished parts are used only if made with these settings.
+    same settings, and finished ones are used only if made with these settings.
 
 Public: everything; the settings must declare the rows public.
 
@@ -27,7 +27,6 @@ import numpy as np
 
 from accounting.plan import DETERMINISTIC
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.experiments import drifting_table
 from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.runs import (
     Runs,
@@ -36,10 +35,11 @@ from trainer.experiments.comparison.runs import (
     silent,
     training_data,
 )
+from trainer.papers import drifting_table
+from trainer.papers.settings import ShiftSettings
 from trainer.report.metrics_files import read_curve
 from trainer.run.run_record import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
-from trainer.settings.iterate_settings import ShiftSettings
 
 NOT_PRIVATE = (
     "NOT PRIVATE: the order of the rows is made from all of them. The data was "
@@ -77,7 +77,7 @@ class Course:
 
     @property
     def last_period(self) -> np.ndarray:
-        """The part of ``mean`` in the last period."""
+        """The values of ``mean`` in the last period."""
         return self.mean[self.steps > self.steps[-1] - self.period]
 
     def to_json(self) -> dict[str, Any]:

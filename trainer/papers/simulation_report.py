@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import pretty_json, write_atomically
-from trainer.experiments.simulation import (
+from trainer.model.metrics import in_words
+from trainer.papers.simulation import (
     Protocol,
     Simulation,
     best,
     best_simulated,
     undecided,
 )
-from trainer.model.metrics import in_words
-from trainer.report import tables
 from trainer.report.plots import DASHES, MARKERS, write_png
+from trainer.report.report import Report, Table
 
 TITLE = "Small batches for large: the same total amount of noise"
 NOT_PRIVATE = (
@@ -31,14 +30,31 @@ _HEURISTIC = (
 )
 
 
-class Report:
-    """The report of a simulation.
+def report(
+    protocol: Protocol, simulations: Sequence[Simulation], statement: Any
+) -> Report:
+    """Returns the report of a simulation.
 
     Args:
       protocol: What was simulated.
       simulations: One for each learning rate.
       statement: The privacy statement of the reference.
     """
+    found = Found(protocol, simulations, statement)
+    metric = in_words(protocol.settings.metric)
+    headings = ["rate", "batch", "noise", "epsilon", metric]
+    return Report(
+        stem="simulation",
+        title=TITLE,
+        tables=[Table(headings=headings, rows=found.rows(), left=[4])],
+        notes=found.notes(),
+        fields=found.fields(),
+        draw={"simulation.png": found.plot},
+    )
+
+
+class Found:
+    """The results of a simulation, in words, as JSON and drawn; see `report`."""
 
     def __init__(
         self, protocol: Protocol, simulations: Sequence[Simulation], statement: Any
@@ -50,7 +66,7 @@ class Report:
         self._best = best(simulations, self._settings.metric)
         self._best_simulated = best_simulated(simulations, self._settings.metric)
 
-    def to_json(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, without an epsilon of small runs."""
         protocol = self._protocol
         return {
@@ -146,11 +162,8 @@ class Report:
 
     # -- table ---------------------------------------------------------------------
 
-    def _headings(self) -> list[str]:
-        metric = in_words(self._settings.metric)
-        return ["rate", "batch", "noise", "epsilon", metric]
-
-    def _rows(self) -> list[list[str]]:
+    def rows(self) -> list[list[str]]:
+        """Returns the rows of the table."""
         return [row for one in self._simulations for row in self._rows_of(one)]
 
     def _rows_of(self, one: Simulation) -> list[list[str]]:
@@ -168,32 +181,6 @@ class Report:
         if one.actual is not None:
             rows.append([*large, actual_text(one)])
         return rows
-
-    def markdown(self, *, picture: str) -> str:
-        """Returns table and notes as Markdown, with a link to the plot."""
-        table = tables.markdown(self._headings(), self._rows())
-        notes = "\n".join(f"- {note}" for note in self.notes())
-        return f"# {TITLE}\n\n{table}\n\n{notes}\n\n![{TITLE}]({picture})\n"
-
-    def show(self) -> None:
-        """Prints table and notes."""
-        headings = self._headings()
-        tables.show(
-            TITLE,
-            headings,
-            self._rows(),
-            left=range(4, len(headings)),
-            notes=self.notes(),
-        )
-
-    def write(self, out: pathlib.Path) -> dict[str, Any]:
-        """Writes simulation.json, .md and .png; returns the first."""
-        fields = self.to_json()
-        write_atomically(out / "simulation.json", pretty_json(fields))
-        self.plot(out / "simulation.png")
-        text = self.markdown(picture="simulation.png")
-        write_atomically(out / "simulation.md", text.encode())
-        return fields
 
     # -- plot ----------------------------------------------------------------------
 

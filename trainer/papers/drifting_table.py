@@ -89,7 +89,7 @@ def order(values: np.ndarray, *, batch_size: int, period: int, seed: int) -> np.
     random = np.random.default_rng(seed)
     ranked = np.argsort(np.nan_to_num(values, nan=-np.inf), kind="stable")
     half = (len(values) + 1) // 2
-    small, large = (random.permutation(part) for part in (ranked[:half], ranked[half:]))
+    small, large = (random.permutation(side) for side in (ranked[:half], ranked[half:]))
     # The cumulative sum is rounded, so that rounding errors do not accumulate.
     total = np.floor(np.cumsum(shares(num_steps, period)) * batch_size + 1e-6)
     num_large = np.diff(total, prepend=0).astype(int)

@@ -1,0 +1,194 @@
+"""Options of commands, made from declared settings: ``trainer.settings.setting``.
+
+Formal guarantees:
+  - Every declared setting has its option, in its group of the help.
+  - A file of ``--config`` has the names of options; a name that the command does not
+    have is refused, and what the command line says counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from accounting.cli.grouped import Option
+from accounting.cli.registered import Registered
+from accounting.validation import InputError, did_you_mean
+from trainer.settings.setting import METHODS, REQUIRED, Setting, declared
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_PATH = click.Path(path_type=pathlib.Path)
+
+
+class Listed(click.ParamType):
+    """Values that are separated by commas.
+
+    Args:
+      kind: Type of each value.
+    """
+
+    def __init__(self, kind: click.ParamType) -> None:
+        self._kind = kind
+        self.name = f"{kind.name}s"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """Returns the placeholder for the help: see `click.ParamType.get_metavar`."""
+        one = self._kind.get_metavar(param, ctx) or self._kind.name.upper()
+        return f"{one},..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Returns a tuple of values: see `click.ParamType.convert`."""
+        parts = value if isinstance(value, (tuple, list)) else str(value).split(",")
+        return tuple(self._kind.convert(part, param, ctx) for part in parts)
+
+
+def public(name: str, setting: Setting) -> str:
+    """Returns the name of a setting on the command line and in files.
+
+    Args:
+      name: Name of the setting.
+      setting: What is declared of it.
+    """
+    return setting.flag or name
+
+
+@functools.cache
+def option(name: str, setting: Setting, **changes: Any) -> Option:
+    """Returns the option of a setting.
+
+    Args:
+      name: Name of the setting.
+      setting: What is declared of it.
+      **changes: Arguments of `click.Option` that replace those of the declaration.
+    """
+    default = setting.flag_default or setting.default
+    kind = click.types.convert_type(_PATH if _is_path(setting.kind) else setting.kind)
+    arguments: dict[str, Any] = {
+        "type": _choice(setting.choices) if setting.choices else kind,
+        "metavar": setting.metavar,
+        "help": setting.help,
+    }
+    if setting.many and setting.choices:
+        arguments["multiple"] = True
+    elif setting.many:
+        arguments["type"] = Listed(kind)
+        default = default if default is REQUIRED else ",".join(map(str, default))
+    if setting.kind is bool:
+        del arguments["type"]
+        arguments["is_flag"] = True
+    elif default is REQUIRED:
+        arguments["required"] = True
+    elif default not in (None, ()) and setting.group != METHODS:
+        arguments |= {"default": default, "show_default": True}
+    flag = public(name, setting)
+    made = Option([f"--{flag.replace('_', '-')}", flag], **{**arguments, **changes})
+    made.group = setting.group
+    return made
+
+
+def _choice(choices: Sequence[str] | Callable[[], tuple[str, ...]]) -> click.ParamType:
+    return Registered(choices) if callable(choices) else click.Choice(choices)
+
+
+def _is_path(kind: Any) -> bool:
+    return kind is pathlib.Path
+
+
+def options_of(*classes: type) -> list[Option]:
+    """Returns the options of all declared settings of dataclasses."""
+    return [
+        option(name, found)
+        for each in classes
+        for name, found in declared(each).items()
+    ]
+
+
+def settings(cls: type) -> Callable[..., Any]:
+    """Returns a decorator that adds the options of all declared settings."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        found = vars(command).setdefault("__click_params__", [])
+        found += reversed(options_of(cls))
+        return command
+
+    return add
+
+
+def again(cls: type, name: str, **changes: Any) -> Callable[..., Any]:
+    """Returns a decorator that adds the option of a setting to another command.
+
+    Args:
+      cls: The dataclass that declares the setting.
+      name: Name of the setting.
+      **changes: As for `option`.
+    """
+    found = option(name, declared(cls)[name], show_default=True, **changes)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        vars(command).setdefault("__click_params__", []).append(found)
+        return command
+
+    return add
+
+
+def take(flags: dict[str, Any], cls: type) -> dict[str, Any]:
+    """Removes the settings of a dataclass from flags; returns them by their fields.
+
+    Args:
+      flags: Values by public name.
+      cls: A dataclass with declared settings.
+    """
+    return {
+        name: flags.pop(public(name, found))
+        for name, found in declared(cls).items()
+        if public(name, found) in flags
+    }
+
+
+def _read_config(
+    ctx: click.Context, parameter: click.Parameter, path: pathlib.Path | None
+) -> None:
+    """Takes the values of options from a file, for those that are not given."""
+    del parameter  # there is one
+    if path is None or ctx.resilient_parsing:
+        return
+    try:
+        given = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--config {path} is not readable as TOML: {error}. Write lines such as "
+            "learning_rate = 0.1."
+        ) from None
+    known = {one.name for one in ctx.command.get_params(ctx)} - {"config", "help"}
+    values = {name.replace("-", "_"): value for name, value in given.items()}
+    for name in values:
+        if name not in known:
+            raise InputError(
+                f"--config {path} sets {name}, which this command does not have. "
+                f"Remove it.{did_you_mean(name, filter(None, known))}"
+            )
+    ctx.default_map = {**values, **(ctx.default_map or {})}
+
+
+def config() -> Callable[..., Any]:
+    """Returns a decorator that adds ``--config``."""
+    return click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=pathlib.Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_config,
+        help="TOML file of options, such as learning_rate = 0.1; those given here "
+        "count.",
+    )

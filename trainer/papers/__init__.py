@@ -1,0 +1,1 @@
+"""Experiments of the papers, and their commands: simulate, bias, shift, variance."""
