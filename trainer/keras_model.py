@@ -372,16 +372,10 @@ class PrivateModel(keras.Model):
         manifest = self._session.manifest
         trained = models.make_trained(trainable, manifest, self._views)
         session, plan = self._session, manifest.plan
-        gradient_sum, grid = registry.sum_on_grid(
+        bounded = registry.step_sum(
             trained, session.settings, plan, session.noise_multiplier
         )
-        step = Step(
-            trainable.optimized,
-            gradient_sum,
-            self.optimizer,
-            expected_batch_size=plan.expected_batch_size,
-            grid=grid,
-        )
+        step = Step(trainable.optimized, bounded, self.optimizer)
         num_parameters = sum(int(np.prod(v.shape)) for v in trainable.variables)
         self._session.use(
             step,

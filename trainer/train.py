@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -50,11 +51,11 @@ from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import column_names
 from trainer.export.export import check_export, export
 from trainer.gradients import model_check
+from trainer.gradients.bounded_sum import UnboundedSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
 from trainer.gradients.engine import proof
 from trainer.gradients.lazy_noise import LazyNoise
-from trainer.gradients.per_example import GradientSum
 from trainer.methods import lazy_tables, registry
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
@@ -88,7 +89,6 @@ from trainer.tf_compat import keras, raw_variable, tf
 from trainer.workers import agreement
 from trainer.workers.agreement import AgreedStopError
 from trainer.workers.base import Alone, Workers
-from trainer.workers.grid import Grid
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
@@ -205,8 +205,7 @@ class _Made:
     evaluator: Evaluator | None
     optimizer: Any
     hooks: Hooks
-    gradient_sum: GradientSum
-    grid: Grid | None
+    bounded: UnboundedSum
     tables: lazy_tables.Choice
 
 
@@ -228,7 +227,7 @@ def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
         manifest=checked.manifest,
         checkpoint_every=checked.request.checkpoint_every,
     )
-    gradient_sum, grid = registry.sum_on_grid(
+    bounded = registry.step_sum(
         trained, settings, checked.manifest.plan, checked.noise_multiplier
     )
     if settings.model != DEFAULT_MODEL:  # tests cover its export
@@ -247,8 +246,7 @@ def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
         evaluator=evaluator,
         optimizer=optimizer,
         hooks=hooks,
-        gradient_sum=gradient_sum,
-        grid=grid,
+        bounded=bounded,
         tables=tables,
     )
 
@@ -362,7 +360,7 @@ class _Training:
         )
         self._optimizer = made.optimizer
         self._hooks = made.hooks
-        self._lazy = self._lazy_noise(made.tables, made.grid)
+        self._lazy = self._lazy_noise(made.tables, made.bounded)
         kept_steps = self._settings.kept_steps(self._plan.num_steps)
         self._flush_steps = lazy_tables.FlushSteps(
             every=made.tables.flush_every,
@@ -385,15 +383,13 @@ class _Training:
         self._variables = self._all_variables()
         self._state = self._restored()
         agreement.together(workers, self._recover_iterates)
-        self._bias = self._clipping_bias(made.gradient_sum)
+        self._bias = self._clipping_bias(made.bounded)
 
     def _trace_step(self, made: _Made) -> CapturedState:
         step = Step(
             self._model.optimized,
-            made.gradient_sum,
+            made.bounded,
             self._optimizer,
-            expected_batch_size=self._plan.expected_batch_size,
-            grid=made.grid,
             lazy=self._lazy,
             workers=self._workers,
         )
@@ -442,12 +438,14 @@ class _Training:
             self._variables,
             every=self._request.checkpoint_every,
             held_out=None if held_out is None else held_out.digest,
+            relies_on=self.session.relies_on,
             after_save=self._stored.send,
             workers=self._workers,
         )
         done = state.restore()
         if done is not None:
             self.session.num_steps_executed = done
+            self.session.relied_on = state.relies_on
             self._reporter.say(f"continuing after step {done}")
         self._check_same_weights()
         return state
@@ -461,36 +459,31 @@ class _Training:
     def _done(self) -> int:
         return self.session.num_steps_executed
 
-    def _clipping_bias(self, clipped: GradientSum) -> NonPrivateClippingBias | None:
+    def _clipping_bias(self, bounded: UnboundedSum) -> NonPrivateClippingBias | None:
         if not self._settings.non_private_diagnostics:
             return None
         self._reporter.say(NON_PRIVATE_DIAGNOSTICS)
         ascent = self._hooks.ascent
+        sum_of = functools.partial(registry.gradient_sum, self._trained, self._settings)
+        clip = None if bounded.grid is None else bounded.grid.clip
         return NonPrivateClippingBias(
             self._request.run,
             self._model.variables,
-            clipped=clipped,
-            unclipped=registry.gradient_sum(
-                self._trained, self._settings, l2_norm_clip=math.inf
-            ),
+            clipped=sum_of(l2_norm_clip=clip),
+            unclipped=sum_of(l2_norm_clip=math.inf),
             ascent=ascent(self._model, self._optimizer) if ascent else None,
             expected_batch_size=self._plan.expected_batch_size,
             first_step=self._done,
         )
 
     def _lazy_noise(
-        self, tables: lazy_tables.Choice, grid: Grid | None
+        self, tables: lazy_tables.Choice, bounded: UnboundedSum
     ) -> LazyNoise | None:
         if tables.message:
             self._reporter.say(tables.message)
-        if tables.reads is None or grid is None:
+        if tables.reads is None or bounded.bound is None:
             return None
-        return LazyNoise(
-            tables.reads,
-            expected_batch_size=self._plan.expected_batch_size,
-            grid=grid,
-            workers=self._workers,
-        )
+        return LazyNoise(tables.reads, bounded=bounded, workers=self._workers)
 
     # -- steps ---------------------------------------------------------------------
 

@@ -14,13 +14,13 @@ import pytest
 from accounting.validation import InputError
 from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import read_json
+from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS
 from trainer.export import serving
 from trainer.export.export import predicting_model
 from trainer.gradients.dp_step import Step
 from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
-from trainer.methods.bam import bam_sum
 from trainer.model.layers.function_model import FunctionModel
 from trainer.model.trainable_model import TrainableModel
 from trainer.run.preflight import check_run_folder

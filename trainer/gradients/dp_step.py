@@ -2,8 +2,8 @@
 
     theta <- optimizer(theta, (1 / b) * (noise + sum of clipped gradients))
 
-In a private run, each worker rounds the clipped sums of its physical batches to a
-public grid of integers (see ``workers.grid``), and adds them to its share of the noise.
+In a private run, the clipped sum of each physical batch is integers on a public grid
+(see ``bounded_sum``), which each worker adds to its share of the noise.
 The sum over the workers is exact: all of them have the same integers and make the same
 update.
 Sums start at the noise: it is added once, however many batches a step has, whichever
@@ -16,7 +16,8 @@ other rows of the table.
 
 Formal guarantees:
   - The noise is added exactly once per step.
-  - The divisor is the constant ``expected_batch_size``, whatever the batches contain.
+  - The divisor is the constant of the plan, whatever the batches contain.
+  - Noise, grid and divisor are those of one sum, which alone says what they are.
   - The optimizer counts every step, also if all variables are lazy tables: a
     learning-rate schedule advances.
   - A step may be split into batches in any way: the sum of their gradients counts, and
@@ -42,14 +43,14 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError
+from trainer.core import claims
+from trainer.gradients.bounded_sum import UnboundedSum
 from trainer.gradients.lazy_noise import LazyNoise
-from trainer.gradients.noise import LaterNoise
-from trainer.gradients.per_example import GradientSum
+from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream
 from trainer.tf_compat import raw_variable, tf
 from trainer.workers import tensor_memory
 from trainer.workers.base import Alone, Workers
-from trainer.workers.grid import Grid
 
 
 class Step:
@@ -57,39 +58,32 @@ class Step:
 
     Args:
       variables: Trainable variables, of Keras or TensorFlow.
-      gradient_sum: Sum from ``clipping``, a gradient for each of ``variables``.  With a
-        grid it clips to ``grid.clip``.
+      bounded: ``BoundedSum`` with a gradient for each of ``variables``; unbounded
+        without privacy.
       optimizer: Keras optimizer; plain SGD with lazy noise.
-      expected_batch_size: Constant divisor of the plan.
-      grid: Grid of a private run; None for sums in float32.
-      lazy: Tables with lazy noise, on the same grid and workers; None for none.
+      lazy: Tables with lazy noise, of the same sum and workers; None for none.
       workers: Workers that take the step together; None for one.
 
     Raises:
-      InputError: several workers or lazy tables without a grid.
+      InputError: several workers or lazy tables without a bound.
     """
 
     def __init__(
         self,
         variables: Sequence[Any],
-        gradient_sum: GradientSum,
+        bounded: UnboundedSum,
         optimizer: Any,
         *,
-        expected_batch_size: int,
-        grid: Grid | None = None,
         lazy: LazyNoise | None = None,
         workers: Workers | None = None,
     ) -> None:
-        check_int("expected_batch_size", expected_batch_size, at_least=1)
         self.workers: Workers = workers or Alone()
-        _check_grid(grid, self.workers, lazy)
+        _check_bounded(bounded, self.workers, lazy)
         self._variables = [raw_variable(variable) for variable in variables]
         # Keras's own have constraints, and names for weight decay.
         self._optimized = list(variables)
-        self._gradient_sum = gradient_sum
+        self.bounded = bounded
         self._optimizer = optimizer
-        self._divisor = float(expected_batch_size)
-        self._grid = grid
         self._lazy = lazy
         references = [variable.ref() for variable in self._variables]
         tables = lazy.tables if lazy is not None else ()
@@ -116,10 +110,42 @@ class Step:
         ]
 
     @property
-    def units(self) -> list[float | None]:
-        """Distance of grid points for each variable's noise; None without a grid."""
-        unit = self._grid.unit if self._grid is not None else None
-        return [unit] * len(self._variables)
+    def relies_on(self) -> tuple[str, ...]:
+        """Names of the claims by which the step is private."""
+        names = [*self.bounded.relies_on]
+        names += [claims.LAZY_NOISE] if self._lazy is not None else []
+        names += [claims.WORKERS] if self.workers.count > 1 else []
+        return claims.check(names)
+
+    def noise(
+        self, run_key: bytes, steps: range, draw: DrawStep | None = None
+    ) -> NoiseStream:
+        """Returns the noise of steps, this worker's share, for ``begin``.
+
+        Args:
+          run_key: Key of the run.  Sensitive.
+          steps: Steps of the run, in order.
+          draw: Draws further arrays of a step; None for none.
+        """
+        return NoiseStream(
+            run_key,
+            steps=steps,
+            shapes=self.shapes,
+            noise_stddev=self.bounded.noise_stddev,
+            units=[self.bounded.unit] * len(self._variables),
+            share=(self.workers.rank, self.workers.count),
+            draw=draw,
+        )
+
+    def later_noise(self, run_key: bytes, step: int) -> LaterNoise:
+        """Returns the noise of lazy tables in a step, or in a flush before it.
+
+        Args:
+          run_key: Key of the run.  Sensitive.
+          step: Step of the run, from 0.
+        """
+        stddev = self.bounded.noise_stddev
+        return LaterNoise(noise_key=run_key, step=step, noise_stddev=stddev)
 
     @property
     def num_traces(self) -> int:
@@ -134,10 +160,7 @@ class Step:
           columns: ``tf.TensorSpec`` of each column of a physical batch, by name.
           weight: ``tf.TensorSpec`` of its weights.
         """
-        noise = [
-            tf.TensorSpec(shape, tf.float32 if unit is None else tf.int64)
-            for shape, unit in zip(self.shapes, self.units, strict=True)
-        ]
+        noise = [tf.TensorSpec(shape, self.bounded.dtype) for shape in self.shapes]
         return self._whole.get_concrete_function(dict(columns), weight, noise)
 
     def begin(
@@ -146,7 +169,7 @@ class Step:
         """Starts a step with its noise.  Sensitive.
 
         Args:
-          noise: An array per variable, of ``shapes``: float32, or int64 in ``units``.
+          noise: An array per variable, of ``shapes`` and of the type of ``bounded``.
             One of several workers gives its share.  The caller may not change them.
           later: Source of the noise of lazy tables.
         """
@@ -200,9 +223,9 @@ class Step:
 
     def _add_held(self) -> None:
         if not self._totals:
-            dtype = tf.float32 if self._grid is None else tf.int64
             self._totals = [
-                _DenseTotal(self._variables[i], dtype) for i in self._dense_indexes
+                _DenseTotal(self._variables[i], self.bounded.dtype)
+                for i in self._dense_indexes
             ]
         if not self._num_added:
             for total, i in zip(self._totals, self._dense_indexes, strict=True):
@@ -241,9 +264,7 @@ class Step:
 
     def _dense_sums(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:
         """Returns the clipped sums of a physical batch, except those of lazy tables."""
-        sums = list(self._gradient_sum(columns, weight))
-        if self._grid is not None:
-            sums = [self._grid.on(one) for one in sums]
+        sums = list(self.bounded(columns, weight))
         if self._lazy is not None:
             for place, i in enumerate(self._table_indexes):
                 self._lazy.add(place, sums[i])
@@ -251,7 +272,7 @@ class Step:
 
     def _apply(self, sums: list[Any]) -> None:
         updates = [
-            (self._mean(total), self._optimized[i])
+            (self.bounded.mean(total), self._optimized[i])
             for total, i in zip(sums, self._dense_indexes, strict=True)
         ]
         if updates:
@@ -260,21 +281,21 @@ class Step:
             # Keras does not count a step without gradients; schedules need the count.
             self._optimizer.iterations.assign_add(1)
 
-    def _mean(self, total: Any) -> Any:
-        if self._grid is None:
-            return total / self._divisor
-        return self._grid.mean(total, self._divisor)
 
-
-def _check_grid(grid: Grid | None, workers: Workers, lazy: LazyNoise | None) -> None:
-    if grid is None and workers.count > 1:
+def _check_bounded(
+    bounded: UnboundedSum, workers: Workers, lazy: LazyNoise | None
+) -> None:
+    if bounded.bound is None and workers.count > 1:
         raise InputError(
             f"Expected a private method on {workers.count} workers: gradients without "
             "a clip have no bound, and so no integers that add up to the same bits "
             "everywhere. Train on one worker."
         )
-    if grid is None and lazy is not None:
-        raise InputError("Expected a grid, on which rows of lazy tables wait.")
+    if lazy is not None and lazy.bounded is not bounded:
+        raise InputError(
+            "Expected lazy tables of the sum of the step, on whose grid their rows "
+            "wait. Give both the same one."
+        )
 
 
 def _plus(noise: Any, gradient: Any) -> Any:

@@ -53,13 +53,13 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
+from trainer.gradients.bounded_sum import UnboundedSum
 from trainer.gradients.engine.table_reads import TableReads
 from trainer.gradients.noise import rounded
 from trainer.tf_compat import tf
 from trainer.workers import tensor_memory
 from trainer.workers.aligned_arrays import aligned
 from trainer.workers.base import Alone, Workers
-from trainer.workers.grid import Grid
 
 #: Number of values of a block of noise (whole rows), which one worker draws.
 _BLOCK = 1 << 15
@@ -94,8 +94,7 @@ class LazyNoise:
 
     Args:
       reads: The tables, and which of their rows a physical batch reads.
-      expected_batch_size: Constant divisor of the plan.
-      grid: Grid of the run.
+      bounded: Sum of the run, which has the grid and the divisor.
       workers: Workers that take the steps together; None for one.
     """
 
@@ -103,14 +102,16 @@ class LazyNoise:
         self,
         reads: TableReads,
         *,
-        expected_batch_size: int,
-        grid: Grid,
+        bounded: UnboundedSum,
         workers: Workers | None = None,
     ) -> None:
+        if bounded.unit is None:
+            raise InputError("Expected a grid, on which rows of lazy tables wait.")
+        self.bounded = bounded
         self.tables = reads.tables
         self._workers: Workers = workers or Alone()
-        self._step_size = np.float32(grid.unit / expected_batch_size)
-        self._unit = grid.unit
+        self._step_size = np.float32(bounded.unit / bounded.divisor)
+        self._unit = bounded.unit
         # Sums of squared learning rates since the last flush: over all steps, and over
         # those whose noise a row has.  In float64, for the sake of their differences.
         self._total = 0.0

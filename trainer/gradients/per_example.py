@@ -1,6 +1,15 @@
-"""Operations on the rows of a batch that every clipping path shares.
+"""Gradients of single examples, and the one clip that all of them pass.
+
+    sum_i  w_i * min(1, C / ||g_i||) * g_i,      g_i = gradient of example i's loss
+
+The core forms g_i one example at a time (see ``single_examples``).  A claim (see
+``claims``) may give norms and scaled sums of the same g_i without forming them.
+Neither is given C: ``clipped`` alone decides by which factor a row is scaled.
 
 Formal guarantees:
+  - ``clipped`` scales a row whose norm is n by at most C / n.
+  - A row that ``real_rows`` refuses never contributes, whatever a method says.
+  - Gradients that the core did not form name a claim, or are refused.
   - ``real_rows`` returns true for a row of weight above 0 whose label the loss accepts:
     a function of this row alone.  Other rows contribute exactly nothing, and their
     number is never reported.
@@ -18,8 +27,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from trainer.core import claims
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import clip_grads, tf
 
@@ -37,7 +47,9 @@ def real_rows(model: TrainableModel, columns: Mapping[str, Any], weight: Any) ->
       columns: Columns by name, each (batch, ...).
       weight: 1 for examples and 0 for padding, (batch,).
     """
-    return tf.logical_and(weight > 0, model.accepts(columns))
+    real = tf.logical_and(weight > 0, model.accepts(columns))
+    real.set_shape(weight.shape)
+    return real
 
 
 def align(rows: Any, value: Any) -> Any:
@@ -217,3 +229,103 @@ def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:
         else clip_weights(float(l2_norm_clip), norms)
     )
     return counted, tf.where(counted, scale, 0.0)
+
+
+class RowGradients(Protocol):
+    """The gradients of the rows of a chunk, formed or not.  Sensitive."""
+
+    def norms(self) -> Any:
+        """Returns an upper bound on the L2 norm of each row's gradient, (batch,)."""
+
+    def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+        """Returns the sum of the scaled gradients, a tensor or slices per variable.
+
+        Args:
+          kept: Rows that contribute, bool (batch,).
+          scale: Factor of each row, (batch,).
+          cap: Largest coordinate of a scaled gradient; None for no bound.
+        """
+
+
+#: (columns, real rows) of a chunk, zeros in all other rows -> gradients of the rows,
+#: and which of them may contribute, bool (batch,).
+OfRows = Callable[[dict[str, Any], Any], tuple[RowGradients, Any]]
+
+
+class ExampleGradients:
+    """What is clipped: one gradient for each example, a function of its row alone.
+
+    Args:
+      model: Model whose loss decides which rows may contribute.
+      of_rows: Gives the gradients of a chunk.
+      relies_on: Names of the claims that vouch for ``of_rows``; at least one, since
+        the core's own are made by ``single_examples``.
+      chunk_rows: Number of rows at a time; None for all of a physical batch.
+
+    Raises:
+      InputError: no claim is named, or an unknown one.
+    """
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        of_rows: OfRows,
+        *,
+        relies_on: Sequence[str],
+        chunk_rows: int | None = None,
+    ) -> None:
+        self.model = model
+        self.of_rows = of_rows
+        self.relies_on = claims.check(relies_on, at_least=1)
+        self.chunk_rows = chunk_rows
+
+
+def clipped(
+    gradients: ExampleGradients,
+    *,
+    l2_norm_clip: float,
+    linf_norm_clip: float | None = None,
+) -> GradientSum:
+    """Returns the function that sums the clipped gradients of a physical batch.
+
+    Args:
+      gradients: Gradients of the examples.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+      linf_norm_clip: Largest coordinate after the L2 clip; None or infinity for none.
+    """
+    model, cap = gradients.model, None if linf_norm_clip == math.inf else linf_norm_clip
+
+    def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        real = real_rows(model, columns, weight)
+        found, kept = gradients.of_rows(keep_rows(columns, real), real)
+        kept, scale = clip_scale(found.norms(), real & kept, l2_norm_clip)
+        return found.scaled_sum(kept, scale, cap)
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        num_rows = weight.shape[0]
+        return list(
+            sum_in_chunks(
+                lambda rows: chunk_sum(*rows),
+                (dict(columns), weight),
+                num_rows=num_rows,
+                chunk_rows=gradients.chunk_rows or num_rows,
+                initial=[tf.zeros_like(variable) for variable in model.variables],
+            )
+        )
+
+    return in_graph(gradient_sum)
+
+
+def in_graph(function: GradientSum) -> GradientSum:
+    """Returns a function of a graph that may also be called eagerly.
+
+    Args:
+      function: Function of columns and weight, for a graph.
+    """
+    traced = tf.function(function, autograph=False)
+
+    def called(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        eager = tf.executing_eagerly()
+        return list((traced if eager else function)(dict(columns), weight))
+
+    return called

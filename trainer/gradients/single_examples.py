@@ -1,11 +1,11 @@
-"""Clipped sums of gradients that are computed one example at a time.
+"""Gradients that are computed one example at a time.
 
-The reference of the other path, and the only one for models that it does not
+The reference of all claims, and the only way for models that one pass does not
 understand.  The gradient of a single example is traced once; the same graph runs for
 every example, for as many at a time as fit a fixed memory.
 
 Formal guarantees:
-  - Those of ``clipping``: the gradient of an example is computed without the others.
+  - The gradient of an example is computed without the others, and its norm from it.
   - The traced gradient is a function of the example and the weights: no operation of
     its graph writes, draws, or calls Python (see ``model.pure_graph``).
 
@@ -17,17 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trainer.core import claims
 from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.engine.traced_losses import trace_eagerly
 from trainer.gradients.per_example import (
-    GradientSum,
+    ExampleGradients,
     cap_coordinates,
-    clip_scale,
-    keep_rows,
-    real_rows,
     scale_rows,
     squared_norms,
-    sum_in_chunks,
 )
 from trainer.model.layers.plain_layers import has_recurrent_layers, plain_layers
 from trainer.model.pure_graph import check_pure
@@ -61,51 +58,57 @@ def example_gradient(
     return [tf.convert_to_tensor(value) for value in gradients]
 
 
-def single_examples_sum(
-    model: TrainableModel,
-    l2_norm_clip: float,
-    gradient: ExampleGradient,
-    *,
-    copies: int = 1,
-    linf_norm_clip: float | None = None,
-) -> GradientSum:
-    """Returns the function that sums ``gradient`` of single examples, clipped.
+class SingleExamples(ExampleGradients):
+    """Gradients that the core forms one example at a time.
 
     Args:
       model: Model and its loss.
-      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
-      gradient: Gradient of one example, a function of its row and the weights alone.
+      gradient: Gradient of one example, a function of its row and the weights alone;
+        that of the loss if None.
       copies: Number of values per weight that ``gradient`` holds at a time.
-      linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
+      relies_on: Claims that ``gradient`` relies on.
 
     Raises:
       InputError: ``gradient`` does more than compute its results.
     """
-    of_example = _traced(model, gradient)
 
-    def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = real_rows(model, columns, weight)
-        stacked, valid = tf.vectorized_map(of_example, keep_rows(columns, real))
-        norms = tf.sqrt(squared_norms(stacked))
-        counted, scale = clip_scale(norms, real & valid, l2_norm_clip)
-        clipped = [scale_rows(g, counted, scale) for g in stacked]
-        return [tf.reduce_sum(cap_coordinates(g, linf_norm_clip), 0) for g in clipped]
+    def __init__(
+        self,
+        model: TrainableModel,
+        gradient: ExampleGradient | None = None,
+        *,
+        copies: int = 1,
+        relies_on: Sequence[str] = (),
+    ) -> None:
+        def of_loss(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
+            return example_gradient(model, row), tf.constant(True)
 
-    copies *= _copies_of_gradients(model)
-    num_values = copies * sum(v.shape.num_elements() for v in model.variables)
+        of_example = _traced(model, gradient or of_loss)
 
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        return list(
-            sum_in_chunks(
-                lambda rows: chunk_sum(*rows),
-                (dict(columns), weight),
-                num_rows=weight.shape[0],
-                chunk_rows=max(1, MOST_GRADIENT_VALUES // num_values),
-                initial=[tf.zeros_like(variable) for variable in model.variables],
-            )
-        )
+        def of_rows(columns: dict[str, Any], real: Any) -> tuple[_Stacked, Any]:
+            stacked, valid = tf.vectorized_map(of_example, columns)
+            return _Stacked(stacked), valid
 
-    return gradient_sum
+        copies *= _copies_of_gradients(model)
+        num_values = copies * sum(v.shape.num_elements() for v in model.variables)
+        self.model = model
+        self.of_rows = of_rows
+        self.relies_on = claims.check(relies_on)
+        self.chunk_rows = max(1, MOST_GRADIENT_VALUES // num_values)
+
+
+class _Stacked:
+    """Gradients by variable, each (batch, *shape); see ``RowGradients``."""
+
+    def __init__(self, gradients: list[Any]) -> None:
+        self._gradients = gradients
+
+    def norms(self) -> Any:
+        return tf.sqrt(squared_norms(self._gradients))
+
+    def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+        scaled = [scale_rows(one, kept, scale) for one in self._gradients]
+        return [tf.reduce_sum(cap_coordinates(one, cap), 0) for one in scaled]
 
 
 def _traced(model: TrainableModel, gradient: ExampleGradient) -> Callable[[Any], Any]:

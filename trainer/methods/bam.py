@@ -41,31 +41,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.validation import check_choice, check_float
+from trainer.core.claims import GRAPH_GRADIENTS
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     choose_path,
     clipped_sum,
+    example_gradients,
     plain_sum,
 )
 from trainer.gradients.clipping_bias import AscentSums
-from trainer.gradients.engine.backward_pass import backward
+from trainer.gradients.engine.backward_pass import BackwardPass, backward
 from trainer.gradients.engine.moved_weights import num_formed_values
 from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.engine.table_reads import ids_depend_on_weights
-from trainer.gradients.engine.traced_losses import in_graph
 from trainer.gradients.functional_weights import check_replaceable, replaced_weights
-from trainer.gradients.per_example import (
-    GradientSum,
-    keep_rows,
-    real_rows,
-    sum_in_chunks,
-)
+from trainer.gradients.per_example import ExampleGradients
 from trainer.gradients.single_examples import (
     MOST_GRADIENT_VALUES,
     ExampleGradient,
+    SingleExamples,
     example_gradient,
-    single_examples_sum,
 )
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
@@ -93,19 +89,17 @@ def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
     return SINGLE_EXAMPLES if ids_depend_on_weights(proof_of(model)) else ONE_PASS
 
 
-def bam_sum(
+def bam_gradients(
     model: TrainableModel,
     *,
-    l2_norm_clip: float,
     radius: float,
     variant: str = BAM_SAM,
     path: str | None = None,
-) -> GradientSum:
-    """Returns the function that sums the clipped gradients of a physical batch.
+) -> ExampleGradients:
+    """Returns the g_i of single examples.
 
     Args:
       model: A model that ``check_model`` accepted.
-      l2_norm_clip: Bound on the L2 norm of g_i, above 0; infinity for no clipping.
       radius: ``lambda``, at least 0.
       variant: "sam" or "hvp".
       path: "one pass" or "single examples"; None for the fastest that is exact.
@@ -120,14 +114,15 @@ def bam_sum(
     paths = (SINGLE_EXAMPLES,) if variant == BAM_HVP else (ONE_PASS, SINGLE_EXAMPLES)
     check_choice("path", path, paths)
     if radius == 0:
-        return clipped_sum(model, l2_norm_clip=l2_norm_clip)
+        return example_gradients(model)
     if path == ONE_PASS:
-        return _one_pass_sum(model, l2_norm_clip, radius)
+        return _one_pass(model, radius)
     if variant == BAM_SAM:
         check_replaceable(
             model, remedy="Give bam_variant='hvp', as a flag: --bam-variant hvp."
         )
-    return _single_examples_sum(model, l2_norm_clip, radius, variant)
+    gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
+    return SingleExamples(model, gradient, copies=_COPIES)
 
 
 def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
@@ -147,38 +142,21 @@ def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
     return counted, tf.where(counted, scale, 0.0)
 
 
-def _one_pass_sum(
-    model: TrainableModel, l2_norm_clip: float, radius: float
-) -> GradientSum:
+def _one_pass(model: TrainableModel, radius: float) -> ExampleGradients:
     proof = proof_of(model)
 
-    def of_chunk(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = real_rows(model, columns, weight)
-        num_rows = weight.shape[0]
-        here = backward(proof, keep_rows(columns, real), num_rows)
+    def of_rows(columns: dict[str, Any], real: Any) -> tuple[BackwardPass, Any]:
+        here = backward(proof, columns, real.shape[0])
         counted, scale = ascent_scale(here.norms(), real, radius)
-        return here.moved(counted, scale).clipped_sum(counted, l2_norm_clip)
+        return here.moved(counted, scale), counted
 
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        return list(
-            sum_in_chunks(
-                lambda rows: of_chunk(*rows),
-                (dict(columns), weight),
-                num_rows=weight.shape[0],
-                chunk_rows=max(1, MOST_GRADIENT_VALUES // (_COPIES * num_values)),
-                initial=[tf.zeros_like(variable) for variable in model.variables],
-            )
-        )
-
-    num_values = max(1, num_formed_values(proof))
-    return in_graph(gradient_sum)
-
-
-def _single_examples_sum(
-    model: TrainableModel, l2_norm_clip: float, radius: float, variant: str
-) -> GradientSum:
-    gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
-    return single_examples_sum(model, l2_norm_clip, gradient, copies=_COPIES)
+    num_values = _COPIES * max(1, num_formed_values(proof))
+    return ExampleGradients(
+        model,
+        of_rows,
+        relies_on=[GRAPH_GRADIENTS],
+        chunk_rows=max(1, MOST_GRADIENT_VALUES // num_values),
+    )
 
 
 def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:
@@ -221,16 +199,9 @@ def _path_of(model: TrainableModel, settings: TrainSettings) -> str:
     return choose_bam_path(model, settings.method_settings["bam_variant"])
 
 
-def _sum_of(
-    model: TrainableModel, settings: TrainSettings, clip: float | None
-) -> GradientSum:
-    assert clip is not None  # checked by the settings
-    return bam_sum(
-        model,
-        l2_norm_clip=clip,
-        radius=settings.method_settings["bam_radius"],
-        variant=settings.method_settings["bam_variant"],
-    )
+def _gradients_of(model: TrainableModel, settings: TrainSettings) -> ExampleGradients:
+    own = settings.method_settings
+    return bam_gradients(model, radius=own["bam_radius"], variant=own["bam_variant"])
 
 
 def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
@@ -242,4 +213,4 @@ def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
     return lambda *batch: (gradients(*batch), directions(*batch))
 
 
-HOOKS = Hooks(choose_path=_path_of, gradient_sum=_sum_of, ascent=_ascent_of)
+HOOKS = Hooks(choose_path=_path_of, gradients=_gradients_of, ascent=_ascent_of)

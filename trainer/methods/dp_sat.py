@@ -154,7 +154,7 @@ def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
 
 HOOKS = Hooks(
     choose_path=dp_sgd.choose_path,
-    gradient_sum=dp_sgd.clipped_sum,
+    gradients=dp_sgd.gradients,
     optimizer=_optimizer_of,
     ascent=_ascent_of,
 )

@@ -42,16 +42,13 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from accounting.validation import InputError, check_float
-from trainer.gradients import clipping
 from trainer.gradients.noise import mixing_coefficients
-from trainer.gradients.per_example import GradientSum
 from trainer.methods import dp_sgd
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import learning_rate
@@ -170,12 +167,8 @@ def _signs(generator: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return generator.choice(np.array([-1.0, 1.0], np.float32), tuple(shape))
 
 
-def _clipped_sum(
-    model: TrainableModel, settings: TrainSettings, clip: float | None
-) -> GradientSum:
-    assert clip is not None  # checked by the settings
-    factor = settings.method_settings["linf_factor"]
-    cap = clip / math.sqrt(factor) if factor > 1 else None
+def _linf_factor(model: TrainableModel, settings: TrainSettings) -> float:
+    factor: float = settings.method_settings["linf_factor"]
     size = sum(variable.shape.num_elements() for variable in model.variables)
     if factor > size:
         raise InputError(
@@ -183,7 +176,7 @@ def _clipped_sum(
             "parameters: above it, rounding to the grid could exceed the cap on each "
             "coordinate. Take a smaller one."
         )
-    return clipping.clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap)
+    return factor
 
 
 def _optimizer_of(
@@ -199,7 +192,8 @@ def _optimizer_of(
 
 HOOKS = Hooks(
     choose_path=dp_sgd.choose_path,
-    gradient_sum=_clipped_sum,
+    gradients=dp_sgd.gradients,
+    linf_factor=_linf_factor,
     optimizer=_optimizer_of,
     draw=mixing_coefficients,
 )

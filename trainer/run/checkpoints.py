@@ -37,12 +37,14 @@ class State:
       arrays: Weights and optimizer variables, in a fixed order.
       points: The curve so far.
       held_out: Digest of the held-out examples of the curve.
+      relies_on: Names of the claims that the steps relied on.
     """
 
     num_steps_executed: int
     arrays: tuple[np.ndarray, ...]
     points: tuple[dict[str, Any], ...]
     held_out: str
+    relies_on: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class Checkpoints:
             "num_steps": state.num_steps_executed,
             "points": state.points,
             "held_out": state.held_out,
+            "relies_on": state.relies_on,
         }
         arrays = {f"array_{index}": a for index, a in enumerate(state.arrays)}
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -110,6 +113,7 @@ class Checkpoints:
             arrays=tuple(arrays[f"array_{index}"] for index in range(len(arrays))),
             points=tuple(header["points"]),
             held_out=header["held_out"],
+            relies_on=tuple(header["relies_on"]),
         )
 
     def remove(self) -> None:

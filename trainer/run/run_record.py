@@ -60,11 +60,12 @@ from pipelines.core.keys import derive
 from pipelines.files.folders import make_private_folder
 from pipelines.files.locks import in_use, locked
 from pipelines.sampling.keys import read_key_file, read_or_create_key_file
+from trainer.core import claims
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 4
+RUN_RECORD_VERSION = 5
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
@@ -140,6 +141,7 @@ class RunRecord:
       target_delta: The delta that the run was asked to state epsilon for, or None.
       manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
       batches_id: ``Manifest.batches_id`` of the batches.
+      relies_on: Names of the claims by which it is private, from `claims.CLAIMS`.
       records_id: ``certificate.records_id`` of the batches, which names every byte of
         their records and reveals nothing about them; empty without a seal.
       optimizer: Its name and settings.
@@ -165,6 +167,7 @@ class RunRecord:
     optimizer: dict[str, Any]
     model: dict[str, Any]
     versions: dict[str, str]
+    relies_on: list[str] = dataclasses.field(default_factory=list)
     records_id: str = ""
     simulates: str = ""
 
@@ -179,6 +182,7 @@ class RunRecord:
             ("complete", bool),
             ("manifest_fingerprint", str),
             ("batches_id", str),
+            ("relies_on", list),
             ("records_id", str),
             ("optimizer", dict),
             ("model", dict),
@@ -187,6 +191,7 @@ class RunRecord:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"Expected {name} to be of type {kind.__name__}.")
+        claims.check(map(str, self.relies_on))
 
     def _check_mechanism(self) -> None:
         if self.method == NON_PRIVATE:

@@ -46,8 +46,10 @@ from pipelines.batches.manifest import Manifest
 from pipelines.batches.share import Share
 from pipelines.core import keys
 from pipelines.files.paths import StrPath
+from trainer.core import claims
+from trainer.gradients.bounded_sum import UnboundedSum
 from trainer.gradients.dp_step import Step
-from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds
+from trainer.gradients.noise import DrawStep, LaterNoise, row_seeds
 from trainer.model.layers.keyed_layers import SEEDS
 from trainer.model.user_code import withhold_values
 from trainer.run import run_record
@@ -76,6 +78,7 @@ class Session:
       noise_key_file: File of the noise key, made if missing; in ``run`` if None.
       num_steps_executed: Number of steps in the weights; set on resuming.
       workers: The workers that share each step.
+      relied_on: Claims of the steps before this process; set on resuming.
       fits: For every call of ``fit``, its first step, weights and metrics, as JSON.
     """
 
@@ -87,6 +90,7 @@ class Session:
     noise_key_file: pathlib.Path | None
     num_steps_executed: int = 0
     workers: Workers = dataclasses.field(default_factory=Alone)
+    relied_on: tuple[str, ...] = ()
     fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     _noise_key: bytes = dataclasses.field(init=False)
     _run_key: bytes | None = dataclasses.field(default=None, init=False)
@@ -197,9 +201,27 @@ class Session:
           optimizer: Name and settings of its optimizer, for the record.
           model: Name and sizes of its model, for the record.
           seeds: Shape of an example's seeds; None for no seeds.
+
+        Raises:
+          InputError: the step is of another plan, noise or clip than the run.
         """
+        self._check_step(step.bounded)
         self._step, self._optimizer, self._model = step, optimizer, model
         self._seeds = seeds
+
+    def _check_step(self, bounded: UnboundedSum) -> None:
+        private = self.settings.method != NON_PRIVATE
+        for name, found, wanted in (
+            ("plan", bounded.plan, self.manifest.plan),
+            ("noise_multiplier", bounded.noise_multiplier, self.noise_multiplier),
+            ("l2_norm_clip", bounded.bound, self.settings.l2_norm_clip),
+            ("private", bounded.bound is not None, private),
+        ):
+            if found != wanted:
+                raise InputError(
+                    f"Expected {name}={found!r} of the step to be that of the run, "
+                    f"{wanted!r}. Make the sum of the step by registry.step_sum."
+                )
 
     @property
     def num_steps(self) -> int:
@@ -218,15 +240,8 @@ class Session:
         """
         assert self._run_key is not None
         end = self.num_steps if end is None else end
-        with NoiseStream(
-            self._run_key,
-            steps=range(self.num_steps_executed, end),
-            shapes=self._step.shapes,
-            noise_stddev=self._noise_stddev,
-            units=self._step.units,
-            share=(self._step.workers.rank, self._step.workers.count),
-            draw=draw,
-        ) as noise:
+        remaining = range(self.num_steps_executed, end)
+        with self._step.noise(self._run_key, remaining, draw) as noise:
             yield self._with_batches(iter(noise), end)
 
     def _with_batches(
@@ -300,35 +315,28 @@ class Session:
     def later_noise(self) -> LaterNoise:
         """Returns the later noise of lazy tables.  Sensitive."""
         assert self._run_key is not None
-        return LaterNoise(
-            noise_key=self._run_key,
-            step=self.num_steps_executed,
-            noise_stddev=self._noise_stddev,
-        )
-
-    @property
-    def _noise_stddev(self) -> float:
-        """Standard deviation of the noise on a sum of clipped gradients."""
-        if self.noise_multiplier is None:
-            return 0.0
-        clip = self.settings.l2_norm_clip
-        assert clip is not None  # of settings whose loss is known
-        return self.noise_multiplier * clip
+        return self._step.later_noise(self._run_key, self.num_steps_executed)
 
     # -- record --------------------------------------------------------------------
+
+    @property
+    def relies_on(self) -> tuple[str, ...]:
+        """Names of the claims by which the run is private."""
+        return claims.check([*self.relied_on, *self._step.relies_on])
 
     def record(self, *, complete: bool) -> RunRecord:
         """Returns the record of the executed steps; ``complete`` if these are all."""
         settings, manifest = self.settings, self.manifest
-        private = settings.method != NON_PRIVATE
+        bounded = self._step.bounded
         return RunRecord(
             method=settings.method,
             method_settings=dict(settings.method_settings),
             num_steps_executed=self.num_steps_executed,
             complete=complete,
-            noise_multiplier=self.noise_multiplier if private else None,
-            l2_norm_clip=settings.l2_norm_clip,
-            expected_batch_size=manifest.plan.expected_batch_size,
+            noise_multiplier=bounded.noise_multiplier,
+            l2_norm_clip=bounded.bound,
+            expected_batch_size=bounded.divisor,
+            relies_on=[*self.relies_on],
             target_delta=settings.target_delta,
             manifest_fingerprint=manifest.fingerprint,
             batches_id=manifest.batches_id,

@@ -34,11 +34,13 @@ class SessionState:
       every: Steps between checkpoints; by time if None.
       held_out: Digest of the held-out examples of the curve; None for a worker that
         does not evaluate.
+      relies_on: Claims that the steps of this process rely on.
       after_save: Called after each save, by the chief.
       workers: All workers of the run.
 
     Attributes:
       points: The curve so far: dicts with ``step`` and metrics.
+      relies_on: Claims that the steps so far rely on, of every process.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class SessionState:
         *,
         every: int | None,
         held_out: str | None,
+        relies_on: tuple[str, ...] = (),
         after_save: Callable[[], None] = lambda: None,
         workers: Workers | None = None,
     ) -> None:
@@ -59,6 +62,7 @@ class SessionState:
         self._workers: Workers = workers or Alone()
         self._saved_at = time.monotonic()
         self.points: list[dict[str, Any]] = []
+        self.relies_on = relies_on
 
     def restore(self) -> int | None:
         """Restores the checkpoint, and returns its number of executed steps.
@@ -80,6 +84,7 @@ class SessionState:
         for variable, value in zip(self._variables, state.arrays, strict=True):
             variable.assign(value)
         self.points = list(state.points)
+        self.relies_on = (*self.relies_on, *state.relies_on)
         return state.num_steps_executed
 
     def _parse(self, data: bytes) -> State | None:
@@ -104,6 +109,7 @@ class SessionState:
                 arrays=tuple(variable.numpy() for variable in self._variables),
                 points=tuple(self.points),
                 held_out=self._held_out,
+                relies_on=self.relies_on,
             )
         )
         self._after_save()

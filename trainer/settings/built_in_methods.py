@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.validation import InputError, check_float, check_int
+from trainer.core import claims
 from trainer.settings.methods import (
     DP_SGD,
     NON_PRIVATE,
@@ -65,6 +66,7 @@ register(
         whole_tables=_reads_rows,
         accounting=as_dp_sgd,
         sentence=lambda settings: "DP-SGD: per-example gradients",
+        claim=None,
     ),
 )
 
@@ -99,6 +101,7 @@ register(
         whole_tables=_bam_tables,
         accounting=as_dp_sgd,
         sentence=_bam_sentence,
+        claim=claims.MOVED_WEIGHTS,
         settings={
             "bam_radius": Setting(
                 kind=float,
@@ -137,6 +140,7 @@ register(
         whole_tables=lambda settings: "--method dp-sat moves every row at every step",
         accounting=as_dp_sgd,
         sentence=_sat_sentence,
+        claim=claims.RELEASED_MOVES,
         settings={
             "sat_radius": Setting(
                 kind=float,
@@ -195,6 +199,7 @@ register(
         ),
         accounting=_mixing,
         sentence=lambda settings: "ModelMix: per-example gradients",
+        claim=claims.HIDDEN_MIXTURES,
         check=_check_mixing,
         settings={
             "mix_width": Setting(
@@ -226,5 +231,6 @@ register(
         summary="no clip, no noise",
         hooks=_load("trainer.methods.dp_sgd:NON_PRIVATE_HOOKS"),
         whole_tables=_reads_rows,
+        claim=None,
     ),
 )

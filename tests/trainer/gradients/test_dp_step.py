@@ -12,17 +12,19 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
+from tests.trainer.bounded import OnGrid, bounded, unbounded, units_of
 from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker
-from trainer.gradients.clipping import clipped_sum, plain_sum
+from trainer.gradients.clipping import clipped_sum, example_gradients, plain_sum
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import mixing_coefficients, step_noise
-from trainer.methods.bam import bam_sum
+from trainer.gradients.per_example import clipped
+from trainer.methods.bam import bam_gradients
 from trainer.methods.dp_sat import SharpnessAwareOptimizer
 from trainer.methods.model_mix import MixingOptimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
-from trainer.workers.grid import Grid, make
+from trainer.workers.grid import Grid
 
 CLIP = 0.5
 
@@ -47,26 +49,17 @@ def _batch(rows: np.ndarray, size: int = 16) -> tuple[dict[str, Any], Any]:
 def _step(
     model: TrainableModel, divisor: int = 8, clip: float = CLIP, **more: Any
 ) -> Step:
-    size = sum(int(np.prod(v.shape)) for v in model.variables)
-    grid = None
-    if not math.isinf(clip):
-        grid = make(
-            l2_norm_clip=clip, noise_multiplier=100, num_values=size, most_examples=64
-        )
-        clip = grid.clip
-    make_sum = more.pop("make_sum", clipped_sum)
-    return Step(
-        model.variables,
-        make_sum(model, l2_norm_clip=clip),
-        more.pop("optimizer", None) or keras.optimizers.SGD(1.0),
-        expected_batch_size=divisor,
-        grid=grid,
-        **more,
-    )
+    optimizer = more.pop("optimizer", None) or keras.optimizers.SGD(1.0)
+    gradients = more.pop("gradients", example_gradients)(model)
+    if math.isinf(clip):
+        summed = unbounded(clipped(gradients, l2_norm_clip=clip), divisor)
+    else:
+        summed = bounded(gradients, clip, divisor, noise_multiplier=100)
+    return Step(model.variables, summed, optimizer, **more)
 
 
 def _noise(step: Step, key: int, index: int, stddev: float) -> list[np.ndarray]:
-    return step_noise(insecure_key(key), index, step.shapes, stddev, step.units)
+    return step_noise(insecure_key(key), index, step.shapes, stddev, units_of(step))
 
 
 def _run(step: Step, noise: list[np.ndarray], batches: list[Any]) -> None:
@@ -103,7 +96,7 @@ def test_noise_is_divided_by_the_same_constant(num_real: int, rows: Any) -> None
         batch = _batch(rows(num_real))
         act = lambda s=step, n=noise, b=batch: _run(s, n, [b])  # noqa: E731
         changes.append(_change(model, act))
-    for plain, noisy, units, unit in zip(*changes, noise, step.units, strict=True):
+    for plain, noisy, units, unit in zip(*changes, noise, units_of(step), strict=True):
         assert unit is not None
         found = (noisy - plain) * 8
         np.testing.assert_allclose(found, units * unit, rtol=1e-4, atol=1e-3)
@@ -137,13 +130,8 @@ def test_every_row_of_a_table_gets_noise_whichever_rows_are_read(
         return [tf.IndexedSlices(values, tf.constant([1, 1, 4]), (6, 2))]
 
     table = tf.Variable(tf.zeros((6, 2)))
-    step = Step(
-        [table],
-        gradient_sum,
-        keras.optimizers.SGD(1.0),
-        expected_batch_size=4,
-        grid=Grid(exponent=-2, clip=9.0),
-    )
+    summed = OnGrid(Grid(exponent=-2, clip=9.0), 4, gradient_sum)
+    step = Step([table], summed, keras.optimizers.SGD(1.0))
     noise = np.random.default_rng(0).integers(-1000, 1000, (6, 2))
     _run(step, [noise], [({}, tf.ones(1))] * num_parts)
     sums = np.zeros((6, 2))
@@ -226,15 +214,15 @@ def _train(
 ) -> list[np.ndarray]:
     """Two steps, of four batches and of one; worker p mod W has batch p."""
     optimizer = _OPTIMIZERS[method](model.variables)
-    make_sum = (
-        functools.partial(bam_sum, radius=0.3) if method == "bam" else clipped_sum
-    )
-    step = _step(model, optimizer=optimizer, workers=worker, make_sum=make_sum)
+    gradients = example_gradients
+    if method == "bam":
+        gradients = functools.partial(bam_gradients, radius=0.3)  # type: ignore[assignment]
+    step = _step(model, optimizer=optimizer, workers=worker, gradients=gradients)
     share = worker.rank, worker.count
     for index, num_parts in enumerate((4, 1)):
         data = np.array_split(make_rows(16, index), num_parts)
         noise = step_noise(
-            insecure_key(4), index, step.shapes, 0.5, step.units, share=share
+            insecure_key(4), index, step.shapes, 0.5, units_of(step), share=share
         )
         if method in ("dp-sat", "model-mix"):
             mixed = mixing_coefficients(insecure_key(4), index, step.shapes)

@@ -13,6 +13,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
+from tests.trainer.bounded import OnGrid, bam_sum, units_of
 from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker
 from tests.trainer.workers.in_threads import outcomes
@@ -24,7 +25,6 @@ from trainer.gradients.engine.table_reads import TableReads
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise, normal, step_noise
 from trainer.methods import lazy_tables
-from trainer.methods.bam import bam_sum
 from trainer.methods.lazy_tables import choose, is_plain_sgd
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
@@ -102,7 +102,8 @@ GRID = Grid(exponent=-40, clip=0.5)
 
 
 def _lazy(reads: TableReads, **more: Any) -> LazyNoise:
-    return LazyNoise(reads, **{"expected_batch_size": 4, "grid": GRID, **more})
+    bounded = OnGrid(GRID, more.pop("expected_batch_size", 4))
+    return LazyNoise(reads, bounded=bounded, **more)
 
 
 def _step(
@@ -116,15 +117,11 @@ def _step(
         if method == "dp-sgd"
         else bam_sum(model, l2_norm_clip=0.5, radius=0.3)
     )
-    return Step(
-        model.variables,
-        gradient_sum,
-        keras.optimizers.SGD(_rate()),
-        expected_batch_size=4,
-        grid=GRID,
-        lazy=lazy,
-        workers=workers,
-    )
+    bounded = OnGrid(GRID, 4) if lazy is None else lazy.bounded
+    assert isinstance(bounded, OnGrid)
+    bounded.set(function=gradient_sum)
+    optimizer = keras.optimizers.SGD(_rate())
+    return Step(model.variables, bounded, optimizer, lazy=lazy, workers=workers)
 
 
 def _units(noise: list[np.ndarray]) -> list[np.ndarray]:
@@ -217,7 +214,7 @@ def _train(model: TrainableModel, worker: Worker, size: int) -> list[np.ndarray]
     assert lazy is not None
     for index in range(3):
         later = LaterNoise(noise_key=KEY, step=index, noise_stddev=0.5)
-        noise = step_noise(KEY, index, step.shapes, 0.5, step.units, share)
+        noise = step_noise(KEY, index, step.shapes, 0.5, units_of(step), share)
         step.begin(noise, later)
         data = make_rows(12, index)
         parts = [data[start : start + size] for start in range(0, 12, size)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.architectures import OPERATIONS
+from tests.trainer.bounded import bam_sum
 from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
 from tests.trainer.methods.test_bam import loop_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
@@ -40,7 +41,7 @@ def _never(*arguments: Any) -> Any:
 
 
 def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
-    return tf.function(bam.bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH))
+    return tf.function(bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_rows_that_are_chosen_by_weights_are_computed_one_example_at_a_time(
         return weight
 
     moved(*batch(data))
-    chosen = bam.bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)
+    chosen = bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)
     assert_close(arrays(chosen(*batch(data))), loop_sum(model, data, CLIP, RADIUS))
 
 

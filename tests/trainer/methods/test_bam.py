@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from tests.trainer.bounded import bam_sum
 from tests.trainer.zoo import (
     FAST,
     NUM_ROWS,
@@ -37,7 +38,7 @@ from trainer.gradients.clipping import (
 from trainer.gradients.engine.backward_pass import backward
 from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.functional_weights import replaced_weights
-from trainer.methods.bam import ascent_scale, bam_sum, choose_bam_path
+from trainer.methods.bam import ascent_scale, choose_bam_path
 from trainer.model.losses import loss_by_name, loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
@@ -202,7 +203,7 @@ def test_radius_0_equals_dp_sgd(
     model, data = make_model(make), batch(rows(NUM_ROWS), padding=3)
     wanted = arrays(clipped_sum(model, l2_norm_clip=CLIP)(*data))
     for radius in (0.0, 1e-7):
-        gradient_sum = bam_sum(model, l2_norm_clip=CLIP, radius=radius, variant=variant)
+        gradient_sum = _sum(model, radius=radius, variant=variant)
         found = arrays(gradient_sum(*data))
         assert_close(found, wanted, 1e-6 if radius else 0.0)
 

@@ -9,6 +9,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
+from tests.trainer.bounded import unbounded
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.dp_step import Step
@@ -21,12 +22,8 @@ CLIP, RHO, RATE, DIVISOR, STDDEV = 0.5, 0.7, 0.3, 8, 0.2
 
 
 def _steps(model: TrainableModel, optimizer: Any) -> Step:
-    return Step(
-        model.variables,
-        clipped_sum(model, l2_norm_clip=CLIP),
-        optimizer,
-        expected_batch_size=DIVISOR,
-    )
+    summed = unbounded(clipped_sum(model, l2_norm_clip=CLIP), DIVISOR)
+    return Step(model.variables, summed, optimizer)
 
 
 def _noise(model: TrainableModel, step: int) -> list[np.ndarray]:

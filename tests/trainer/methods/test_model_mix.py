@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.sampling.keys import insecure_key
+from tests.trainer.bounded import unbounded
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.gradients.clipping import clipped_sum
@@ -72,12 +73,8 @@ def _train(
 ) -> list[np.ndarray]:
     model = make_model(both_inputs)
     optimizer = _optimizer(model, settings)
-    step = Step(
-        model.variables,
-        clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=_cap(settings)),
-        optimizer,
-        expected_batch_size=DIVISOR,
-    )
+    gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=_cap(settings))
+    step = Step(model.variables, unbounded(gradient_sum, DIVISOR), optimizer)
     for t in range(NUM_STEPS):
         drawn = _drawn(model, t, stddev)
         optimizer.before_step(drawn[len(model.variables) :])
@@ -220,7 +217,7 @@ def test_a_width_of_0_is_refused() -> None:
 def test_a_cap_that_coordinates_cannot_reach_is_refused() -> None:
     model = make_model(both_inputs)
     with pytest.raises(InputError, match="linf_factor=1000000 to be at most"):
-        HOOKS.gradient_sum(model, _settings(linf_factor=10**6), 1.0)
+        HOOKS.linf_factor(model, _settings(linf_factor=10**6))
 
 
 def test_a_constraint_is_refused_since_no_mixture_would_keep_it() -> None:
