@@ -328,10 +328,7 @@ class PrivacyStatement:
 
     def _reliances(self) -> list[str]:
         lines = [f"  batches     {CERTIFIED}."] if self.batches_certified else []
-        texts = RELIANCES | {
-            name: f"{text} (tested against the core)"
-            for name, text in self.claims.items()
-        }
+        texts = {**RELIANCES, **self.claims}
         for name in self.relies_on:
             lines.append(f"  relies on   the {name}: {texts[name]}.")
         return lines

@@ -9,8 +9,9 @@ such number from anybody else: they cannot disagree.
 
 Formal guarantees:
   - One row changes ``unit`` times the value of a ``BoundedSum`` by at most ``bound`` in
-    L2 norm: it clips to what truncation to the grid leaves of the bound (see
-    ``workers.grid``), whatever gradients a method brings.
+    L2 norm (and the relative 1e-4 of float32 that ``clipping`` names): it clips to
+    what truncation to the grid leaves of the bound (see ``workers.grid``), whatever
+    gradients a method brings.
   - Grid, noise and divisor are functions of ``bound``, ``noise_multiplier`` and
     ``plan``.  A grid whose clip and rounding exceed the bound is refused.
   - ``relies_on`` names every claim by which the bound holds; an unknown one is refused.

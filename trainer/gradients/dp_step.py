@@ -39,18 +39,20 @@ References:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accounting.validation import InputError
 from trainer.core import claims
 from trainer.gradients.bounded_sum import UnboundedSum
-from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream
 from trainer.tf_compat import raw_variable, tf
 from trainer.workers import tensor_memory
 from trainer.workers.base import Alone, Workers
+
+if TYPE_CHECKING:
+    from trainer.gradients.lazy_noise import LazyNoise
 
 
 class Step:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.gradients.engine.traced_losses import trace_eagerly
+from trainer.core.tracing import trace_eagerly
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 

@@ -27,11 +27,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.core import claims
-from trainer.model.trainable_model import TrainableModel
+from trainer.core.tracing import in_graph
 from trainer.tf_compat import clip_grads, tf
+
+if TYPE_CHECKING:
+    from trainer.model.trainable_model import TrainableModel
 
 #: (columns, weight) -> a tensor or ``tf.IndexedSlices`` per trainable variable.  Each
 #: slice is of one example, and no example has two nonzero slices of one row (see
@@ -314,18 +317,3 @@ def clipped(
         )
 
     return in_graph(gradient_sum)
-
-
-def in_graph(function: GradientSum) -> GradientSum:
-    """Returns a function of a graph that may also be called eagerly.
-
-    Args:
-      function: Function of columns and weight, for a graph.
-    """
-    traced = tf.function(function, autograph=False)
-
-    def called(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        eager = tf.executing_eagerly()
-        return list((traced if eager else function)(dict(columns), weight))
-
-    return called

@@ -15,21 +15,22 @@ Sensitive: everything here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.core import claims
-from trainer.gradients.engine.proof import proof_of
-from trainer.gradients.engine.traced_losses import trace_eagerly
+from trainer.core.tracing import trace_eagerly
 from trainer.gradients.per_example import (
     ExampleGradients,
     cap_coordinates,
     scale_rows,
     squared_norms,
 )
-from trainer.model.layers.plain_layers import has_recurrent_layers, plain_layers
+from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.pure_graph import check_pure
-from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
+
+if TYPE_CHECKING:
+    from trainer.model.trainable_model import TrainableModel
 
 #: Largest number of values of per-example gradients that are held at a time: 256 MiB.
 MOST_GRADIENT_VALUES = 1 << 26
@@ -83,14 +84,15 @@ class SingleExamples(ExampleGradients):
         def of_loss(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
             return example_gradient(model, row), tf.constant(True)
 
-        of_example = _traced(model, gradient or of_loss)
+        of_example, of_trace = _traced(model, gradient or of_loss)
 
         def of_rows(columns: dict[str, Any], real: Any) -> tuple[_Stacked, Any]:
             stacked, valid = tf.vectorized_map(of_example, columns)
             return _Stacked(stacked), valid
 
-        copies *= _copies_of_gradients(model)
-        num_values = copies * sum(v.shape.num_elements() for v in model.variables)
+        num_values = (
+            copies * of_trace * sum(v.shape.num_elements() for v in model.variables)
+        )
         self.model = model
         self.of_rows = of_rows
         self.relies_on = claims.check(relies_on)
@@ -111,27 +113,28 @@ class _Stacked:
         return [tf.reduce_sum(cap_coordinates(one, cap), 0) for one in scaled]
 
 
-def _traced(model: TrainableModel, gradient: ExampleGradient) -> Callable[[Any], Any]:
-    """Returns the traced gradient of an example, whose columns have no batch axis."""
+def _traced(
+    model: TrainableModel, gradient: ExampleGradient
+) -> tuple[Callable[[Any], Any], int]:
+    """Returns the traced gradient of an example, and how often memory holds it.
+
+    The columns of an example have no batch axis.  A backward pass through a recurrent
+    layer holds a copy for each time step.
+    """
 
     def of_example(example: Mapping[str, Any]) -> tuple[list[Any], Any]:
-        return gradient({name: value[tf.newaxis] for name, value in example.items()})
+        with plain_layers(model.network) as found:
+            row = {name: value[tf.newaxis] for name, value in example.items()}
+            gradients = gradient(row)
+        lengths.extend(found)
+        return gradients
 
     specs = {
         name: tf.TensorSpec(spec.shape[1:], spec.dtype)
         for name, spec in model.column_specs.items()
     }
+    lengths: list[int] = []
     traced = trace_eagerly(of_example, specs)
     check_pure(traced.graph, "the gradient of the model's loss")
-    return lambda example: traced({name: example[name] for name in specs})
-
-
-def _copies_of_gradients(model: TrainableModel) -> int:
-    """Returns the number of copies of an example's gradient that memory holds.
-
-    The backward pass of one example holds one for each time step.
-    """
-    traced = proof_of(model).traced
-    if not has_recurrent_layers(model.network) or traced is None:
-        return 1
-    return traced.time_steps
+    copies = max(lengths, default=1)
+    return lambda example: traced({name: example[name] for name in specs}), copies

@@ -35,7 +35,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,11 +55,12 @@ from trainer.model.user_code import withhold_values
 from trainer.run import run_record
 from trainer.run.batches import BatchSource, Element
 from trainer.run.run_record import RunRecord, StepLedger
-from trainer.settings.method_settings import NON_PRIVATE
-from trainer.settings.train_settings import TrainSettings
 from trainer.workers import agreement
 from trainer.workers.base import Alone, Workers
 from trainer.workers.launch import check_alone
+
+if TYPE_CHECKING:
+    from trainer.settings.train_settings import TrainSettings
 
 #: The random draws of a step, and its physical batches.  Sensitive.
 StepInputs = tuple[list[np.ndarray], Iterator[Element]]
@@ -210,12 +211,10 @@ class Session:
         self._seeds = seeds
 
     def _check_step(self, bounded: UnboundedSum) -> None:
-        private = self.settings.method != NON_PRIVATE
         for name, found, wanted in (
             ("plan", bounded.plan, self.manifest.plan),
             ("noise_multiplier", bounded.noise_multiplier, self.noise_multiplier),
             ("l2_norm_clip", bounded.bound, self.settings.l2_norm_clip),
-            ("private", bounded.bound is not None, private),
         ):
             if found != wanted:
                 raise InputError(

@@ -35,6 +35,8 @@ from trainer.tf_compat import keras, tf
 from trainer.workers import grid
 
 CLIP, DIVISOR = 0.5, 8
+#: Norms and sums are rounded to float32 (see `clipping`).
+MOST = CLIP * (1 + 1e-4)
 
 
 def _longest(found: BoundedSum, rows: Any, count: int = 4) -> float:
@@ -63,7 +65,7 @@ def test_one_row_gives_the_bound_at_most_and_nearly_reaches_it(
     path: str, rows: Any
 ) -> None:
     found = bounded(example_gradients(make_model(linear), path), CLIP, DIVISOR)
-    assert 0.999 * CLIP < _longest(found, rows) <= CLIP
+    assert 0.999 * CLIP < _longest(found, rows) <= MOST
 
 
 @pytest.mark.parametrize("factor", [2.0, 1e6])
@@ -71,7 +73,7 @@ def test_a_method_cannot_clip_to_more_since_the_sum_clips(
     factor: float, rows: Any
 ) -> None:
     found = bounded(_longer(make_model(linear), factor), CLIP, DIVISOR)
-    assert 0.999 * CLIP < _longest(found, rows) <= CLIP
+    assert 0.999 * CLIP < _longest(found, rows) <= MOST
 
 
 def test_a_clip_to_twice_the_bound_is_seen(
@@ -193,7 +195,9 @@ def test_every_claim_is_named_and_an_unknown_one_is_refused() -> None:
 
 def test_a_plan_of_larger_steps_has_a_coarser_grid_or_none() -> None:
     gradients = example_gradients(make_model(linear))
-    plan = dataclasses.replace(plan_of(DIVISOR), truncated_batch_size=None)
+    plan = dataclasses.replace(
+        plan_of(DIVISOR), sampler="poisson", truncated_batch_size=None
+    )
     small = BoundedSum(gradients, plan, l2_norm_clip=1.0, noise_multiplier=1.0)
     large = dataclasses.replace(plan, num_examples=1 << 40)
     found = BoundedSum(gradients, large, l2_norm_clip=1.0, noise_multiplier=1.0)
