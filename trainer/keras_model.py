@@ -57,12 +57,14 @@ from pipelines.batches.certificate import read_certificate
 from pipelines.batches.manifest import read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models
+from trainer.core.run.batches import Element
+from trainer.core.run.session import Session, StepInputs
+from trainer.core.step.dp_step import Step
 from trainer.export.export import export, save_tensorflow
 from trainer.fitting.callbacks import check_callbacks
 from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
 from trainer.fitting.validation_curve import ValidationCurve
-from trainer.gradients.dp_step import Step
 from trainer.gradients.engine.proof import proof_of
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
@@ -75,8 +77,6 @@ from trainer.model.user_code import withhold_values
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy
-from trainer.run.batches import Element
-from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings

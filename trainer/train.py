@@ -49,14 +49,25 @@ from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import column_names
+from trainer.claims import lazy_tables
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.claims.workers import agreement
+from trainer.claims.workers.agreement import AgreedStopError
+from trainer.core.run import run_record, threads
+from trainer.core.run.batches import Element, element_spec
+from trainer.core.run.captured_state import CapturedState
+from trainer.core.run.checkpoints import Checkpoints
+from trainer.core.run.origin import Origin
+from trainer.core.run.session import Session
+from trainer.core.run.session_state import SessionState
+from trainer.core.step.bounded_sum import UnboundedSum
+from trainer.core.step.dp_step import Step
+from trainer.core.step.workers import Alone, Workers
 from trainer.export.export import check_export, export
 from trainer.gradients import model_check
-from trainer.gradients.bounded_sum import UnboundedSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
-from trainer.gradients.dp_step import Step
 from trainer.gradients.engine import proof
-from trainer.gradients.lazy_noise import LazyNoise
-from trainer.methods import lazy_tables, registry
+from trainer.methods import registry
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
@@ -67,28 +78,12 @@ from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
-from trainer.run import (
-    preflight,
-    privacy,
-    run_record,
-    stored_run,
-    threads,
-    traced_origin,
-)
-from trainer.run.batches import Element, element_spec
-from trainer.run.checkpoints import Checkpoints
-from trainer.run.origin import Origin
+from trainer.run import preflight, privacy, stored_run, traced_origin
 from trainer.run.preflight import Checked, Request
-from trainer.run.session import Session
-from trainer.run.session_state import SessionState
 from trainer.run.stored_run import StoredRun, StoreError
-from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import keras, raw_variable, tf
-from trainer.workers import agreement
-from trainer.workers.agreement import AgreedStopError
-from trainer.workers.base import Alone, Workers
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"

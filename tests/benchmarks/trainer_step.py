@@ -37,15 +37,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 import conftest  # noqa: E402
 
 from pipelines.sampling.keys import insecure_key  # noqa: E402
+from trainer.claims import bam, lazy_tables  # noqa: E402
+from trainer.claims.lazy_noise import LazyNoise  # noqa: E402
+from trainer.core.run.batches import BatchSource  # noqa: E402
+from trainer.core.step.bounded_sum import BoundedSum  # noqa: E402
+from trainer.core.step.dp_step import Step  # noqa: E402
+from trainer.core.step.per_example import ExampleGradients  # noqa: E402
 from trainer.gradients import clipping  # noqa: E402
-from trainer.gradients.bounded_sum import BoundedSum  # noqa: E402
-from trainer.gradients.dp_step import Step  # noqa: E402
-from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
-from trainer.gradients.per_example import ExampleGradients  # noqa: E402
-from trainer.methods import bam, lazy_tables  # noqa: E402
 from trainer.model.table_model import read_table, table_model  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
-from trainer.run.batches import BatchSource  # noqa: E402
 from trainer.settings.train_settings import TrainSettings  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
 

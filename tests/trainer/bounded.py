@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from accounting.plan import DpSgdPlan
-from trainer.gradients.bounded_sum import BoundedSum, UnboundedSum
+from trainer.claims.bam import bam_gradients
+from trainer.core.step.bounded_sum import BoundedSum, UnboundedSum
+from trainer.core.step.dp_step import Step
+from trainer.core.step.grid import Grid
+from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
+from trainer.core.step.workers import Alone
 from trainer.gradients.clipping import example_gradients
-from trainer.gradients.dp_step import Step
-from trainer.gradients.per_example import ExampleGradients, GradientSum, clipped
-from trainer.methods.bam import bam_gradients
 from trainer.model.trainable_model import TrainableModel
-from trainer.workers.base import Alone
-from trainer.workers.grid import Grid
 
 
 def plan_of(divisor: int, most: int = 64) -> DpSgdPlan:

@@ -16,10 +16,13 @@ from accounting.cli import shared_options
 from accounting.validation import InputError
 from pipelines.cli.console import wrapped
 from pipelines.files.paths import absolute, is_remote
+from trainer.claims.workers import agreement, launch
+from trainer.claims.workers.launch import DEFAULT_TIMEOUT
 from trainer.cli import aggregation_commands, method_flags, plan_flags, run_flags
+from trainer.core.run.run_record import PRIVACY_TEXT_NAME
+from trainer.core.step.workers import Workers
 from trainer.model.metrics import LOSSES
 from trainer.report.progress import Terminal
-from trainer.run.run_record import PRIVACY_TEXT_NAME
 from trainer.settings.request import Request
 from trainer.settings.train_settings import (
     AUTO_LOSS,
@@ -28,9 +31,6 @@ from trainer.settings.train_settings import (
     SCHEDULES,
     TrainSettings,
 )
-from trainer.workers import agreement, launch
-from trainer.workers.base import Workers
-from trainer.workers.launch import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:  # imports TensorFlow
     from trainer.run.preflight import Checked

@@ -37,15 +37,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.validation import check_choice
-from trainer.gradients.engine import proof
-from trainer.gradients.engine.backward_pass import one_pass
-from trainer.gradients.per_example import (
+from trainer.core.step.per_example import (
     ExampleGradients,
     GradientSum,
     clipped,
     real_rows,
 )
-from trainer.gradients.single_examples import SingleExamples
+from trainer.core.step.single_examples import SingleExamples
+from trainer.gradients.engine import proof
+from trainer.gradients.engine.backward_pass import one_pass
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 

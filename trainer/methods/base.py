@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from accounting.validation import InputError
+from trainer.core.step.noise import DrawStep
+from trainer.core.step.per_example import ExampleGradients
 from trainer.gradients.clipping_bias import AscentSums
-from trainer.gradients.noise import DrawStep
-from trainer.gradients.per_example import ExampleGradients
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 

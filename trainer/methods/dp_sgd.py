@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainer.core.step.per_example import ExampleGradients
 from trainer.gradients import clipping
-from trainer.gradients.per_example import ExampleGradients
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from trainer.core import claims
-from trainer.gradients.bounded_sum import BoundedSum, UnboundedSum
+from trainer.core.step.bounded_sum import BoundedSum, UnboundedSum
+from trainer.core.step.per_example import GradientSum, clipped
 from trainer.gradients.clipping import plain_sum
-from trainer.gradients.per_example import GradientSum, clipped
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods

@@ -19,13 +19,13 @@ from pipelines.batches.certificate import (
 from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
 from pipelines.inputs.bounded import Bounded
 from trainer.core import claims
-from trainer.run import stopped
-from trainer.run.run_record import (
+from trainer.core.run.run_record import (
     PRIVACY_NAME,
     PRIVACY_TEXT_NAME,
     RunRecord,
     check_execution,
 )
+from trainer.run import stopped
 from trainer.settings import methods
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.train_settings import TrainSettings

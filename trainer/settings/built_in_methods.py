@@ -97,7 +97,7 @@ register(
     "bam",
     Method(
         summary="at weights moved along each example's gradient, at the same epsilon",
-        hooks=_load("trainer.methods.bam:HOOKS"),
+        hooks=_load("trainer.claims.bam:HOOKS"),
         whole_tables=_bam_tables,
         accounting=as_dp_sgd,
         sentence=_bam_sentence,
@@ -136,7 +136,7 @@ register(
     "dp-sat",
     Method(
         summary="at weights moved along the last noisy gradient, at the same epsilon",
-        hooks=_load("trainer.methods.dp_sat:HOOKS"),
+        hooks=_load("trainer.claims.dp_sat:HOOKS"),
         whole_tables=lambda settings: "--method dp-sat moves every row at every step",
         accounting=as_dp_sgd,
         sentence=_sat_sentence,
@@ -193,7 +193,7 @@ register(
     "model-mix",
     Method(
         summary="hidden mixing of iterates, for less Gaussian noise",
-        hooks=_load("trainer.methods.model_mix:HOOKS"),
+        hooks=_load("trainer.claims.model_mix:HOOKS"),
         whole_tables=lambda settings: (
             "--method model-mix mixes every row at every step"
         ),

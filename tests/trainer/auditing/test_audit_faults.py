@@ -21,11 +21,11 @@ from accounting.auditing import audit, joint_tests
 from accounting.plan import DpSgdPlan
 from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
-from trainer.gradients import dp_step, noise, per_example
-from trainer.gradients.dp_step import Step
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.core.step import dp_step, noise, per_example
+from trainer.core.step.dp_step import Step
 from trainer.gradients.engine.backward_pass import BackwardPass
 from trainer.gradients.engine.gradient_parts import TableRows
-from trainer.gradients.lazy_noise import LazyNoise
 from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.thorough

@@ -17,7 +17,7 @@ from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit import settings_of_run
 from trainer.auditing.audit_model import CANARY
 from trainer.auditing.audit_training import SmallRun
-from trainer.gradients import bounded_sum
+from trainer.core.step import bounded_sum
 from trainer.gradients.clipping import example_gradients
 from trainer.run import privacy
 from trainer.settings.audit_settings import TRAINER, AuditSettings

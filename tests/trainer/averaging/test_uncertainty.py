@@ -21,8 +21,8 @@ from trainer.averaging.uncertainty import (
     student_interval,
     write_uncertainty,
 )
-from trainer.gradients.dp_step import Step
-from trainer.gradients.noise import NoiseStream
+from trainer.core.step.dp_step import Step
+from trainer.core.step.noise import NoiseStream
 from trainer.model.metrics import BINARY
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings

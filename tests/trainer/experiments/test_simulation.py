@@ -20,6 +20,7 @@ from accounting.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account
 from trainer.cli.experiments.simulate_commands import simulate
+from trainer.core.run.run_record import read_run
 from trainer.experiments import simulation_report
 from trainer.experiments.extrapolation import fit_line
 from trainer.experiments.simulation import (
@@ -32,7 +33,6 @@ from trainer.experiments.simulation import (
     undecided,
 )
 from trainer.run.preflight import Request
-from trainer.run.run_record import read_run
 from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.train_settings import TrainSettings
 

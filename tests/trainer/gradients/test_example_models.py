@@ -12,8 +12,8 @@ from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import Manifest
 from tests.trainer.bounded import bounded
 from trainer import models
+from trainer.core.step.dp_step import Step
 from trainer.gradients import clipping
-from trainer.gradients.dp_step import Step
 from trainer.tf_compat import keras, tf
 
 NUM_ROWS = 4

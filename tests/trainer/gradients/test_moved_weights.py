@@ -11,9 +11,10 @@ import pytest
 
 from tests.trainer.architectures import OPERATIONS
 from tests.trainer.bounded import bam_sum
+from tests.trainer.claims.test_bam import loop_sum
 from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
-from tests.trainer.methods.test_bam import loop_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
+from trainer.claims import bam
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path
 from trainer.gradients.engine.backward_pass import backward
@@ -21,7 +22,6 @@ from trainer.gradients.engine.changed_results import with_changes
 from trainer.gradients.engine.moved_weights import num_formed_values
 from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.engine.weight_uses import UnknownUseError
-from trainer.methods import bam
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 

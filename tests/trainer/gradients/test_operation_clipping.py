@@ -14,13 +14,13 @@ from accounting.validation import InputError
 from tests.trainer.architectures import OPERATIONS
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
-from trainer.gradients import single_examples
+from trainer.core.step import single_examples
+from trainer.core.step.single_examples import SingleExamples
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
 from trainer.gradients.engine import gradient_parts
 from trainer.gradients.engine.backward_pass import backward
 from trainer.gradients.engine.proof import obstacle, proof_of
-from trainer.gradients.single_examples import SingleExamples
 from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel

@@ -21,10 +21,12 @@ from accounting.validation import InputError, check_float
 from pipelines.sampling.keys import create_key_file
 from tests.trainer.zoo import arrays, batch, linear, make_model
 from trainer.cli.commands import account, train_command
+from trainer.core.run.run_record import read_run
+from trainer.core.step import grid
+from trainer.core.step.bounded_sum import BoundedSum
+from trainer.core.step.per_example import ExampleGradients
+from trainer.core.step.single_examples import SingleExamples, example_gradient
 from trainer.gradients import clipping
-from trainer.gradients.bounded_sum import BoundedSum
-from trainer.gradients.per_example import ExampleGradients
-from trainer.gradients.single_examples import SingleExamples, example_gradient
 from trainer.keras_model import make_private
 from trainer.methods import dp_sgd, registry
 from trainer.methods.base import Hooks
@@ -33,7 +35,6 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.report.progress import Silent
 from trainer.run import privacy
 from trainer.run.preflight import Request
-from trainer.run.run_record import read_run
 from trainer.settings import methods
 from trainer.settings.method_settings import (
     NON_PRIVATE,
@@ -44,7 +45,6 @@ from trainer.settings.method_settings import (
 from trainer.settings.methods import Method, Setting, as_dp_sgd
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 from trainer.train import train
-from trainer.workers import grid
 
 NAME = "small-clip"
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 0.4}

@@ -25,11 +25,11 @@ from pipelines.batches.manifest import read_checksums, read_seal, write_manifest
 from pipelines.inputs.bounded import BOUNDED, Bounded
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder
+from trainer.core.run.run_record import read_run
+from trainer.core.run.session import Session
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.run.privacy import run_statement
-from trainer.run.run_record import read_run
-from trainer.run.session import Session
 from trainer.settings.train_settings import TrainSettings
 
 

@@ -16,14 +16,14 @@ from tests.trainer.flat_settings import train_settings
 from tests.trainer.run.test_certified_runs import said_of
 from tests.trainer.thread_workers import Together
 from tests.trainer.zoo import make_model, one_id
+from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.claims import CLAIMS
-from trainer.gradients.dp_step import Step
+from trainer.core.run.checkpoints import Checkpoints
+from trainer.core.run.run_record import RunRecord
+from trainer.core.run.session_state import SessionState
+from trainer.core.step.dp_step import Step
 from trainer.gradients.engine.table_reads import table_reads
-from trainer.gradients.lazy_noise import LazyNoise
 from trainer.methods import registry
-from trainer.run.checkpoints import Checkpoints
-from trainer.run.run_record import RunRecord
-from trainer.run.session_state import SessionState
 from trainer.tf_compat import keras
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ anew with
     python -m tests.trainer.run.test_golden_runs
 
 Weights are not golden: TensorFlow's kernels round as the processor has them, and the
-origin of a run (see ``trainer.run.origin``) is another on another machine.  That one
-machine gives the same weights twice is the subject of test_crashes_change_nothing.
+origin of a run (see ``trainer.core.run.origin``) is another on another machine.  That
+one machine gives the same weights twice is the subject of test_crashes_change_nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pipelines.sampling.samplers import BlockRows
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import ROW, BatchFolder, write_batches
 from tests.trainer.flat_settings import train_settings
+from trainer.core.run.session import Session
 from trainer.methods import registry
 from trainer.run import privacy
-from trainer.run.session import Session
 
 FILE = pathlib.Path(__file__).with_name("golden_runs.json")
 NUM_ROWS, NUM_STEPS = 40, 5

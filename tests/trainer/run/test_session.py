@@ -13,13 +13,13 @@ import pytest
 
 from accounting.validation import InputError
 from tests.trainer.bounded import StandIn
-from trainer.gradients.noise import step_noise
+from trainer.core.run import session as module
+from trainer.core.run.batches import BatchSource
+from trainer.core.run.run_record import read_run
+from trainer.core.run.session import Session
+from trainer.core.step.noise import step_noise
 from trainer.keras_model import make_private
-from trainer.run import session as module
-from trainer.run.batches import BatchSource
 from trainer.run.preflight import Request
-from trainer.run.run_record import read_run
-from trainer.run.session import Session
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train

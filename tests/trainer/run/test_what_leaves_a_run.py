@@ -16,10 +16,10 @@ from tests.trainer.run.whole_runs import private_settings
 from trainer import train as module
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
-from trainer.gradients.dp_step import Step
+from trainer.core.run.checkpoints import Checkpoints
+from trainer.core.step.dp_step import Step
 from trainer.keras_model import make_private
 from trainer.model.evaluation import Evaluator
-from trainer.run.checkpoints import Checkpoints
 from trainer.tf_compat import keras, raw_variable
 from trainer.train import train
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.core.tracing import check_eager
+from trainer.core.step.tracing import check_eager
 from trainer.gradients.engine.row_independence import (
     Kind,
     Rows,

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.core.tracing import trace_eagerly
+from trainer.core.step.tracing import trace_eagerly
 from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.pure_graph import check_pure
 from trainer.model.trainable_model import TrainableModel
