@@ -106,9 +106,17 @@ class _Stacked:
         self._gradients = gradients
 
     def norms(self) -> Any:
+        """Returns the L2 norm of each row's gradient, (batch,)."""
         return tf.sqrt(squared_norms(self._gradients))
 
     def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+        """Returns the sum of the scaled gradients, a tensor per variable.
+
+        Args:
+          kept: Rows that contribute, bool (batch,).
+          scale: Factor of each row, (batch,).
+          cap: Largest coordinate of a scaled gradient; None for no bound.
+        """
         scaled = [scale_rows(one, kept, scale) for one in self._gradients]
         return [tf.reduce_sum(cap_coordinates(one, cap), 0) for one in scaled]
 
