@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, intervals, sampler_registry
@@ -102,6 +103,7 @@ class PrivacyStatement:
         examples after `dpsgd bound`.  Else None.
       batches_certified: Whether a certificate is about the batches of the run; None for
         a plan without batches.
+      claims: What the run did by proofs of their own: name -> what is relied on.
     """
 
     plan: DpSgdPlan
@@ -116,15 +118,17 @@ class PrivacyStatement:
     max_examples_per_user: int = 1
     unit: str | None = None
     batches_certified: bool | None = None
+    claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def relies_on(self) -> tuple[str, ...]:
-        """Names of what the claim relies on without a check, from ``RELIANCES``."""
+        """Names of ``RELIANCES`` that nothing checked, and of ``claims``."""
         relied = {
             BATCH_JOB: self.batches_certified is False,
             BOUND_JOB: self.unit is not None,
         }
-        return tuple(name for name, is_relied in relied.items() if is_relied)
+        jobs = (name for name, is_relied in relied.items() if is_relied)
+        return (*jobs, *self.claims)
 
     @property
     def relation_text(self) -> str:
@@ -324,8 +328,9 @@ class PrivacyStatement:
 
     def _reliances(self) -> list[str]:
         lines = [f"  batches     {CERTIFIED}."] if self.batches_certified else []
+        texts = {**RELIANCES, **self.claims}
         for name in self.relies_on:
-            lines.append(f"  relies on   the {name}: {RELIANCES[name]}.")
+            lines.append(f"  relies on   the {name}: {texts[name]}.")
         return lines
 
     def _number(self) -> str:

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from pipelines.tables.table_format import TableOptions as TableOptions
     from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
+    from trainer.core.run.run_record import RunRecord as RunRecord
+    from trainer.core.run.run_record import read_run as read_run
     from trainer.experiments.compare import compare as compare
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
@@ -72,8 +74,6 @@ if TYPE_CHECKING:
     from trainer.prediction.predict import predict as predict
     from trainer.run.preflight import Request as Request
     from trainer.run.privacy import run_statement as run_statement
-    from trainer.run.run_record import RunRecord as RunRecord
-    from trainer.run.run_record import read_run as read_run
     from trainer.settings.aggregation_settings import (
         AggregationSettings as AggregationSettings,
     )
@@ -110,7 +110,7 @@ _HOMES = {
     "PrivacyStatement": "accounting.statement",
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",
-    "RunRecord": "trainer.run.run_record",
+    "RunRecord": "trainer.core.run.run_record",
     "Runtime": "pipelines.job.runtime.tasks",
     "Schema": "pipelines.tables.schema.schema",
     "BiasSettings": "trainer.papers.settings",
@@ -140,7 +140,7 @@ _HOMES = {
     "read_batches": "pipelines.batches.reader",
     "read_certificate": "pipelines.batches.certificate",
     "read_manifest": "pipelines.batches.manifest",
-    "read_run": "trainer.run.run_record",
+    "read_run": "trainer.core.run.run_record",
     "run_statement": "trainer.run.privacy",
     "measure_bias": "trainer.papers.bias",
     "shift": "trainer.papers.shift",

@@ -57,12 +57,14 @@ from pipelines.batches.certificate import read_certificate
 from pipelines.batches.manifest import read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models
+from trainer.core.run.batches import Element
+from trainer.core.run.session import Session, StepInputs
+from trainer.core.step.dp_step import Step
 from trainer.export.export import export, save_tensorflow
 from trainer.fitting.callbacks import check_callbacks
 from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
 from trainer.fitting.validation_curve import ValidationCurve
-from trainer.gradients.dp_step import Step
 from trainer.gradients.engine.proof import proof_of
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
@@ -75,8 +77,6 @@ from trainer.model.user_code import withhold_values
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy
-from trainer.run.batches import Element
-from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
@@ -372,16 +372,10 @@ class PrivateModel(keras.Model):
         manifest = self._session.manifest
         trained = models.make_trained(trainable, manifest, self._views)
         session, plan = self._session, manifest.plan
-        gradient_sum, grid = registry.sum_on_grid(
+        bounded = registry.step_sum(
             trained, session.settings, plan, session.noise_multiplier
         )
-        step = Step(
-            trainable.optimized,
-            gradient_sum,
-            self.optimizer,
-            expected_batch_size=plan.expected_batch_size,
-            grid=grid,
-        )
+        step = Step(trainable.optimized, bounded, self.optimizer)
         num_parameters = sum(int(np.prod(v.shape)) for v in trainable.variables)
         self._session.use(
             step,

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -48,14 +49,25 @@ from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import column_names
+from trainer.claims import lazy_tables
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.claims.workers import agreement
+from trainer.claims.workers.agreement import AgreedStopError
+from trainer.core.run import run_record, threads
+from trainer.core.run.batches import Element, element_spec
+from trainer.core.run.captured_state import CapturedState
+from trainer.core.run.checkpoints import Checkpoints
+from trainer.core.run.origin import Origin
+from trainer.core.run.session import Session
+from trainer.core.run.session_state import SessionState
+from trainer.core.step.bounded_sum import UnboundedSum
+from trainer.core.step.dp_step import Step
+from trainer.core.step.workers import Alone, Workers
 from trainer.export.export import check_export, export
 from trainer.gradients import model_check
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
-from trainer.gradients.dp_step import Step
 from trainer.gradients.engine import proof
-from trainer.gradients.lazy_noise import LazyNoise
-from trainer.gradients.per_example import GradientSum
-from trainer.methods import lazy_tables, registry
+from trainer.methods import registry
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
@@ -66,29 +78,12 @@ from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
-from trainer.run import (
-    preflight,
-    privacy,
-    run_record,
-    stored_run,
-    threads,
-    traced_origin,
-)
-from trainer.run.batches import Element, element_spec
-from trainer.run.checkpoints import Checkpoints
-from trainer.run.origin import Origin
+from trainer.run import preflight, privacy, stored_run, traced_origin
 from trainer.run.preflight import Checked, Request
-from trainer.run.session import Session
-from trainer.run.session_state import SessionState
 from trainer.run.stored_run import StoredRun, StoreError
-from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import keras, raw_variable, tf
-from trainer.workers import agreement
-from trainer.workers.agreement import AgreedStopError
-from trainer.workers.base import Alone, Workers
-from trainer.workers.grid import Grid
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
@@ -205,8 +200,7 @@ class _Made:
     evaluator: Evaluator | None
     optimizer: Any
     hooks: Hooks
-    gradient_sum: GradientSum
-    grid: Grid | None
+    bounded: UnboundedSum
     tables: lazy_tables.Choice
 
 
@@ -228,7 +222,7 @@ def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
         manifest=checked.manifest,
         checkpoint_every=checked.request.checkpoint_every,
     )
-    gradient_sum, grid = registry.sum_on_grid(
+    bounded = registry.step_sum(
         trained, settings, checked.manifest.plan, checked.noise_multiplier
     )
     if settings.model != DEFAULT_MODEL:  # tests cover its export
@@ -247,8 +241,7 @@ def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
         evaluator=evaluator,
         optimizer=optimizer,
         hooks=hooks,
-        gradient_sum=gradient_sum,
-        grid=grid,
+        bounded=bounded,
         tables=tables,
     )
 
@@ -362,7 +355,7 @@ class _Training:
         )
         self._optimizer = made.optimizer
         self._hooks = made.hooks
-        self._lazy = self._lazy_noise(made.tables, made.grid)
+        self._lazy = self._lazy_noise(made.tables, made.bounded)
         kept_steps = self._settings.kept_steps(self._plan.num_steps)
         self._flush_steps = lazy_tables.FlushSteps(
             every=made.tables.flush_every,
@@ -385,15 +378,13 @@ class _Training:
         self._variables = self._all_variables()
         self._state = self._restored()
         agreement.together(workers, self._recover_iterates)
-        self._bias = self._clipping_bias(made.gradient_sum)
+        self._bias = self._clipping_bias(made.bounded)
 
     def _trace_step(self, made: _Made) -> CapturedState:
         step = Step(
             self._model.optimized,
-            made.gradient_sum,
+            made.bounded,
             self._optimizer,
-            expected_batch_size=self._plan.expected_batch_size,
-            grid=made.grid,
             lazy=self._lazy,
             workers=self._workers,
         )
@@ -442,12 +433,14 @@ class _Training:
             self._variables,
             every=self._request.checkpoint_every,
             held_out=None if held_out is None else held_out.digest,
+            relies_on=self.session.relies_on,
             after_save=self._stored.send,
             workers=self._workers,
         )
         done = state.restore()
         if done is not None:
             self.session.num_steps_executed = done
+            self.session.relied_on = state.relies_on
             self._reporter.say(f"continuing after step {done}")
         self._check_same_weights()
         return state
@@ -461,36 +454,31 @@ class _Training:
     def _done(self) -> int:
         return self.session.num_steps_executed
 
-    def _clipping_bias(self, clipped: GradientSum) -> NonPrivateClippingBias | None:
+    def _clipping_bias(self, bounded: UnboundedSum) -> NonPrivateClippingBias | None:
         if not self._settings.non_private_diagnostics:
             return None
         self._reporter.say(NON_PRIVATE_DIAGNOSTICS)
         ascent = self._hooks.ascent
+        sum_of = functools.partial(registry.gradient_sum, self._trained, self._settings)
+        clip = None if bounded.grid is None else bounded.grid.clip
         return NonPrivateClippingBias(
             self._request.run,
             self._model.variables,
-            clipped=clipped,
-            unclipped=registry.gradient_sum(
-                self._trained, self._settings, l2_norm_clip=math.inf
-            ),
+            clipped=sum_of(l2_norm_clip=clip),
+            unclipped=sum_of(l2_norm_clip=math.inf),
             ascent=ascent(self._model, self._optimizer) if ascent else None,
             expected_batch_size=self._plan.expected_batch_size,
             first_step=self._done,
         )
 
     def _lazy_noise(
-        self, tables: lazy_tables.Choice, grid: Grid | None
+        self, tables: lazy_tables.Choice, bounded: UnboundedSum
     ) -> LazyNoise | None:
         if tables.message:
             self._reporter.say(tables.message)
-        if tables.reads is None or grid is None:
+        if tables.reads is None or bounded.bound is None:
             return None
-        return LazyNoise(
-            tables.reads,
-            expected_batch_size=self._plan.expected_batch_size,
-            grid=grid,
-            workers=self._workers,
-        )
+        return LazyNoise(tables.reads, bounded=bounded, workers=self._workers)
 
     # -- steps ---------------------------------------------------------------------
 

@@ -35,8 +35,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from accounting.plots import new_figure  # noqa: E402
+from tests.trainer.bounded import bam_sum  # noqa: E402
 from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
-from trainer.methods.bam import bam_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.report import tables  # noqa: E402
 from trainer.report.plots import DASHES  # noqa: E402

@@ -152,7 +152,7 @@ def read_rates(batches: pathlib.Path, examples: pathlib.Path) -> tuple[float, fl
     import tensorflow as tf
 
     from pipelines.batches.manifest import read_manifest
-    from trainer.run.batches import BatchSource
+    from trainer.core.run.batches import BatchSource
 
     manifest = read_manifest(batches)
     source = BatchSource(batches, manifest)

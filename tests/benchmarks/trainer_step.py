@@ -37,17 +37,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 import conftest  # noqa: E402
 
 from pipelines.sampling.keys import insecure_key  # noqa: E402
+from trainer.claims import bam, lazy_tables  # noqa: E402
+from trainer.claims.lazy_noise import LazyNoise  # noqa: E402
+from trainer.core.run.batches import BatchSource  # noqa: E402
+from trainer.core.step.bounded_sum import BoundedSum  # noqa: E402
+from trainer.core.step.dp_step import Step  # noqa: E402
+from trainer.core.step.per_example import ExampleGradients  # noqa: E402
 from trainer.gradients import clipping  # noqa: E402
-from trainer.gradients.dp_step import Step  # noqa: E402
-from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
-from trainer.gradients.noise import LaterNoise, NoiseStream  # noqa: E402
-from trainer.methods import bam, lazy_tables  # noqa: E402
 from trainer.model.table_model import read_table, table_model  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
-from trainer.run.batches import BatchSource  # noqa: E402
 from trainer.settings.train_settings import TrainSettings  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
-from trainer.workers.grid import make  # noqa: E402
 
 BATCH = 1024
 KEY = insecure_key(0)
@@ -117,13 +117,13 @@ class Private:
 
     Args:
       setting: The batches and the model.
-      make_sum: Model, clip -> gradient sum.
+      make_gradients: Model -> gradients of single examples.
     """
 
     def __init__(
         self,
         setting: Setting,
-        make_sum: Callable[[TrainableModel, float], clipping.GradientSum],
+        make_gradients: Callable[[TrainableModel], ExampleGradients],
     ) -> None:
         self._num_steps = setting.num_steps
         self._model, optimizer = setting.model(), keras.optimizers.SGD()
@@ -134,33 +134,23 @@ class Private:
             ),
             manifest=setting.manifest, checkpoint_every=None,
         )  # fmt: skip
-        grid = make(
-            l2_norm_clip=1.0, noise_multiplier=1.0, most_examples=BATCH,
-            num_values=sum(int(np.prod(v.shape)) for v in self._model.variables),
+        summed = BoundedSum(
+            make_gradients(self._model), setting.manifest.plan,
+            l2_norm_clip=1.0, noise_multiplier=1.0,
         )  # fmt: skip
-        self._lazy = chosen.reads and LazyNoise(
-            chosen.reads, expected_batch_size=BATCH, grid=grid
-        )
+        self._lazy = chosen.reads and LazyNoise(chosen.reads, bounded=summed)
         self._flush_every = chosen.flush_every
-        self._step = Step(
-            self._model.variables, make_sum(self._model, grid.clip), optimizer,
-            expected_batch_size=BATCH, grid=grid, lazy=self._lazy,
-        )  # fmt: skip
+        self._step = Step(self._model.variables, summed, optimizer, lazy=self._lazy)
         self.extra: Seconds = {"wall": 0.0, "processor": 0.0}
 
     @contextlib.contextmanager
     def steps(self) -> Iterator[Callable[[Any], None]]:
         """Gives the function that trains on one batch; then flushes."""
-        with NoiseStream(
-            KEY, steps=range(self._num_steps), shapes=self._step.shapes,
-            noise_stddev=1.0, units=self._step.units,
-        ) as noise:  # fmt: skip
+        with self._step.noise(KEY, range(self._num_steps)) as noise:
             draws = iter(noise)
 
             def step(batch: Any) -> None:
-                later = LaterNoise(
-                    noise_key=KEY, step=int(batch["step"]), noise_stddev=1.0
-                )
+                later = self._step.later_noise(KEY, int(batch["step"]))
                 self._step.begin(next(draws), later)
                 self._step.add(batch["columns"], batch["weight"])
                 self._step.finish()
@@ -169,23 +159,19 @@ class Private:
 
             yield step
         if self._lazy is not None:
-            later = LaterNoise(noise_key=KEY, step=0, noise_stddev=1.0)
+            later = self._step.later_noise(KEY, 0)
             spent = _clocked(lambda: self._lazy.flush(later.of_flush))
             self.extra = {k: v / self._flush_every for k, v in spent.items()}
 
 
-def _dp_sgd(model: TrainableModel, clip: float) -> clipping.GradientSum:
-    return clipping.clipped_sum(model, l2_norm_clip=clip)
-
-
-def _bam(model: TrainableModel, clip: float) -> clipping.GradientSum:
-    return bam.bam_sum(model, l2_norm_clip=clip, radius=0.02)
+def _bam(model: TrainableModel) -> ExampleGradients:
+    return bam.bam_gradients(model, radius=0.02)
 
 
 #: Name of a way to train -> what makes it.
 WAYS: dict[str, Callable[[Setting], Any]] = {
     "Keras": Keras,
-    "DP-SGD": lambda setting: Private(setting, _dp_sgd),
+    "DP-SGD": lambda setting: Private(setting, clipping.example_gradients),
     "BAM": lambda setting: Private(setting, _bam),
 }
 

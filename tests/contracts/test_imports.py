@@ -81,7 +81,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("pipelines.cli.batch_commands", FRAMEWORKS),
         ("pipelines.job.transforms", {"tensorflow", "keras", "tensorflow_privacy"}),
         ("pipelines.job.poisson_batching", {"tensorflow", "keras", "trainer"}),
-        ("trainer.run.run_record", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
+        ("trainer.core.run.run_record", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
         ("trainer.cli.commands", FRAMEWORKS),
         (
             "trainer.cli.audit_commands",

@@ -29,7 +29,7 @@ from pipelines.batches.record_checksums import RecordChecksum
 from pipelines.batches.tfrecord import write_record
 from pipelines.files.sink import Sink
 from pipelines.sampling.keys import create_key_file
-from trainer.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
+from trainer.core.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
 DATASET = {"name": "criteo", "num_buckets": NUM_BUCKETS}

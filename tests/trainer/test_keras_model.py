@@ -14,18 +14,18 @@ import pytest
 from accounting.validation import InputError
 from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import read_json
+from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS
+from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run
+from trainer.core.step.dp_step import Step
 from trainer.export import serving
 from trainer.export.export import predicting_model
-from trainer.gradients.dp_step import Step
 from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
-from trainer.methods.bam import bam_sum
 from trainer.model.layers.function_model import FunctionModel
 from trainer.model.trainable_model import TrainableModel
 from trainer.run.preflight import check_run_folder
 from trainer.run.privacy import run_statement
-from trainer.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.tf_compat import keras, tf
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.trainer import zoo
-from trainer.gradients.per_example import GradientSum, clip_scale, keep_rows, real_rows
+from trainer.core.step.per_example import GradientSum, clip_scale, keep_rows, real_rows
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 

@@ -26,8 +26,8 @@ from pipelines.batches.manifest import Manifest
 from pipelines.inputs.bounded import ROWS, USERS, Bounded
 from trainer.auditing import audit_mechanism, audit_training
 from trainer.auditing.audit_report import AuditReport, cannot_see, report
+from trainer.core.run.run_record import RunRecord
 from trainer.run import privacy
-from trainer.run.run_record import RunRecord
 from trainer.settings import methods
 from trainer.settings.audit_settings import MECHANISM, TRAINER, AuditSettings
 from trainer.settings.method_settings import NON_PRIVATE

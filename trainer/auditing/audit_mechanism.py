@@ -6,7 +6,7 @@ such examples.  Each step releases the sum over its examples plus noise: one num
 step, in clip norms, since other directions do not help to tell the two data sets apart.
 
 Sampler and noise are those of a run (``pipelines.sampling.samplers``,
-``trainer.gradients.noise``).  With samplers that choose rows independently, the other
+``trainer.core.step.noise``).  With samplers that choose rows independently, the other
 examples contribute nothing.  With shuffles they contribute the opposite of the canary,
 which reveals the step in which the canary replaced one of them; under Poisson sampling,
 where batch sizes are random, this would reveal nothing.
@@ -54,7 +54,7 @@ from pipelines.core.keys import KEY_BYTES
 from pipelines.sampling import samplers
 from pipelines.sampling.samplers import BlockRows
 from pipelines.sampling.shuffle import first_positions
-from trainer.gradients import noise
+from trainer.core.step import noise
 
 #: Largest number of noise values in a chunk of trials (128 MiB), and of its trials.
 _CHUNK_VALUES = 1 << 24

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from accounting.validation import InputError
-from trainer.run import authenticated_arrays
-from trainer.run.run_record import ITERATES_NAME
+from trainer.core.run import authenticated_arrays
+from trainer.core.run.run_record import ITERATES_NAME
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from accounting.cli.grouped import Grouped, Option
 from accounting.validation import InputError
 from pipelines.cli.console import wrapped
 from pipelines.files.paths import absolute, is_remote
+from trainer.claims.workers import agreement, launch
+from trainer.claims.workers.launch import DEFAULT_TIMEOUT
 from trainer.cli import (
     method_flags,
     plan_flags,
@@ -24,16 +26,14 @@ from trainer.cli import (
     setting_flags,
 )
 from trainer.cli.metrics_text import metrics_text
+from trainer.core.run.run_record import PRIVACY_TEXT_NAME
+from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
-from trainer.run.run_record import PRIVACY_TEXT_NAME
 from trainer.settings.request import Request
 from trainer.settings.setting import GROUPS
 from trainer.settings.train_settings import (
     TrainSettings,
 )
-from trainer.workers import agreement, launch
-from trainer.workers.base import Workers
-from trainer.workers.launch import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:  # imports TensorFlow
     from trainer.run.preflight import Checked

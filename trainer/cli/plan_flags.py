@@ -14,8 +14,8 @@ from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from trainer.cli import run_flags
-from trainer.run import run_record
-from trainer.run.run_record import RunRecord
+from trainer.core.run import run_record
+from trainer.core.run.run_record import RunRecord
 
 
 def noise_key_file(text: str) -> Callable[..., Any]:

@@ -33,6 +33,7 @@ from typing import Any
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
+from trainer.core.run.run_record import exported_names
 from trainer.export import serving
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
 from trainer.model.layers.function_model import has_keras_format
@@ -40,7 +41,6 @@ from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
 from trainer.model.losses import Loss
 from trainer.model.metrics import BINARY, CLASSES
 from trainer.model.trainable_model import TrainableModel, nested_inputs
-from trainer.run.run_record import exported_names
 from trainer.tf_compat import keras, tf
 
 #: Names of the two signatures of a SavedModel.

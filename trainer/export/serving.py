@@ -24,7 +24,7 @@ from accounting.validation import InputError
 from accounting.versioned_json import header, read_fields
 from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import pretty_json, read_json, write_atomically
-from trainer.run.run_record import SERVING_NAME
+from trainer.core.run.run_record import SERVING_NAME
 
 _HEADER: Any = {"format_name": "dpsgd-serving", "version": 1}
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.batches.manifest import pretty_json, write_atomically
-from trainer.run.run_record import CURVE_NAME, METRICS_NAME
+from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME
 from trainer.tf_compat import keras, tf
 
 

@@ -33,15 +33,19 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from accounting.validation import check_choice
+from trainer.core.step.per_example import (
+    ExampleGradients,
+    GradientSum,
+    clipped,
+    real_rows,
+)
+from trainer.core.step.single_examples import SingleExamples
 from trainer.gradients.engine import proof
-from trainer.gradients.engine.backward_pass import one_pass_sum
-from trainer.gradients.per_example import GradientSum, real_rows
-from trainer.gradients.single_examples import example_gradient, single_examples_sum
+from trainer.gradients.engine.backward_pass import one_pass
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
@@ -54,20 +58,13 @@ def choose_path(model: TrainableModel) -> str:
     return ONE_PASS if proof.obstacle(model) is None else SINGLE_EXAMPLES
 
 
-def clipped_sum(
-    model: TrainableModel,
-    *,
-    l2_norm_clip: float,
-    linf_norm_clip: float | None = None,
-    path: str | None = None,
-) -> GradientSum:
-    """Returns the function that sums the clipped gradients of a physical batch.
+def example_gradients(
+    model: TrainableModel, path: str | None = None
+) -> ExampleGradients:
+    """Returns the gradients of single examples.
 
     Args:
       model: Model that ``check_model`` accepts.
-      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
-      linf_norm_clip: Largest coordinate after the L2 clip, above 0; None or infinity
-        for no bound.
       path: "one pass" or "single examples"; None for ``choose_path``.
 
     Raises:
@@ -75,15 +72,23 @@ def clipped_sum(
     """
     path = path or choose_path(model)
     check_choice("path", path, (ONE_PASS, SINGLE_EXAMPLES))
-    cap = None if linf_norm_clip == math.inf else linf_norm_clip
-    if path == ONE_PASS:
-        return one_pass_sum(model, l2_norm_clip, cap)
-    return single_examples_sum(
-        model,
-        l2_norm_clip,
-        lambda row: (example_gradient(model, row), tf.constant(True)),
-        linf_norm_clip=cap,
-    )
+    return one_pass(model) if path == ONE_PASS else SingleExamples(model)
+
+
+def clipped_sum(
+    model: TrainableModel, *, path: str | None = None, **clips: Any
+) -> GradientSum:
+    """Returns DP-SGD's sum of clipped gradients of a physical batch.
+
+    Args:
+      model: As for ``example_gradients``.
+      path: As for ``example_gradients``.
+      **clips: As for ``per_example.clipped``.
+
+    Raises:
+      InputError: as ``example_gradients``.
+    """
+    return clipped(example_gradients(model, path), **clips)
 
 
 def plain_sum(model: TrainableModel) -> GradientSum:

@@ -17,8 +17,8 @@ from typing import Any
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest, read_json
+from trainer.core.run.run_record import RunRecord
 from trainer.run import privacy
-from trainer.run.run_record import RunRecord
 from trainer.settings.audit_settings import TRAINER
 
 COMPARISON_NAME = "comparison.json"

@@ -15,8 +15,8 @@ from accounting import deltas
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan, steps_and_epochs
 from accounting.statement import PrivacyStatement
+from trainer.core.run.run_record import RunRecord
 from trainer.run import privacy
-from trainer.run.run_record import RunRecord
 from trainer.settings import methods
 
 

@@ -35,12 +35,13 @@ from pipelines.batches.certificate import (
     read_certificate,
 )
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest
+from trainer.core.run import run_record
+from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
 from trainer.html_report import attachments, commands, data_set
 from trainer.model.guessing import warnings
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.report.metrics_files import read_curve, read_metrics
-from trainer.run import privacy, run_record
-from trainer.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
+from trainer.run import privacy
 from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
 

@@ -25,6 +25,7 @@ from accounting.statement import CERTIFIED, RELIANCES
 from accounting.validation import InputError
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import StrPath
+from trainer.core import claims
 from trainer.html_report import charts, facts
 
 _TEMPLATE = "report.html.jinja"
@@ -117,7 +118,7 @@ def render(found: dict[str, Any]) -> str:
         **found,
         charts=_charts(found["evaluation"]),
         certified=CERTIFIED,
-        reliances=RELIANCES,
+        reliances={**RELIANCES, **claims.CLAIMS},
     )
 
 

@@ -1,8 +1,9 @@
 """The contract of a step; the rest of a training method is a `settings.methods.Method`.
 
-A method promises, and its tests show, that one row changes the sum of a physical batch
-by at most ``l2_norm_clip`` in L2 norm.  A method's own optimizer prepares each step
-from earlier releases and drawn values alone: it is given no batch.
+A method brings the gradient of each example, a function of this row and of earlier
+releases alone, and never learns the clip: ``bounded_sum`` clips.  A method's own
+optimizer prepares each step from earlier releases and drawn values alone: it is given
+no batch.
 
 Formal guarantees:
   - The trainer draws the noise of every variable in every step, whatever else a method
@@ -19,9 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from accounting.validation import InputError
+from trainer.core.step.noise import DrawStep
+from trainer.core.step.per_example import ExampleGradients
 from trainer.gradients.clipping_bias import AscentSums
-from trainer.gradients.noise import DrawStep
-from trainer.gradients.per_example import GradientSum
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 
@@ -62,9 +63,10 @@ class Hooks:
     Attributes:
       choose_path: (model, settings) -> name of the path that computes per-example
         gradients.
-      gradient_sum: (model, settings, l2_norm_clip) -> function of a physical batch.
-        One row changes its value by at most ``l2_norm_clip`` in L2 norm; None for a
-        method without privacy, which has no bound.
+      gradients: (model, settings) -> gradients of single examples; None for a method
+        without privacy, whose gradients are summed as they are.
+      linf_factor: (model, settings) -> p: each coordinate of a clipped gradient is
+        clipped to the clip norm over the root of p; None for no bound.
       optimizer: (settings, num_steps, variables) -> the method's own optimizer; None
         for the optimizer of the settings.
       draw: Draws the arrays for ``before_step``, as a function of the run's key and
@@ -79,7 +81,8 @@ class Hooks:
     """
 
     choose_path: Callable[[TrainableModel, TrainSettings], str]
-    gradient_sum: Callable[[TrainableModel, TrainSettings, float | None], GradientSum]
+    gradients: Callable[[TrainableModel, TrainSettings], ExampleGradients] | None
+    linf_factor: Callable[[TrainableModel, TrainSettings], float] | None = None
     optimizer: Callable[[TrainSettings, int, Sequence[Any]], MethodOptimizer] | None = (
         None
     )

@@ -1,22 +1,17 @@
-"""The hooks of a run's method, and its gradient sum.
-
-Public: the method and its path.  Sensitive: the sums.
-"""
+"""The hooks of a run's method, and the bounded sum that is made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from trainer.gradients.per_example import GradientSum
+from trainer.core import claims
+from trainer.core.step.bounded_sum import BoundedSum, UnboundedSum
+from trainer.core.step.per_example import GradientSum, clipped
+from trainer.gradients.clipping import plain_sum
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods
 from trainer.settings.train_settings import TrainSettings
-from trainer.workers import grid
-from trainer.workers.grid import Grid
 
 
 def hooks_of(method: str) -> Hooks:
@@ -41,7 +36,7 @@ def modules_of(method: str) -> set[str]:
       InputError: as ``hooks_of``.
     """
     hooks = hooks_of(method)
-    called = (hooks.choose_path, hooks.gradient_sum, hooks.optimizer, hooks.draw)
+    called = (hooks.choose_path, hooks.gradients, hooks.optimizer, hooks.draw)
     found = (getattr(function, "__module__", None) for function in called)
     return {module for module in found if module is not None}
 
@@ -56,36 +51,49 @@ def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
     return hooks_of(settings.method).choose_path(model, settings)
 
 
-def sum_on_grid(
+def step_sum(
     model: TrainableModel,
     settings: TrainSettings,
     plan: DpSgdPlan,
     noise_multiplier: float | None,
-) -> tuple[GradientSum, Grid | None]:
-    """Returns the gradient sum of a run, clipped for the run's grid, and the grid.
+) -> UnboundedSum:
+    """Returns the sum of a run: a ``BoundedSum``, except without privacy.
 
     Args:
       model: A model that ``check_model`` accepted.
       settings: Settings with the method and its clip norm.
-      plan: Plan of the batches; its largest step bounds the sums on the grid.
-      noise_multiplier: Noise multiplier of the run; None for a run without privacy,
-        which has no grid.
+      plan: Plan of the batches.
+      noise_multiplier: Noise multiplier of the run; None for a run without privacy.
 
     Raises:
       InputError: the method does not support this model, or no grid is fine enough.
       ValueError: a private run without a clip norm.
     """
-    if noise_multiplier is None:
-        return gradient_sum(model, settings), None
+    hooks = hooks_of(settings.method)
+    if hooks.gradients is None or noise_multiplier is None:
+        return UnboundedSum(gradient_sum(model, settings), plan)
     if settings.l2_norm_clip is None:  # the loss is still "auto"
         raise ValueError("Expected the clip norm of a private run to be settled.")
-    found = grid.make(
+    linf_factor = hooks.linf_factor(model, settings) if hooks.linf_factor else 1
+    return BoundedSum(
+        hooks.gradients(model, settings),
+        plan,
         l2_norm_clip=settings.l2_norm_clip,
         noise_multiplier=noise_multiplier,
-        num_values=sum(v.shape.num_elements() for v in model.variables),
-        most_examples=plan.truncated_batch_size or plan.num_examples,
+        linf_factor=linf_factor,
+        relies_on=_claims(model, settings),
     )
-    return gradient_sum(model, settings, l2_norm_clip=found.clip), found
+
+
+def _claims(model: TrainableModel, settings: TrainSettings) -> list[str]:
+    """Returns the claims of the method, and of how the rows of an example are made."""
+    claim = methods.get(settings.method).claim
+    found = [] if claim is None else [claim]
+    if model.prepare is not None or model.description.get("views", 1) > 1:
+        found.append(claims.VIEWS)
+    if "rows_per_user" in model.description:
+        found.append(claims.USER_ROWS)
+    return found
 
 
 def gradient_sum(
@@ -94,7 +102,7 @@ def gradient_sum(
     *,
     l2_norm_clip: float | None = None,
 ) -> GradientSum:
-    """Returns the function that sums the gradients of a physical batch.
+    """Returns the sum of a method's gradients, clipped but on no grid.  Not private.
 
     Args:
       model: A model that ``check_model`` accepted.
@@ -104,13 +112,11 @@ def gradient_sum(
     Raises:
       InputError: the method does not support this model.
     """
+    hooks = hooks_of(settings.method)
     clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
-    found = hooks_of(settings.method).gradient_sum(model, settings, clip)
-    prepare = model.prepare
-    if prepare is None:
-        return found
-
-    def prepared_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        return found(prepare(columns), weight)
-
-    return prepared_sum
+    if hooks.gradients is None or clip is None:
+        found = plain_sum(model)
+    else:
+        found = clipped(hooks.gradients(model, settings), l2_norm_clip=clip)
+    prepare = model.prepare or dict
+    return lambda columns, weight: found(prepare(columns), weight)

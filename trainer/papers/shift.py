@@ -27,6 +27,7 @@ import numpy as np
 
 from accounting.plan import DETERMINISTIC
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from trainer.core.run.run_record import CURVE_NAME
 from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.runs import (
     Runs,
@@ -38,7 +39,6 @@ from trainer.experiments.comparison.runs import (
 from trainer.papers import drifting_table
 from trainer.papers.settings import ShiftSettings
 from trainer.report.metrics_files import read_curve
-from trainer.run.run_record import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
 
 NOT_PRIVATE = (

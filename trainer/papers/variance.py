@@ -43,6 +43,7 @@ from scipy.stats import f as fisher
 from accounting.plan import DpSgdPlan
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
+from trainer.core.run.run_record import UNCERTAINTY_NAME
 from trainer.experiments.comparison.case import Case, Trial
 from trainer.experiments.comparison.runs import (
     Runs,
@@ -56,7 +57,6 @@ from trainer.papers.settings import VarianceSettings
 from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
 from trainer.run import privacy
-from trainer.run.run_record import UNCERTAINTY_NAME
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: In the paper, both kinds of widths are within this factor of each other.

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from accounting.validation import InputError, check_choice, check_float
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
 from trainer.averaging.uncertainty import column_names
+from trainer.core.run import run_record
+from trainer.core.run.run_record import ITERATES_NAME, exported_names
 from trainer.export import serving
 from trainer.export.serving import Serving
 from trainer.model import target, user_sources
@@ -29,9 +31,7 @@ from trainer.model.metrics import VOTE_METRICS
 from trainer.prediction import named_classes
 from trainer.prediction.table_file import check_name
 from trainer.prediction.tables import Rows, open_rows
-from trainer.run import run_record
 from trainer.run.preflight import check_local
-from trainer.run.run_record import ITERATES_NAME, exported_names
 from trainer.settings.aggregation_settings import (
     OMV,
     OPA,

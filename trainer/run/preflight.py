@@ -37,12 +37,18 @@ from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import read_bytes, sizes
 from pipelines.sampling.keys import read_key_file
 from pipelines.tables.schema.schema import DATASET_NAME
+from trainer.core.run import origin
+from trainer.core.run.run_record import (
+    RECORD_NAME,
+    RUN_NAMES,
+    RunRecord,
+    noise_key_path,
+)
 from trainer.model import user_sources
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.user_rows import has_users, of_one_row, rows_per_user
-from trainer.run import origin, privacy
-from trainer.run.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
+from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.request import Request as Request
 from trainer.settings.request import check_local as check_local

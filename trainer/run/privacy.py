@@ -18,13 +18,14 @@ from pipelines.batches.certificate import (
 )
 from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
 from pipelines.inputs.bounded import Bounded
-from trainer.run import stopped
-from trainer.run.run_record import (
+from trainer.core import claims
+from trainer.core.run.run_record import (
     PRIVACY_NAME,
     PRIVACY_TEXT_NAME,
     RunRecord,
     check_execution,
 )
+from trainer.run import stopped
 from trainer.settings import methods
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.train_settings import TrainSettings
@@ -281,6 +282,7 @@ def run_statement(
         whole,
         learned_before=_learned_before(record, manifest),
         batches_certified=_are_certified(record, certificate),
+        claims={name: claims.CLAIMS[name] for name in record.relies_on},
     )
     return stopped.statement_of(whole, record) if is_stopped else whole
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from accounting.statement import PrivacyStatement
 from accounting.validation import InputError
-from trainer.run.run_record import RunRecord
+from trainer.core.run.run_record import RunRecord
 from trainer.settings import methods
 
 

@@ -27,9 +27,14 @@ from pipelines.files import storage
 from pipelines.files.folders import check_folder, usable_folder
 from pipelines.files.locks import LOCK_NAME
 from pipelines.files.paths import is_remote, join
-from trainer.run.checkpoints import CHECKPOINT_NAME
+from trainer.core.run.checkpoints import CHECKPOINT_NAME
+from trainer.core.run.run_record import (
+    ITERATES_NAME,
+    MAC_NAME,
+    RECORD_NAME,
+    RUN_ID_NAME,
+)
 from trainer.run.preflight import check_unfinished
-from trainer.run.run_record import ITERATES_NAME, MAC_NAME, RECORD_NAME, RUN_ID_NAME
 from trainer.settings.request import Request
 
 #: What a run goes on from.  The rest are results, which it makes again.

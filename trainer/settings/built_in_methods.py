@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.validation import InputError
+from trainer.core import claims
 from trainer.settings.methods import (
     DP_SGD,
     NON_PRIVATE,
@@ -62,6 +63,7 @@ register(
         whole_tables=_reads_rows,
         accounting=as_dp_sgd,
         sentence=lambda settings: "DP-SGD: per-example gradients",
+        claim=None,
     ),
 )
 
@@ -92,10 +94,11 @@ register(
     "bam",
     Method(
         summary="at weights moved along each example's gradient, at the same epsilon",
-        hooks=_load("trainer.methods.bam:HOOKS"),
+        hooks=_load("trainer.claims.bam:HOOKS"),
         whole_tables=_bam_tables,
         accounting=as_dp_sgd,
         sentence=_bam_sentence,
+        claim=claims.MOVED_WEIGHTS,
         settings={
             "bam_radius": Setting(
                 kind=float,
@@ -130,10 +133,11 @@ register(
     "dp-sat",
     Method(
         summary="at weights moved along the last noisy gradient, at the same epsilon",
-        hooks=_load("trainer.methods.dp_sat:HOOKS"),
+        hooks=_load("trainer.claims.dp_sat:HOOKS"),
         whole_tables=lambda settings: "--method dp-sat moves every row at every step",
         accounting=as_dp_sgd,
         sentence=_sat_sentence,
+        claim=claims.RELEASED_MOVES,
         settings={
             "sat_radius": Setting(
                 kind=float,
@@ -186,12 +190,13 @@ register(
     "model-mix",
     Method(
         summary="hidden mixing of iterates, for less Gaussian noise",
-        hooks=_load("trainer.methods.model_mix:HOOKS"),
+        hooks=_load("trainer.claims.model_mix:HOOKS"),
         whole_tables=lambda settings: (
             "--method model-mix mixes every row at every step"
         ),
         accounting=_mixing,
         sentence=lambda settings: "ModelMix: per-example gradients",
+        claim=claims.HIDDEN_MIXTURES,
         check=_check_mixing,
         settings={
             "mix_width": Setting(
@@ -223,5 +228,6 @@ register(
         summary="no clip, no noise",
         hooks=_load("trainer.methods.dp_sgd:NON_PRIVATE_HOOKS"),
         whole_tables=_reads_rows,
+        claim=None,
     ),
 )

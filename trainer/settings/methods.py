@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.validation import InputError, check_choice
+from trainer.core import claims
 from trainer.settings.setting import Setting as Setting
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Method:
       sentence: Its settings -> what is clipped, in words: a function of one example
         and of earlier releases.
       settings: Its own settings, by name.
+      claim: Name of what its privacy relies on besides the core; None for nothing.
       check: Raises an InputError for settings of a run that it does not support.
     """
 
@@ -75,6 +77,7 @@ class Method:
     accounting: Accounting | None = None
     sentence: Callable[[Mapping[str, Any]], str] | None = None
     settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    claim: str | None = claims.OTHER_METHOD
     check: Callable[[TrainSettings], None] = lambda settings: None
 
     @property

@@ -21,12 +21,11 @@ from accounting.auditing import audit, joint_tests
 from accounting.plan import DpSgdPlan
 from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
-from trainer.gradients import dp_step, noise
-from trainer.gradients.dp_step import Step
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.core.step import dp_step, noise, per_example
+from trainer.core.step.dp_step import Step
 from trainer.gradients.engine.backward_pass import BackwardPass
 from trainer.gradients.engine.gradient_parts import TableRows
-from trainer.gradients.lazy_noise import LazyNoise
-from trainer.methods import registry
 from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.thorough
@@ -149,16 +148,17 @@ def test_embeddings_that_are_left_out_of_the_norm_are_seen(
 def test_a_clip_of_each_layer_by_itself_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clipped_sum = BackwardPass.clipped_sum
+    scaled_sum = BackwardPass.scaled_sum
 
-    def of_each_layer(found: Any, *arguments: Any) -> list[Any]:
+    def of_each_layer(found: Any, kept: Any, scale: Any, cap: Any) -> list[Any]:
         sums = []
         for piece, part in zip(found.pieces, found.parts, strict=True):
             one = dataclasses.replace(found, pieces=[piece], parts=[part])
-            sums.append(map(tf.convert_to_tensor, clipped_sum(one, *arguments)))
+            _, scale = per_example.clip_scale(one.norms(), kept, CLIP)
+            sums.append(map(tf.convert_to_tensor, scaled_sum(one, kept, scale, cap)))
         return [tf.add_n(values) for values in zip(*sums, strict=True)]
 
-    monkeypatch.setattr(BackwardPass, "clipped_sum", of_each_layer)
+    monkeypatch.setattr(BackwardPass, "scaled_sum", of_each_layer)
     assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
 
 
@@ -166,11 +166,11 @@ def test_a_clip_of_each_layer_by_itself_is_seen(
 def test_no_clip_is_seen_on_each_path(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
-    honest = registry.gradient_sum
+    honest = per_example.clip_scale
     monkeypatch.setattr(
-        registry,
-        "gradient_sum",
-        lambda model, settings, **_: honest(model, settings, l2_norm_clip=math.inf),
+        per_example,
+        "clip_scale",
+        lambda norms, real, clip: honest(norms, real, math.inf),
     )
     assert BATCHES in _contradicted(examine(run))
 

@@ -20,7 +20,7 @@ from accounting.validation import InputError
 from pipelines.sampling import samplers
 from trainer.auditing import audit_mechanism
 from trainer.auditing.audit import audit as run_audit
-from trainer.gradients import noise
+from trainer.core.step import noise
 from trainer.settings.audit_settings import LARGEST_NOISE, AuditSettings
 
 DELTA = 1e-5

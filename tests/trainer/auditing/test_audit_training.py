@@ -16,7 +16,9 @@ from pipelines.batches.manifest import read_manifest
 from trainer import models
 from trainer.auditing import audit_model, audit_release, audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
-from trainer.gradients import clipping, lazy_noise, noise
+from trainer.claims import lazy_noise
+from trainer.core.step import noise
+from trainer.gradients import clipping
 
 pytestmark = pytest.mark.thorough
 

@@ -17,7 +17,8 @@ from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit import settings_of_run
 from trainer.auditing.audit_model import CANARY
 from trainer.auditing.audit_training import SmallRun
-from trainer.methods import registry
+from trainer.core.step import bounded_sum
+from trainer.gradients.clipping import example_gradients
 from trainer.run import privacy
 from trainer.settings.audit_settings import TRAINER, AuditSettings
 from trainer.tf_compat import tf
@@ -68,13 +69,14 @@ def test_views_that_are_clipped_together_are_consistent(run: SmallRun) -> None:
 def test_a_clip_of_each_view_by_itself_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = registry.gradient_sum
+    honest = bounded_sum.clipped
 
-    def of_each_view(model: Any, *arguments: Any, **named: Any) -> Any:
-        of_view = honest(model.of_row, *arguments, **named)
+    def of_each_view(gradients: Any, **clips: Any) -> Any:
+        model = gradients.model
+        of_view = honest(example_gradients(model.of_row), **clips)
         return lambda columns, weight: of_view(
             model._rows(columns), tf.repeat(weight, model.size)
         )
 
-    monkeypatch.setattr(registry, "gradient_sum", of_each_view)
+    monkeypatch.setattr(bounded_sum, "clipped", of_each_view)
     assert judged(RUNS[0], 0.999).violated

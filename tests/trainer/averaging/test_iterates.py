@@ -11,7 +11,7 @@ import pytest
 
 from accounting.validation import InputError
 from trainer.averaging.iterates import Iterates
-from trainer.run import authenticated_arrays
+from trainer.core.run import authenticated_arrays
 
 KEY = bytes(range(32))
 STEPS = (4, 6, 8)

@@ -13,7 +13,7 @@ from tests.trainer.flat_settings import train_settings
 from trainer import models
 from trainer.averaging import averages
 from trainer.averaging.averages import MovingAverage, TailAverage, TrainingAverages
-from trainer.gradients.dp_step import Step
+from trainer.core.step.dp_step import Step
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.batches.manifest import DATASET_METADATA_KEY
+from tests.trainer.bounded import unbounded
 from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.averaging.uncertainty import (
     METADATA_KEY,
@@ -20,8 +21,8 @@ from trainer.averaging.uncertainty import (
     student_interval,
     write_uncertainty,
 )
-from trainer.gradients.dp_step import Step
-from trainer.gradients.noise import NoiseStream
+from trainer.core.step.dp_step import Step
+from trainer.core.step.noise import NoiseStream
 from trainer.model.metrics import BINARY
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
@@ -93,12 +94,8 @@ def _quadratic_iterates(steps: Sequence[int]) -> Outputs:
     (eta stddev / b)^2 / (1 - a^2).
     """
     theta = tf.Variable(tf.zeros(_COORDINATES))
-    step = Step(
-        [theta],
-        lambda columns, weight: [8.0 * 0.4 * theta],
-        keras.optimizers.SGD(0.5),  # a = 1 - 0.5 * 0.4
-        expected_batch_size=8,
-    )
+    summed = unbounded(lambda columns, weight: [8.0 * 0.4 * theta], 8)
+    step = Step([theta], summed, keras.optimizers.SGD(0.5))  # a = 1 - 0.5 * 0.4
     outputs = Outputs(BINARY)
     with NoiseStream(
         bytes(range(32)), steps=range(max(steps)), shapes=step.shapes, noise_stddev=0.16

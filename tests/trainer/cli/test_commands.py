@@ -22,7 +22,7 @@ from tests.trainer.conftest import write_run_folder
 from trainer.cli.commands import _in_short, account, train_command, train_request
 from trainer.cli.predict_commands import predict_command
 from trainer.cli.report_commands import report
-from trainer.run.run_record import NOISE_KEY_NAME
+from trainer.core.run.run_record import NOISE_KEY_NAME
 from trainer.train import Summary
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -19,10 +19,10 @@ from pipelines.batches.manifest import (
 )
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import COLUMNS, DATASET, write_held_out
+from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.experiments.comparison import runs as compare_runs
 from trainer.run import privacy
 from trainer.run.preflight import Request
-from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.settings.comparison_settings import ComparisonSettings
 from trainer.settings.train_settings import TrainSettings
 

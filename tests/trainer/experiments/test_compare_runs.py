@@ -14,9 +14,9 @@ import pytest
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, Work
+from trainer.core.run.run_record import read_run
 from trainer.experiments.comparison.case import Trial
 from trainer.experiments.comparison.runs import Runs, silent
-from trainer.run.run_record import read_run
 from trainer.settings.comparison_settings import ComparisonSettings, Experiment
 from trainer.settings.train_settings import TrainSettings
 

@@ -158,7 +158,7 @@ def test_rows_may_come_in_chunks(
 ) -> None:
     model, data = make_model(layer_normalization), rows(NUM_ROWS)
     num_values = sum(int(np.prod(v.shape)) for v in model.variables)
-    name = "trainer.gradients.single_examples.MOST_GRADIENT_VALUES"
+    name = "trainer.core.step.single_examples.MOST_GRADIENT_VALUES"
     monkeypatch.setattr(name, num_rows * num_values + 1)
     gradient_sum = tf.function(
         clipped_sum(model, l2_norm_clip=CLIP, path=SINGLE_EXAMPLES)

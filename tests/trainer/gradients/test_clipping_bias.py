@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.zoo import arrays, batch, linear, make_model
+from trainer.claims import bam, dp_sat
+from trainer.claims.dp_sat import SharpnessAwareOptimizer
 from trainer.gradients.clipping import clipped_sum, plain_sum
 from trainer.gradients.clipping_bias import (
     CLIPPING_BIAS_NAME,
@@ -17,8 +19,6 @@ from trainer.gradients.clipping_bias import (
     cosine,
     decompose,
 )
-from trainer.methods import bam, dp_sat
-from trainer.methods.dp_sat import SharpnessAwareOptimizer
 from trainer.tf_compat import keras, tf
 
 DIVISOR = 5

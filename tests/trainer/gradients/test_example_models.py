@@ -10,9 +10,10 @@ import pytest
 
 from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import Manifest
+from tests.trainer.bounded import bounded
 from trainer import models
+from trainer.core.step.dp_step import Step
 from trainer.gradients import clipping
-from trainer.gradients.dp_step import Step
 from trainer.tf_compat import keras, tf
 
 NUM_ROWS = 4
@@ -84,15 +85,11 @@ def test_an_example_model_trains_two_steps(name: str, small_batches: Any) -> Non
         loss=models.make_loss(loss),
     )
     assert clipping.choose_path(model) == path
-    step = Step(
-        model.variables,
-        clipping.clipped_sum(model, l2_norm_clip=1.0),
-        keras.optimizers.SGD(0.1),
-        expected_batch_size=NUM_ROWS,
-    )
+    summed = bounded(model, 1.0, NUM_ROWS)
+    step = Step(model.variables, summed, keras.optimizers.SGD(0.1))
     before = [v.numpy() for v in model.variables]
     for _ in range(2):
-        step.begin([np.full(shape, 0.01, "f4") for shape in step.shapes])
+        step.begin([np.full(shape, 1 << 20) for shape in step.shapes])
         step.add(_batch(columns), tf.ones(NUM_ROWS))
         step.finish()
     assert step.num_traces == 1

@@ -16,6 +16,7 @@ import pytest
 
 from tests.trainer import tf_privacy
 from tests.trainer.architectures import OPERATIONS as OF_OPERATIONS
+from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP
 from tests.trainer.zoo import (
@@ -30,7 +31,6 @@ from tests.trainer.zoo import (
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 from trainer.gradients.engine.table_reads import table_reads
-from trainer.methods.bam import bam_sum
 from trainer.model.grouped_model import GroupedModel
 from trainer.tf_compat import keras, tf
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.bounded import bam_sum
 from tests.trainer.zoo import arrays, assert_close
+from trainer.core.step.per_example import clip_to_norm
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -17,8 +19,6 @@ from trainer.gradients.clipping import (
     clipped_sum,
 )
 from trainer.gradients.engine import gradient_parts
-from trainer.gradients.per_example import clip_to_norm
-from trainer.methods.bam import bam_sum
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from tests.trainer.architectures import OPERATIONS
+from tests.trainer.bounded import bam_sum
+from tests.trainer.claims.test_bam import loop_sum
 from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
-from tests.trainer.methods.test_bam import loop_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
+from trainer.claims import bam
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path
 from trainer.gradients.engine.backward_pass import backward
@@ -20,7 +22,6 @@ from trainer.gradients.engine.changed_results import with_changes
 from trainer.gradients.engine.moved_weights import num_formed_values
 from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.engine.weight_uses import UnknownUseError
-from trainer.methods import bam
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
@@ -40,7 +41,7 @@ def _never(*arguments: Any) -> Any:
 
 
 def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
-    return tf.function(bam.bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH))
+    return tf.function(bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_rows_that_are_chosen_by_weights_are_computed_one_example_at_a_time(
         return weight
 
     moved(*batch(data))
-    chosen = bam.bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)
+    chosen = bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)
     assert_close(arrays(chosen(*batch(data))), loop_sum(model, data, CLIP, RADIUS))
 
 

@@ -24,7 +24,7 @@ from tests.trainer.zoo import (
     masked_ids,
     one_id,
 )
-from trainer.gradients import per_example
+from trainer.core.step import per_example
 from trainer.gradients.clipping import GradientSum, clipped_sum
 from trainer.tf_compat import tf
 

@@ -14,10 +14,10 @@ import dpsgd
 from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json
 from tests.trainer.html_report.conftest import of_colours
+from trainer.core.run.run_record import read_run
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.run.privacy import run_statement
-from trainer.run.run_record import read_run
 
 STATEMENT = {
     "version", "claim", "is_guarantee", "epsilon", "epsilon_lower_bound", "delta",

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,8 +21,12 @@ from accounting.validation import InputError, check_float
 from pipelines.sampling.keys import create_key_file
 from tests.trainer.zoo import arrays, batch, linear, make_model
 from trainer.cli.commands import account, train_command
+from trainer.core.run.run_record import read_run
+from trainer.core.step import grid
+from trainer.core.step.bounded_sum import BoundedSum
+from trainer.core.step.per_example import ExampleGradients
+from trainer.core.step.single_examples import SingleExamples, example_gradient
 from trainer.gradients import clipping
-from trainer.gradients.per_example import GradientSum
 from trainer.keras_model import make_private
 from trainer.methods import dp_sgd, registry
 from trainer.methods.base import Hooks
@@ -32,7 +35,6 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.report.progress import Silent
 from trainer.run import privacy
 from trainer.run.preflight import Request
-from trainer.run.run_record import read_run
 from trainer.settings import methods
 from trainer.settings.method_settings import (
     NON_PRIVATE,
@@ -43,7 +45,6 @@ from trainer.settings.method_settings import (
 from trainer.settings.methods import Method, Setting, as_dp_sgd
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 from trainer.train import train
-from trainer.workers import grid
 
 NAME = "small-clip"
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 0.4}
@@ -53,13 +54,14 @@ PLAN = DpSgdPlan(
 )
 
 
-def _small(
-    model: TrainableModel, settings: TrainSettings, clip: float | None
-) -> GradientSum:
-    """Clips to less than the clip norm, so that DP-SGD's accounting holds."""
-    assert clip is not None
+def _small(model: TrainableModel, settings: TrainSettings) -> ExampleGradients:
+    """Takes a share of each gradient; the clip is the core's."""
     share = settings.method_settings["clip_share"]
-    return clipping.clipped_sum(model, l2_norm_clip=share * clip)
+
+    def gradient(row: Any) -> tuple[list[Any], Any]:
+        return [share * value for value in example_gradient(model, row)], True
+
+    return SingleExamples(model, gradient)
 
 
 class Told:
@@ -97,7 +99,7 @@ def _sentence(settings: Mapping[str, Any]) -> str:
     return f"SMALL: per-example gradients, to clip_share={settings['clip_share']!r}"
 
 
-HOOKS = Hooks(choose_path=dp_sgd.choose_path, gradient_sum=_small)
+HOOKS = Hooks(choose_path=dp_sgd.choose_path, gradients=_small)
 SHARE = Setting(
     kind=float,
     help="Share of the clip norm that is used.",
@@ -141,32 +143,21 @@ def test_a_method_from_outside_sums_its_own_gradients(
     settings, model = _settings(), make_model(linear)
     data = batch(rows(4))
     found = arrays(registry.gradient_sum(model, settings)(*data))
-    ours = TrainSettings(noise_multiplier=1.0, l2_norm_clip=0.2)
+    ours = TrainSettings(noise_multiplier=1.0, l2_norm_clip=0.4 / OWN["clip_share"])
     same = arrays(registry.gradient_sum(model, ours)(*data))
     for one, other in zip(found, same, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, OWN["clip_share"] * other, rtol=1e-5, atol=1e-6)
     assert registry.choose_path(model, settings) == clipping.choose_path(model)
     assert __name__ in registry.modules_of(NAME)
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 2.0**20])
 @pytest.mark.parametrize("most", [None, 1 << 36])
-def test_gradients_are_clipped_to_what_the_rounding_of_the_runs_grid_leaves(
-    most: int | None, multiplier: float, register: Register
+def test_the_grid_is_of_the_plan_the_clip_and_the_noise_of_the_run(
+    most: int | None, multiplier: float
 ) -> None:
-    # Seen to fail if gradients are clipped to the settings' norm, or if the grid is of
-    # one parameter, of the expected examples of a step, or of a multiplier of 1.
-    clips = []
-
-    def spy(model: Any, settings: Any, clip: float | None) -> GradientSum:
-        clips.append(clip)
-        return dp_sgd.clipped_sum(model, settings, clip)
-
-    register(
-        dataclasses.replace(
-            WHOLE, hooks=lambda: dataclasses.replace(HOOKS, gradient_sum=spy)
-        )
-    )
+    # Seen to fail if the grid is of one parameter, of the expected examples of a step,
+    # or of a multiplier of 1.
     plan = DpSgdPlan(
         sampler="truncated-poisson" if most else "poisson",
         num_examples=1 << 40,
@@ -174,19 +165,15 @@ def test_gradients_are_clipped_to_what_the_rounding_of_the_runs_grid_leaves(
         num_steps=10,
         truncated_batch_size=most,
     )
-    settings, model = _settings(), make_model(linear)
-    _, found = registry.sum_on_grid(model, settings, plan, multiplier)
-    assert found is not None
-    size = sum(v.shape.num_elements() for v in model.variables)
-    wanted = grid.make(
+    model, settings = make_model(linear), TrainSettings(**PRIVATE)
+    found = registry.step_sum(model, settings, plan, multiplier)
+    assert isinstance(found, BoundedSum)
+    assert found.grid == grid.make(
         l2_norm_clip=0.4,
         noise_multiplier=multiplier,
-        num_values=size,
+        num_values=sum(v.shape.num_elements() for v in model.variables),
         most_examples=most or 1 << 40,
     )
-    assert found == wanted
-    assert clips == [found.clip]
-    assert found.clip + found.unit * math.sqrt(size) <= 0.4
 
 
 @pytest.mark.parametrize(
@@ -538,4 +525,4 @@ def test_a_private_run_whose_clip_nobody_settled_has_no_sum() -> None:
         sampler="poisson", num_examples=10, expected_batch_size=5, num_steps=2
     )
     with pytest.raises(ValueError, match="clip norm of a private run to be settled"):
-        registry.sum_on_grid(make_model(linear), settings, plan, noise_multiplier=1.0)
+        registry.step_sum(make_model(linear), settings, plan, noise_multiplier=1.0)

@@ -11,8 +11,8 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.batches.columns import Column
+from trainer.core.step.noise import row_seeds
 from trainer.gradients.clipping import clipped_sum
-from trainer.gradients.noise import row_seeds
 from trainer.methods import registry
 from trainer.model.layers.keyed_layers import SEED_WORDS, SEEDS
 from trainer.model.trainable_model import TrainableModel

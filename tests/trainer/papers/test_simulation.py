@@ -19,6 +19,7 @@ from accounting.planning.tan import Configuration
 from accounting.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account
+from trainer.core.run.run_record import read_run
 from trainer.papers import simulation_report
 from trainer.papers.extrapolation import fit_line
 from trainer.papers.settings import SimulationSettings
@@ -33,7 +34,6 @@ from trainer.papers.simulation import (
     undecided,
 )
 from trainer.run.preflight import Request
-from trainer.run.run_record import read_run
 from trainer.settings.train_settings import TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.sampling.keys import create_key_file
 from tests.trainer.run.whole_runs import Planted, private_settings
-from trainer.gradients.dp_step import Step
+from trainer.core.step.dp_step import Step
 from trainer.run.preflight import Request
 from trainer.train import train
 

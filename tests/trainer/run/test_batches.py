@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from trainer.run.batches import BatchSource, element_spec
+from trainer.core.run.batches import BatchSource, element_spec
 from trainer.run.preflight import check_files
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from trainer.run.traced.captured_state import CapturedState
+from trainer.core.run.captured_state import CapturedState
 from trainer.tf_compat import tf
 
 _READ, _WRITTEN = (tf.Variable([1.0, 2.0], name=name) for name in ("read", "written"))

@@ -23,12 +23,13 @@ from pipelines.batches.certificate import (
 )
 from pipelines.batches.manifest import read_checksums, read_seal, write_manifest
 from pipelines.inputs.bounded import BOUNDED, Bounded
+from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder
+from trainer.core.run.run_record import read_run
+from trainer.core.run.session import Session
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.run.privacy import run_statement
-from trainer.run.run_record import read_run
-from trainer.run.session import Session
 from trainer.settings.train_settings import TrainSettings
 
 
@@ -123,6 +124,8 @@ def test_a_run_records_its_batches_and_keeps_their_certificate(
     with contextlib.ExitStack() as held:
         session.open(held)
         session.identify({}, model="model")
+        step = StandIn([(1,)], clip=1.0, multiplier=1.0).of(sealed.manifest.plan)
+        session.use(step, optimizer={}, model={})
         session.write_record(complete=True)
     record, _ = read_run(tmp_path / "run")
     assert record.records_id == records_id(sealed.path) != ""

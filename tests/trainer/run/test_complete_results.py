@@ -11,8 +11,8 @@ import pytest
 
 from accounting.validation import InputError
 from tests.trainer.run.whole_runs import SMALL, private_settings
+from trainer.core.run.run_record import RUN_NAMES, exported_names, read_run
 from trainer.run import privacy
-from trainer.run.run_record import RUN_NAMES, exported_names, read_run
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train

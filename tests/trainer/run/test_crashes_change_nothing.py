@@ -25,9 +25,9 @@ from tests.trainer.run.whole_runs import (
 )
 from tests.warm_processes import warm_python
 from trainer.averaging.iterates import Iterates
+from trainer.core.run import authenticated_arrays
+from trainer.core.run.session import Session
 from trainer.report.progress import Silent
-from trainer.run import authenticated_arrays
-from trainer.run.session import Session
 from trainer.train import StoppedError, train
 
 

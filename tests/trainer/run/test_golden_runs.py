@@ -9,8 +9,8 @@ anew with
     python -m tests.trainer.run.test_golden_runs
 
 Weights are not golden: TensorFlow's kernels round as the processor has them, and the
-origin of a run (see ``trainer.run.origin``) is another on another machine.  That one
-machine gives the same weights twice is the subject of test_crashes_change_nothing.
+origin of a run (see ``trainer.core.run.origin``) is another on another machine.  That
+one machine gives the same weights twice is the subject of test_crashes_change_nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import pytest
 from accounting.plan import POISSON, DpSgdPlan
 from pipelines.sampling import samplers
 from pipelines.sampling.samplers import BlockRows
+from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import ROW, BatchFolder, write_batches
 from tests.trainer.flat_settings import train_settings
+from trainer.core.run.session import Session
 from trainer.methods import registry
 from trainer.run import privacy
-from trainer.run.session import Session
-from trainer.workers.base import Alone
 
 FILE = pathlib.Path(__file__).with_name("golden_runs.json")
 NUM_ROWS, NUM_STEPS = 40, 5
@@ -70,14 +70,11 @@ def _batches(folder: pathlib.Path) -> BatchFolder:
     )
 
 
-class Recorder:
-    """Stands in for a ``Step`` of two variables: digests its arguments."""
-
-    shapes = ((3, 2), (5,))
-    units = (2.0**-30, 2.0**-30)
-    workers = Alone()
+class Recorder(StandIn):
+    """A step of two variables, which digests its arguments."""
 
     def __init__(self) -> None:
+        super().__init__([(3, 2), (5,)], clip=1.0, multiplier=0.8)
         self.given = hashlib.sha256()
 
     def begin(self, noise: Iterable[np.ndarray], later: Any) -> None:
@@ -113,8 +110,10 @@ def _run(folder: pathlib.Path, batches: BatchFolder, method: str) -> dict[str, A
     (folder / "run" / "private" / "run.id").write_text("5" * 32 + "\n")
     session.identify({}, model="golden")
     step = Recorder()
-    session.use(  # type: ignore[arg-type]
-        step, optimizer=settings.describe_optimizer(), model={"name": "golden"}
+    session.use(
+        step.of(batches.manifest.plan),
+        optimizer=settings.describe_optimizer(),
+        model={"name": "golden"},
     )
     drawn_beside = hashlib.sha256()
     with session.steps(draw=registry.hooks_of(method).draw) as steps:

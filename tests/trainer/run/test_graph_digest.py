@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.warm_processes import warm_python
-from trainer.run.traced.graph_digest import digest
+from trainer.core.run.graph_digest import digest
 from trainer.tf_compat import tf
 
 SPEC = tf.TensorSpec((4, 3), tf.float32)
@@ -121,7 +121,7 @@ def test_names_and_the_order_of_independent_operations_do_not_count() -> None:
 _CHILD = """
     import sys
     sys.path.insert(0, {root!r})
-    from trainer.run.traced.graph_digest import digest
+    from trainer.core.run.graph_digest import digest
     from trainer.tf_compat import keras, tf
     for _ in range({before}):  # other names of functions, other numbers
         tf.function(lambda x: tf.while_loop(lambda y: y < 2.0, tf.exp, (x,)))(1.0)

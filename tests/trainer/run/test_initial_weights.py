@@ -15,11 +15,11 @@ import pytest
 from accounting.validation import InputError
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import load_model, private_settings
+from trainer.core.run.run_record import read_run
 from trainer.keras_model import make_private
 from trainer.model.metrics import binary_metrics
 from trainer.run import preflight
 from trainer.run.privacy import run_statement
-from trainer.run.run_record import read_run
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
 from trainer.train import train

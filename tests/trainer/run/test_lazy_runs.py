@@ -19,12 +19,12 @@ from pipelines.sampling.keys import create_key_file
 from tests.warm_processes import warm_python
 from trainer import train as module
 from trainer.averaging.iterates import Iterates
-from trainer.gradients import noise
-from trainer.gradients.dp_step import Step
-from trainer.gradients.lazy_noise import LazyNoise
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.core.run.checkpoints import Checkpoints
+from trainer.core.step import noise
+from trainer.core.step.dp_step import Step
 from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
-from trainer.run.checkpoints import Checkpoints
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
@@ -227,7 +227,7 @@ def test_a_run_does_not_go_on_with_other_flushes(request_for: Any) -> None:
 _CHILD = """
     import os, pathlib, pickle, signal, sys
     sys.path.insert(0, {root!r})
-    from trainer.gradients.dp_step import Step
+    from trainer.core.step.dp_step import Step
     from trainer.train import train
 
     # Between two physical batches of a step.

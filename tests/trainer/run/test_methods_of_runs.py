@@ -23,9 +23,9 @@ from tests.trainer.run.whole_runs import (
     same_results,
     weights_of,
 )
+from trainer.core.run.run_record import read_run
 from trainer.report.progress import Terminal
 from trainer.run import privacy
-from trainer.run.run_record import read_run
 from trainer.train import train
 
 METHODS: list[dict[str, Any]] = [

@@ -17,7 +17,7 @@ from tests.trainer.run.whole_runs import (
     same_results,
     weights_of,
 )
-from trainer.gradients.dp_step import Step
+from trainer.core.step.dp_step import Step
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 

@@ -10,9 +10,9 @@ import pytest
 from accounting.validation import InputError
 from pipelines.sampling.keys import create_key_file
 from tests.trainer.run.whole_runs import private_settings
+from trainer.core.run.run_record import read_run
 from trainer.report.progress import Silent
 from trainer.run import privacy
-from trainer.run.run_record import read_run
 from trainer.train import train
 
 

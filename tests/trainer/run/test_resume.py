@@ -21,9 +21,10 @@ import pytest
 from accounting.validation import InputError
 from pipelines.sampling.keys import create_key_file
 from tests.warm_processes import warm_python
-from trainer.gradients.dp_step import Step
+from trainer.core.run import origin
+from trainer.core.step.dp_step import Step
 from trainer.report.progress import Silent
-from trainer.run import origin, preflight
+from trainer.run import preflight
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train

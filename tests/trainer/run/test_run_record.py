@@ -16,9 +16,8 @@ from accounting.validation import InputError
 from pipelines.batches.share import Share
 from pipelines.inputs.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
-from trainer.run import origin, privacy, run_record
-from trainer.run.privacy import run_statement
-from trainer.run.run_record import (
+from trainer.core.run import origin, run_record
+from trainer.core.run.run_record import (
     MAC_NAME,
     NOISE_KEY_NAME,
     RECORD_NAME,
@@ -27,6 +26,8 @@ from trainer.run.run_record import (
     check_execution,
     read_run,
 )
+from trainer.run import privacy
+from trainer.run.privacy import run_statement
 from trainer.settings.train_settings import TrainSettings
 
 

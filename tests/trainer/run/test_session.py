@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from trainer.gradients.noise import step_noise
+from tests.trainer.bounded import StandIn
+from trainer.core.run import session as module
+from trainer.core.run.batches import BatchSource
+from trainer.core.run.run_record import read_run
+from trainer.core.run.session import Session
+from trainer.core.step.noise import step_noise
 from trainer.keras_model import make_private
-from trainer.run import session as module
-from trainer.run.batches import BatchSource
 from trainer.run.preflight import Request
-from trainer.run.run_record import read_run
-from trainer.run.session import Session
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
-from trainer.workers.base import Alone
 
 SETTINGS = TrainSettings(noise_multiplier=0.8, l2_norm_clip=2.0, target_delta=1e-3)
 
@@ -31,27 +31,24 @@ class Failed(BaseException):
     """No handler expects it."""
 
 
-class StepOfTests:
-    """Stands in for a ``Step`` of one variable, and keeps its arguments."""
-
-    shapes = ((3,),)
-    units = (2.0**-30,)
-    workers = Alone()
+class StepOfTests(StandIn):
+    """A step of one variable, which keeps its arguments."""
 
     def __init__(self, fails_at: int | None = None) -> None:
-        self.noise: list[np.ndarray] = []
+        super().__init__([(3,)], clip=2.0, multiplier=0.8)
+        self.drawn: list[np.ndarray] = []
         self.weights: list[list[np.ndarray]] = []
         self._fails_at = fails_at
 
     def begin(self, noise: list[np.ndarray], later: Any) -> None:
-        self.noise.append(noise[0])
+        self.drawn.append(noise[0])
         self.weights.append([])
 
     def add(self, columns: Any, weight: Any) -> None:
         self.weights[-1].append(weight)
 
     def finish(self) -> None:
-        if len(self.noise) == self._fails_at:
+        if len(self.drawn) == self._fails_at:
             raise Failed
 
 
@@ -82,7 +79,11 @@ def session(parts: Any, tmp_path: pathlib.Path) -> Callable[..., Session]:
             made.open(held, resumes=(tmp_path / name).exists())
         (tmp_path / name / "private" / "run.id").write_text("5" * 32 + "\n")
         made.identify({"what": "else"}, model="model")
-        made.use(step, optimizer={"name": "sgd"}, model={"name": "small"})
+        made.use(
+            step.of(parts.manifest.plan),
+            optimizer={"name": "sgd"},
+            model={"name": "small"},
+        )
         return made
 
     return make
@@ -112,8 +113,8 @@ def test_every_step_gets_its_batches_and_the_noise_of_its_number(
     _execute(made)
     assert made.num_steps_executed == 10
     key = made.identify({"what": "else"}, model="model")
-    for number, found in enumerate(step.noise):
-        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, step.units)[0]
+    for number, found in enumerate(step.drawn):
+        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, [2.0**-30])[0]
         assert np.array_equal(found, wanted)
     for weights, rows in zip(step.weights, parts.steps, strict=True):
         assert sum(float(tf.reduce_sum(one)) for one in weights) == len(rows)
@@ -127,7 +128,7 @@ def test_a_run_in_pieces_is_the_run_at_once(session: Any) -> None:
     for end in (1, 4, None):
         _execute(made, end=end)
         assert made.num_steps_executed == (end or 10)
-    assert np.array_equal(whole.noise, pieces.noise)
+    assert np.array_equal(whole.drawn, pieces.drawn)
 
 
 def test_a_step_counts_once_it_is_finished(

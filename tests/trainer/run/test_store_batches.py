@@ -15,9 +15,9 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import MANIFEST_NAME
 from tests.pipelines.memory_stores import MemoryStore
 from tests.trainer.run.whole_runs import ONE_ID, same_results
-from trainer.run.batches import BatchSource
+from trainer.core.run.batches import BatchSource
+from trainer.core.run.run_record import read_run
 from trainer.run.preflight import check
-from trainer.run.run_record import read_run
 from trainer.train import train
 
 

@@ -19,8 +19,8 @@ from tests.trainer.run.whole_runs import (
     Planted,
     private_settings,
 )
-from trainer.gradients.dp_step import Step
-from trainer.run import run_record
+from trainer.core.run import run_record
+from trainer.core.step.dp_step import Step
 from trainer.run.preflight import Request
 from trainer.run.stored_run import StoreError, fetch
 from trainer.train import train

@@ -17,7 +17,7 @@ from accounting.validation import InputError
 from pipelines.files import locks
 from tests.trainer.run.whole_runs import ONE_ID, same_results
 from tests.warm_processes import warm_python
-from trainer.run import run_record
+from trainer.core.run import run_record
 from trainer.train import train
 
 #: Trains until after step 3, says so, and goes on or dies as it is told.

@@ -11,10 +11,10 @@ import pytest
 
 from accounting.validation import InputError
 from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
-from trainer.gradients.dp_step import Step
+from trainer.core.run.run_record import read_run
+from trainer.core.step.dp_step import Step
 from trainer.keras_model import make_private
 from trainer.model.layers.keyed_layers import SEEDS
-from trainer.run.run_record import read_run
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 

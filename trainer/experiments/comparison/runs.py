@@ -42,15 +42,15 @@ from pipelines.inputs.parquet_blocks import (
     list_row_groups,
 )
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from trainer.core.run import origin
+from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.experiments.comparison.case import Trial
 from trainer.model.evaluation import check_files
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
 from trainer.report.metrics_files import read_metrics
-from trainer.run import origin
 from trainer.run.preflight import Request, check_files_of, check_views, with_loss
-from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.settings.comparison_settings import AUTO_METRIC, Experiment
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 

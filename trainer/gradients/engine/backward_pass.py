@@ -24,44 +24,31 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.core.claims import GRAPH_GRADIENTS
+from trainer.core.step.per_example import ExampleGradients, scale_rows
 from trainer.gradients.engine.changed_results import with_changes
 from trainer.gradients.engine.moved_weights import Change, changes_of
 from trainer.gradients.engine.proof import Proof, proof_of
 from trainer.gradients.engine.row_independence import Rows
-from trainer.gradients.engine.traced_losses import GraphCopy, copy_into, in_graph
+from trainer.gradients.engine.traced_losses import GraphCopy, copy_into
 from trainer.gradients.engine.use_gradients import part_of, split_examples
 from trainer.gradients.engine.weight_uses import Piece, Use
-from trainer.gradients.per_example import (
-    GradientSum,
-    clip_scale,
-    keep_rows,
-    real_rows,
-    scale_rows,
-)
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
 
-def one_pass_sum(
-    model: TrainableModel, l2_norm_clip: float, linf_norm_clip: float | None
-) -> GradientSum:
-    """Returns the function that sums the clipped gradients of a physical batch.
+def one_pass(model: TrainableModel) -> ExampleGradients:
+    """Returns the gradients of the examples, computed in one pass.
 
     Args:
       model: Model whose ``proof`` has no obstacle.
-      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
-      linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
     """
     proof = proof_of(model)
 
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        if not weight.shape[0]:
-            return [tf.zeros_like(variable) for variable in proof.variables]
-        real = real_rows(model, columns, weight)
-        found = backward(proof, keep_rows(columns, real), weight.shape[0])
-        return found.clipped_sum(real, l2_norm_clip, linf_norm_clip)
+    def of_rows(columns: dict[str, Any], real: Any) -> tuple[BackwardPass, Any]:
+        return backward(proof, columns, real.shape[0]), real
 
-    return in_graph(gradient_sum)
+    return ExampleGradients(model, of_rows, relies_on=[GRAPH_GRADIENTS])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,18 +73,15 @@ class BackwardPass:
         """Returns an upper bound on the L2 norm of each gradient, (batch,)."""
         return tf.sqrt(tf.add_n([part.squared_norm() for part in self.parts]))
 
-    def clipped_sum(
-        self, real: Any, l2_norm_clip: float, linf_norm_clip: float | None = None
-    ) -> list[Any]:
-        """Returns the sum of the clipped gradients, a tensor per variable.
+    def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+        """Returns the sum of the scaled gradients; call ``norms`` before.
 
         Args:
-          real: Examples that may contribute, bool (batch,).
-          l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
-          linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
+          kept: Examples that contribute, bool (batch,).
+          scale: Factor of each example, (batch,).
+          cap: Largest coordinate of a scaled gradient; None for no bound.
         """
-        kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
-        sums = [part.clipped(kept, scale, linf_norm_clip)[0] for part in self.parts]
+        sums = [part.clipped(kept, scale, cap)[0] for part in self.parts]
         return _of_variables(self.pieces, sums, self.variables)
 
     def moved(self, kept: Any, scale: Any) -> BackwardPass:

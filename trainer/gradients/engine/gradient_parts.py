@@ -45,7 +45,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from trainer.gradients.per_example import (
+from trainer.core.step.per_example import (
     align,
     cap_coordinates,
     clip_to_norm,

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
+from trainer.core.step.tracing import check_eager
 from trainer.gradients.engine.row_independence import (
     Kind,
     Rows,
@@ -24,7 +25,6 @@ from trainer.gradients.engine.row_independence import (
 )
 from trainer.gradients.engine.traced_losses import (
     TracedLosses,
-    check_eager,
     trace,
 )
 from trainer.gradients.engine.weight_uses import (

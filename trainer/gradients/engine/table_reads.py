@@ -14,11 +14,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trainer.core.step.per_example import keep_rows, real_rows
+from trainer.core.step.tracing import in_graph
 from trainer.gradients.engine.proof import Proof, proof_of
 from trainer.gradients.engine.row_independence import Rows
-from trainer.gradients.engine.traced_losses import copy_into, in_graph
+from trainer.gradients.engine.traced_losses import copy_into
 from trainer.gradients.engine.weight_uses import LOOK_UPS, Piece, ancestors
-from trainer.gradients.per_example import keep_rows, real_rows
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 

@@ -14,9 +14,10 @@ Public: the graph.  Sensitive: columns.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.core.step.tracing import trace_eagerly
 from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.pure_graph import check_pure
 from trainer.model.trainable_model import TrainableModel
@@ -30,12 +31,10 @@ class TracedLosses:
     Attributes:
       function: Concrete function, which keeps its graph alive.
       names: Names of the columns.
-      time_steps: Number of time steps of the longest recurrent layer; 1 without any.
     """
 
     function: Any
     names: tuple[str, ...]
-    time_steps: int
 
     @property
     def graph(self) -> Any:
@@ -63,45 +62,15 @@ def trace(model: TrainableModel) -> TracedLosses:
       InputError: the graph does more than compute losses.
       Exception: the code of the model or of its loss raised it.
     """
-    lengths: list[int] = []
 
     def losses(columns: Mapping[str, Any]) -> Any:
-        with plain_layers(model.network) as found:
-            value = model.losses(columns)
-        lengths.extend(found)
-        return value
+        with plain_layers(model.network):
+            return model.losses(columns)
 
     specs = dict(sorted(model.column_specs.items()))
     concrete = trace_eagerly(losses, specs)
     check_pure(concrete.graph, "the model and its loss")
-    return TracedLosses(
-        function=concrete, names=tuple(specs), time_steps=max(lengths, default=1)
-    )
-
-
-def check_eager() -> None:
-    """Checks that no function is being traced.
-
-    Raises:
-      RuntimeError: the tensors of another trace would be captured; and a gradient tape
-        within ``tf.init_scope`` records nothing.
-    """
-    if not tf.executing_eagerly():
-        raise RuntimeError("Expected a gradient sum to be made outside of tf.function.")
-
-
-def trace_eagerly(function: Callable[..., Any], specs: Any) -> Any:
-    """Returns the concrete function of the only trace of a function.
-
-    Args:
-      function: Function of nested tensors.
-      specs: Their shapes and types.
-
-    Raises:
-      RuntimeError: as ``check_eager``.
-    """
-    check_eager()
-    return tf.function(function, autograph=False).get_concrete_function(specs)
+    return TracedLosses(function=concrete, names=tuple(specs))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,25 +90,6 @@ class GraphCopy:
         if value.name in self.inputs:
             return self.inputs[value.name]
         return self.ops[value.op.name].outputs[value.value_index]
-
-
-#: (columns, weight) -> tensors.
-_OfBatch = Callable[[Mapping[str, Any], Any], list[Any]]
-
-
-def in_graph(function: _OfBatch) -> _OfBatch:
-    """Returns a function that calls ``copy_into``, and may also be called eagerly.
-
-    Args:
-      function: Function of columns and weight, for a graph.
-    """
-    traced = tf.function(function, autograph=False)
-
-    def called(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        eager = tf.executing_eagerly()
-        return (traced if eager else function)(dict(columns), weight)
-
-    return called
 
 
 def copy_into(

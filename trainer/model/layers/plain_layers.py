@@ -41,11 +41,6 @@ def plain_layers(network: Any) -> Iterator[list[int]]:
         yield lengths
 
 
-def has_recurrent_layers(network: Any) -> bool:
-    """Whether a model has recurrent layers."""
-    return bool(_recurrent_layers(network))
-
-
 def _recurrent_layers(network: Any) -> list[Any]:
     layers = network._flatten_layers()
     return [layer for layer in layers if isinstance(layer, keras.layers.RNN)]

@@ -28,8 +28,8 @@ from pipelines.batches.manifest import BatchFile, Manifest
 from tests.trainer.gradients.attacks import keras_parts
 from tests.trainer.gradients.attacks.catalogue import Case
 from trainer import models
+from trainer.core.step.noise import row_seeds
 from trainer.gradients.clipping import ONE_PASS
-from trainer.gradients.noise import row_seeds
 from trainer.methods import registry
 from trainer.model.layers.keyed_layers import SEEDS
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own

@@ -11,13 +11,13 @@ import pytest
 
 from accounting.validation import InputError
 from tests.trainer.architectures import _of_numbers, _of_sequence, _seq, layers
+from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP, naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
+from trainer.core.step.noise import row_seeds
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
-from trainer.gradients.noise import row_seeds
-from trainer.methods.bam import bam_sum
 from trainer.model.layers import keyed_layers
 from trainer.model.layers.keyed_layers import SEED_WORDS, SEEDS, has_dropout
 from trainer.model.trainable_model import TrainableModel

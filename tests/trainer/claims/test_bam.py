@@ -1,0 +1,477 @@
+"""Bias-aware minimisation against a loop that moves the weights for every example."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.bounded import bam_sum
+from tests.trainer.zoo import (
+    FAST,
+    NUM_ROWS,
+    OTHER,
+    arrays,
+    assert_close,
+    batch,
+    both_inputs,
+    dense_per_position,
+    layer_normalization,
+    linear,
+    make_model,
+    numbers,
+    pairs,
+    tower,
+)
+from trainer.claims.bam import ascent_scale, choose_bam_path
+from trainer.claims.functional_weights import replaced_weights
+from trainer.gradients.clipping import (
+    ONE_PASS,
+    SINGLE_EXAMPLES,
+    GradientSum,
+    clipped_sum,
+)
+from trainer.gradients.engine.backward_pass import backward
+from trainer.gradients.engine.proof import proof_of
+from trainer.model.losses import loss_by_name, loss_of_ones_own
+from trainer.model.trainable_model import TrainableModel
+from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
+from trainer.tf_compat import keras, tf
+
+CLIP = 0.3
+RADIUS = 0.3
+
+
+def _sums(
+    model: TrainableModel, clip: float = CLIP, radius: float = RADIUS
+) -> list[GradientSum]:
+    paths = {choose_bam_path(model), SINGLE_EXAMPLES}
+    return [_sum(model, clip, radius, path=path) for path in paths]
+
+
+def _sum(
+    model: TrainableModel, clip: float = CLIP, radius: float = RADIUS, **more: Any
+) -> GradientSum:
+    """As a step runs it: in a graph, which is traced once for each shape."""
+    return tf.function(bam_sum(model, l2_norm_clip=clip, radius=radius, **more))
+
+
+def _gradient(model: TrainableModel, row: np.ndarray) -> list[np.ndarray]:
+    columns, _ = batch(row)
+    with tf.GradientTape() as tape:
+        loss = model.losses(columns)[0]
+    gradients = tape.gradient(
+        loss, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return [array.astype("f8") for array in arrays(gradients)]
+
+
+def _norm(values: list[np.ndarray]) -> float:
+    return math.sqrt(sum(float((value**2).sum()) for value in values))
+
+
+def _gradient_after(
+    model: TrainableModel, row: np.ndarray, direction: list[np.ndarray], length: float
+) -> list[np.ndarray]:
+    """The gradient where the model's own variables have moved."""
+    before = [variable.numpy() for variable in model.variables]
+    scale = length / _norm(direction) if _norm(direction) else 0.0
+    for variable, value in zip(model.variables, direction, strict=True):
+        variable.assign_add(scale * value)
+    found = _gradient(model, row)
+    for variable, value in zip(model.variables, before, strict=True):
+        variable.assign(value)
+    return found
+
+
+def loop_sum(
+    model: TrainableModel, rows: np.ndarray, clip: float = CLIP, radius: float = RADIUS
+) -> list[np.ndarray]:
+    total = [np.zeros(variable.shape, "f8") for variable in model.variables]
+    for index in range(len(rows)):
+        row = rows[index : index + 1]
+        found = _gradient_after(model, row, _gradient(model, row), radius)
+        for target, value in zip(total, found, strict=True):
+            target += value * min(1.0, clip / _norm(found))
+    return total
+
+
+@pytest.mark.parametrize("make", FAST)
+def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
+    assert choose_bam_path(make_model(make)) == ONE_PASS
+    assert choose_bam_path(make_model(make), BAM_HVP) == SINGLE_EXAMPLES
+
+
+@pytest.mark.parametrize("make", OTHER)
+def test_other_models_of_known_operations_have_one_pass_for_all(
+    make: Callable[[], Any],
+) -> None:
+    assert choose_bam_path(make_model(make)) == ONE_PASS
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"), pairs(FAST + OTHER, [(CLIP, RADIUS), (50.0, 1.0)])
+)
+def test_the_sum_equals_a_loop_that_moves_the_weights(
+    make: Callable[[], Any], sizes: tuple[float, float], rows: Any
+) -> None:
+    clip, radius = sizes
+    model, data = make_model(make), rows(NUM_ROWS)
+    columns, weight = batch(data, padding=4, fill=math.nan)
+    wanted = loop_sum(model, data, clip, radius)
+    plain = arrays(clipped_sum(model, l2_norm_clip=clip)(columns, weight))
+    assert max(np.abs(a - b).max() for a, b in zip(plain, wanted, strict=True)) > 1e-3
+    for gradient_sum in _sums(model, clip, radius):
+        assert_close(arrays(gradient_sum(columns, weight)), wanted)
+
+
+@pytest.mark.parametrize(
+    "name", ["sparse_categorical_crossentropy", "mean_squared_error"]
+)
+def test_it_equals_the_loop_for_any_loss(name: str, rows: Any) -> None:
+    size = 3 if name.startswith("sparse") else 1
+
+    def make() -> Any:
+        integers, values = numbers()
+        values = keras.layers.Dense(5, activation="tanh")(values)
+        return keras.Model(integers, keras.layers.Dense(size)(values))
+
+    model, data = make_model(make), rows(NUM_ROWS)
+    model = dataclasses.replace(model, loss=loss_by_name(name))
+    wanted = loop_sum(model, data)
+    for gradient_sum in _sums(model):
+        assert_close(arrays(gradient_sum(*batch(data, padding=2))), wanted)
+
+
+@pytest.mark.parametrize(("make", "seed"), pairs([tower, both_inputs], range(4)))
+def test_it_equals_the_loop_for_other_weights_and_rows(
+    make: Callable[[], Any], seed: int, rows: Any
+) -> None:
+    model, data = make_model(make, seed + 1), rows(NUM_ROWS, seed + 1)
+    radius, clip = 0.05 * 4**seed, 0.1 * 3**seed
+    wanted = loop_sum(model, data, clip, radius)
+    for gradient_sum in _sums(model, clip, radius):
+        assert_close(arrays(gradient_sum(*batch(data, padding=2))), wanted)
+
+
+@pytest.mark.parametrize("make", [dense_per_position, both_inputs, layer_normalization])
+def test_the_hessian_variant_equals_finite_differences(
+    make: Callable[[], Any], rows: Any
+) -> None:
+    # (g(+h) - g(-h)) / 2h is the Hessian times the direction, with an error of O(h^2)
+    # and of 1e-7 / h from float32; with h = 0.01 both are near 1e-5 at these weights.
+    model, data, h = make_model(make), rows(3), 0.01
+    wanted, here = ([0.0] * len(model.variables) for _ in range(2))
+    for row in (data[i : i + 1] for i in range(3)):
+        u = _gradient(model, row)
+        ahead, behind = (_gradient_after(model, row, u, s * h) for s in (1, -1))
+        for k in range(len(u)):
+            here[k] += u[k]
+            wanted[k] += u[k] + RADIUS * (ahead[k] - behind[k]) / (2 * h)
+    gradient_sum = _sum(model, math.inf, variant=BAM_HVP)
+    found = arrays(gradient_sum(*batch(data, padding=1)))
+    assert max(np.abs(w - u).max() for w, u in zip(wanted, here, strict=True)) > 1e-2
+    assert_close(found, wanted, 2e-4)
+
+
+def test_the_variants_agree_to_first_order(rows: Any) -> None:
+    # Their difference is O(radius^2): a tenth of the radius, a hundredth of it.
+    model, data = make_model(tower), batch(rows(NUM_ROWS))
+    distances = []
+    for radius in (0.2, 0.02):
+        left, right = (
+            arrays(
+                bam_sum(model, l2_norm_clip=1e6, radius=radius, variant=variant)(*data)
+            )
+            for variant in (BAM_SAM, BAM_HVP)
+        )
+        distances.append(_norm([a - b for a, b in zip(left, right, strict=True)]))
+    assert 50 < distances[0] / distances[1] < 200
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
+def test_radius_0_equals_dp_sgd(
+    make: Callable[[], Any], variant: str, rows: Any
+) -> None:
+    model, data = make_model(make), batch(rows(NUM_ROWS), padding=3)
+    wanted = arrays(clipped_sum(model, l2_norm_clip=CLIP)(*data))
+    for radius in (0.0, 1e-7):
+        gradient_sum = _sum(model, radius=radius, variant=variant)
+        found = arrays(gradient_sum(*data))
+        assert_close(found, wanted, 1e-6 if radius else 0.0)
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
+def test_a_row_contributes_the_same_whatever_the_other_rows_are(
+    make: Callable[[], Any], variant: str, rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    gradient_sum = _sum(model, variant=variant)
+    alone = arrays(gradient_sum(*batch(data[:1], padding=NUM_ROWS - 1)))
+    for others in (data[1:], rows(NUM_ROWS - 1, seed=7)):
+        together = arrays(gradient_sum(*batch(np.concatenate([data[:1], others]))))
+        rest = arrays(gradient_sum(*batch(others, padding=1)))
+        assert_close([a - b for a, b in zip(together, rest, strict=True)], alone, 1e-6)
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
+def test_each_row_contributes_at_most_the_clip(
+    make: Callable[[], Any], variant: str, rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    gradient_sum = _sum(model, radius=2.0, variant=variant)
+    norms = [
+        _norm(arrays(gradient_sum(*batch(data[i : i + 1], padding=1))))
+        for i in range(NUM_ROWS)
+    ]
+    assert max(norms) <= CLIP * (1 + 1e-5)
+    assert max(norms) >= CLIP * (1 - 1e-5), "the test needs a row that is clipped"
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+@pytest.mark.parametrize("fill", [math.nan, math.inf, 1e30])
+def test_padding_contributes_exactly_nothing(
+    make: Callable[[], Any], fill: float, rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    for gradient_sum in _sums(model):
+        wanted = arrays(gradient_sum(*batch(data, padding=4)))
+        found = arrays(gradient_sum(*batch(data, padding=4, fill=fill)))
+        for left, right in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(left, right)
+        empty = gradient_sum(*batch(rows(0), padding=NUM_ROWS + 4, fill=fill))
+        assert all(not array.any() for array in arrays(empty))
+
+
+@pytest.mark.parametrize("make", [linear, layer_normalization])
+@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
+@pytest.mark.parametrize("bad", [math.inf, 1e38, 1e25])
+def test_a_row_without_a_finite_gradient_contributes_nothing(
+    make: Callable[[], Any], variant: str, bad: float, rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    spoiled = np.concatenate([data, data[:1]])
+    spoiled["integers"][-1] = bad
+    # The wrong label for a large logit: the gradient does not vanish.
+    logit = model.outputs({k: v[-1:] for k, v in batch(spoiled)[0].items()})[0]
+    spoiled["label"][-1] = not logit > 0
+    gradient_sum = _sum(model, variant=variant)
+    found = arrays(gradient_sum(*batch(spoiled, padding=3)))
+    assert all(np.isfinite(array).all() for array in found)
+    if make is linear:  # layer normalisation makes the gradient of any row finite
+        wanted = arrays(gradient_sum(*batch(data, padding=4)))
+        for left, right in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def step_back() -> Any:
+    """A model whose gradient overflows near the weights 0 and is finite elsewhere."""
+    integers, values = numbers()
+    dense = keras.layers.Dense(1, use_bias=False)(values[:, :1])
+    return keras.Model(integers, keras.ops.sqrt(keras.ops.abs(dense) + 1e-30) * 1e25)
+
+
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
+def test_a_row_that_has_no_finite_direction_contributes_nothing(
+    path: str, rows: Any
+) -> None:
+    model, data = make_model(step_back), rows(1)
+    data["integers"] = 4.0
+    for variable in model.variables:
+        variable.assign(tf.fill(variable.shape, 1e-20))
+    gradient_sum = _sum(model, path=path)
+    assert all(not array.any() for array in arrays(gradient_sum(*batch(data))))
+
+
+@tf.custom_gradient
+def _cliff(values: Any) -> Any:
+    """0 with slope 0 for NaN; all other values, with an infinite slope."""
+    known = ~tf.math.is_nan(values)
+    steep = tf.where(known, math.inf, 0.0)
+    return tf.where(known, values, 0.0), lambda slope: slope * steep
+
+
+class Cliff(keras.layers.Layer):
+    """The sum of two Dense layers, one of them followed by ``_cliff``."""
+
+    def build(self, input_shape: Any) -> None:
+        self.steep = self.add_weight((input_shape[-1], 1), name="steep")
+        self.flat = self.add_weight((input_shape[-1], 1), name="flat")
+
+    def call(self, values: Any) -> Any:
+        return _cliff(values @ self.steep) + values @ self.flat
+
+
+def test_where_terms_cancel_the_step_uphill_is_shorter_and_never_longer() -> None:
+    # Of a loss whose terms cancel the more, the nearer the positions are to each other.
+    positions, size, units, num_rows = 8, 96, 64, 50
+    signs = np.resize([1.0, -1.0], positions)
+    inputs = keras.Input((positions, size), name="inputs")
+    network = keras.Model(inputs, keras.layers.Dense(units)(inputs))
+    loss = loss_of_ones_own(
+        "difference",
+        lambda _, outputs: tf.einsum("bpu,p->b", outputs, signs.astype("f4")),
+    )
+    model = TrainableModel(network=network, description={}, loss=loss)
+    random = np.random.default_rng(0)
+    apart = 10 ** random.uniform(-9, 0, (num_rows, 1, 1))
+    near = random.normal(size=(num_rows, 1, size))
+    values = (near + apart * random.normal(size=(num_rows, positions, size))).astype(
+        "f4"
+    )
+
+    proof = proof_of(model)
+
+    @tf.function(autograph=False)
+    def scales() -> Any:
+        columns = {
+            "inputs": tf.constant(values),
+            "label": tf.zeros(num_rows, tf.int8),
+        }
+        here = backward(proof, columns, num_rows)
+        return ascent_scale(here.norms(), np.ones(num_rows, bool), RADIUS)[1]
+
+    scale = scales()
+    # Each unit has the gradient sum_p sign_p x_p, and the bias 0.
+    differences = np.einsum("bpi,p->bi", values.astype("f8"), signs)
+    norms = np.linalg.norm(differences, axis=1) * math.sqrt(units)
+    steps = scale.numpy() * norms / RADIUS
+    assert steps.max() <= 1 + 1e-6
+    assert steps.max() > 0.999, "where nothing cancels the length is the radius"
+    assert steps.min() < 0.5, "the test needs terms that cancel"
+
+
+def test_a_gradient_that_is_finite_only_uphill_contributes_nothing(rows: Any) -> None:
+    model = make_model(_own(Cliff))
+    gradient_sum = _sum(model)
+    found = arrays(gradient_sum(*batch(rows(NUM_ROWS))))
+    assert all(not array.any() for array in found)
+
+
+@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
+def test_no_gradient_no_move(variant: str, rows: Any) -> None:
+    # Behind a logit of 1e4 the loss is flat: u_i is exactly 0 for label 1.
+    model, data = make_model(linear), rows(NUM_ROWS)
+    model.variables[-1].assign([1e4])
+    data["label"] = np.arange(NUM_ROWS) % 2
+    for gradient_sum in (
+        *_sums(model),
+        _sum(model, variant=variant),
+    ):
+        found = arrays(gradient_sum(*batch(data)))
+        wanted = arrays(gradient_sum(*batch(data[::2], padding=NUM_ROWS // 2)))
+        assert all(np.isfinite(array).all() for array in found)
+        assert_close(found, wanted, 1e-6)
+
+
+def test_no_variable_changes_and_every_attribute_is_put_back(rows: Any) -> None:
+    model = make_model(layer_normalization)
+    before = [v.numpy() for v in model.variables]
+    bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)(*batch(rows(NUM_ROWS)))
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    weights = [tf.zeros_like(variable) for variable in model.variables]
+    with contextlib.suppress(KeyError), replaced_weights(model, weights):
+        assert not model.outputs(batch(rows(2))[0]).numpy().any()
+        raise KeyError
+    assert model.outputs(batch(rows(2))[0]).numpy().all()
+
+
+class Hidden(keras.layers.Layer):
+    """Reads the tf.Variable of its weight, which cannot be replaced."""
+
+    def build(self, input_shape: Any) -> None:
+        kernel = self.add_weight((input_shape[-1], 1), name="kernel").value
+        # Nor does the path "operations" take it: the kernel is changed before its use.
+        self.product = lambda values: tf.matmul(values, tf.sinh(kernel))
+
+    def call(self, values: Any) -> Any:
+        return self.product(values)
+
+
+class Listed(keras.layers.Layer):
+    """Holds its weights in a list."""
+
+    def build(self, input_shape: Any) -> None:
+        self.kernels = [self.add_weight((13, 1), name=f"k{i}") for i in range(2)]
+
+    def call(self, values: Any) -> Any:
+        return tf.tanh(values @ self.kernels[0]) + values @ self.kernels[1]
+
+
+def _own(layer: type) -> Callable[[], Any]:
+    def make() -> Any:
+        integers, values = numbers()
+        return keras.Model(integers, layer()(values))
+
+    return make
+
+
+def test_weights_in_a_list_are_replaced(rows: Any) -> None:
+    model, data = make_model(_own(Listed)), rows(NUM_ROWS)
+    assert choose_bam_path(model) == ONE_PASS
+    found = _sum(model, path=SINGLE_EXAMPLES)(*batch(data))
+    assert_close(arrays(found), loop_sum(model, data))
+
+
+class Raw(keras.layers.Layer):
+    """Reads the handle of its weight, which no tape sees."""
+
+    def build(self, input_shape: Any) -> None:
+        self.kernel = self.add_weight((input_shape[-1], 1), name="kernel")
+
+    def call(self, values: Any) -> Any:
+        handle = self.kernel._value.handle
+        return tf.matmul(
+            values, tf.raw_ops.ReadVariableOp(resource=handle, dtype="float32")
+        )
+
+
+@pytest.mark.parametrize("layer", [Hidden, Raw])
+def test_weights_that_cannot_be_replaced_are_refused_with_what_to_do(
+    layer: type, rows: Any
+) -> None:
+    model, data = make_model(_own(layer)), batch(rows(NUM_ROWS))
+    with pytest.raises(InputError, match="bam_variant='hvp'"):
+        bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS, path=SINGLE_EXAMPLES)
+    found = bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS, variant=BAM_HVP)(*data)
+    assert any(array.any() for array in arrays(found))
+
+
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
+@pytest.mark.parametrize("num_rows", [3, 100])
+def test_rows_may_come_in_chunks(
+    num_rows: int, path: str, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = make_model(layer_normalization), rows(NUM_ROWS)
+    num_values = 3 * sum(int(np.prod(v.shape)) for v in model.variables)
+    for module in ("gradients.single_examples", "methods.bam"):
+        name = f"trainer.{module}.MOST_GRADIENT_VALUES"
+        monkeypatch.setattr(name, num_rows * num_values + 1)
+    gradient_sum = _sum(model, path=path)
+    found = gradient_sum(*batch(data, padding=4, fill=math.nan))
+    assert_close(arrays(found), loop_sum(model, data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"radius": -0.1}, "bam_radius=-0.1"),
+        ({"radius": math.nan}, "bam_radius=nan"),
+        ({"variant": "magic"}, "bam_variant"),
+        ({"variant": BAM_HVP, "path": ONE_PASS}, "path"),
+    ],
+)
+def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"l2_norm_clip": CLIP, "radius": RADIUS, **changes}
+    with pytest.raises(InputError, match=message):
+        bam_sum(make_model(linear), **arguments)

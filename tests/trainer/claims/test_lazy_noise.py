@@ -1,0 +1,582 @@
+"""Lazy noise: weights that steps read, and flushed weights, are as with dense noise."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.sampling.keys import insecure_key
+from tests.trainer.bounded import OnGrid, bam_sum, units_of
+from tests.trainer.claims.workers.in_threads import outcomes
+from tests.trainer.conftest import make_rows
+from tests.trainer.thread_workers import Together, Worker
+from trainer.claims import lazy_noise as module
+from trainer.claims import lazy_tables
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.claims.lazy_tables import choose, is_plain_sgd
+from trainer.claims.workers import agreement
+from trainer.core.step.dp_step import Step
+from trainer.core.step.grid import Grid
+from trainer.core.step.noise import LaterNoise, normal, step_noise
+from trainer.gradients.clipping import clipped_sum
+from trainer.gradients.engine import table_reads
+from trainer.gradients.engine.table_reads import TableReads
+from trainer.model.trainable_model import TrainableModel
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras, tf
+
+KEY = insecure_key(8)
+NUM_ROWS, DIM = 30, 2
+PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
+
+
+def _model(num_rows: int = NUM_ROWS, *, dense: bool = True) -> TrainableModel:
+    keras.utils.set_random_seed(3)
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    values = keras.layers.Flatten()(keras.layers.Embedding(num_rows, DIM)(ids * 2))
+    last = keras.layers.Dense(1) if dense else keras.layers.GlobalAveragePooling1D()
+    values = values if dense else keras.layers.Reshape((26 * DIM, 1))(values)
+    network = keras.Model(ids, last(values))
+    return TrainableModel(network=network, description={})
+
+
+def _batch(rows: np.ndarray, size: int = 4) -> tuple[dict[str, Any], Any]:
+    data = np.concatenate([rows, np.zeros(size - len(rows), rows.dtype)])
+    columns = {name: tf.constant(data[name]) for name in rows.dtype.names}
+    return columns, tf.constant((np.arange(size) < len(rows)).astype("f4"))
+
+
+# -- the same weights as with noise at every step --------------------------------------
+
+
+class _Replay:
+    """Lazy draws that add up to the noise of a run with dense noise."""
+
+    def __init__(self, reads: TableReads, noise: np.ndarray, rates: Any) -> None:
+        self._reads, self._noise, self._rates = reads, noise, rates
+        self._next = np.zeros(NUM_ROWS, int)
+        self.step = 0
+
+    def values(self, rows: np.ndarray, num_values: int) -> np.ndarray:
+        found = np.zeros((num_values, DIM))
+        for place, row in enumerate(rows):
+            steps = range(self._next[row], self.step)
+            total = sum(self._rates[s] * self._noise[s, row] for s in steps)
+            size = math.sqrt(sum(self._rates[s] ** 2 for s in steps))
+            found[place] = total / size if size else 0
+        self._next[rows] = self.step
+        return found
+
+    def read_by(self, batches: list[Any]) -> Any:
+        """The draws for a step of these batches, in blocks of two rows."""
+        read = np.unique([self._reads.ids(*batch)[0] for batch in batches])
+        return lambda table, block, shape: self._block(read, block, shape)
+
+    def of_flush(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        return self._block(np.arange(NUM_ROWS), block, shape)
+
+    def _block(self, rows: np.ndarray, block: int, shape: Sequence[int]) -> np.ndarray:
+        rows = rows[2 * block :][: shape[0]]
+        assert len(rows) == shape[0]
+        return self.values(rows, shape[0])
+
+
+@dataclasses.dataclass
+class _Later:
+    of_read: Any
+
+
+def _rate() -> Any:
+    return keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.5, 2.0, 0.1])
+
+
+#: Fine enough for what is compared here.
+GRID = Grid(exponent=-40, clip=0.5)
+
+
+def _lazy(reads: TableReads, **more: Any) -> LazyNoise:
+    bounded = OnGrid(GRID, more.pop("expected_batch_size", 4))
+    return LazyNoise(reads, bounded=bounded, **more)
+
+
+def _step(
+    model: TrainableModel,
+    lazy: LazyNoise | None,
+    method: str = "dp-sgd",
+    workers: Any = None,
+) -> Step:
+    gradient_sum = (
+        clipped_sum(model, l2_norm_clip=0.5)
+        if method == "dp-sgd"
+        else bam_sum(model, l2_norm_clip=0.5, radius=0.3)
+    )
+    bounded = OnGrid(GRID, 4) if lazy is None else lazy.bounded
+    assert isinstance(bounded, OnGrid)
+    bounded.set(function=gradient_sum)
+    optimizer = keras.optimizers.SGD(_rate())
+    return Step(model.variables, bounded, optimizer, lazy=lazy, workers=workers)
+
+
+def _units(noise: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.rint(values / GRID.unit).astype(np.int64) for values in noise]
+
+
+def _weights(model: TrainableModel) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.variables]
+
+
+def _eager(
+    steps: list[list[Any]], noise: list[list[np.ndarray]], method: str, *, dense: bool
+) -> list[Any]:
+    model = _model(dense=dense)
+    step, found = _step(model, None, method), []
+    for parts, values in zip(steps, noise, strict=True):
+        step.begin(_units(values))
+        for part in parts:
+            step.add(*part)
+        step.finish()
+        found.append(_weights(model))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "dense"), [("dp-sgd", True), ("bam", True), ("dp-sgd", False)]
+)
+@pytest.mark.parametrize("sizes", [(3,), (4, 0, 2)])
+def test_flushed_weights_are_those_of_noise_at_every_step(
+    sizes: tuple[int, ...],
+    method: str,
+    dense: bool,
+    rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 2 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 4)  # rows do not fill the last chunk
+    monkeypatch.setattr(module, "_DRAW_THREADS", 1)  # the replay counts what it gave
+    num_steps, random = 12, np.random.default_rng(0)
+    steps = [
+        [_batch(rows(size, 10 * s + p)[:size]) for p, size in enumerate(sizes)]
+        for s in range(num_steps)
+    ]
+    model = _model(dense=dense)
+    shapes = [v.shape for v in model.variables]
+    noise = [[random.normal(0, 2, s).astype("f4") for s in shapes] for _ in steps]
+    wanted = _eager(steps, noise, method, dense=dense)
+    reads = table_reads.table_reads(model)
+    assert reads is not None
+    lazy = _lazy(reads)
+    replay = _Replay(
+        reads, np.stack([n[0] for n in noise]), [float(_rate()(s)) for s in range(12)]
+    )
+    step, differed = _step(model, lazy, method), 0
+    for index, parts in enumerate(steps):
+        replay.step = index
+        later = _Later(replay.read_by(parts))
+        step.begin(_units(noise[index]), later)  # type: ignore[arg-type]
+        for part in parts:
+            step.add(*part)
+        step.finish()
+        differed += not np.allclose(_weights(model)[0], wanted[index][0], atol=1e-3)
+        if index in (1, 5, 11):
+            replay.step = index + 1
+            lazy.flush(replay.of_flush)
+            for left, right in zip(_weights(model), wanted[index], strict=True):
+                np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+    # Otherwise there would have been nothing to flush.
+    assert differed == num_steps
+    assert step.num_traces == (1 if len(sizes) == 1 else 2)
+
+
+def test_a_step_without_noise_for_its_rows_is_an_error(rows: Any) -> None:
+    model = _model()
+    reads = table_reads.table_reads(model)
+    assert reads is not None
+    step = _step(model, _lazy(reads))
+    step.begin(_units([np.zeros(v.shape) for v in model.variables]))
+    step.add(*_batch(rows(4)))
+    with pytest.raises(ValueError, match="LaterNoise"):
+        step.finish()
+
+
+def _train(model: TrainableModel, worker: Worker, size: int) -> list[np.ndarray]:
+    """Three steps of 12 / size batches, p at worker p mod W, and a flush."""
+    reads = table_reads.table_reads(model)
+    assert reads is not None
+    step = _step(model, _lazy(reads, workers=worker), workers=worker)
+    lazy, share = step._lazy, (worker.rank, worker.count)
+    assert lazy is not None
+    for index in range(3):
+        later = LaterNoise(noise_key=KEY, step=index, noise_stddev=0.5)
+        noise = step_noise(KEY, index, step.shapes, 0.5, units_of(step), share)
+        step.begin(noise, later)
+        data = make_rows(12, index)
+        parts = [data[start : start + size] for start in range(0, 12, size)]
+        for part in parts[worker.rank :: worker.count]:
+            step.add(*_batch(part, 12))
+        step.finish()
+    lazy.flush(LaterNoise(noise_key=KEY, step=3, noise_stddev=0.5).of_flush)
+    assert lazy.num_pending == 0
+    return _weights(model)
+
+
+@pytest.mark.parametrize("size", [6, 12])
+def test_weights_are_the_same_bits_on_any_number_of_workers(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 3 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 2)
+    alone = _train(_model(), Together(1).one(0), size)
+    together, models = Together(3), [_model() for _ in range(3)]
+    # The third worker has no batch; with one batch, neither has the second.
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(_train, models, map(together.one, range(3)), [size] * 3))
+    for weights in found:
+        assert all(map(np.array_equal, weights, alone))
+
+
+def _flushed(
+    worker: Worker, drawn: list[tuple[int, int, int]] | None = None
+) -> list[np.ndarray]:
+    """Returns three tables after a step that reads some rows, and a flush."""
+    tables = tuple(tf.Variable(tf.zeros((size, DIM))) for size in (40, 7, 90))
+
+    def ids(columns: Any, weight: Any) -> list[Any]:
+        return [columns["ids"] for _ in tables]
+
+    def draw(table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        if drawn is not None:
+            drawn.append((table, block, shape[0]))
+        return later.of_flush(table, block, shape)
+
+    lazy = _lazy(TableReads(tables=tables, num_ids=(1,) * 3, ids=ids), workers=worker)
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=3.0)
+    rows = tf.constant([worker.rank, 4, 6])
+    lazy.complete_reads([({"ids": rows}, tf.constant(1.0))], later.of_read)
+    for index in range(3):
+        units = tf.fill((3, DIM), tf.constant(1 << 38, tf.int64))
+        lazy.add(index, tf.IndexedSlices(units, rows))
+    lazy.count_step(tf.constant(1.0))
+    lazy.flush(draw)
+    assert lazy.num_pending == 0
+    return [table.numpy() for table in tables]
+
+
+def test_workers_share_out_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 10 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 6)  # two of each table
+    drawn: list[list[Any]] = [[], [], []]
+    found = outcomes(3, lambda worker: _flushed(worker, drawn[worker.rank]))
+    whole = [(0, block, 10) for block in range(4)] + [(1, 0, 7)]
+    whole += [(2, block, 10) for block in range(9)]
+    assert sorted(one for of_worker in drawn for one in of_worker) == whole
+    assert all(drawn)
+    for weights in found[1:]:
+        assert all(map(np.array_equal, weights, found[0]))
+
+
+def test_flushed_weights_that_differ_at_a_worker_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = module._assign_of
+
+    def wrong(tables: Any) -> Any:
+        assign = right(tables)
+
+        def planted(rows: list[np.ndarray], weights: list[np.ndarray]) -> None:
+            if rows[2][0]:  # at worker 0, which completes the first chunk itself
+                weights[2] = np.nextafter(weights[2], np.float32(np.inf))
+            assign(rows, weights)
+
+        return planted
+
+    monkeypatch.setattr(module, "_assign_of", wrong)
+    monkeypatch.setattr(module, "_BLOCK", 10 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 6)
+
+    def work(workers: Any) -> None:
+        agreement.same_arrays(workers, _flushed(workers), 1)
+
+    with pytest.raises(agreement.AgreedError, match="those of worker 1 on"):
+        raise outcomes(2, work)[0]
+
+
+# -- the law of what is read, and of what leaves ---------------------------------------
+
+
+def _direct_reads(table: Any) -> TableReads:
+    return TableReads(
+        tables=(table,), num_ids=(1,), ids=lambda columns, weight: [columns["ids"]]
+    )
+
+
+def _read_and_final(num_rows: int, rates: list[float], read_at: int) -> np.ndarray:
+    """Noise of all rows when one step reads them, and after a flush: (2, values)."""
+    table = tf.Variable(tf.zeros((num_rows, 8)))
+    lazy = _lazy(_direct_reads(table))
+    random, read = np.random.default_rng(0), np.zeros(0)
+    for step, rate in enumerate(rates):
+        # Some rows are read at many steps, and more than once in a batch.
+        ids = random.integers(0, num_rows // 2, num_rows // 3)
+        if step == read_at:
+            ids = random.permutation(num_rows)
+        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=3.0)
+        batch = {"ids": tf.constant(ids, tf.int32)}, tf.constant(1.0)
+        lazy.complete_reads([batch], later.of_read)
+        if step == read_at:
+            read = table.numpy().ravel()
+        lazy.count_step(tf.constant(rate))
+        assert lazy.num_pending == num_rows
+    later = LaterNoise(noise_key=KEY, step=len(rates), noise_stddev=3.0)
+    lazy.flush(later.of_flush)
+    assert lazy.num_pending == 0
+    return np.stack([read, table.numpy().ravel()])
+
+
+def test_reads_and_flushed_weights_have_the_joint_law_of_noise_at_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 1_000)
+    rates, read_at, num_rows = [0.5, 2.0, 0.1, 1.0, 1.0, 0.7, 0.3], 4, 5_000
+    values = _read_and_final(num_rows, rates, read_at)
+    scale = (3.0 / 4) ** 2
+    before = scale * sum(rate**2 for rate in rates[:read_at])
+    end = scale * sum(rate**2 for rate in rates)
+    found, n = np.cov(values, bias=True), values.shape[1]
+    # An entry of the covariance of n pairs of normals has a deviation of at most
+    # sqrt(2/n) times the larger variance.  Five of them are 3.5 %: the test fails by
+    # chance with probability < 1e-5, and on a variance off by 10 % with one > 0.999.
+    wanted = np.array([[before, before], [before, end]])
+    bound = 5 * math.sqrt(2 / n) * np.array([[before, end], [end, end]])
+    assert (np.abs(found - wanted) < bound).all()
+    # Rows are independent of each other: neighbours, and those of the two halves.
+    for lag in (1, 8, n // 2):
+        last = values[1] / math.sqrt(end)
+        correlation = float(np.mean(last * np.roll(last, lag)))
+        assert abs(correlation) < 5 / math.sqrt(n)
+
+
+def test_no_two_draws_of_a_run_share_a_stream() -> None:
+    shape, found = (6,), []
+    for step in range(3):
+        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=1.0)
+        for table in range(2):
+            found.append(normal(KEY, step, table, shape).astype("f8"))
+            found += [later.of_read(table, block, shape) for block in (0, 1, 2)]
+            found += [later.of_flush(table, block, shape) for block in (0, 1, 2)]
+    assert len({values.astype("f4").tobytes() for values in found}) == 3 * 2 * 7
+
+
+def test_flushing_twice_adds_nothing() -> None:
+    table = tf.Variable(tf.zeros((10, 2)))
+    lazy = _lazy(_direct_reads(table))
+    lazy.count_step(tf.constant(1.0))
+    draw = LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_flush
+    lazy.flush(draw)
+    once = table.numpy()
+    assert once.all()
+    lazy.flush(draw)
+    np.testing.assert_array_equal(table.numpy(), once)
+
+
+def test_draws_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 6)
+    found = []
+    for num_threads in (1, 2, 5):
+        monkeypatch.setattr(module, "_DRAW_THREADS", num_threads)
+        table = tf.Variable(tf.zeros((100, 2)))
+        lazy = _lazy(_direct_reads(table))
+        lazy.count_step(tf.constant(1.0))
+        lazy.flush(LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_flush)
+        found.append(table.numpy().tobytes())
+    assert len(set(found)) == 1
+
+
+def test_integers_and_noise_of_a_row_meet_before_its_weight_does() -> None:
+    table = tf.Variable(tf.ones((4, 2)))
+    lazy = _lazy(_direct_reads(table), expected_batch_size=1)
+    # One batch moves the weight by half the distance to the next float32.
+    half = round(2.0**-25 / GRID.unit)
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    batch = {"ids": tf.constant([2], tf.int32)}, tf.constant(1.0)
+    lazy.complete_reads([batch], later.of_read)
+    for _ in range(2):
+        units = tf.constant([[half, half]], tf.int64)
+        lazy.add(0, tf.IndexedSlices(units, tf.constant([2])))
+    lazy.count_step(tf.constant(1.0))
+    assert np.array_equal(table, np.ones((4, 2)))
+    lazy.flush(later.of_flush)
+    assert table.numpy()[2].tolist() == [1 - 2.0**-24] * 2
+
+
+def test_a_step_of_rate_0_moves_nothing() -> None:
+    table = tf.Variable(tf.zeros((4, 2)))
+    lazy = _lazy(_direct_reads(table))
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    batch = {"ids": tf.constant([2], tf.int32)}, tf.constant(1.0)
+    for rate in (1.0, 0.0):
+        lazy.complete_reads([batch], later.of_read)
+        units = tf.constant([[1, 1]], tf.int64)
+        lazy.add(0, tf.IndexedSlices(units, tf.constant([2])))
+        lazy.count_step(tf.constant(rate))
+    lazy.flush(later.of_flush)
+    assert table.numpy()[2].tolist() == [-GRID.unit / 4] * 2
+
+
+def _moves(rates: list[float], reads: list[int], flushes: set[int]) -> list[float]:
+    """Row 2 of a table after each step, in units over the batch size.
+
+    Args:
+      rates: Learning rate of each step.
+      reads: Row that each step reads, with a gradient of -10^(its number) units.
+      flushes: Steps after which the table is flushed.
+    """
+    table, found = tf.Variable(tf.zeros((4, 1))), []
+    lazy = _lazy(_direct_reads(table), expected_batch_size=1)
+    for step, (rate, row) in enumerate(zip(rates, reads, strict=True)):
+        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=0.0)
+        batch = {"ids": tf.constant([row], tf.int32)}, tf.constant(1.0)
+        lazy.complete_reads([batch], later.of_read)
+        units = tf.constant([[-(10**step)]], tf.int64)
+        lazy.add(0, tf.IndexedSlices(units, tf.constant([row])))
+        lazy.count_step(tf.constant(rate))
+        if step in flushes:
+            lazy.flush(later.of_flush)
+        found.append(float(table[2, 0]) / GRID.unit)
+    return found
+
+
+def test_a_gradient_moves_its_row_at_the_rate_of_its_own_step() -> None:
+    # Seen to fail if rows take the rate of the last step.
+    rates = [0.5, 2.0, 4.0]
+    assert _moves(rates, [2, 1, 2], {2}) == [0, 0, 0.5 * 1 + 4 * 100]
+    assert _moves(rates, [2, 1, 1], {2}) == [0, 0, 0.5 * 1]
+
+
+def test_a_gradient_moves_its_row_once() -> None:
+    # After a flush the integers of row 2 are still in the array: a step that reads row
+    # 1, and then one that reads row 2, may not add them again.
+    assert _moves([1.0] * 4, [2, 1, 2, 1], {0, 3}) == [1, 1, 1, 1 + 100]
+    # A step of rate 0 leaves what an earlier step put there.
+    assert _moves([1.0, 0.0, 1.0], [2, 2, 2], {2}) == [0, 1, 1 + 100]
+
+
+@pytest.mark.parametrize("num_rows", [4, 1_000])
+def test_a_row_that_a_step_reads_twice_is_completed_once(num_rows: int) -> None:
+    # A large table sorts the rows that are read; a small one marks them in a mask.
+    found = module._distinct([np.array([3, 1, 3]), np.array([1])], num_rows)
+    assert found.tolist() == [1, 3]
+
+
+def test_every_chunk_of_a_block_gets_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Chunks are of three rows, and the last is shorter; a factor is of its row.
+    monkeypatch.setattr(module, "_CHUNK", 6)
+    units = np.arange(14).reshape(7, 2)
+    noise, factors = np.full((7, 2), 1000.0), np.arange(1.0, 8.0)
+    wanted = units + 1000 * np.arange(1, 8)[:, None]
+    module._add_rounded(units, noise, factors)
+    assert np.array_equal(units, wanted)
+
+
+def test_rates_that_integers_have_no_room_for_are_refused() -> None:
+    table = tf.Variable(tf.zeros((4, 2)))
+    lazy = _lazy(_direct_reads(table))
+    lazy.count_step(tf.constant(1.0))
+    with pytest.raises(InputError, match="differ by less than 1,048,576 times"):
+        lazy.count_step(tf.constant(1e-9))
+
+
+# -- where it is used, and where it is refused -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"clipnorm": 1.0},
+        {"clipvalue": 1.0},
+        {"global_clipnorm": 1.0},
+        {"use_ema": True},
+    ],
+)
+def test_only_plain_sgd_is_plain(changes: dict[str, Any]) -> None:
+    assert is_plain_sgd(keras.optimizers.SGD(0.5))
+    assert is_plain_sgd(keras.optimizers.SGD(_rate()))
+    assert not is_plain_sgd(keras.optimizers.SGD(0.5, **changes))
+    assert not is_plain_sgd(keras.optimizers.Adam(0.5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "momentum"}, "--optimizer momentum.*--optimizer sgd"),
+        ({"optimizer": "adam"}, "--optimizer adam"),
+        ({"optimizer": "sgd", "ema_decay": 0.9}, "--ema-decay and --tail read"),
+        ({"optimizer": "sgd", "tail": 2}, "--ema-decay and --tail read"),
+    ],
+)
+def test_lazy_noise_is_refused_with_the_reason_where_it_would_not_be_exact(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainSettings(embedding_noise="lazy", **PRIVATE, **changes)
+
+
+def _choose(model: TrainableModel, manifest: Any, **changes: Any) -> lazy_tables.Choice:
+    fields = {"optimizer": "sgd", **PRIVATE, **changes}
+    settings = TrainSettings(**fields)
+    optimizer = keras.optimizers.SGD(0.1)
+    return choose(
+        model, optimizer, settings, manifest=manifest, checkpoint_every=None
+    )  # fmt: skip
+
+
+def test_large_tables_are_lazy_by_themselves_and_small_ones_are_not(
+    small_batches: Any,
+) -> None:
+    manifest = small_batches.manifest  # a step reads at most 16 * 26 rows
+    assert _choose(_model(831), manifest) == lazy_tables.Choice()
+    chosen = _choose(_model(832), manifest)
+    assert chosen.reads is not None
+    assert [table.shape[0] for table in chosen.reads.tables] == [832]
+    assert "lazy for 1,664 values" in chosen.message
+    # 16 flushes' worth: 16 * 832 * 2 / (416 * 2 + 53 dense values).
+    assert chosen.flush_every == math.ceil(16 * 1664 / (832 + 53))
+    forced = _choose(_model(831), manifest, embedding_noise="lazy")
+    assert forced.reads is not None
+    assert (
+        _choose(_model(10**4), manifest, embedding_noise="dense")
+        == lazy_tables.Choice()
+    )
+
+
+def test_dense_noise_of_large_tables_says_why_and_what_it_costs(
+    small_batches: Any,
+) -> None:
+    manifest = small_batches.manifest
+    chosen = _choose(_model(10**4), manifest, optimizer="momentum")
+    assert chosen.reads is None
+    assert "dense, 20,000 values at every step" in chosen.message
+    assert "--optimizer sgd" in chosen.message
+    assert _choose(_model(100), manifest, optimizer="momentum").message == ""
+
+
+def test_models_without_rows_that_are_known_beforehand_are_refused(
+    small_batches: Any,
+) -> None:
+    integers = keras.Input((13,), name="integers")
+    network = keras.Model(integers, keras.layers.Dense(1)(integers))
+    dense = TrainableModel(network=network, description={})
+    with pytest.raises(InputError, match="no Embedding"):
+        _choose(dense, small_batches.manifest, embedding_noise="lazy")
+    constrained = _model()
+    constrained.optimized[0]._constraint = keras.constraints.NonNeg()
+    with pytest.raises(InputError, match="no Embedding"):
+        _choose(constrained, small_batches.manifest, embedding_noise="lazy")

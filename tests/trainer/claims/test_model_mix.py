@@ -1,0 +1,240 @@
+"""ModelMix against Algorithm 1 in NumPy, and what its theorem requires of each step."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import Manifest
+from pipelines.sampling.keys import insecure_key
+from tests.trainer.bounded import unbounded
+from tests.trainer.flat_settings import train_settings
+from tests.trainer.zoo import arrays, batch, both_inputs, make_model
+from trainer.claims.model_mix import HOOKS, MixingOptimizer, separated_gap
+from trainer.core.step.dp_step import Step
+from trainer.core.step.noise import mixing_coefficients, step_noise
+from trainer.gradients.clipping import clipped_sum
+from trainer.methods.optimizers import learning_rates
+from trainer.model.trainable_model import TrainableModel
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras, tf
+from trainer.train import train
+
+CLIP, DIVISOR, WIDTH, NUM_STEPS = 0.5, 8, 0.3, 5
+
+
+def constrained_network(manifest: Manifest) -> Any:
+    del manifest  # the columns are known
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    layer = keras.layers.Dense(1, kernel_constraint="non_neg", name="rates")
+    return keras.Model(categories, layer(keras.ops.cast(categories, "float32")))
+
+
+def _settings(**changes: Any) -> TrainSettings:
+    fields = {
+        "method": "model-mix", "mix_width": WIDTH, "optimizer": "sgd",
+        "learning_rate": 0.4, "noise_multiplier": 0.0, "l2_norm_clip": CLIP,
+    }  # fmt: skip
+    return train_settings(**{**fields, **changes})
+
+
+def _optimizer(model: TrainableModel, settings: TrainSettings) -> MixingOptimizer:
+    assert HOOKS.optimizer is not None
+    made = HOOKS.optimizer(settings, NUM_STEPS, model.variables)
+    assert isinstance(made, MixingOptimizer)
+    return made
+
+
+def _drawn(model: TrainableModel, step: int, stddev: float) -> list[np.ndarray]:
+    shapes = [tuple(variable.shape) for variable in model.variables]
+    key = insecure_key(1)
+    noise = step_noise(key, step, shapes, stddev)
+    return [*noise, *mixing_coefficients(key, step, shapes)]
+
+
+def _cap(settings: TrainSettings) -> float | None:
+    factor = settings.method_settings["linf_factor"]
+    return CLIP / factor**0.5 if factor > 1 else None
+
+
+def _weights(model: TrainableModel) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.variables]
+
+
+def _train(
+    rows: Any, settings: TrainSettings, stddev: float, num_parts: int = 1
+) -> list[np.ndarray]:
+    model = make_model(both_inputs)
+    optimizer = _optimizer(model, settings)
+    gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=_cap(settings))
+    step = Step(model.variables, unbounded(gradient_sum, DIVISOR), optimizer)
+    for t in range(NUM_STEPS):
+        drawn = _drawn(model, t, stddev)
+        optimizer.before_step(drawn[len(model.variables) :])
+        step.begin(drawn[: len(model.variables)])
+        for part in np.array_split(rows(12, seed=t), num_parts):
+            step.add(*batch(part, padding=12 - len(part)))
+        step.finish()
+    return _weights(model)
+
+
+def _train_in_numpy(rows: Any, settings: TrainSettings, stddev: float) -> list[Any]:
+    """Algorithm 1 of the paper, line by line, in double precision."""
+    model = make_model(both_inputs)
+    cap = _cap(settings)
+    gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
+    rates = learning_rates(settings, NUM_STEPS)
+    latest = [w.astype("f8") for w in _weights(model)]
+    start = _optimizer(model, settings).variables[-len(latest) :]
+    previous = [v.numpy().astype("f8") for v in start]
+    for t, rate in enumerate(rates):
+        sums = arrays(gradient_sum(*batch(rows(12, seed=t))))  # at the unmixed w_{k-1}
+        drawn = _drawn(model, t, stddev)
+        tau = settings.method_settings["mix_width"] * rate
+        following = []
+        for j, (near, far) in enumerate(zip(latest, previous, strict=True)):
+            gap = near - far
+            sign = np.where(gap >= 0, 1.0, -1.0)
+            # To a distance of tau, as the authors' code does.
+            short = np.where(np.abs(gap) < tau, (tau - np.abs(gap)) / 2, 0.0)
+            near_apart, far_apart = near + sign * short, far - sign * short
+            alpha = drawn[len(latest) + j]
+            gradient = (sums[j] + drawn[j]) / DIVISOR
+            mixture = alpha * near_apart + (1 - alpha) * far_apart
+            following.append(mixture - rate * gradient)
+        previous, latest = latest, following
+        for variable, value in zip(model.variables, latest, strict=True):
+            variable.assign(value)
+    return latest
+
+
+@pytest.mark.parametrize(
+    ("changes", "stddev", "num_parts"),
+    [
+        ({}, 0.0, 1),
+        ({"linf_factor": 9}, 0.2, 3),
+        ({"mix_width": 1e-5}, 0.0, 1),
+        ({"learning_rate_schedule": "cosine", "warmup_steps": 2}, 0.2, 1),
+    ],
+)
+def test_it_is_algorithm_1(
+    changes: dict[str, Any], stddev: float, num_parts: int, rows: Any
+) -> None:
+    settings = _settings(**changes)
+    found = _train(rows, settings, stddev, num_parts)
+    for left, right in zip(found, _train_in_numpy(rows, settings, stddev), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None)
+@given(
+    latest=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=9),
+    width=st.floats(2**-20, 1, width=32),
+    data=st.data(),
+)
+def test_what_is_mixed_is_at_least_tau_apart_in_every_coordinate_ties_included(
+    latest: list[float], width: float, data: Any
+) -> None:
+    here = np.array(latest, "f4")
+    moves = st.sampled_from([0.0, width / 2, -width / 2, width, -width, 3.0, -3.0])
+    before = here + np.array([data.draw(moves) for _ in latest], "f4")
+    found = separated_gap(tf.constant(here), tf.constant(before), width).numpy()
+    gap = here - before
+    assert (np.abs(found) >= np.float32(width)).all()
+    assert (np.abs(found) == np.maximum(np.abs(gap), np.float32(width))).all()
+    assert (found[gap == 0] > 0).all(), "sign(0) is 1"
+    assert (np.sign(found) == np.where(gap >= 0, 1, -1)).all()
+
+
+def test_equal_iterates_are_moved_apart_to_tau() -> None:
+    same = tf.constant([0.5, -0.0, 0.0])
+    np.testing.assert_array_equal(separated_gap(same, same, 0.25), [0.25] * 3)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_iterate_before_the_first_is_tau_away_in_every_coordinate(
+    seed: int,
+) -> None:
+    model = make_model(both_inputs)
+    settings = _settings(init_seed=seed, warmup_steps=4)
+    first, second = (_optimizer(model, settings).variables for _ in range(2))
+    tau = WIDTH * 0.4 / 4  # at the rate of the first step of the rise
+    signs = []
+    for weights, before, again in zip(
+        _weights(model), first[-len(model.variables) :],
+        second[-len(model.variables) :], strict=True,
+    ):  # fmt: skip
+        move = before.numpy() - weights
+        assert (move != 0).all()
+        np.testing.assert_allclose(np.abs(move), tau, rtol=1e-4)
+        assert np.array_equal(before.numpy(), again.numpy()), "public"
+        signs.append(np.sign(move).ravel())
+    found = np.concatenate(signs)
+    # n fair signs: their mean is N(0, 1/n); five deviations.
+    assert abs(found.mean()) < 5 / np.sqrt(len(found))
+
+
+def test_every_coordinate_is_mixed_by_a_coefficient_of_its_own() -> None:
+    # Without gradient and noise a step shows the mixture alone.
+    model = make_model(both_inputs)
+    optimizer = _optimizer(model, _settings())
+    before, size = _weights(model), len(model.variables)
+    earlier = [v.numpy() for v in optimizer.variables[-size:]]
+    drawn = _drawn(model, 0, 0.0)[size:]
+    optimizer.before_step(drawn)
+    optimizer.apply_gradients([(tf.zeros_like(v), v) for v in model.variables])
+    for after, w, v, alpha in zip(_weights(model), before, earlier, drawn, strict=True):
+        np.testing.assert_allclose(after, alpha * w + (1 - alpha) * v, atol=1e-5)
+        assert len(np.unique((after - v) / (w - v))) > 0.99 * after.size
+
+
+def test_the_state_is_the_last_two_iterates_and_nothing_that_is_hidden() -> None:
+    model = make_model(both_inputs)
+    optimizer = _optimizer(model, _settings())
+    size = len(model.variables)
+    for t in range(3):
+        before = _weights(model)
+        optimizer.before_step(_drawn(model, t, 0.0)[size:])
+        optimizer.apply_gradients([(tf.ones_like(v), v) for v in model.variables])
+        kept = [v.numpy() for v in optimizer.variables[-size:]]
+        assert all(map(np.array_equal, kept, before))
+    assert len(optimizer.variables) == size + 1
+    assert optimizer.variables[0].numpy() == 3  # the count of steps
+
+
+def test_a_width_of_0_is_refused() -> None:
+    with pytest.raises(InputError, match="mix_width=0"):
+        MixingOptimizer(0.1, [], mix_width=0.0, init_seed=0)
+
+
+def test_a_cap_that_coordinates_cannot_reach_is_refused() -> None:
+    model = make_model(both_inputs)
+    with pytest.raises(InputError, match="linf_factor=1000000 to be at most"):
+        HOOKS.linf_factor(model, _settings(linf_factor=10**6))
+
+
+def test_a_constraint_is_refused_since_no_mixture_would_keep_it() -> None:
+    variable = tf.Variable([1.0, 2.0], constraint=tf.nn.relu, name="rates")
+    with pytest.raises(InputError, match="no constraint on rates"):
+        MixingOptimizer(0.1, [variable], mix_width=0.1, init_seed=0)
+
+
+def test_a_run_with_a_constraint_is_refused_before_it_has_a_folder(
+    tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
+) -> None:
+    request = Request(
+        settings=_settings(model=f"{__name__}:constrained_network"),
+        batches=small_batches.path,
+        held_out=held_out,
+        run=tmp_path / "run",
+    )
+    with pytest.raises(InputError, match="no constraint on rates/kernel"):
+        train(request)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,114 @@
+"""What workers do in ``test_mpi``: ``mpiexec -n 2 python program.py NAME``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import numpy as np
+
+from accounting.validation import InputError
+from tests.cluster_train.cluster import listening
+from trainer.claims.workers import agreement, launch, mpi
+from trainer.core.step.workers import Workers
+
+#: Sockets of the launcher, which its children hold.
+INHERITED = listening("self")
+
+
+def _shorten(workers: Workers, timeout: float) -> float:
+    """Sets the timeout of workers that have all started, however slowly."""
+    assert isinstance(workers, mpi.MpiWorkers)
+    workers._timeout = timeout
+    return timeout
+
+
+def exchange(workers: Workers) -> None:
+    """Sums and gathers of all sizes, many times, the last of them a megabyte."""
+    for size in (0, 1, 3, 1 << 17):
+        values = np.arange(size, dtype=np.int64) * (1 << 40) + workers.rank
+        total = sum(range(workers.count))
+        wanted = np.arange(size, dtype=np.int64) * (workers.count << 40) + total
+        np.testing.assert_array_equal(workers.sum(values), wanted)
+        found = workers.gather(bytes([workers.rank]) * (size + 5 * workers.rank))
+        assert found == [bytes([r]) * (size + 5 * r) for r in range(workers.count)]
+    assert agreement.chiefs(workers, b"of the chief") == b"of the chief"
+    if not workers.rank:
+        print("exchanged")
+
+
+def listen(workers: Workers) -> None:
+    """Prints the addresses on which MPI's sockets listen."""
+    workers.sum(np.zeros(1 << 17, np.int64))
+    paths = pathlib.Path("/proc/self/fd").iterdir()
+    links = [os.readlink(path) for path in paths if path.is_symlink()]
+    mine = {link.removeprefix("socket:[").removesuffix("]") for link in links}
+    found = {
+        address
+        for socket, address in listening("self").items()
+        if socket in mine and socket not in INHERITED
+    }
+    addresses = {one.decode() for one in workers.gather(" ".join(found).encode())}
+    if not workers.rank:
+        print(*sorted(addresses))
+
+
+def finish(workers: Workers) -> None:
+    """The chief continues for longer than the timeout when the others are done."""
+    mpi._GRACE_SECONDS = _shorten(workers, 0.1)
+    if not workers.rank:
+        time.sleep(2)
+        print("finished")
+
+
+def refuse(workers: Workers) -> None:
+    """The second worker refuses, and all know of it."""
+
+    def own() -> None:
+        if workers.rank:
+            raise InputError("Expected a file.")
+
+    agreement.together(workers, own)
+
+
+def fail(workers: Workers) -> None:
+    """The second worker fails, and the first one waits for it."""
+    if workers.rank:
+        raise InputError("Expected a batch.")
+    workers.gather(b"")
+
+
+def hang(workers: Workers) -> None:
+    """The last worker stops, and the others wait for it."""
+    _shorten(workers, 1.0)
+    if workers.rank == workers.count - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    workers.gather(b"")
+
+
+def killed(workers: Workers) -> None:
+    """The second worker is killed, and the first one waits for it."""
+    if workers.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    workers.gather(b"")
+
+
+def main(name: str, timeout: str) -> None:
+    """Runs a function of this module as ``dpsgd`` would."""
+    if name == "late" and launch.announced(os.environ)[0]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        with launch.joined(float(timeout)) as workers:
+            globals()[name](workers)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])

@@ -1,0 +1,188 @@
+"""Guarantees of what the workers of a run agree on."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.claims.workers.in_threads import outcomes
+from trainer.claims.workers import agreement
+from trainer.claims.workers.agreement import AgreedError, AgreedStopError
+from trainer.core.step.workers import Alone
+
+KEY = bytes(range(32))
+
+
+def refused(found: list[Any]) -> str:
+    """Returns the chief's message; the others exit silently."""
+    chief, *others = found
+    assert type(chief) is AgreedError
+    assert "\n" not in str(chief)
+    assert all(type(other) is SystemExit and other.code == 2 for other in others)
+    return str(chief)
+
+
+def test_what_fails_at_one_worker_ends_all_and_is_said_once() -> None:
+    def work(workers: Any) -> str:
+        def own() -> str:
+            if workers.rank == 1:
+                raise InputError("Expected a file.")
+            return f"done {workers.rank}"
+
+        return agreement.together(workers, own)
+
+    message = refused(outcomes(3, work))
+    assert message.startswith("worker 1 on ")
+    assert message.endswith(": Expected a file.")
+
+
+def test_an_error_of_all_workers_names_none_of_them() -> None:
+    def own() -> None:
+        raise InputError("Expected a file.")
+
+    found = outcomes(2, lambda workers: agreement.together(workers, own))
+    assert refused(found) == "Expected a file."
+
+
+def test_without_an_error_each_worker_has_its_own_result() -> None:
+    found = outcomes(
+        3, lambda workers: agreement.together(workers, lambda: workers.rank)
+    )
+    assert found == [0, 1, 2]
+
+
+def test_all_get_the_chiefs_value() -> None:
+    found = outcomes(3, lambda w: agreement.chiefs(w, f"of {w.rank}".encode()))
+    assert found == [b"of 0"] * 3
+
+
+VALUES = {"settings": {"rate": 0.1}, "batches": "5f" * 32, "threads": {"intra_op": 1}}
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"settings": {"rate": 0.2}}, "settings rate"),
+    ({"settings": {"rate": 0.1, "more": 1}}, "settings more"),
+    ({"settings": {}}, "settings rate"),
+    ({"batches": "60" * 32}, "batches"),
+    ({"threads": {"intra_op": 2}}, "threads intra_op"),
+]
+
+
+@pytest.mark.parametrize(("change", "name"), OTHERS)
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_worker_with_another_value_is_refused_by_name(
+    change: dict[str, Any], name: str, who: int
+) -> None:
+    def work(workers: Any) -> None:
+        values = {**VALUES, **change} if workers.rank == who else VALUES
+        agreement.compare(workers, values, KEY)
+
+    message = refused(outcomes(3, work))
+    assert f"the same {name} at all workers" in message
+    # Values are compared with the chief's: if it is the odd one, all others differ.
+    assert "worker 2 on " in message
+    assert ("worker 1 on " in message) == (who == 0)
+    if name.startswith("threads"):
+        assert "TF_NUM_INTRAOP_THREADS" in message
+
+
+def test_another_noise_key_is_named_first() -> None:
+    def work(workers: Any) -> None:
+        agreement.compare(workers, VALUES, KEY if workers.rank else KEY[::-1])
+
+    message = refused(outcomes(2, work))
+    assert "the same noise key" in message
+    assert "--noise-key-file" in message
+
+
+def test_neither_key_nor_values_travel() -> None:
+    sent: list[bytes] = []
+    found = outcomes(2, lambda w: agreement.compare(w, VALUES, KEY), sent)
+    assert found == [None, None]
+    assert b"settings rate" in sent[0]
+    for secret in (KEY, KEY.hex().encode(), b"5f5f", b"0.1"):
+        assert secret not in b"".join(sent)
+    # Under another key the same values have other digests.
+    again: list[bytes] = []
+    outcomes(2, lambda w: agreement.compare(w, VALUES, KEY[::-1]), again)
+    assert again[0] != sent[0]
+
+
+def test_a_worker_with_other_weights_is_named() -> None:
+    def work(workers: Any) -> None:
+        weights = [np.zeros(3, np.float32), np.float32(0)]
+        if workers.rank == 2:
+            weights[0][1] = np.nextafter(np.float32(0), np.float32(1))
+        agreement.same_arrays(workers, weights, 7)
+
+    message = refused(outcomes(3, work))
+    assert "after step 7; those of worker 2 on " in message
+    assert (
+        outcomes(2, lambda w: agreement.same_arrays(w, [np.ones(2)], 1)) == [None] * 2
+    )
+
+
+def settle(shares: list[list[int]], parts_per_step: int | None, **more: Any) -> Any:
+    signals = more.get("signals", [None] * len(shares))
+    return outcomes(
+        len(shares),
+        lambda w: agreement.settle_step(
+            w, 4, shares[w.rank], parts_per_step, signals[w.rank]
+        ),
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_step_is_settled_whoever_has_its_parts(parts: int, known: bool) -> None:
+    wanted = parts if known else None
+    for split in itertools.product(range(2), repeat=parts):
+        shares = [[p for p in range(parts) if split[p] == rank] for rank in range(2)]
+        assert settle(shares, wanted) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("shares", "parts_per_step"),
+    [
+        ([[0], []], 2),  # a part is nobody's
+        ([[0, 2], [1]], 2),  # one too many
+        ([[], []], None),  # no part at all
+        ([[0, 2], []], None),  # none of the middle
+        ([[0, 1], [1]], None),  # one is two workers'
+        ([[1], [1]], 2),
+        ([[0, 3], [0]], 3),  # the same number of parts, and the same sum
+        ([[0, 1, 5], [0, 2]], 5),  # the same number, and the same sum of squares
+    ],
+)
+def test_a_step_without_each_part_once_is_refused(
+    shares: list[list[int]], parts_per_step: int | None
+) -> None:
+    assert "each part of step 4 once" in refused(settle(shares, parts_per_step))
+
+
+def test_a_signal_that_one_worker_received_is_the_answer_at_all() -> None:
+    for signals in ([None, signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]):
+        assert settle([[0], [1]], 2, signals=signals) == [signal.SIGTERM] * 2
+    assert settle([[0], [1]], 2, signals=[signal.SIGINT, None]) == [signal.SIGINT] * 2
+
+
+def test_all_stop_and_the_chief_says_so() -> None:
+    error = AgreedStopError("Stopped.", signal.SIGTERM)
+    chief, other = outcomes(2, lambda workers: agreement.leave(workers, error))
+    assert chief is error
+    assert other.code == 143
+
+
+def test_one_worker_asks_nobody() -> None:
+    def fail() -> None:
+        raise InputError("Expected a file.")
+
+    with pytest.raises(InputError, match=r"^Expected a file\.$"):
+        agreement.together(Alone(), fail)
+    agreement.compare(Alone(), VALUES, KEY)
+    assert agreement.settle_step(Alone(), 0, [0, 1], 2, None) is None
+    with pytest.raises(InputError, match="each part of step 0 once"):
+        agreement.settle_step(Alone(), 0, [1], 1, None)

@@ -1,0 +1,132 @@
+"""The workers that a process finds when it is launched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.flat_settings import train_settings
+from trainer.claims.workers import launch
+from trainer.claims.workers.launch import announced, joined
+from trainer.core.run.session import Session
+from trainer.core.step.workers import Alone
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({}, (0, 1)),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, (0, 1)),
+        ({"PMI_SIZE": "3", "PMI_RANK": "2"}, (2, 3)),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, (0, 1)),
+    ],
+)
+def test_launchers_say_how_many_they_started(
+    variables: dict[str, str], place: tuple[int, int]
+) -> None:
+    assert announced(variables) == place
+
+
+def test_a_program_for_one_process_is_not_started_with_others(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
+    fields = {"manifest": None, "noise_multiplier": 1.0, "noise_key_file": None}
+    session = Session(
+        settings=settings, batches=tmp_path, run=tmp_path / "run", **fields
+    )
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(InputError, match="without mpiexec"):
+        session.open(contextlib.ExitStack())
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("PMI_SIZE", "1")
+    session.open(contextlib.ExitStack())
+    assert (tmp_path / "run").exists()
+
+
+def test_another_mpi_is_refused() -> None:
+    with pytest.raises(InputError, match="pip install mpich"):
+        announced({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
+
+
+def test_mpi_keeps_to_the_device_that_was_named() -> None:
+    named = {"UCX_NET_DEVICES": "eth0", "MPI_LOCALNRANKS": "1"}
+    launch._keep_to_device(named, 2)
+    assert named["UCX_NET_DEVICES"] == "eth0"
+    on_one_host = {"MPI_LOCALNRANKS": "2"}
+    launch._keep_to_device(on_one_host, 2)
+    assert on_one_host["UCX_NET_DEVICES"] == "lo"
+    with pytest.raises(InputError, match="-genv UCX_NET_DEVICES eth0"):
+        launch._keep_to_device({"MPI_LOCALNRANKS": "1"}, 2)
+
+
+def test_a_process_alone_loads_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "1")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with joined() as workers:
+        assert type(workers) is Alone
+
+
+def test_workers_without_mpi_are_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    monkeypatch.delitem(sys.modules, "trainer.claims.workers.mpi", raising=False)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("UCX_NET_DEVICES", "")  # the launch sets it
+    with pytest.raises(InputError, match="pip install mpi4py mpich"), joined():
+        pass
+    monkeypatch.setenv("PMI_RANK", "1")  # rank 0 reported it
+    with pytest.raises(SystemExit), joined():
+        pass
+
+
+#: Prints the bytes that the system gets back when vectors of 16 MiB are freed.
+_FREED = """
+import os, pathlib
+import numpy as np
+from trainer.claims.workers import launch
+from trainer.core.step.workers import Alone
+
+def resident():
+    pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+launch._load_mpi = lambda count: lambda **_: Alone()
+with launch.joined():
+    vectors = [np.ones(1 << 21, np.int64) for _ in range(8)]
+    held = resident()
+    del vectors
+    print(held - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_workers_keep_the_memory_of_vectors_that_are_freed() -> None:
+    of_launcher = {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", _FREED],
+        env={**os.environ, **of_launcher},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) < 1 << 24, "less than one vector"
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
+    with pytest.raises(InputError, match="worker_timeout"), joined(timeout):
+        pass
+
+
+def test_mpi_is_imported_by_the_launch_alone() -> None:
+    code = "import sys, trainer.cli.commands; sys.exit('mpi4py' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

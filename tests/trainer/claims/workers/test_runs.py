@@ -1,0 +1,188 @@
+"""A run of several workers has the results of one worker's run."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.engines.harness.polling import wait_for
+from tests.trainer.conftest import make_rows
+from tests.trainer.run.whole_runs import ONE_ID, same_results
+from trainer.cli.commands import train_request
+from trainer.core.run import threads
+from trainer.train import train
+
+pytest.importorskip("mpi4py", reason="no MPI: pip install mpi4py mpich")
+ROOT = pathlib.Path(__file__).parents[4]
+MPIEXEC = shutil.which("mpiexec", path=pathlib.Path(sys.executable).parent)
+pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec: pip install mpich")
+
+SETTINGS = [
+    "--noise-multiplier=0.8", "--delta=1e-3", "--l2-norm-clip=1", "--embedding-dim=2",
+    "--hidden=4", "--worker-timeout=120",
+]  # fmt: skip
+
+
+@pytest.fixture
+def arguments(batch_folder: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
+    """``arguments(run, batches)`` of `dpsgd train`: steps of three parts, one empty."""
+    sizes = [40, 9, 0, 48, 17, 33, 48, 2]
+    folder = batch_folder(
+        [make_rows(size, seed) for seed, size in enumerate(sizes)],
+        expected_batch_size=24,
+        truncated_batch_size=48,
+    )
+
+    def make(run: str, batches: Any = folder.path) -> list[str]:
+        # The id of a run is random: this one resumes a run that was killed at once.
+        private = tmp_path / run / "private"
+        private.mkdir(parents=True)
+        (private / "run.id").write_text(ONE_ID + "\n")
+        return [
+            f"--batches={batches}", f"--eval={held_out}", *SETTINGS,
+            f"--out={tmp_path / run}", f"--noise-key-file={tmp_path / 'noise.key'}",
+        ]  # fmt: skip
+
+    return make
+
+
+def start(arguments: list[str], count: int) -> subprocess.Popen[str]:
+    """Starts workers with the threads of this process."""
+    assert MPIEXEC is not None
+    numbers = {
+        f"TF_NUM_{kind.replace('_', '').upper()}_THREADS": str(number)
+        for kind, number in threads.current().items()
+    }
+    command = [sys.executable, "-m", "dpsgd", "train", *arguments]
+    return subprocess.Popen(
+        [MPIEXEC, "-n", str(count), *command],
+        env={**os.environ, **numbers, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(job: subprocess.Popen[str], status: int = 0) -> str:
+    """Returns the standard error of a job that ends with the expected status."""
+    _, errors = job.communicate(timeout=600)
+    assert job.returncode == status, errors
+    return errors
+
+
+def test_two_workers_train_what_one_does(
+    arguments: Any, tmp_path: pathlib.Path
+) -> None:
+    train(train_request(arguments("one")))
+    finish(start(arguments("two"), 2))
+    assert same_results(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.thorough
+def test_three_workers_stop_together_and_go_on_as_two(
+    arguments: Any, tmp_path: pathlib.Path
+) -> None:
+    train(train_request([*arguments("one"), "--eval-every=1"]))
+    given = [*arguments("several"), "--eval-every=1"]
+    csv = tmp_path / "curve.csv"
+    job = start([*given, f"--csv={csv}"], 3)
+    wait_for("a step", lambda: csv.exists() or job.poll() is not None, 300)
+    job.send_signal(signal.SIGTERM)
+    errors = finish(job, 128 + signal.SIGTERM)
+    assert errors.count("error: ") == 1
+    assert "error: Stopped after step" in errors
+    errors = finish(start([*given, f"--csv={csv}"], 2))
+    assert "continuing after step" in errors
+    assert same_results(tmp_path / "one", tmp_path / "several")
+
+
+@pytest.mark.thorough
+def test_lazy_tables_are_the_same_on_two_workers(
+    arguments: Any, tmp_path: pathlib.Path
+) -> None:
+    lazy = ["--optimizer=sgd", "--embedding-noise=lazy"]
+    train(train_request([*arguments("one"), *lazy]))
+    finish(start([*arguments("two"), *lazy], 2))
+    assert same_results(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.thorough
+def test_what_several_workers_cannot_do_is_refused_once_before_any_work(
+    arguments: Any, tmp_path: pathlib.Path
+) -> None:
+    errors = finish(start([*arguments("refused"), "--non-private-diagnostics"], 2), 2)
+    assert errors.count("error: ") == 1
+    assert "--non-private-diagnostics on one worker" in errors
+    private = tmp_path / "refused" / "private"
+    assert [path.name for path in private.iterdir()] == ["run.id"]
+
+
+@pytest.fixture
+def ranges_asked(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, int, int]]:
+    """(name, first byte, last byte) of each range that the store was asked for."""
+    del s3_bucket  # it is asked from other processes, and answers in this one
+    server = pytest.importorskip("moto.server").DomainDispatcherApplication
+    answer, asked = server.__call__, []
+
+    def recording(self: Any, environ: dict[str, Any], *rest: Any) -> Any:
+        if given := environ.get("HTTP_RANGE"):
+            first, last = map(int, given.removeprefix("bytes=").split("-"))
+            name = environ["PATH_INFO"].rpartition("/")[2]
+            asked.append((name, first, last))
+        return answer(self, environ, *rest)
+
+    monkeypatch.setattr(server, "__call__", recording)
+    return asked
+
+
+@pytest.mark.thorough
+def test_two_workers_train_from_a_store_what_one_does_from_a_folder(
+    arguments: Any,
+    s3_bucket: str,
+    ranges_asked: list[tuple[str, int, int]],
+    tmp_path: pathlib.Path,
+) -> None:
+    train(train_request(arguments("one")))
+    client = pytest.importorskip("boto3").client("s3")
+    for path in (tmp_path / "batches").rglob("*.*"):
+        client.upload_file(str(path), "bucket", str(path.relative_to(tmp_path)))
+    finish(start(arguments("two", f"{s3_bucket}/batches"), 2))
+    assert same_results(tmp_path / "one", tmp_path / "two")
+    # The two read each byte once, together.
+    files = sorted((tmp_path / "batches").glob("*.tfrecord"))
+    wanted = [(f.name, at) for f in files for at in range(f.stat().st_size)]
+    found = sorted((name, at) for name, a, b in ranges_asked for at in range(a, b + 1))
+    assert found == wanted
+    changed = bytearray(files[0].read_bytes())
+    changed[len(changed) // 2] ^= 1
+    client.put_object(Bucket="bucket", Key=f"batches/{files[0].name}", Body=changed)
+    errors = finish(start(arguments("three", f"{s3_bucket}/batches"), 2), 2)
+    assert f"{files[0].name} to be as it was written; it was changed" in errors
+    assert not (tmp_path / "three" / "metrics.json").exists()
+
+
+@pytest.mark.thorough
+def test_two_workers_keep_in_a_store_what_one_keeps_in_a_folder(
+    arguments: Any, s3_bucket: str, tmp_path: pathlib.Path
+) -> None:
+    train(train_request(arguments("one")))
+    client = pytest.importorskip("boto3").client("s3")
+    run_id = tmp_path / "stored" / "private" / "run.id"
+    given = [*arguments("stored"), f"--out={s3_bucket}/stored"]
+    client.upload_file(str(run_id), "bucket", "stored/private/run.id")
+    finish(start(given, 2))
+    for found in client.list_objects_v2(Bucket="bucket", Prefix="stored/")["Contents"]:
+        path = tmp_path / found["Key"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file("bucket", found["Key"], str(path))
+    assert same_results(tmp_path / "one", tmp_path / "stored")
+    errors = finish(start(given, 2), 2)
+    assert errors.count("error: ") == 1
+    assert "It holds a finished run" in errors

@@ -1,0 +1,205 @@
+"""The door: no step can clip, draw, round or divide by another number than its sum's.
+
+Planted faults, each of which a test here was seen to find: a method whose gradients are
+twice as long; a clip to 2 C; a grid of 2 C; noise of another multiplier; the divisor of
+another plan; a claim that no release knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.bounded import bounded, plan_of, unbounded
+from tests.trainer.zoo import batch, linear, make_model
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.core import claims
+from trainer.core.step import bounded_sum, grid, per_example
+from trainer.core.step.bounded_sum import BoundedSum
+from trainer.core.step.dp_step import Step
+from trainer.core.step.per_example import ExampleGradients
+from trainer.core.step.single_examples import SingleExamples, example_gradient
+from trainer.gradients.clipping import (
+    ONE_PASS,
+    SINGLE_EXAMPLES,
+    example_gradients,
+    plain_sum,
+)
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import keras, tf
+
+CLIP, DIVISOR = 0.5, 8
+#: Norms and sums are rounded to float32 (see `clipping`).
+MOST = CLIP * (1 + 1e-4)
+
+
+def _longest(found: BoundedSum, rows: Any, count: int = 4) -> float:
+    """The largest norm that one row alone gives to the sum."""
+    norms, unit = [], found.unit or 0.0
+    for row in rows(count):
+        sums = found(*batch(np.array([row])))
+        flat = np.concatenate([tf.convert_to_tensor(s).numpy().ravel() for s in sums])
+        assert flat.dtype == np.int64
+        norms.append(unit * np.linalg.norm(flat.astype("f8")))
+    return max(norms)
+
+
+def _longer(model: TrainableModel, factor: float) -> ExampleGradients:
+    def gradient(row: Any) -> tuple[list[Any], Any]:
+        return [factor * one for one in example_gradient(model, row)], tf.constant(True)
+
+    return SingleExamples(model, gradient, relies_on=[claims.OTHER_METHOD])
+
+
+# -- one row changes the sum by the bound at most --------------------------------------
+
+
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
+def test_one_row_gives_the_bound_at_most_and_nearly_reaches_it(
+    path: str, rows: Any
+) -> None:
+    found = bounded(example_gradients(make_model(linear), path), CLIP, DIVISOR)
+    assert 0.999 * CLIP < _longest(found, rows) <= MOST
+
+
+@pytest.mark.parametrize("factor", [2.0, 1e6])
+def test_a_method_cannot_clip_to_more_since_the_sum_clips(
+    factor: float, rows: Any
+) -> None:
+    found = bounded(_longer(make_model(linear), factor), CLIP, DIVISOR)
+    assert 0.999 * CLIP < _longest(found, rows) <= MOST
+
+
+def test_a_clip_to_twice_the_bound_is_seen(
+    rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = per_example.clip_scale
+    monkeypatch.setattr(
+        per_example, "clip_scale", lambda norms, kept, c: honest(norms, kept, 2 * c)
+    )
+    assert _longest(bounded(make_model(linear), CLIP, DIVISOR), rows) > 1.5 * CLIP
+
+
+def test_a_row_that_may_not_contribute_cannot_be_brought_back(rows: Any) -> None:
+    model = make_model(linear)
+    honest = example_gradients(model)
+
+    def all_rows(columns: Any, real: Any) -> Any:
+        return honest.of_rows(columns, real)[0], tf.ones_like(real)
+
+    gradients = ExampleGradients(model, all_rows, relies_on=honest.relies_on)
+    columns, weight = batch(rows(4))
+    for value in bounded(gradients, CLIP, DIVISOR)(columns, tf.zeros_like(weight)):
+        assert not tf.convert_to_tensor(value).numpy().any()
+
+
+# -- grid, noise and divisor are the sum's ---------------------------------------------
+
+
+def test_a_grid_for_another_clip_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = grid.make
+    monkeypatch.setattr(
+        bounded_sum.grid,
+        "make",
+        lambda *, l2_norm_clip, **more: honest(l2_norm_clip=2 * l2_norm_clip, **more),
+    )
+    with pytest.raises(InputError, match=r"grid, .*at most l2_norm_clip=0\.5"):
+        bounded(make_model(linear), CLIP, DIVISOR)
+
+
+def test_a_step_takes_no_clip_grid_noise_or_divisor_of_its_own() -> None:
+    model = make_model(linear)
+    found, optimizer = bounded(model, CLIP, DIVISOR), keras.optimizers.SGD(1.0)
+    for name in ("grid", "expected_batch_size", "noise_stddev", "l2_norm_clip"):
+        with pytest.raises(TypeError, match=name):
+            Step(model.variables, found, optimizer, **{name: 1})  # type: ignore[arg-type]
+    for name in ("bound", "unit", "divisor", "noise_stddev", "plan"):
+        with pytest.raises(AttributeError):
+            setattr(found, name, 1)
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1.5])
+def test_noise_and_mean_of_a_step_are_of_the_bound_and_the_plan(
+    multiplier: float,
+) -> None:
+    model = make_model(linear)
+    found = bounded(model, CLIP, DIVISOR, noise_multiplier=multiplier)
+    step, unit = Step(model.variables, found, keras.optimizers.SGD(1.0)), found.unit
+    assert unit is not None
+    with step.noise(bytes(32), range(2000)) as stream:
+        noise = np.concatenate([np.concatenate([*map(np.ravel, d)]) for d in stream])
+    # 28,000 values: their deviation is right to 0.42 %, so that one of ten such tests
+    # errs by five times that with probability 6e-6.
+    assert noise.std() * (found.unit or 0.0) == pytest.approx(
+        multiplier * CLIP, rel=0.021
+    )
+    later = step.later_noise(bytes(32), 3)
+    assert later.noise_stddev == multiplier * CLIP
+    before = [variable.numpy() for variable in model.variables]
+    units = [np.full(shape, 1 << 20) for shape in step.shapes]
+    step.begin(units)
+    step.add(*_nothing())
+    step.finish()
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_allclose(
+            value - variable.numpy(),
+            (1 << 20) * (found.unit or 0.0) / DIVISOR,
+            rtol=1e-3,
+        )
+
+
+def _nothing() -> tuple[dict[str, Any], Any]:
+    columns = {"integers": tf.zeros((4, 13)), "label": tf.zeros(4, tf.int8)}
+    return columns, tf.zeros(4)
+
+
+def test_lazy_tables_of_another_sum_are_refused() -> None:
+    model, one = make_model(linear), bounded(make_model(linear), CLIP, DIVISOR)
+    other = bounded(model, 2 * CLIP, DIVISOR)
+    lazy = mock.Mock(LazyNoise, bounded=other)
+    with pytest.raises(InputError, match="lazy tables of the sum of the step"):
+        Step(model.variables, one, keras.optimizers.SGD(1.0), lazy=lazy)
+
+
+def test_a_sum_without_bound_draws_no_noise() -> None:
+    model = make_model(linear)
+    found = unbounded(plain_sum(model), DIVISOR)
+    step = Step(model.variables, found, keras.optimizers.SGD(1.0))
+    with step.noise(bytes(32), range(2)) as stream:
+        assert not any(array.any() for drawn in stream for array in drawn)
+    assert (found.bound, found.noise_multiplier, found.relies_on) == (None, None, ())
+
+
+# -- claims ----------------------------------------------------------------------------
+
+
+def test_every_claim_is_named_and_an_unknown_one_is_refused() -> None:
+    model = make_model(linear)
+    assert bounded(example_gradients(model, SINGLE_EXAMPLES), 1.0, 8).relies_on == ()
+    found = bounded(example_gradients(model, ONE_PASS), 1.0, 8, relies_on=["views"])
+    assert found.relies_on == ("graph gradients", "views")
+    with pytest.raises(InputError, match="relies_on='magic' to be one of graph"):
+        bounded(model, 1.0, 8, relies_on=["magic"])
+    of_rows = example_gradients(model).of_rows
+    with pytest.raises(InputError, match="relies_on='magic'"):
+        ExampleGradients(model, of_rows, relies_on=["magic"])
+    with pytest.raises(InputError, match="relies_on to name the claim"):
+        ExampleGradients(model, of_rows, relies_on=[])
+
+
+def test_a_plan_of_larger_steps_has_a_coarser_grid_or_none() -> None:
+    gradients = example_gradients(make_model(linear))
+    plan = dataclasses.replace(
+        plan_of(DIVISOR), sampler="poisson", truncated_batch_size=None
+    )
+    small = BoundedSum(gradients, plan, l2_norm_clip=1.0, noise_multiplier=1.0)
+    large = dataclasses.replace(plan, num_examples=1 << 40)
+    found = BoundedSum(gradients, large, l2_norm_clip=1.0, noise_multiplier=1.0)
+    assert small.unit is not None
+    assert found.unit is not None
+    assert found.unit > small.unit

@@ -1,0 +1,282 @@
+"""The private step: noise once, constant divisor, and SGD as its limit."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.sampling.keys import insecure_key
+from tests.trainer.bounded import OnGrid, bounded, unbounded, units_of
+from tests.trainer.conftest import make_rows
+from tests.trainer.thread_workers import Together, Worker
+from trainer.claims.bam import bam_gradients
+from trainer.claims.dp_sat import SharpnessAwareOptimizer
+from trainer.claims.model_mix import MixingOptimizer
+from trainer.core.step.dp_step import Step
+from trainer.core.step.grid import Grid
+from trainer.core.step.noise import mixing_coefficients, step_noise
+from trainer.core.step.per_example import clipped
+from trainer.gradients.clipping import clipped_sum, example_gradients, plain_sum
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import keras, tf
+
+CLIP = 0.5
+
+
+def _model(seed: int = 0) -> TrainableModel:
+    keras.utils.set_random_seed(seed)
+    integers = keras.Input((13,), name="integers")
+    values = keras.ops.nan_to_num(integers)
+    values = keras.layers.Dense(5, activation="tanh")(values)
+    network = keras.Model(integers, keras.layers.Dense(1)(values))
+    return TrainableModel(network=network, description={})
+
+
+def _batch(rows: np.ndarray, size: int = 16) -> tuple[dict[str, Any], Any]:
+    padding = np.zeros(size - len(rows), rows.dtype)
+    data = np.concatenate([rows, padding])
+    weight = (np.arange(size) < len(rows)).astype("f4")
+    columns = {name: tf.constant(data[name]) for name in rows.dtype.names}
+    return columns, tf.constant(weight)
+
+
+def _step(
+    model: TrainableModel, divisor: int = 8, clip: float = CLIP, **more: Any
+) -> Step:
+    optimizer = more.pop("optimizer", None) or keras.optimizers.SGD(1.0)
+    gradients = more.pop("gradients", example_gradients)(model)
+    if math.isinf(clip):
+        summed = unbounded(clipped(gradients, l2_norm_clip=clip), divisor)
+    else:
+        summed = bounded(gradients, clip, divisor, noise_multiplier=100)
+    return Step(model.variables, summed, optimizer, **more)
+
+
+def _noise(step: Step, key: int, index: int, stddev: float) -> list[np.ndarray]:
+    return step_noise(insecure_key(key), index, step.shapes, stddev, units_of(step))
+
+
+def _run(step: Step, noise: list[np.ndarray], batches: list[Any]) -> None:
+    step.begin(noise)
+    for columns, weight in batches:
+        step.add(columns, weight)
+    step.finish()
+
+
+def _change(model: TrainableModel, act: Any) -> list[np.ndarray]:
+    before = [v.numpy() for v in model.variables]
+    act()
+    return [b - v.numpy() for b, v in zip(before, model.variables, strict=True)]
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 16])
+def test_divisor_is_constant_whatever_the_step_holds(num_real: int, rows: Any) -> None:
+    model = _model()
+    step, batch = _step(model, divisor=8), _batch(rows(num_real))
+    wanted = clipped_sum(model, l2_norm_clip=CLIP)(*batch)
+    zeros = _noise(step, 0, 0, 0.0)
+    found = _change(model, lambda: _run(step, zeros, [batch]))
+    for left, right in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(left, right / 8, atol=2e-7)
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 16])
+def test_noise_is_divided_by_the_same_constant(num_real: int, rows: Any) -> None:
+    changes = []
+    for stddev in (0.0, 100.0):
+        model = _model()
+        step = _step(model, divisor=8)
+        noise = _noise(step, 3, 5, stddev)
+        batch = _batch(rows(num_real))
+        act = lambda s=step, n=noise, b=batch: _run(s, n, [b])  # noqa: E731
+        changes.append(_change(model, act))
+    for plain, noisy, units, unit in zip(*changes, noise, units_of(step), strict=True):
+        assert unit is not None
+        found = (noisy - plain) * 8
+        np.testing.assert_allclose(found, units * unit, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_noise_is_added_once_per_step_whatever_the_number_of_batches(
+    num_parts: int, rows: Any
+) -> None:
+    data = rows(16)
+    parts = [_batch(part, size=16) for part in np.array_split(data, num_parts)]
+    results = []
+    for batches in ([_batch(data)], parts, [*parts, _batch(data[:0])]):
+        model = _model()
+        step = _step(model)
+        noise = _noise(step, 4, 0, 30.0)
+        results.append(_change(model, lambda s=step, b=batches, n=noise: _run(s, n, b)))
+    for left, right in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+    # A batch of padding adds exactly nothing.
+    assert all(map(np.array_equal, results[2], results[1]))
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_every_row_of_a_table_gets_noise_whichever_rows_are_read(
+    num_parts: int,
+) -> None:
+    # Seen to fail if gradients of rows replace the noise, or are added to zeros.
+    def gradient_sum(columns: Any, weight: Any) -> list[Any]:
+        values = tf.constant([[1.0, 2.0], [3.0, 4.0], [-5.0, 0.0]])
+        return [tf.IndexedSlices(values, tf.constant([1, 1, 4]), (6, 2))]
+
+    table = tf.Variable(tf.zeros((6, 2)))
+    summed = OnGrid(Grid(exponent=-2, clip=9.0), 4, gradient_sum)
+    step = Step([table], summed, keras.optimizers.SGD(1.0))
+    noise = np.random.default_rng(0).integers(-1000, 1000, (6, 2))
+    _run(step, [noise], [({}, tf.ones(1))] * num_parts)
+    sums = np.zeros((6, 2))
+    sums[1], sums[4] = [4, 6], [-5, 0]
+    np.testing.assert_array_equal(table, -(noise / 4 + num_parts * sums) / 4)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_step_forgets_the_step_before(num_parts: int, rows: Any) -> None:
+    model = _model()
+    step, empty = _step(model), _batch(rows(0))
+    noise = _noise(step, 4, 0, 1.0)
+    _run(step, noise, [_batch(rows(16))] * num_parts)
+    zeros = _noise(step, 0, 0, 0.0)
+    for change in _change(model, lambda: _run(step, zeros, [empty] * num_parts)):
+        np.testing.assert_array_equal(change, 0)
+
+
+def test_nothing_is_compiled_again_after_the_first_steps(rows: Any) -> None:
+    step, batches = _step(_model()), [_batch(rows(16, seed)) for seed in range(3)]
+    counts = []
+    for index in range(4):
+        for parts in (1, 2, 3):
+            noise = _noise(step, 4, index, 1.0)
+            _run(step, noise, batches[:parts])
+            counts.append(step.num_traces)
+    # The step of one batch; then adding to sums, and applying them.
+    assert counts == [1, *[3] * 11]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_infinite_clip_and_zero_noise_is_ordinary_training(
+    name: str, rows: Any
+) -> None:
+    private, ordinary = _model(), _model()
+    batches = [_batch(rows(16, seed)) for seed in range(5)]
+    step = _step(
+        private,
+        divisor=16,
+        clip=math.inf,
+        optimizer=getattr(keras.optimizers, name)(0.05),
+    )
+    optimizer = getattr(keras.optimizers, name)(0.05)
+    for columns, weight in batches:
+        _run(step, _noise(step, 0, 0, 0.0), [(columns, weight)])
+        with tf.GradientTape() as tape:
+            losses = ordinary.losses(columns)
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, ordinary.variables)
+        optimizer.apply_gradients(zip(gradients, ordinary.variables, strict=True))
+    for left, right in zip(private.variables, ordinary.variables, strict=True):
+        np.testing.assert_allclose(left.numpy(), right.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_changes_the_step(rows: Any) -> None:
+    # Without this, the test above could pass because clipping does nothing.
+    model, batch = _model(), _batch(rows(16))
+    clipped = clipped_sum(model, l2_norm_clip=0.01)(*batch)
+    plain = plain_sum(model)(*batch)
+    assert not np.allclose(clipped[0], plain[0], rtol=0.1)
+
+
+# -- several workers -------------------------------------------------------------------
+
+
+_OPTIMIZERS: dict[str, Any] = {
+    "dp-sgd": lambda _: keras.optimizers.Adam(0.1),
+    "bam": lambda _: keras.optimizers.SGD(0.1, momentum=0.9),
+    "dp-sat": lambda weights: SharpnessAwareOptimizer(
+        keras.optimizers.SGD(0.1), weights, radius=0.3
+    ),
+    "model-mix": lambda weights: MixingOptimizer(
+        0.1, weights, mix_width=0.1, init_seed=0
+    ),
+}
+
+
+def _train(
+    model: TrainableModel, worker: Worker, method: str = "dp-sgd", order: int = 1
+) -> list[np.ndarray]:
+    """Two steps, of four batches and of one; worker p mod W has batch p."""
+    optimizer = _OPTIMIZERS[method](model.variables)
+    gradients = example_gradients
+    if method == "bam":
+        gradients = functools.partial(bam_gradients, radius=0.3)  # type: ignore[assignment]
+    step = _step(model, optimizer=optimizer, workers=worker, gradients=gradients)
+    share = worker.rank, worker.count
+    for index, num_parts in enumerate((4, 1)):
+        data = np.array_split(make_rows(16, index), num_parts)
+        noise = step_noise(
+            insecure_key(4), index, step.shapes, 0.5, units_of(step), share=share
+        )
+        if method in ("dp-sat", "model-mix"):
+            mixed = mixing_coefficients(insecure_key(4), index, step.shapes)
+            optimizer.before_step(mixed)
+        step.begin(noise)
+        for part in data[worker.rank :: worker.count][::order]:
+            step.add(*_batch(part))
+        step.finish()
+    return [v.numpy() for v in model.variables]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[np.ndarray]:
+    return _train(_model(), Together(1).one(0))
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [("dp-sgd", 2), ("dp-sgd", 3), ("bam", 2), ("dp-sat", 2), ("model-mix", 3)],
+)
+def test_weights_are_the_same_bits_on_any_number_of_workers(
+    method: str, count: int, alone: list[np.ndarray]
+) -> None:
+    if method != "dp-sgd":
+        alone = _train(_model(), Together(1).one(0), method)
+    together, models = Together(count), [_model() for _ in range(count)]
+    # In the second step all workers but the first have no batch.
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        workers = map(together.one, range(count))
+        found = list(pool.map(_train, models, workers, [method] * count))
+    for weights in found:
+        assert all(map(np.array_equal, weights, alone))
+
+
+def test_weights_are_the_same_bits_for_any_order_of_the_batches(
+    alone: list[np.ndarray],
+) -> None:
+    found = _train(_model(), Together(1).one(0), order=-1)
+    assert all(map(np.array_equal, found, alone))
+
+
+def test_a_batch_that_is_the_whole_step_gives_the_bits_of_a_step_of_several(
+    rows: Any,
+) -> None:
+    changes = []
+    for batches in ([_batch(rows(16))], [_batch(rows(16)), _batch(rows(0))]):
+        model = _model()
+        step = _step(model)
+        run = lambda s=step, b=batches: _run(s, _noise(s, 4, 0, 1.0), b)  # noqa: E731
+        changes.append(_change(model, run))
+    assert all(map(np.array_equal, *changes))
+
+
+def test_several_workers_are_refused_where_sums_have_no_grid() -> None:
+    model, worker = _model(), Together(2).one(0)
+    with pytest.raises(InputError, match="private method on 2 workers"):
+        _step(model, clip=math.inf, workers=worker)

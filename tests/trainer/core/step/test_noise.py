@@ -1,0 +1,221 @@
+"""Noise: its law, and that it depends on (key, step, variable) and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from randomgen import AESCounter
+
+from pipelines.core.keys import derive
+from pipelines.sampling.keys import insecure_key
+from trainer.core.step.noise import (
+    LaterNoise,
+    NoiseStream,
+    _generator,
+    grid_normal,
+    mixing_coefficients,
+    normal,
+    rounded,
+    step_noise,
+    uniform,
+)
+
+KEY = insecure_key(1)
+OTHER_KEY = insecure_key(2)
+
+
+def test_same_key_step_and_variable_give_the_same_bits() -> None:
+    first = normal(KEY, 3, 1, (5, 7))
+    again = normal(KEY, 3, 1, (5, 7))
+    assert first.dtype == np.float32
+    assert first.shape == (5, 7)
+    assert first.tobytes() == again.tobytes()
+
+
+def test_the_generator_is_aes_128_in_counter_mode() -> None:
+    # FIPS 197, appendix C.1: this block under this key.
+    key, block = bytes(range(16)), bytes.fromhex("00112233445566778899aabbccddeeff")
+    generator = AESCounter(
+        key=int.from_bytes(key, "little"), counter=int.from_bytes(block, "little")
+    )
+    found = generator.random_raw(2).astype("<u8").tobytes()
+    assert found == bytes.fromhex("69c4e0d86a7b0430d8cdb78070b4c55a")
+
+
+def test_a_stream_is_that_of_the_sub_key_of_its_labels() -> None:
+    key = int.from_bytes(derive(KEY, "noise", 3, 1)[:16], "little")
+    wanted = np.random.Generator(AESCounter(key=key, counter=0)).standard_normal(9)
+    found = normal(KEY, 3, 1, (9,))
+    np.testing.assert_array_equal(found, wanted.astype("f4"))
+
+
+def test_streams_of_other_keys_steps_and_variables_are_uncorrelated() -> None:
+    n = 20_000
+    labels = itertools.product((KEY, OTHER_KEY), (0, 1, 10), (0, 1, 10))
+    streams = np.stack([normal(*label, (n,)) for label in labels])
+    correlation = np.corrcoef(streams) - np.eye(len(streams))
+    # 153 pairs, each about N(0, 1/n): 5.5 deviations fail with probability < 1e-5.
+    assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
+
+
+def test_noise_has_the_stated_deviation_neither_more_nor_less() -> None:
+    n, stddev = 400_000, 2.5
+    values = step_noise(KEY, 0, [(n,)], stddev)[0] / stddev
+    # The variance of n normals is 1 +- sqrt(2/n): five deviations are 1.1 %, so that a
+    # standard deviation off by 2 % fails with probability > 0.999.
+    assert abs(values.var() - 1) < 5 * math.sqrt(2 / n)
+    assert abs(values.mean()) < 5 / math.sqrt(n)
+    for point in (0.5, 1, 2, 3):
+        expected = math.erfc(point / math.sqrt(2))
+        deviation = math.sqrt(expected * (1 - expected) / n)
+        assert abs((np.abs(values) > point).mean() - expected) < 5 * deviation
+
+
+def test_mixing_coefficients_are_uniform() -> None:
+    n = 400_000
+    values = uniform(KEY, 0, 0, (n,))
+    assert values.dtype == np.float32
+    assert values.min() >= 0
+    assert values.max() <= 1
+    # Kolmogorov and Smirnov, by Dvoretzky, Kiefer and Wolfowitz: fails by chance
+    # with probability 1e-7.  Seen to fail for values ** 1.02, whose distance is 0.7 %.
+    ranks = np.arange(n + 1) / n
+    ordered = np.sort(values.astype("f8"))
+    distance = max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max())
+    assert distance < math.sqrt(math.log(2 / 1e-7) / (2 * n))
+
+
+def _all_drawn(key: bytes, step: int, shapes: list[tuple[int]]) -> list[np.ndarray]:
+    noise = step_noise(key, step, shapes, 1.0)
+    return [*noise, *mixing_coefficients(key, step, shapes)]
+
+
+def test_mixing_coefficients_are_independent_of_noise_and_of_each_other() -> None:
+    n = 20_000
+    shapes = [(n,), (n,)]
+    streams = np.stack(
+        [
+            stream
+            for key, step in itertools.product((KEY, OTHER_KEY), (0, 1))
+            for stream in _all_drawn(key, step, shapes)
+        ]
+    )
+    correlation = np.corrcoef(streams) - np.eye(len(streams))
+    # 120 pairs, each about N(0, 1/n): 5.5 deviations fail with probability < 1e-5.
+    assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
+    again = _all_drawn(KEY, 0, shapes)
+    assert all(map(np.array_equal, again, streams[:4]))
+    assert all(map(np.array_equal, again[:2], step_noise(KEY, 0, shapes, 1.0)))
+    # Another label: not the bits of the noise in another form.
+    noise_key = derive(KEY, "noise", 0, 0)
+    assert noise_key != derive(KEY, "mixing-coefficients", 0, 0)
+    stream = AESCounter(key=int.from_bytes(noise_key[:16], "little"), counter=0)
+    others = np.random.Generator(stream).random(n).astype("f4")
+    assert not np.isin(uniform(KEY, 0, 0, (n,))[:100], others).all()
+
+
+def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, coefficients = (draw(KEY, 0, 0, (1000,)) for draw in (normal, uniform))
+    monkeypatch.setattr("trainer.core.step.noise._CHUNK", 64)
+    assert normal(KEY, 0, 0, (1000,)).tobytes() == whole.tobytes()
+    assert uniform(KEY, 0, 0, (1000,)).tobytes() == coefficients.tobytes()
+
+
+def test_scalars_and_empty_shapes() -> None:
+    assert normal(KEY, 0, 0, ()).shape == ()
+    assert normal(KEY, 0, 0, (0, 3)).shape == (0, 3)
+
+
+def test_no_noise_is_exactly_zero_and_nothing_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("trainer.core.step.noise.AESCounter")
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    for values in (
+        step_noise(KEY, 0, [(3,)], 0.0)[0],
+        later.of_read(1, 0, (3,)),
+        later.of_flush(0, 1, (3,)),
+    ):
+        assert values.tolist() == [0.0] * 3
+
+
+def test_stream_yields_every_step_once_in_order_for_slow_and_fast_readers() -> None:
+    shapes = [(3,), (2, 2)]
+    wanted = [step_noise(KEY, step, shapes, 0.5) for step in range(4, 12)]
+    for pause in (0.0, 0.01):
+        found = []
+        with NoiseStream(
+            KEY, steps=range(4, 12), shapes=shapes, noise_stddev=0.5
+        ) as stream:
+            for noise in stream:
+                time.sleep(pause)
+                found.append(noise)
+        assert len(found) == len(wanted)
+        for left, right in zip(found, wanted, strict=True):
+            assert all(map(np.array_equal, left, right))
+
+
+def test_stream_ends_when_its_reader_leaves() -> None:
+    with NoiseStream(
+        KEY, steps=range(10**9), shapes=[(2,)], noise_stddev=1.0
+    ) as stream:
+        next(iter(stream))
+    assert not stream._thread.is_alive()
+
+
+def test_stream_raises_what_its_thread_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("planted")
+
+    monkeypatch.setattr("trainer.core.step.noise.step_noise", fail)
+    with (
+        NoiseStream(KEY, steps=range(2), shapes=[(2,)], noise_stddev=1.0) as stream,
+        pytest.raises(MemoryError, match="planted"),
+    ):
+        next(iter(stream))
+
+
+def test_the_noise_of_every_variable_is_drawn_whatever_is_drawn_beside_it() -> None:
+    shapes = [(3, 2), (4,)]
+    stream = NoiseStream(
+        KEY, steps=range(2), shapes=shapes, noise_stddev=1.0, draw=lambda *_: []
+    )
+    more = NoiseStream(
+        KEY, steps=range(2), shapes=shapes, noise_stddev=1.0, draw=mixing_coefficients
+    )
+    with stream, more:
+        for step, (least, drawn) in enumerate(zip(stream, more, strict=True)):
+            noise = step_noise(KEY, step, shapes, 1.0)
+            coefficients = mixing_coefficients(KEY, step, shapes)
+            assert all(map(np.array_equal, least, noise))
+            assert len(least) == len(noise)
+            assert all(map(np.array_equal, drawn, [*noise, *coefficients]))
+            assert len(drawn) == 4
+
+
+def test_noise_on_a_grid_is_rounded_to_the_nearest_integer() -> None:
+    for stddev in (0.6, 3.0, 2.0**37, 2.0**47):
+        generator = _generator(derive(KEY, "grid-noise", 5, 2, 0))
+        doubles = generator.standard_normal(40_000) * stddev
+        found = grid_normal(KEY, 5, 2, (40_000,), stddev=stddev)
+        assert (found == np.rint(doubles)).all()
+    with pytest.raises(ValueError, match="at most 2\\^47 units"):
+        grid_normal(KEY, 5, 2, (1,), stddev=2.0**48)
+
+
+def test_large_values_of_one_sign_are_rounded_to_the_nearest_integer() -> None:
+    # Too large for the sum that rounds small values.
+    values = np.array([2.0**55, 3.0, 2.5])
+    for sign in (1, -1):
+        found = rounded(sign * values)
+        np.testing.assert_array_equal(found, sign * np.array([2**55, 3, 2]))
+
+
+@pytest.mark.parametrize("scale", [0.6, 2.0**40, 2.0**60])
+def test_values_of_any_size_are_rounded_to_the_nearest_integer(scale: float) -> None:
+    values = np.array([0.5, 1.5, -2.5, 3.2, -3.7]) * scale
+    assert rounded(values.copy()).tolist() == [round(one) for one in values.tolist()]

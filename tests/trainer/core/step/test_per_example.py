@@ -1,0 +1,112 @@
+"""Rows that may not contribute become exact zeros; others are clipped, by hand.
+
+Each test was seen to fail on a planted fault: a product instead of a choice, a norm of
+some variables or axes alone, a missing root, a cap on one side, a chunk left out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.core.step import per_example
+from trainer.core.step.per_example import (
+    cap_coordinates,
+    clip_scale,
+    clip_to_norm,
+    concat_in_chunks,
+    keep_rows,
+    real_rows,
+    scale_rows,
+    squared_norms,
+    sum_in_chunks,
+)
+from trainer.tf_compat import tf
+
+
+class _AcceptsBits:
+    """Stands in for a model whose loss accepts labels 0 and 1."""
+
+    def accepts(self, columns: Any) -> Any:
+        return columns["label"] <= 1
+
+
+def test_a_row_may_contribute_if_its_weight_is_above_0_and_its_label_accepted() -> None:
+    columns = {"label": tf.constant([0, 1, 2, 0, 2])}
+    weight = tf.constant([1.0, 0.5, 1.0, 0.0, 0.0])
+    found = real_rows(_AcceptsBits(), columns, weight)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found, [True, True, False, False, False])
+
+
+def test_other_rows_are_exactly_zero_whatever_they_held() -> None:
+    columns = {
+        "scalar": tf.constant([1.0, math.nan, math.inf]),
+        "vector": tf.constant([[1, 2], [3, 4], [5, 6]], tf.int32),
+    }
+    kept = tf.constant([True, False, False])
+    found = keep_rows(columns, kept)
+    np.testing.assert_array_equal(found["scalar"], [1, 0, 0])
+    np.testing.assert_array_equal(found["vector"], [[1, 2], [0, 0], [0, 0]])
+    scaled = scale_rows(columns["scalar"], kept, tf.constant([0.5, 0.0, 1.0]))
+    np.testing.assert_array_equal(scaled, [0.5, 0, 0])
+
+
+def test_a_norm_is_of_all_values_of_all_variables() -> None:
+    gradients = [
+        tf.constant([[3.0], [0.0]]),
+        tf.constant([[[1.0, 2.0], [4.0, 0.0]], [[0.0, 0.0], [0.0, -5.0]]]),
+        tf.constant([2.0, 1.0]),
+    ]
+    np.testing.assert_array_equal(squared_norms(gradients), [9 + 21 + 4, 25 + 1])
+
+
+@pytest.mark.parametrize("clip", [0.5, 2.0, 2, math.inf])
+@pytest.mark.parametrize("installed", [True, False])
+def test_factors_by_hand(
+    clip: float, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed:  # TF Privacy
+        monkeypatch.setattr(per_example, "clip_grads", None)
+    norms = tf.constant([0.0, 1.0, 4.0, math.nan, math.inf, 1.0])
+    real = tf.constant([True, True, True, True, True, False])
+    counted, scale = clip_scale(norms, real, clip)
+    np.testing.assert_array_equal(counted, [1, 1, 1, 0, 0, 0])
+    wanted = [1.0, min(1.0, clip), min(1.0, clip / 4), 0.0, 0.0, 0.0]
+    np.testing.assert_allclose(scale, wanted, rtol=1e-6)
+
+
+def test_factors_of_squares_by_hand() -> None:
+    squares = tf.constant([0.0, 1.0, 4.0, 16.0, 36.0])
+    np.testing.assert_allclose(clip_to_norm(squares, 4.0), [1, 1, 1, 0.5, 1 / 3])
+    bounds = tf.constant([0.0, 0.25, 4.0, 0.0, 9.0])
+    np.testing.assert_allclose(clip_to_norm(squares, bounds), [1, 0.5, 1, 0, 0.5])
+
+
+def test_a_cap_is_on_both_sides_of_every_coordinate() -> None:
+    values = tf.constant([[-3.0, -0.5], [0.5, 3.0]])
+    np.testing.assert_array_equal(cap_coordinates(values, 1.0), [[-1, -0.5], [0.5, 1]])
+    assert cap_coordinates(values, None) is values
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 5, 8])
+def test_every_row_is_in_one_chunk_and_rows_that_fill_it_are_zeros(
+    chunk_rows: int,
+) -> None:
+    rows = {"x": tf.range(1.0, 6.0), "y": tf.reshape(tf.range(10.0), (5, 2))}
+    sizes = []
+
+    def add(chunk: Any) -> list[Any]:
+        sizes.append(chunk["x"].shape[0])
+        return [tf.reduce_sum(chunk["x"] ** 2), tf.reduce_sum(chunk["y"], 0)]
+
+    more = {"num_rows": 5, "chunk_rows": chunk_rows}
+    initial = [tf.zeros(()), tf.zeros(2)]
+    total, vector = sum_in_chunks(add, rows, initial=initial, **more)
+    assert float(total) == 1 + 4 + 9 + 16 + 25
+    np.testing.assert_array_equal(vector, [20, 25])
+    assert set(sizes) == {min(5, chunk_rows)}
+    found = concat_in_chunks(lambda chunk: 2 * chunk["x"], rows, **more)
+    np.testing.assert_array_equal(found, [2, 4, 6, 8, 10])

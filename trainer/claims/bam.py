@@ -1,0 +1,216 @@
+"""Bias-aware minimisation: per-example gradients a small step uphill, then clipped.
+
+    u_i  = gradient of example i's loss at theta
+    g_i  = gradient of example i's loss at  theta + lambda * u_i / ||u_i||     ("sam")
+       or  u_i + lambda * H_i u_i / ||u_i||,  H_i its Hessian at theta         ("hvp")
+    sum_i  w_i * min(1, C / ||g_i||) * g_i
+
+Clipping biases DP-SGD, and small gradients are clipped less.  Both variants minimise
+the loss plus ``lambda`` times the norm of each example's gradient: "hvp" takes its
+exact gradient, "sam" the same up to O(lambda^2), from a second gradient instead of a
+Hessian product ("BAM FWD-REV" and "BAM SAM" in the paper).  Sharpness-aware
+minimisation calls ``lambda`` the perturbation radius, usually rho.
+
+Formal guarantees:
+  - Those of ``clipping``, for g_i, on every path.  In particular g_i is a function of
+    the model's weights and row i alone, and is clipped: one row changes the sum by at
+    most ``l2_norm_clip``, so that DP-SGD's accounting holds.
+  - Where u_i = 0, g_i is the gradient at theta.
+  - Where the terms of u_i cancel, ||u_i|| is replaced by the upper bound that
+    ``gradient_parts`` clips: the step uphill is shorter, never longer.
+  - A row whose u_i or g_i is not finite, or has a norm that overflows float32,
+    contributes exactly nothing.
+  - ``radius`` 0 gives DP-SGD.
+  - All paths agree with a loop over the examples.
+
+There are two paths.  ``one pass`` (see ``engine``) recomputes everything that depends
+on the weights, with each operation's outcome at the example's own weights (see
+``moved_weights``).  ``single examples`` computes each example separately, with its own
+copy of the weights; "hvp" always takes this path.  Both process as many examples at a
+time as fit in a fixed amount of memory.
+
+Public: radius, variant and path.  Sensitive: every input and output.
+
+References:
+  Knolle et al. (2023), arXiv:2308.12018, Algorithm 2 and equations 13 and 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accounting.validation import check_choice, check_float
+from trainer.claims.functional_weights import check_replaceable, replaced_weights
+from trainer.core.claims import GRAPH_GRADIENTS
+from trainer.core.step.per_example import ExampleGradients
+from trainer.core.step.single_examples import (
+    MOST_GRADIENT_VALUES,
+    ExampleGradient,
+    SingleExamples,
+    example_gradient,
+)
+from trainer.gradients.clipping import (
+    ONE_PASS,
+    SINGLE_EXAMPLES,
+    choose_path,
+    clipped_sum,
+    example_gradients,
+    plain_sum,
+)
+from trainer.gradients.clipping_bias import AscentSums
+from trainer.gradients.engine.backward_pass import BackwardPass, backward
+from trainer.gradients.engine.moved_weights import num_formed_values
+from trainer.gradients.engine.proof import proof_of
+from trainer.gradients.engine.table_reads import ids_depend_on_weights
+from trainer.methods.base import Hooks
+from trainer.model.trainable_model import TrainableModel
+from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM, BAM_VARIANTS
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import tf
+
+#: Arrays of the size of the weights per example: u_i, the moved weights, and g_i.
+_COPIES = 3
+
+#: A clip norm that almost every gradient exceeds.
+_LEAST_CLIP = 1e-10
+
+
+def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
+    """Returns the fastest path that is exact.
+
+    Args:
+      model: A model that ``check_model`` accepted.
+      variant: "sam" or "hvp".
+    """
+    if variant == BAM_HVP or choose_path(model) != ONE_PASS:
+        return SINGLE_EXAMPLES
+    # Moved weights would move the rows that are read, too.
+    return SINGLE_EXAMPLES if ids_depend_on_weights(proof_of(model)) else ONE_PASS
+
+
+def bam_gradients(
+    model: TrainableModel,
+    *,
+    radius: float,
+    variant: str = BAM_SAM,
+    path: str | None = None,
+) -> ExampleGradients:
+    """Returns the g_i of single examples.
+
+    Args:
+      model: A model that ``check_model`` accepted.
+      radius: ``lambda``, at least 0.
+      variant: "sam" or "hvp".
+      path: "one pass" or "single examples"; None for the fastest that is exact.
+
+    Raises:
+      InputError: name, value, bound; or "sam" cannot replace the weights for one
+        example.
+    """
+    check_float("bam_radius", radius, at_least=0)
+    check_choice("bam_variant", variant, BAM_VARIANTS)
+    path = path or choose_bam_path(model, variant)
+    paths = (SINGLE_EXAMPLES,) if variant == BAM_HVP else (ONE_PASS, SINGLE_EXAMPLES)
+    check_choice("path", path, paths)
+    if radius == 0:
+        return example_gradients(model)
+    if path == ONE_PASS:
+        return _one_pass(model, radius)
+    if variant == BAM_SAM:
+        check_replaceable(
+            model, remedy="Give bam_variant='hvp', as a flag: --bam-variant hvp."
+        )
+    gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
+    return SingleExamples(model, gradient, copies=_COPIES)
+
+
+def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
+    """Returns which rows count, and the factor from gradient to step of each.
+
+    Args:
+      norms: Norm of each row's gradient, shape (rows,), or a scalar for one row.
+      real: Bools of the same shape: whether a row holds an example.
+      radius: Length of the step, ``lambda``.
+
+    Returns:
+      Which rows are real and have a finite norm; and ``radius / norm`` for these rows,
+      0 for all others and where the norm is 0.
+    """
+    counted = real & tf.math.is_finite(norms)
+    scale = tf.math.divide_no_nan(tf.cast(radius, norms.dtype), norms)
+    return counted, tf.where(counted, scale, 0.0)
+
+
+def _one_pass(model: TrainableModel, radius: float) -> ExampleGradients:
+    proof = proof_of(model)
+
+    def of_rows(columns: dict[str, Any], real: Any) -> tuple[BackwardPass, Any]:
+        here = backward(proof, columns, real.shape[0])
+        counted, scale = ascent_scale(here.norms(), real, radius)
+        return here.moved(counted, scale), counted
+
+    num_values = _COPIES * max(1, num_formed_values(proof))
+    return ExampleGradients(
+        model,
+        of_rows,
+        relies_on=[GRAPH_GRADIENTS],
+        chunk_rows=max(1, MOST_GRADIENT_VALUES // num_values),
+    )
+
+
+def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:
+    """Returns the "sam" variant's g_i of one example."""
+
+    def gradient(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        direction = example_gradient(model, row)
+        counted, scale = ascent_scale(tf.linalg.global_norm(direction), True, radius)
+        weights = [
+            variable + scale * value
+            for variable, value in zip(model.variables, direction, strict=True)
+        ]
+        with replaced_weights(model, weights):
+            return example_gradient(model, row, weights), counted
+
+    return gradient
+
+
+def _penalized(model: TrainableModel, radius: float) -> ExampleGradient:
+    """Returns the "hvp" variant's g_i of one example."""
+
+    def gradient(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        with tf.GradientTape() as tape:
+            here = example_gradient(model, row)
+            # The derivative of <u, v> for a constant v is the Hessian times v.
+            norm = tf.stop_gradient(tf.linalg.global_norm(here))
+            counted, scale = ascent_scale(norm, True, radius)
+            product = tf.add_n(
+                [tf.reduce_sum(u * tf.stop_gradient(scale * u)) for u in here]
+            )
+        bend = tape.gradient(
+            product, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return [u + h for u, h in zip(here, bend, strict=True)], counted
+
+    return gradient
+
+
+def _path_of(model: TrainableModel, settings: TrainSettings) -> str:
+    return choose_bam_path(model, settings.method_settings["bam_variant"])
+
+
+def _gradients_of(model: TrainableModel, settings: TrainSettings) -> ExampleGradients:
+    own = settings.method_settings
+    return bam_gradients(model, radius=own["bam_radius"], variant=own["bam_variant"])
+
+
+def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
+    """Returns the sum of gradients, and that of the directions of the moves."""
+    del optimizer  # gradients are taken at the weights that it updates
+    # Clipped this far, every gradient is a multiple of its direction.
+    directions = clipped_sum(model, l2_norm_clip=_LEAST_CLIP)
+    gradients = plain_sum(model)
+    return lambda *batch: (gradients(*batch), directions(*batch))
+
+
+HOOKS = Hooks(choose_path=_path_of, gradients=_gradients_of, ascent=_ascent_of)

@@ -1,0 +1,160 @@
+"""DP-SAT: gradients at weights moved along the previous noisy gradient.
+
+    eps    = rho * g_{t-1} / ||g_{t-1}||      (global norm; 0 at the first step)
+    g_t    = (1 / b) (sum of clipped per-example gradients at w + eps, plus noise)
+    w      <- optimizer(w, g_t)               at w itself
+
+Formal guarantees:
+  - The move is a function of noisy gradients that were released before: it is
+    post-processing, and DP-SGD's accounting holds.
+  - The weights are moved once per step, however many physical batches it has, and
+    restored bit for bit before the optimizer updates them: no checkpoint, evaluation or
+    export sees moved weights.
+  - ``radius`` 0 gives DP-SGD.
+
+The previous noisy gradient is part of the state, since a resumed run needs it.  It has
+a value for every weight, so that noise cannot be lazy.
+
+Public: everything here follows from released noisy gradients.
+
+References:
+  Park et al. (2023), arXiv:2306.05651, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import check_float
+from trainer.core.step.per_example import GradientSum
+from trainer.gradients.clipping import plain_sum
+from trainer.gradients.clipping_bias import AscentSums
+from trainer.methods import dp_sgd
+from trainer.methods.base import Hooks
+from trainer.methods.optimizers import make_optimizer
+from trainer.model.trainable_model import TrainableModel
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import raw_variable, tf
+
+#: Added to the norm, as by the authors: the first step has no previous gradient.
+_LEAST_NORM = 1e-16
+
+
+class SharpnessAwareOptimizer:
+    """A Keras optimizer for gradients at moved weights; a `base.MethodOptimizer`.
+
+    Args:
+      optimizer: Keras optimizer that updates the weights.
+      variables: The trainable variables.
+      radius: ``rho``, the L2 norm of a move, at least 0.
+    """
+
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], *, radius: float
+    ) -> None:
+        check_float("sat_radius", radius, at_least=0)
+        self._optimizer = optimizer
+        self._weights = [raw_variable(variable) for variable in variables]
+        self._radius = radius
+        self._saved = [tf.Variable(v, trainable=False) for v in self._weights]
+        self._previous = [
+            tf.Variable(tf.zeros_like(v), trainable=False) for v in self._weights
+        ]
+        self._move = tf.function(self._move_weights, autograph=False)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The optimizer's state, and the previous noisy gradient."""
+        return [*map(raw_variable, self._optimizer.variables), *self._previous]
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the optimizer's state.
+
+        Args:
+          variables: The trainable variables.
+        """
+        self._optimizer.build(variables)
+
+    def before_step(self, drawn: Sequence[np.ndarray] = ()) -> None:
+        """Moves the weights, until ``apply_gradients`` restores them.
+
+        Args:
+          drawn: Empty.
+        """
+        del drawn
+        self._move()
+
+    def apply_gradients(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Restores the weights and updates them with noisy gradients.
+
+        Args:
+          pairs: (noisy mean gradient, variable), in the order of the variables.
+        """
+        pairs = list(pairs)
+        for weight, saved in zip(self._weights, self._saved, strict=True):
+            weight.assign(saved)
+        for previous, (gradient, _) in zip(self._previous, pairs, strict=True):
+            previous.assign(gradient)
+        self._optimizer.apply_gradients(pairs)
+
+    def at_weights(self, gradient_sum: GradientSum) -> GradientSum:
+        """Returns a gradient sum at the weights from before the move.
+
+        Args:
+          gradient_sum: Gradient sum at the current weights.
+        """
+
+        def unmoved(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+            moved = [tf.identity(variable) for variable in self._weights]
+            for variable, saved in zip(self._weights, self._saved, strict=True):
+                variable.assign(saved)
+            found = [
+                tf.convert_to_tensor(value) for value in gradient_sum(columns, weight)
+            ]
+            for variable, value in zip(self._weights, moved, strict=True):
+                variable.assign(value)
+            return found
+
+        return unmoved
+
+    @property
+    def direction(self) -> list[Any]:
+        """The previous noisy gradient of each variable; zeros at the first step."""
+        return [tf.identity(previous) for previous in self._previous]
+
+    def _move_weights(self) -> None:
+        norm = tf.linalg.global_norm([tf.identity(p) for p in self._previous])
+        scale = self._radius / (norm + _LEAST_NORM)
+        for weight, saved, previous in zip(
+            self._weights, self._saved, self._previous, strict=True
+        ):
+            # A copy: subtracting the move again would leave rounding errors.
+            saved.assign(weight)
+            weight.assign_add(scale * previous)
+
+
+def _optimizer_of(
+    settings: TrainSettings, num_steps: int, variables: Sequence[Any]
+) -> SharpnessAwareOptimizer:
+    return SharpnessAwareOptimizer(
+        make_optimizer(settings, num_steps),
+        variables,
+        radius=settings.method_settings["sat_radius"],
+    )
+
+
+def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
+    """Returns the sum of gradients, and the previous noisy gradient."""
+    gradients = optimizer.at_weights(plain_sum(model))
+    return lambda *batch: (gradients(*batch), optimizer.direction)
+
+
+HOOKS = Hooks(
+    choose_path=dp_sgd.choose_path,
+    gradients=dp_sgd.gradients,
+    optimizer=_optimizer_of,
+    ascent=_ascent_of,
+)

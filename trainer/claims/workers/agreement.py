@@ -1,0 +1,240 @@
+"""What the workers of a run agree on, before and between its steps.
+
+Formal guarantees:
+  - If the work of ``together`` raises an InputError at one worker, ``together`` raises
+    it at every worker.  It names the first that failed, unless that is the chief or all
+    failed alike.
+  - ``compare`` refuses workers with a value that differs from the chief's, and names
+    workers and value.  They exchange keyed digests, never values or the key.
+  - ``settle_step`` accepts a step only if the workers together have its parts 0, 1,
+    ..., each once, as many as the plan says.
+  - If a worker has received a stop signal, ``settle_step`` returns it at every worker.
+  - The chief alone reports an error that all workers know of.
+
+Public: what is compared, and which workers differ.  Sensitive: the key and the parts of
+a step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from pipelines.core.keys import derive
+from pipelines.files.stopping import StoppedError
+from trainer.core.step.workers import Workers
+
+_Result = TypeVar("_Result")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_REMEDIES = {
+    "noise key": "Give all of them the same file by --noise-key-file.",
+    "batches": "Give all of them the same folder, or copies of it.",
+    "threads": "Give `export TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1` on "
+    "every host, or as many as each has cores.",
+}
+_REMEDY = "Start all of them by one command, with the same software and code."
+
+
+class AgreedError(InputError):
+    """An error that all workers know of."""
+
+
+class AgreedStopError(StoppedError):
+    """A stop signal that all workers know of."""
+
+
+def is_chief(workers: Workers) -> bool:
+    """Whether this worker writes, evaluates and reports for all."""
+    return workers.rank == 0
+
+
+def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:
+    """Ends this worker by an error that all workers know of; the chief reports it.
+
+    Args:
+      workers: All workers of the run; each calls this.
+      error: The error, the same at every worker.
+
+    Raises:
+      AgreedError, AgreedStopError: ``error``, at the chief.
+      SystemExit: at the others.
+    """
+    if is_chief(workers):
+        raise error
+    raise SystemExit(error.exit_status if isinstance(error, AgreedStopError) else 2)
+
+
+def together(workers: Workers, work: Callable[[], _Result]) -> _Result:
+    """Returns ``work()`` when all workers have finished theirs.
+
+    Args:
+      workers: All workers of the run; each calls this.
+      work: Work of this worker, which does not communicate.
+
+    Raises:
+      InputError: raised by the work of this worker or, as AgreedError, of another.
+    """
+    if workers.count == 1:
+        return work()
+    refusal = b""
+    try:
+        result = work()
+    except InputError as error:
+        refusal = str(error).encode()
+    refusals = workers.gather(refusal)
+    if any(refusals):
+        names = _names(workers)
+        [rank, text] = next((r, t.decode()) for r, t in enumerate(refusals) if t)
+        everybody = all(found == refusals[0] for found in refusals)
+        who = "" if everybody or not rank else f"{names[rank]}: "
+        leave(workers, AgreedError(f"{who}{text}"))
+    return result
+
+
+def chiefs(workers: Workers, value: bytes) -> bytes:
+    """Returns the chief's ``value`` at every worker.
+
+    Args:
+      workers: All workers of the run; each calls this.
+      value: Value of this worker; only the chief's counts.
+    """
+    return workers.gather(value if is_chief(workers) else b"")[0]
+
+
+def compare(workers: Workers, values: Mapping[str, Any], key: bytes) -> None:
+    """Accepts workers with the same values and the same key.
+
+    Args:
+      workers: All workers of the run; each calls this.
+      values: JSON values by name; each field of an object is compared by itself.
+      key: Noise key, 32 bytes.  Sensitive.
+
+    Raises:
+      AgreedError: names the first value that differs, and the workers.
+    """
+    if workers.count == 1:
+        return
+    named = {"noise key": "", **_fields(values)}
+    digests = {
+        name: derive(key, "agreement", name, fingerprint([value])).hex()
+        for name, value in named.items()
+    }
+    found = [json.loads(one) for one in workers.gather(json.dumps(digests).encode())]
+    for name in dict.fromkeys(name for one in found for name in one):
+        values_of = [one.get(name) for one in found]
+        others = [r for r, value in enumerate(values_of) if value != values_of[0]]
+        if others:
+            _refuse(workers, name, others)
+
+
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name} {field}".strip(): value
+        for name, fields in values.items()
+        for field, value in (
+            fields.items() if isinstance(fields, dict) else [("", fields)]
+        )
+    }
+
+
+def _refuse(workers: Workers, name: str, others: Sequence[int]) -> NoReturn:
+    names = _names(workers)
+    remedies = (text for start, text in _REMEDIES.items() if name.startswith(start))
+    leave(
+        workers,
+        AgreedError(
+            f"Expected the same {name} at all workers; "
+            f"{' and '.join(names[rank] for rank in others)} differs from {names[0]}. "
+            f"{next(remedies, _REMEDY)}"
+        ),
+    )
+
+
+def _names(workers: Workers) -> list[str]:
+    hosts = workers.gather(socket.gethostname().encode())
+    return [f"worker {rank} on {host.decode()}" for rank, host in enumerate(hosts)]
+
+
+def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> None:
+    """Accepts workers whose weights are the same bits.
+
+    Args:
+      workers: All workers of the run; each calls this.
+      arrays: The weights and all other state of a step; not read for a single worker.
+      step: Number of steps that were taken.
+
+    Raises:
+      AgreedError: names the workers that differ.
+    """
+    if workers.count == 1:
+        return
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    found = workers.gather(digest.digest())
+    others = [rank for rank, one in enumerate(found) if one != found[0]]
+    if others:
+        names = _names(workers)
+        leave(
+            workers,
+            AgreedError(
+                f"Expected the same weights at all workers after step {step}; those of "
+                f"{' and '.join(names[rank] for rank in others)} differ from those of "
+                f"{names[0]}: a processor or its memory gives other results. Leave out "
+                "that host, then give the same command again."
+            ),
+        )
+
+
+def settle_step(
+    workers: Workers,
+    step: int,
+    parts: Sequence[int],
+    parts_per_step: int | None,
+    signal_number: int | None,
+) -> int | None:
+    """Accepts a step if the workers together have each of its parts once.
+
+    Args:
+      workers: All workers of the run; each calls this, before it finishes the step.
+      step: Index of the step, from 0.
+      parts: Indexes of this worker's parts, in any order, all different.  Sensitive.
+      parts_per_step: Number of parts of every step; None if it depends on the data.
+      signal_number: Number of a stop signal that this worker received; None for none.
+
+    Returns:
+      Number of a stop signal that a worker received; None for none.
+
+    Raises:
+      AgreedError: a part is missing, or two workers have it.
+    """
+    asked = [int(signal_number == one) for one in _SIGNALS]
+    # Count, sum and sum of squares need one exchange, and tell 0, 1, ... from others.
+    squares = sum(part * part for part in parts)
+    mine = np.array([len(parts), sum(parts), squares, *asked], np.int64)
+    count, total, squares, *signals = workers.sum(mine).tolist()
+    last = count - 1
+    if (
+        count != (parts_per_step or max(1, count))
+        or total != last * count // 2
+        or squares != last * count * (2 * last + 1) // 6
+    ):
+        leave(
+            workers,
+            AgreedError(
+                f"Expected the workers to have each part of step {step} once; they do "
+                "not. Give all of them the same batches, then the same command again."
+            ),
+        )
+    numbers = [int(one) for one, seen in zip(_SIGNALS, signals, strict=True) if seen]
+    return max(numbers, default=None)

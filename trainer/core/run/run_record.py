@@ -1,0 +1,528 @@
+"""The record of what a training run executed, with the manifest of its batches.
+
+    RUN/manifest.json           copy of the manifest of the batches; public
+    RUN/run_record.json         what was executed; public
+    RUN/certificate.json        copy of the certificate of the batches, if any; public
+    RUN/private/noise.key       the key of the noise, unless it is kept elsewhere
+    RUN/private/run.id          random id of the run, which its noise also depends on
+    RUN/private/origin.json     code and machine that the run began with
+    RUN/private/run_record.mac  message authentication code of the two files above
+    RUN/private/lock            locked by the process that trains
+
+Epsilon is computed from these two public files, never from flags.
+
+Formal guarantees:
+  - ``RunRecord`` holds public values only: nothing in it depends on an example.
+  - ``from_json(to_json(record)) == record``; JSON with unknown, missing or ill-typed
+    fields, or of another version, is refused.
+  - ``read_run`` refuses a record or a manifest that differs in one byte from what
+    ``write_run`` wrote, unless the editor knows the noise key.
+  - ``check_execution`` accepts a record only if the run consumed every step of the
+    manifest's plan once and in order; for ``make_private``, also a prefix of the steps.
+  - ``StepLedger`` accepts steps only in the order 0, 1, 2, ..., and the parts of each
+    step only in the order 0, 1, 2, ...
+  - ``open_run`` lets one process at a time write a folder.
+  - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
+    it is returned.
+
+Public: records.  Sensitive: the noise key; no message holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import itertools
+import os
+import pathlib
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_float, check_int
+from accounting.versioned_json import header, installed_version, read_fields
+from pipelines.batches.certificate import CERTIFICATE_NAME
+from pipelines.batches.manifest import (
+    MANIFEST_NAME,
+    PRIVATE_NAME,
+    Manifest,
+    pretty_json,
+    read_json,
+    write_atomically,
+)
+from pipelines.batches.share import ALL, Share
+from pipelines.core.keys import derive
+from pipelines.files.folders import make_private_folder
+from pipelines.files.locks import in_use, locked
+from pipelines.sampling.keys import read_key_file, read_or_create_key_file
+from trainer.core import claims
+from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
+from trainer.settings.method_settings import NON_PRIVATE, check_described
+
+#: Bump when the meaning of a field changes or a field is added or removed.
+RUN_RECORD_VERSION = 5
+_HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
+
+RECORD_NAME = "run_record.json"
+MAC_NAME = "run_record.mac"
+NOISE_KEY_NAME = "noise.key"
+RUN_ID_NAME = "run.id"
+CURVE_NAME = "curve.json"
+CURVE_PLOT_NAME = "curve.png"
+METRICS_NAME = "metrics.json"
+PRIVACY_NAME = "privacy.json"
+PRIVACY_TEXT_NAME = "privacy.txt"
+KERAS_MODEL_NAME = "model.keras"
+SAVED_MODEL_NAME = "saved_model"
+SERVING_NAME = "serving.json"
+_REMEDY = "Name a folder that `dpsgd train` wrote."
+_RUN_ID_BYTES = 16
+ITERATES_NAME = "iterates"
+UNCERTAINTY_NAME = "uncertainty.parquet"
+#: Packages whose version may change rounding or random numbers.
+_PACKAGES = (
+    "dp-accounting",
+    "numpy",
+    "randomgen",
+    "tensorflow",
+    "tensorflow-privacy",
+    "keras",
+)
+
+
+def exported_names(average: str | None = None) -> tuple[str, str]:
+    """Returns the names of the exported forms of the last iterate, or of an average.
+
+    Example:
+      >>> exported_names("ema")
+      ('ema_model.keras', 'ema_saved_model')
+    """
+    prefix = f"{average}_" if average else ""
+    return prefix + KERAS_MODEL_NAME, prefix + SAVED_MODEL_NAME
+
+
+#: All files that a run may write into its folder.
+RUN_NAMES = (
+    RECORD_NAME,
+    MANIFEST_NAME,
+    PRIVATE_NAME,
+    CURVE_NAME,
+    CURVE_PLOT_NAME,
+    METRICS_NAME,
+    PRIVACY_NAME,
+    PRIVACY_TEXT_NAME,
+    ITERATES_NAME,
+    UNCERTAINTY_NAME,
+    SERVING_NAME,
+    CERTIFICATE_NAME,
+    *exported_names(),
+    *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What was executed.  All fields are public.
+
+    Attributes:
+      method: One of ``methods.names()``.
+      method_settings: The method's own settings, such as its radius.
+      num_steps_executed: Steps consumed, from step 0 on, each once and in order.
+      complete: Whether these are all steps of the plan.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``; None without
+        noise.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if unclipped.
+      expected_batch_size: The constant that every noisy sum was divided by.
+      target_delta: The delta that the run was asked to state epsilon for, or None.
+      manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
+      batches_id: ``Manifest.batches_id`` of the batches.
+      relies_on: Names of the claims by which it is private, from `claims.CLAIMS`.
+      records_id: ``certificate.records_id`` of the batches, which names every byte of
+        their records and reveals nothing about them; empty without a seal.
+      optimizer: Its name and settings.
+      model: Its name and sizes; of make_private also ``fits``, see ``Session``.
+      versions: Name and version of the software that trained.
+      simulates: The configuration that a run of `dpsgd simulate` simulates, in words;
+        empty for all others.
+
+    Raises:
+      InputError: a value is out of range or of another type.
+    """
+
+    method: str
+    method_settings: dict[str, Any]
+    num_steps_executed: int
+    complete: bool
+    noise_multiplier: float | None
+    l2_norm_clip: float | None
+    expected_batch_size: int
+    target_delta: float | None
+    manifest_fingerprint: str
+    batches_id: str
+    optimizer: dict[str, Any]
+    model: dict[str, Any]
+    versions: dict[str, str]
+    relies_on: list[str] = dataclasses.field(default_factory=list)
+    records_id: str = ""
+    simulates: str = ""
+
+    def __post_init__(self) -> None:
+        check_described(self.method, self.method_settings)
+        check_int("num_steps_executed", self.num_steps_executed, at_least=0)
+        check_int("expected_batch_size", self.expected_batch_size, at_least=1)
+        self._check_mechanism()
+        if self.target_delta is not None:
+            check_float("target_delta", self.target_delta, above=0, below=1)
+        for name, kind in (
+            ("complete", bool),
+            ("manifest_fingerprint", str),
+            ("batches_id", str),
+            ("relies_on", list),
+            ("records_id", str),
+            ("optimizer", dict),
+            ("model", dict),
+            ("versions", dict),
+            ("simulates", str),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"Expected {name} to be of type {kind.__name__}.")
+        claims.check(map(str, self.relies_on))
+
+    def _check_mechanism(self) -> None:
+        if self.method == NON_PRIVATE:
+            if (self.noise_multiplier, self.l2_norm_clip) != (None, None):
+                raise InputError(
+                    "Expected noise_multiplier and l2_norm_clip to be None for "
+                    "method='non-private'."
+                )
+            return
+        # None is refused by name, as any other value that is not a number.
+        check_float("noise_multiplier", self.noise_multiplier, at_least=0)  # type: ignore[arg-type]
+        check_float("l2_norm_clip", self.l2_norm_clip, above=0)  # type: ignore[arg-type]
+
+    @property
+    def fits(self) -> list[dict[str, Any]]:
+        """The calls of ``fit`` of a run of ``make_private``; empty for other runs."""
+        found: list[dict[str, Any]] = self.model.get("fits", [])
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {
+            **header(**_HEADER),
+            **dataclasses.asdict(self),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> RunRecord:
+        """Returns the record that ``to_json`` wrote.
+
+        Raises:
+          InputError: there are unknown or missing fields, ill-typed values, or another
+            version.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**read_fields(fields, names, kind="run record", **_HEADER))
+
+
+def versions() -> dict[str, str]:
+    """Returns name and version of the software that trains.
+
+    TF Privacy is optional: it declares Python 3.11 or earlier.
+    """
+    return {name: installed_version(name) for name in _PACKAGES}
+
+
+class StepLedger:
+    """Checks that the batches of a plan pass once and in order, step by step.
+
+    One of several workers checks its own parts, and may have no part of a step.
+
+    Example:
+      >>> ledger = StepLedger(num_steps=2)
+      >>> ledger.enter(0, part=0)
+      >>> ledger.enter(0, part=1)
+      >>> ledger.enter(0, part=0)
+      Traceback (most recent call last):
+      accounting.validation.InputError: Expected step 1 next; the batches repeat step 0.
+    """
+
+    def __init__(
+        self, num_steps: int, *, first_step: int = 0, share: Share = ALL
+    ) -> None:
+        self._num_steps = num_steps
+        self._next_step = first_step
+        self._share = share
+        # No process continues a step that another process began.
+        self._next_part = -1
+
+    def enter(self, step: int, *, part: int) -> None:
+        """Checks the next physical batch.
+
+        Args:
+          step: Step that the batch belongs to.
+          part: Its index among the batches of that step, from 0.
+
+        Raises:
+          InputError: the batch is neither the next part of its step nor the next step.
+        """
+        if step == self._next_step - 1 and part == self._next_part:
+            self._next_part += self._share.count
+            return
+        if step >= self._num_steps:
+            raise InputError(
+                f"Expected num_steps={self._num_steps} of the plan; the batches go on "
+                f"with step {step}."
+            )
+        if (step, part) != (self._next_step, self._share.rank):
+            how = "repeat" if step < self._next_step else "skip to"
+            raise InputError(
+                f"Expected step {self._next_step} next; the batches {how} step {step}."
+            )
+        self._next_step, self._next_part = step + 1, part + self._share.count
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all parts of a step may be those of other workers."""
+        return self._share.count > 1
+
+    def skip(self) -> None:
+        """Skips a step whose parts are all those of other workers.
+
+        Raises:
+          InputError: there are no other workers.
+        """
+        if not self.is_shared:
+            self.finish()
+        self._next_step, self._next_part = self._next_step + 1, -1
+
+    def finish(self) -> None:
+        """Checks that the batches end with the plan.
+
+        Raises:
+          InputError: steps of the plan are missing.
+        """
+        if self._next_step != self._num_steps:
+            raise InputError(
+                f"Expected num_steps={self._num_steps} of the plan; the batches end "
+                f"after {self._next_step}."
+            )
+
+
+def read_finished(run: pathlib.Path) -> RunRecord:
+    """Returns the record of a finished run, without verifying it by the key.
+
+    Raises:
+      InputError: there is no record, or the run is incomplete.
+    """
+    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
+    if not record.complete and not record.fits:
+        raise InputError(
+            f"Expected {run} to hold a finished run; it stopped after step "
+            f"{record.num_steps_executed}. Give its `dpsgd train` command again."
+        )
+    return record
+
+
+def read_unverified(run: pathlib.Path) -> tuple[RunRecord, Manifest]:
+    """Returns record and manifest of a run, without verifying them by the key.
+
+    Raises:
+      InputError: a file is missing or damaged.
+    """
+    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
+    return record, Manifest.from_json(read_json(run / MANIFEST_NAME, remedy=_REMEDY))
+
+
+def check_execution(
+    record: RunRecord, manifest: Manifest, *, allow_stopped: bool = False
+) -> None:
+    """Refuses a record that did not execute exactly the plan of ``manifest``.
+
+    Args:
+      record: Record of the run.
+      manifest: Manifest of the batches.
+      allow_stopped: Whether to accept a run of the first steps of the plan.
+
+    Raises:
+      InputError: the run used other batches, fewer or more steps, or another divisor.
+    """
+    plan: DpSgdPlan = manifest.plan
+    for name in ("manifest_fingerprint", "batches_id"):
+        expected = getattr(manifest, name.removeprefix("manifest_"))
+        if getattr(record, name) != expected:
+            raise InputError(
+                f"Expected {name}={getattr(record, name)} of the run record to be "
+                f"{expected}, that of the manifest. The run used other batches."
+            )
+    is_whole = record.num_steps_executed == plan.num_steps and record.complete
+    is_prefix = record.num_steps_executed <= plan.num_steps and not record.complete
+    if not (is_whole or (allow_stopped and is_prefix)):
+        raise InputError(
+            f"Expected num_steps_executed={record.num_steps_executed} to be the plan's "
+            f"num_steps={plan.num_steps}, and the run to be complete. Train to the end."
+        )
+    if record.expected_batch_size != plan.expected_batch_size:
+        raise InputError(
+            f"Expected expected_batch_size={record.expected_batch_size} of the run "
+            f"record to be the plan's {plan.expected_batch_size}."
+        )
+
+
+def _mac(noise_key: bytes, record: bytes, manifest: bytes) -> str:
+    digests = (hashlib.sha256(data).hexdigest() for data in (record, manifest))
+    return derive(noise_key, "run-record", *digests).hex()
+
+
+def write_run(
+    run: str | os.PathLike[str],
+    record: RunRecord,
+    manifest: Manifest,
+    noise_key: bytes,
+) -> None:
+    """Writes record, manifest copy and their authentication code into a folder.
+
+    Args:
+      run: Folder of the run.
+      record: Record of the run.
+      manifest: Manifest of the batches.
+      noise_key: Key that authenticates both.  Sensitive.
+    """
+    root = pathlib.Path(run)
+    files = [pretty_json(part.to_json()) for part in (record, manifest)]
+    (root / PRIVATE_NAME).mkdir(mode=0o700, exist_ok=True)
+    mac = _mac(noise_key, *files).encode() + b"\n"
+    # A kill between two of these leaves a run that is refused, not a wrong record.
+    write_atomically(root / PRIVATE_NAME / MAC_NAME, mac, mode=0o600)
+    for name, data in zip((RECORD_NAME, MANIFEST_NAME), files, strict=True):
+        write_atomically(root / name, data)
+
+
+def read_run(
+    run: str | os.PathLike[str],
+    *,
+    noise_key_file: str | os.PathLike[str] | None = None,
+) -> tuple[RunRecord, Manifest]:
+    """Returns the record and the manifest of a run, as they were written.
+
+    Args:
+      run: A folder that ``dpsgd train`` wrote.
+      noise_key_file: File of the noise key, if not in the run's ``private``.
+
+    Raises:
+      InputError: a file is missing, damaged, edited, or of another run or key.
+    """
+    root = pathlib.Path(run)
+    record, manifest = read_unverified(root)
+    key = read_noise_key(root, noise_key_file)
+    try:
+        written = (root / PRIVATE_NAME / MAC_NAME).read_text(encoding="ascii").strip()
+        files = [(root / name).read_bytes() for name in (RECORD_NAME, MANIFEST_NAME)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"Expected {root / PRIVATE_NAME / MAC_NAME} to be readable: "
+            f"{type(error).__name__}. Without it the run cannot be verified."
+        ) from None
+    if not hmac.compare_digest(written, _mac(key, *files)):
+        raise InputError(
+            f"Expected {RECORD_NAME} and {MANIFEST_NAME} in {root} to be as they were "
+            "written under this noise key; they were edited, or belong to another run. "
+            "Restore them, or train again."
+        )
+    return record, manifest
+
+
+@contextlib.contextmanager
+def open_run(
+    run: pathlib.Path, noise_key_file: pathlib.Path | None, *, resumes: bool = False
+) -> Iterator[bytes]:
+    """Makes the folder of a run, or cleans an existing one; yields the noise key.
+
+    Other processes are refused until the context or this process ends.
+
+    Args:
+      run: The folder.
+      noise_key_file: File of the noise key, made if missing; in the folder if None.
+      resumes: Whether the run is resumed.
+
+    Raises:
+      InputError: the key is refused, another process runs in the folder, or it has
+        begun or finished a run there since the folder was checked.
+    """
+    private = run / PRIVATE_NAME
+    run.mkdir(parents=True, exist_ok=True)
+    make_private_folder(private, remedy="Choose another --out.")
+    with locked(private, run):
+        is_begun, path = (private / RUN_ID_NAME).exists(), run / RECORD_NAME
+        if (is_begun and not resumes) or (
+            path.exists() and read_json(path)["complete"]
+        ):
+            raise in_use(run)
+        _remove_leftovers(run)
+        yield read_or_create_key_file(noise_key_path(run, noise_key_file))
+
+
+def _remove_leftovers(run: pathlib.Path) -> None:
+    """Removes unfinished files of a killed run, whose names start with a dot."""
+    for path in [*run.glob(".*"), *(run / PRIVATE_NAME).glob(".*")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def noise_key_path(
+    run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
+) -> pathlib.Path:
+    """Returns the path of the noise key of a run.
+
+    Args:
+      run: Folder of the run.
+      noise_key_file: The user's file; None for the run's own.
+    """
+    if noise_key_file is not None:
+        return pathlib.Path(noise_key_file)
+    return run / PRIVATE_NAME / NOISE_KEY_NAME
+
+
+def read_or_create_run_id(run: pathlib.Path) -> str:
+    """Returns the random id of the run in the folder ``run``.
+
+    Raises:
+      InputError: the file does not hold an id.
+    """
+    path = run / PRIVATE_NAME / RUN_ID_NAME
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        # A run that was killed before this point has drawn nothing.
+        found = secrets.token_hex(_RUN_ID_BYTES).encode() + b"\n"
+        write_atomically(path, found, mode=0o600)
+    if not re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * _RUN_ID_BYTES), found):
+        raise InputError(
+            f"Expected {path} to hold the id of the run; it was changed. Restore it, "
+            "or start again in an empty --out folder."
+        )
+    return found.decode().strip()
+
+
+def read_noise_key(
+    run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
+) -> bytes:
+    """Returns the noise key of a run; arguments as for `noise_key_path`.
+
+    Raises:
+      InputError: there is no key, or it is refused.
+    """
+    path = noise_key_path(run, noise_key_file)
+    if not path.exists():
+        raise InputError(
+            f"Expected noise key file {path} to exist. Give the key that the run was "
+            "trained with by --noise-key-file."
+        )
+    return read_key_file(path)

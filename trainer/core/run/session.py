@@ -1,0 +1,395 @@
+"""One run: its key, its steps with their noise, and its record.
+
+``train`` and ``make_private`` share it:
+
+    session.open(held)
+    session.identify(what_else_the_run_is, model=...)
+    session.use(step, optimizer=..., model=...)
+    with session.steps() as steps:
+        for noise, parts in steps:
+            session.execute(noise, parts)
+    session.write_record(complete=True)
+
+Formal guarantees:
+  - ``steps`` yields every remaining step of the plan, once and in order, or raises.
+  - The key of a run is derived from the noise key, the noise multiplier, the model, the
+    random id of the run and everything else that its caller names, so that no two runs
+    share noise.
+  - The noise of a step is derived from the key of the run and the number of the step.
+  - The seeds of its rows are derived from the key of the run, the step, its physical
+    batch and the position of the row in it.
+  - A step counts as executed, also in the record, once the weights include it.
+  - The workers of a run share one run key, and each physical batch of a step belongs to
+    one worker.
+  - Only the chief writes, and no other process writes the folder at the same time.
+  - No error of a step quotes an example.
+
+Public: the record.  Sensitive: keys, noise and batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from pipelines.batches import certificate
+from pipelines.batches.manifest import Manifest
+from pipelines.batches.share import Share
+from pipelines.core import keys
+from pipelines.files.paths import StrPath
+from trainer.claims.workers import agreement
+from trainer.claims.workers.launch import check_alone
+from trainer.core import claims
+from trainer.core.run import run_record
+from trainer.core.run.batches import BatchSource, Element
+from trainer.core.run.run_record import RunRecord, StepLedger
+from trainer.core.step.bounded_sum import UnboundedSum
+from trainer.core.step.dp_step import Step
+from trainer.core.step.noise import DrawStep, LaterNoise, row_seeds
+from trainer.core.step.workers import Alone, Workers
+from trainer.model.layers.keyed_layers import SEEDS
+from trainer.model.user_code import withhold_values
+
+if TYPE_CHECKING:
+    from trainer.settings.train_settings import TrainSettings
+
+#: The random draws of a step, and its physical batches.  Sensitive.
+StepInputs = tuple[list[np.ndarray], Iterator[Element]]
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class Session:
+    """One run of one worker.
+
+    Attributes:
+      settings: Training settings.
+      manifest: Manifest of the batches.
+      noise_multiplier: Noise standard deviation over the clip norm; None without noise.
+      batches: Folder of the batches, here or in a store.
+      run: Folder of the run.
+      noise_key_file: File of the noise key, made if missing; in ``run`` if None.
+      num_steps_executed: Number of steps in the weights; set on resuming.
+      workers: The workers that share each step.
+      relied_on: Claims of the steps before this process; set on resuming.
+      fits: For every call of ``fit``, its first step, weights and metrics, as JSON.
+    """
+
+    settings: TrainSettings
+    manifest: Manifest
+    noise_multiplier: float | None
+    batches: StrPath
+    run: pathlib.Path
+    noise_key_file: pathlib.Path | None
+    num_steps_executed: int = 0
+    workers: Workers = dataclasses.field(default_factory=Alone)
+    relied_on: tuple[str, ...] = ()
+    fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    _noise_key: bytes = dataclasses.field(init=False)
+    _run_key: bytes | None = dataclasses.field(default=None, init=False)
+    _step: Step = dataclasses.field(init=False)
+    _optimizer: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
+    _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
+    _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
+    _records_id: str = dataclasses.field(default="", init=False)
+
+    # -- identity ------------------------------------------------------------------
+
+    def open(self, held: contextlib.ExitStack, *, resumes: bool = False) -> None:
+        """Makes the folder of the run, or cleans that of a resumed run.
+
+        Args:
+          held: What keeps other processes out of the folder until it is closed.
+          resumes: Whether the run is resumed.
+
+        Raises:
+          InputError: the noise key is refused, a worker has none, another process
+            writes the folder, or a launcher started several processes for one worker.
+        """
+        if self.workers.count == 1:
+            check_alone(os.environ)
+        chief = agreement.is_chief(self.workers)
+        # The key is never sent: the chief makes it, and the others read its file.
+        agreement.together(
+            self.workers, lambda: self._open(held, resumes) if chief else None
+        )
+        agreement.together(
+            self.workers, lambda: None if chief else self._open(held, resumes)
+        )
+
+    def _open(self, held: contextlib.ExitStack, resumes: bool) -> None:
+        if agreement.is_chief(self.workers):
+            self._noise_key = held.enter_context(
+                run_record.open_run(self.run, self.noise_key_file, resumes=resumes)
+            )
+            return
+        path = run_record.noise_key_path(self.run, self.noise_key_file)
+        if not path.exists():
+            raise InputError(
+                f"Expected the noise key at {path}, which is not sent to workers. Give "
+                "--noise-key-file with a file that all hosts have or share."
+            )
+        self._noise_key = run_record.read_noise_key(self.run, self.noise_key_file)
+
+    def identify(self, identity: Mapping[str, Any], *, model: str) -> bytes:
+        """Returns the key of the run, from which all of its noise derives.  Sensitive.
+
+        Args:
+          identity: Everything else that identifies the run, as JSON.  A run that may
+            resume in another process names everything that its steps depend on.
+          model: ``models.identity`` of its model.
+
+        Raises:
+          InputError: the id of the run was changed.
+        """
+        named = {
+            **identity,
+            "noise_multiplier": self.noise_multiplier,
+            "model": model,
+            "run_id": self._run_id(),
+        }
+        self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
+        self._records_id = certificate.records_id(self.batches)
+        self.compare({"run": self._run_key.hex(), "batches": self._records_id})
+        return self._run_key
+
+    def _run_id(self) -> str:
+        found = agreement.together(
+            self.workers,
+            lambda: (
+                run_record.read_or_create_run_id(self.run)
+                if agreement.is_chief(self.workers)
+                else ""
+            ),
+        )
+        return agreement.chiefs(self.workers, found.encode()).decode()
+
+    def compare(self, values: Mapping[str, Any]) -> None:
+        """Checks that all workers have the same values and the same noise key.
+
+        Raises:
+          InputError: a worker differs; the error names it and the value.
+        """
+        agreement.compare(self.workers, values, self._noise_key)
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether the run has its key."""
+        return self._run_key is not None
+
+    # -- steps ---------------------------------------------------------------------
+
+    def use(
+        self,
+        step: Step,
+        *,
+        optimizer: dict[str, Any],
+        model: dict[str, Any],
+        seeds: tuple[int, ...] | None = None,
+    ) -> None:
+        """Sets the step that is executed from now on.
+
+        Args:
+          step: The step.
+          optimizer: Name and settings of its optimizer, for the record.
+          model: Name and sizes of its model, for the record.
+          seeds: Shape of an example's seeds; None for no seeds.
+
+        Raises:
+          InputError: the step is of another plan, noise or clip than the run.
+        """
+        self._check_step(step.bounded)
+        self._step, self._optimizer, self._model = step, optimizer, model
+        self._seeds = seeds
+
+    def _check_step(self, bounded: UnboundedSum) -> None:
+        for name, found, wanted in (
+            ("plan", bounded.plan, self.manifest.plan),
+            ("noise_multiplier", bounded.noise_multiplier, self.noise_multiplier),
+            ("l2_norm_clip", bounded.bound, self.settings.l2_norm_clip),
+        ):
+            if found != wanted:
+                raise InputError(
+                    f"Expected {name}={found!r} of the step to be that of the run, "
+                    f"{wanted!r}. Make the sum of the step by registry.step_sum."
+                )
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps in the plan."""
+        return self.manifest.plan.num_steps
+
+    @contextlib.contextmanager
+    def steps(
+        self, *, end: int | None = None, draw: DrawStep | None = None
+    ) -> Iterator[Iterator[StepInputs]]:
+        """Provides an iterator over the remaining steps, each for ``execute``.
+
+        Args:
+          end: Number of steps after which it ends; the whole plan if None.
+          draw: Makes further draws for a step, in addition to its noise.
+        """
+        assert self._run_key is not None
+        end = self.num_steps if end is None else end
+        remaining = range(self.num_steps_executed, end)
+        with self._step.noise(self._run_key, remaining, draw) as noise:
+            yield self._with_batches(iter(noise), end)
+
+    def _with_batches(
+        self, noise: Iterator[list[np.ndarray]], end: int
+    ) -> Iterator[StepInputs]:
+        first = self.num_steps_executed
+        share = Share(self.workers.rank, self.workers.count)
+        ledger = StepLedger(self.num_steps, first_step=first, share=share)
+        source = BatchSource(self.batches, self.manifest, first_step=first, share=share)
+        steps = _Steps(source, ledger)
+        for step in range(first, end):
+            # parts() checks the step before it is executed.
+            yield next(noise), steps.parts(step)
+        if end == self.num_steps:
+            steps.finish()
+
+    def execute(
+        self,
+        noise: list[np.ndarray],
+        parts: Iterable[Element],
+        *,
+        observe: Callable[[Element], None] | None = None,
+        stop: int | None = None,
+    ) -> int | None:
+        """Executes a step; returns the stop signal that any worker received, or None.
+
+        Args:
+          noise: An array for each variable of the step.
+          parts: The physical batches of the step.
+          observe: Called with every batch, at the weights before the step.
+          stop: Number of the stop signal that this worker received; None for none.
+
+        Raises:
+          InputError: the workers together do not have all parts of the step.
+        """
+        self._step.begin(noise, self.later_noise())
+        numbers = []
+        for batch in parts:
+            self._add(batch, observe)
+            numbers.append(int(batch["part"]))
+        stop = agreement.settle_step(
+            self.workers,
+            self.num_steps_executed,
+            numbers,
+            self.manifest.parts_per_step,
+            stop,
+        )
+        withhold_values(self._step.finish)()
+        self.num_steps_executed += 1
+        return stop
+
+    @withhold_values
+    def _add(self, batch: Element, observe: Callable[[Element], None] | None) -> None:
+        if self._seeds is not None:
+            batch = {
+                **batch,
+                "columns": {**batch["columns"], SEEDS: self._drawn(batch)},
+            }
+        if observe is not None:
+            observe(batch)
+        self._step.add(batch["columns"], batch["weight"])
+
+    def _drawn(self, batch: Element) -> np.ndarray:
+        """Returns the seeds of the rows of a physical batch.  Sensitive."""
+        assert self._run_key is not None
+        assert self._seeds is not None
+        shape = (self.manifest.physical_batch_size, *self._seeds)
+        step, part = int(batch["step"]), int(batch["part"])
+        return row_seeds(self._run_key, step, part, shape)
+
+    def later_noise(self) -> LaterNoise:
+        """Returns the later noise of lazy tables.  Sensitive."""
+        assert self._run_key is not None
+        return self._step.later_noise(self._run_key, self.num_steps_executed)
+
+    # -- record --------------------------------------------------------------------
+
+    @property
+    def relies_on(self) -> tuple[str, ...]:
+        """Names of the claims by which the run is private."""
+        return claims.check([*self.relied_on, *self._step.relies_on])
+
+    def record(self, *, complete: bool) -> RunRecord:
+        """Returns the record of the executed steps; ``complete`` if these are all."""
+        settings, manifest = self.settings, self.manifest
+        bounded = self._step.bounded
+        return RunRecord(
+            method=settings.method,
+            method_settings=dict(settings.method_settings),
+            num_steps_executed=self.num_steps_executed,
+            complete=complete,
+            noise_multiplier=bounded.noise_multiplier,
+            l2_norm_clip=bounded.bound,
+            expected_batch_size=bounded.divisor,
+            relies_on=[*self.relies_on],
+            target_delta=settings.target_delta,
+            manifest_fingerprint=manifest.fingerprint,
+            batches_id=manifest.batches_id,
+            records_id=self._records_id,
+            optimizer=self._optimizer,
+            model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
+            versions=run_record.versions(),
+            simulates=settings.simulates,
+        )
+
+    def write_record(self, *, complete: bool) -> None:
+        """Writes the record, and copies of manifest and certificate, to the folder."""
+        if not agreement.is_chief(self.workers):
+            return
+        certificate.copy(self.batches, self.run)
+        run_record.write_run(
+            self.run, self.record(complete=complete), self.manifest, self._noise_key
+        )
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Writes the record of an incomplete run, also if it ends early."""
+        self.write_record(complete=False)
+        try:
+            yield
+        except BaseException:
+            self.write_record(complete=False)
+            raise
+
+
+class _Steps:
+    """The physical batches of a worker, step by step, checked by a ledger."""
+
+    def __init__(self, source: Iterable[Element], ledger: StepLedger) -> None:
+        self._steps = itertools.groupby(source, lambda batch: int(batch["step"]))
+        self._ledger = ledger
+        self._next = next(self._steps, None)
+
+    def parts(self, step: int) -> Iterator[Element]:
+        """Returns the parts of the next step; none if all belong to other workers."""
+        if self._next is None or (self._next[0] > step and self._ledger.is_shared):
+            self._ledger.skip()
+            return iter(())
+        entered = self._entered(self._next[1])
+        return itertools.chain((next(entered),), entered)
+
+    def _entered(self, parts: Iterator[Element]) -> Iterator[Element]:
+        for batch in parts:
+            self._ledger.enter(int(batch["step"]), part=int(batch["part"]))
+            yield batch
+        self._next = next(self._steps, None)
+
+    def finish(self) -> None:
+        """See `StepLedger.finish`."""
+        if self._next is not None:
+            next(self._entered(self._next[1]))
+        self._ledger.finish()

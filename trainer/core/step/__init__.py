@@ -1,0 +1,1 @@
+"""One step: gradients of single examples, the bounded sum of them, its noise."""

@@ -1,0 +1,154 @@
+"""The door: a sum over rows that carries the bound which one row cannot exceed.
+
+    release of a step  =  (unit * (m + k)) / b
+    m = trunc(sum of clipped gradients / unit)      k = round(N(0, (z C)^2) / unit)
+
+Bound C, noise z C, grid and divisor b of a run are attributes of one ``BoundedSum``,
+which is made of the plan.  Step, noise, lazy tables and run record ask it, and take no
+such number from anybody else: they cannot disagree.
+
+Formal guarantees:
+  - One row changes ``unit`` times the value of a ``BoundedSum`` by at most ``bound`` in
+    L2 norm (and the relative 1e-4 of float32 that ``clipping`` names): it clips to
+    what truncation to the grid leaves of the bound (see ``core.step.grid``), whatever
+    gradients a method brings.
+  - Grid, noise and divisor are functions of ``bound``, ``noise_multiplier`` and
+    ``plan``.  A grid whose clip and rounding exceed the bound is refused.
+  - ``relies_on`` names every claim by which the bound holds; an unknown one is refused.
+  - An ``UnboundedSum`` has no noise, and no private run accepts it.
+
+Public: everything but the value.  Sensitive: the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_float
+from trainer.core import claims
+from trainer.core.step import grid
+from trainer.core.step.grid import Grid
+from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
+from trainer.tf_compat import tf
+
+
+class UnboundedSum:
+    """A sum without a bound, for training without privacy.
+
+    Args:
+      function: Sums the gradients of a physical batch, float32.
+      plan: Plan of the batches.
+    """
+
+    bound: float | None = None
+    noise_multiplier: float | None = None
+    grid: Grid | None = None
+    plan: DpSgdPlan
+    _function: GradientSum
+    relies_on: tuple[str, ...] = ()
+
+    def __init__(self, function: GradientSum, plan: DpSgdPlan) -> None:
+        vars(self).update(_function=function, plan=plan)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Expected no change of {name}: make another sum.")
+
+    def __call__(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        """Returns the sum of a physical batch: a tensor or slices per variable.
+
+        Args:
+          columns: Columns by name, each (batch, ...).
+          weight: 1 for examples and 0 for padding, (batch,).
+        """
+        return self._function(columns, weight)
+
+    @property
+    def divisor(self) -> int:
+        """The constant that every noisy sum is divided by, whatever a step holds."""
+        return self.plan.expected_batch_size
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise on each coordinate of a step's sum."""
+        return (self.noise_multiplier or 0.0) * (self.bound or 0.0)
+
+    @property
+    def unit(self) -> float | None:
+        """Distance of the points of the grid; None without a grid."""
+        return None if self.grid is None else self.grid.unit
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the values: float32, or int64 in units of a grid."""
+        return tf.float32 if self.grid is None else tf.int64
+
+    def mean(self, total: Any) -> Any:
+        """Returns a sum of values over the divisor, float32."""
+        if self.grid is None:
+            return total / float(self.divisor)
+        return self.grid.mean(total, float(self.divisor))
+
+
+class BoundedSum(UnboundedSum):
+    """A sum of clipped gradients on the grid of a run, int64 in units.
+
+    Args:
+      gradients: Gradients of single examples, which are clipped here.
+      plan: Plan of the batches.
+      l2_norm_clip: C, the bound, above 0.
+      noise_multiplier: z, the noise's standard deviation over C, at least 0.
+      linf_factor: p; each coordinate is clipped to the clip norm over the root of p.
+      relies_on: Further claims that the bound relies on, such as how rows are made.
+
+    Raises:
+      InputError: a number out of range, an unknown claim, or no grid is fine enough.
+    """
+
+    def __init__(
+        self,
+        gradients: ExampleGradients,
+        plan: DpSgdPlan,
+        *,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        linf_factor: float = 1,
+        relies_on: Iterable[str] = (),
+    ) -> None:
+        check_float("noise_multiplier", noise_multiplier, at_least=0)
+        model = gradients.model
+        size = sum(variable.shape.num_elements() for variable in model.variables)
+        found = grid.make(
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            num_values=size,
+            most_examples=plan.truncated_batch_size or plan.num_examples,
+        )
+        _check_bound(found, l2_norm_clip, size)
+        cap = found.clip / math.sqrt(linf_factor) if linf_factor > 1 else None
+        sum_of = clipped(gradients, l2_norm_clip=found.clip, linf_norm_clip=cap)
+        prepare = model.prepare or dict
+        super().__init__(lambda columns, weight: sum_of(prepare(columns), weight), plan)
+        vars(self).update(
+            bound=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            grid=found,
+            relies_on=claims.check([*gradients.relies_on, *relies_on]),
+        )
+
+    def __call__(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        """See ``UnboundedSum``; int64 in units of the grid.  Sensitive."""
+        assert self.grid is not None
+        return [self.grid.on(one) for one in super().__call__(columns, weight)]
+
+
+def _check_bound(found: Grid, l2_norm_clip: float, size: int) -> None:
+    """Refuses a grid that was made for a larger clip."""
+    most = found.clip + found.unit * math.sqrt(size)
+    if not most <= l2_norm_clip:
+        raise InputError(
+            f"Expected clip and rounding of the grid, {most!r}, to be at most "
+            f"l2_norm_clip={l2_norm_clip!r}. Make the grid for this clip."
+        )

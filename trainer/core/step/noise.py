@@ -1,0 +1,372 @@
+"""Gaussian noise as a pure function of (noise key, step, variable, block).
+
+ModelMix's uniform mixing coefficients are a function of (noise key, step, variable).
+Tables with lazy noise have streams of their own, for the rows that a step reads and for
+a flush after the step.
+
+Formal guarantees:
+  - ``normal`` and ``uniform`` return the same bits for the same arguments: a replayed
+    step has the same noise, so that a crash causes no second release.
+  - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
+    (in counter mode), values of different (step, variable, block) are independent, and
+    so are noise and mixing coefficients.
+  - Values are drawn in double precision and rounded once: ``grid_normal`` to integers
+    (see ``core.step.grid``, also on attacks on low bits), ``normal`` to float32.
+  - The blocks of ``grid_normal`` that W workers draw add up to the same integers for
+    every W, and each block is drawn by one worker.
+  - Mixing coefficients are in [0, 1].  Neighbouring values are at most 2^-24 apart, and
+    so are neighbouring mixtures, as a share of the distance of the iterates.  The noise
+    that is added to a mixture has a standard deviation of about 500,000 such distances
+    at ModelMix's published setting, and of thousands if the iterates are a hundred
+    times as far apart.
+  - Noise of standard deviation 0 is exactly zero, and nothing is drawn for it.
+  - ``NoiseStream`` yields every step once and in order, whatever the speed of its
+    reader.
+
+Public: steps, shapes, standard deviations.  Sensitive: keys and every value drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from randomgen import AESCounter
+
+from pipelines.core.keys import derive
+from trainer.core.step.aligned_arrays import aligned
+
+_AES_KEY_BYTES = 16
+
+#: Number of values drawn at a time: doubles that fit a core's cache.
+_CHUNK = 1 << 15
+
+#: Adding this to a double of magnitude below ``_MOST_ROUNDED`` rounds it to an integer,
+#: by which the bits of the sum exceed ``_BITS_OF_ZERO``.
+_TO_INTEGERS = 1.5 * 2.0**52
+_BITS_OF_ZERO = np.float64(_TO_INTEGERS).view(np.int64)
+_MOST_ROUNDED = 2.0**51
+
+#: Number of values of a block of noise on a grid, which one worker draws.
+_BLOCK = 1 << 17
+
+#: Number of steps whose noise waits for the reader, besides the one being drawn.  Each
+#: holds one integer per parameter.
+_DEPTH = 2
+
+
+def normal(
+    noise_key: bytes,
+    step: int,
+    variable: int,
+    shape: Sequence[int],
+    *,
+    stddev: float = 1.0,
+) -> np.ndarray:
+    """Returns normal values of mean 0, float32.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      variable: Index of the variable among the trainable ones.
+      shape: Shape of the noise.
+      stddev: Standard deviation.
+    """
+    if stddev == 0:
+        return np.zeros(shape, np.float32)
+    generator = _generator(derive(noise_key, "noise", step, variable))
+    return _in_chunks(shape, lambda size: generator.standard_normal(size) * stddev)
+
+
+def _in_chunks(shape: Sequence[int], draw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Returns float32 values of ``draw``, which takes a number of doubles to draw."""
+    values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        part[:] = draw(len(part))
+    return values.reshape(shape)
+
+
+def grid_normal(
+    noise_key: bytes,
+    step: int,
+    variable: int,
+    shape: Sequence[int],
+    *,
+    stddev: float,
+    share: tuple[int, int] = (0, 1),
+) -> np.ndarray:
+    """Returns normal values of mean 0, rounded to integers, int64.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      variable: Index of the variable among the trainable ones.
+      shape: Shape of the variable.
+      stddev: Standard deviation in units of the grid, at most 2^47.
+      share: (r, W) to draw the blocks r, r + W, ... and have zeros in the others.
+
+    Raises:
+      ValueError: ``stddev`` above 2^47.
+    """
+    if stddev > _MOST_ROUNDED / 16:  # the sampler draws none above 13 deviations
+        raise ValueError(f"Expected a deviation of at most 2^47 units, not {stddev}.")
+    first, every = share
+    whole = stddev and every == 1
+    values = aligned(shape, np.empty if whole else np.zeros)
+    flat = values.reshape(-1)
+    for block in range(first, -(-len(flat) // _BLOCK) if stddev else 0, every):
+        part = flat[block * _BLOCK : (block + 1) * _BLOCK]
+        label = derive(noise_key, "grid-noise", step, variable, block)
+        _fill_rounded(part, _generator(label), stddev)
+    return values
+
+
+def _fill_rounded(
+    values: np.ndarray, generator: np.random.Generator, stddev: float
+) -> None:
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        doubles = part.view(np.float64)
+        generator.standard_normal(out=doubles)
+        doubles *= stddev
+        _round_small(doubles)
+
+
+def _round_small(values: np.ndarray) -> np.ndarray:
+    # Doubles of this size are the integers: the addition rounds to the nearest, and the
+    # bits count them.  NumPy vectorises this, but not a cast to integers.
+    values += _TO_INTEGERS
+    units = values.view(np.int64)
+    units -= _BITS_OF_ZERO
+    return units
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Returns values rounded to the nearest integers, int64; may overwrite them.
+
+    Args:
+      values: At least one float64 of magnitude below 2^63.
+    """
+    if max(values.max(), -values.min()) < _MOST_ROUNDED:
+        return _round_small(values)
+    return np.rint(values).astype(np.int64)
+
+
+def uniform(
+    noise_key: bytes, step: int, variable: int, shape: Sequence[int]
+) -> np.ndarray:
+    """Returns uniform values in [0, 1], float32.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      variable: Index of the variable among the trainable ones.
+      shape: Shape of the variable.
+    """
+    # A label of its own gives a stream other than the noise's.
+    generator = _generator(derive(noise_key, "mixing-coefficients", step, variable))
+    return _in_chunks(shape, generator.random)
+
+
+def _generator(key: bytes) -> np.random.Generator:
+    # With AES instructions, a normal value costs half of one from ChaCha.
+    bits = AESCounter(key=int.from_bytes(key[:_AES_KEY_BYTES], "little"))
+    return np.random.Generator(bits)
+
+
+def row_seeds(
+    noise_key: bytes, step: int, part: int, shape: Sequence[int]
+) -> np.ndarray:
+    """Returns the seeds of the rows of a physical batch, uniform uint32.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      part: Index of the physical batch within the step.
+      shape: Shape of the seeds, (rows, ...).
+    """
+    generator = _generator(derive(noise_key, "row-seeds", step, part))
+    return generator.integers(0, 1 << 32, shape, np.uint32)
+
+
+def step_noise(
+    noise_key: bytes,
+    step: int,
+    shapes: Sequence[Sequence[int]],
+    noise_stddev: float,
+    units: Sequence[float | None] | None = None,
+    share: tuple[int, int] = (0, 1),
+) -> list[np.ndarray]:
+    """Returns the noise of one step, an array per variable.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      shapes: Shape of each variable's noise.
+      noise_stddev: Standard deviation of each coordinate of the sum of gradients.
+      units: Distance of grid points for each variable; None for noise in float32.
+      share: (r, W) for the blocks of noise that worker r of W draws on a grid.
+    """
+    found = []
+    rank, count = share
+    for index, (shape, unit) in enumerate(
+        zip(shapes, units or [None] * len(shapes), strict=True)
+    ):
+        if unit is None:
+            found.append(normal(noise_key, step, index, shape, stddev=noise_stddev))
+            continue
+        stddev = noise_stddev / unit
+        # Small variables have one block each: workers take turns.
+        turn = (rank - index) % count, count
+        found.append(
+            grid_normal(noise_key, step, index, shape, stddev=stddev, share=turn)
+        )
+    return found
+
+
+def mixing_coefficients(
+    noise_key: bytes, step: int, shapes: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """Returns the mixing coefficients of one step, an array per variable.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      shapes: Shape of each variable.
+    """
+    return [
+        uniform(noise_key, step, index, shape) for index, shape in enumerate(shapes)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaterNoise:
+    """The noise of lazy tables, drawn when a step or a flush needs it.
+
+    Attributes:
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      noise_stddev: Standard deviation of each coordinate of the noise of one step.
+    """
+
+    noise_key: bytes = dataclasses.field(repr=False)
+    step: int
+    noise_stddev: float
+
+    def of_read(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a block of rows before a read, float64.  Sensitive.
+
+        Args:
+          table: Index of the table among the lazy ones.
+          block: Index of the block among those of the rows that the step reads.
+          shape: Shape of the noise.
+        """
+        return self._draw("read", table, block, shape)
+
+    def of_flush(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a block of a table in a flush, float64.  Sensitive.
+
+        Args:
+          table: Index of the table among the lazy ones.
+          block: Index of the block in the table.
+          shape: Shape of the noise.
+        """
+        return self._draw("flush", table, block, shape)
+
+    def _draw(
+        self, place: str, table: int, block: int, shape: Sequence[int]
+    ) -> np.ndarray:
+        if self.noise_stddev == 0:
+            return np.zeros(shape)
+        label = derive(self.noise_key, "lazy-noise", self.step, place, table, block)
+        values = _generator(label).standard_normal(shape)
+        values *= self.noise_stddev
+        return values
+
+
+#: (noise key, step, shapes) -> further arrays of one step.
+DrawStep = Callable[[bytes, int, Sequence[Sequence[int]]], list[np.ndarray]]
+
+
+class NoiseStream:
+    """Draws the noise of the next steps in a thread while the current step runs.
+
+    Yields for each step the arrays of ``step_noise``, and then those of ``draw``.
+
+    Args:
+      noise_key: 32 secret bytes.
+      steps: Steps of the run, in order.
+      shapes: Shape of each variable's noise.
+      noise_stddev: Standard deviation of each coordinate of the sum of gradients.
+      units: Distance of grid points for each variable; None for noise in float32.
+      share: (r, W) for the blocks of noise that worker r of W draws on a grid.
+      draw: Draws further arrays of a step; None for none.
+
+    Example:
+      >>> key = bytes(range(32))
+      >>> with NoiseStream(
+      ...     key, steps=range(3), shapes=[(2,)], noise_stddev=1.0) as stream:
+      ...     len(list(stream))
+      3
+    """
+
+    def __init__(
+        self,
+        noise_key: bytes,
+        *,
+        steps: range,
+        shapes: Sequence[Sequence[int]],
+        noise_stddev: float,
+        units: Sequence[float | None] | None = None,
+        share: tuple[int, int] = (0, 1),
+        draw: DrawStep | None = None,
+    ) -> None:
+        self._draw_more = draw
+        self._arguments = (noise_key, shapes, noise_stddev, units, share)
+        self._steps = steps
+        self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
+            _DEPTH
+        )
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._draw, daemon=True)
+
+    def __enter__(self) -> NoiseStream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        while self._thread.is_alive():
+            self._drain()
+            self._thread.join(timeout=0.05)
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _draw(self) -> None:
+        noise_key, shapes, noise_stddev, units, share = self._arguments
+        try:
+            for step in self._steps:
+                if self._stopped.is_set():
+                    return
+                values = step_noise(noise_key, step, shapes, noise_stddev, units, share)
+                if self._draw_more is not None:
+                    values += self._draw_more(noise_key, step, shapes)
+                self._queue.put(values)
+            self._queue.put(None)
+        except BaseException as error:
+            self._queue.put(error)
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            pass

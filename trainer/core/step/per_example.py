@@ -1,0 +1,319 @@
+"""Gradients of single examples, and the one clip that all of them pass.
+
+    sum_i  w_i * min(1, C / ||g_i||) * g_i,      g_i = gradient of example i's loss
+
+The core forms g_i one example at a time (see ``single_examples``).  A claim (see
+``claims``) may give norms and scaled sums of the same g_i without forming them.
+Neither is given C: ``clipped`` alone decides by which factor a row is scaled.
+
+Formal guarantees:
+  - ``clipped`` scales a row whose norm is n by at most C / n.
+  - A row that ``real_rows`` refuses never contributes, whatever a method says.
+  - Gradients that the core did not form name a claim, or are refused.
+  - ``real_rows`` returns true for a row of weight above 0 whose label the loss accepts:
+    a function of this row alone.  Other rows contribute exactly nothing, and their
+    number is never reported.
+  - ``keep_rows`` returns exact zeros for rows that are not kept, NaN or not.
+  - ``clip_to_norm`` returns factors of at most 1.
+  - ``cap_coordinates`` returns values of magnitude at most the cap, with their signs.
+  - ``clip_scale`` returns a factor s with ``s * norm <= l2_norm_clip`` (up to float32
+    rounding) for real rows of finite norm, and exactly 0 for all others.
+  - ``clip_weights`` returns the same bits with and without TF Privacy.
+
+Sensitive: everything here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainer.core import claims
+from trainer.core.step.tracing import in_graph
+from trainer.tf_compat import clip_grads, tf
+
+if TYPE_CHECKING:
+    from trainer.model.trainable_model import TrainableModel
+
+#: (columns, weight) -> a tensor or ``tf.IndexedSlices`` per trainable variable.  Each
+#: slice is of one example, and no example has two nonzero slices of one row (see
+#: ``core.step.grid``).
+GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
+
+
+def real_rows(model: TrainableModel, columns: Mapping[str, Any], weight: Any) -> Any:
+    """Returns which rows may contribute, bool (batch,).
+
+    Args:
+      model: Model whose loss decides which labels it accepts.
+      columns: Columns by name, each (batch, ...).
+      weight: 1 for examples and 0 for padding, (batch,).
+    """
+    real = tf.logical_and(weight > 0, model.accepts(columns))
+    real.set_shape(weight.shape)
+    return real
+
+
+def align(rows: Any, value: Any) -> Any:
+    """Returns ``rows`` shaped (batch, 1, ..., 1), to broadcast with ``value``.
+
+    Args:
+      rows: One number per row, (batch,).
+      value: Tensor (batch, ...) of known rank.
+    """
+    return tf.reshape(rows, [-1] + [1] * (len(value.shape) - 1))
+
+
+def zero_others(value: Any, kept: Any) -> Any:
+    """Returns ``value`` with zeros in the rows that are not ``kept``.
+
+    Args:
+      value: Tensor (batch, ...).
+      kept: Rows to keep, bool (batch,).
+    """
+    # Not a product with 0, which is NaN for NaN.
+    return tf.where(align(kept, value), value, tf.zeros_like(value))
+
+
+def keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
+    """Returns the columns with zeros in the rows that are not ``kept``.
+
+    Args:
+      columns: Columns by name, each (batch, ...).
+      kept: Rows to keep, bool (batch,).
+    """
+    return {name: zero_others(value, kept) for name, value in columns.items()}
+
+
+def scale_rows(value: Any, kept: Any, scale: Any) -> Any:
+    """Returns each kept row times its scale, and zeros for the other rows.
+
+    Args:
+      value: Tensor (batch, ...).
+      kept: Rows to keep, bool (batch,).
+      scale: Factor per row, (batch,).
+    """
+    return zero_others(value, kept) * align(scale, value)
+
+
+def squared_norms(gradients: Sequence[Any]) -> Any:
+    """Returns the squared L2 norm of each example's gradient, (batch,).
+
+    Args:
+      gradients: Gradients by variable, each (batch, *shape).
+    """
+    return tf.add_n(
+        [tf.reduce_sum(tf.square(g), list(range(1, len(g.shape)))) for g in gradients]
+    )
+
+
+def cap_coordinates(value: Any, linf_norm_clip: float | None) -> Any:
+    """Returns ``value`` with every entry clipped to [-cap, cap].
+
+    Args:
+      value: Tensor of any shape.
+      linf_norm_clip: The cap, above 0; None for no cap.
+    """
+    if linf_norm_clip is None:
+        return value
+    return tf.clip_by_value(value, -linf_norm_clip, linf_norm_clip)
+
+
+def sum_in_chunks(
+    function: Callable[[Any], Any],
+    rows: Any,
+    *,
+    num_rows: int,
+    chunk_rows: int,
+    initial: Any,
+) -> Any:
+    """Returns the sum of ``function`` over chunks of rows, computed one at a time.
+
+    Args:
+      function: Maps the nested tensors of a chunk to nested tensors; rows of zeros
+        must add zeros.
+      rows: Nested tensors, each (num_rows, ...).
+      num_rows: Number of rows, known when the graph is built.
+      chunk_rows: Number of rows of a chunk, at least 1.
+      initial: Zeros of the shapes that ``function`` returns.
+    """
+    if not num_rows:
+        return initial
+    if num_rows <= chunk_rows:
+        return function(rows)
+
+    def add_chunk(total: Any, chunk: Any) -> Any:
+        return tf.nest.map_structure(tf.add, total, function(chunk))
+
+    return tf.foldl(
+        add_chunk,
+        _split(rows, num_rows, chunk_rows),
+        initializer=initial,
+        parallel_iterations=1,
+    )
+
+
+def concat_in_chunks(
+    function: Callable[[Any], Any], rows: Any, *, num_rows: int, chunk_rows: int
+) -> Any:
+    """Returns ``function`` of each row, (num_rows,), computed one chunk at a time.
+
+    Args:
+      function: Maps the nested tensors of a chunk to one number per row.
+      rows: Nested tensors, each (num_rows, ...).
+      num_rows: Number of rows, known when the graph is built.
+      chunk_rows: Number of rows of a chunk, at least 1.
+    """
+    if num_rows <= chunk_rows:
+        return function(rows)
+    values = tf.map_fn(
+        function,
+        _split(rows, num_rows, chunk_rows),
+        fn_output_signature=tf.TensorSpec((chunk_rows,), tf.float32),
+        parallel_iterations=1,
+    )
+    return tf.reshape(values, (-1,))[:num_rows]
+
+
+def _split(rows: Any, num_rows: int, chunk_rows: int) -> Any:
+    """Returns nested tensors (chunks, chunk_rows, ...), padded with zeros."""
+    num_chunks = -(-num_rows // chunk_rows)
+
+    def split(value: Any) -> Any:
+        rest = [[0, 0]] * (len(value.shape) - 1)
+        padded = tf.pad(value, [[0, num_chunks * chunk_rows - num_rows], *rest])
+        shape = tf.concat([[num_chunks, chunk_rows], tf.shape(value)[1:]], 0)
+        return tf.ensure_shape(
+            tf.reshape(padded, shape), (num_chunks, chunk_rows, *value.shape[1:])
+        )
+
+    return tf.nest.map_structure(split, rows)
+
+
+def clip_to_norm(squared_norms: Any, squared_bound: Any) -> Any:
+    """Returns the factors that clip vectors to a norm, (batch,).
+
+    Args:
+      squared_norms: Squared L2 norms of the vectors, (batch,).
+      squared_bound: Square of the largest norm, (batch,) or a scalar.
+    """
+    longer = squared_norms > squared_bound
+    ratio = tf.math.divide_no_nan(squared_bound, squared_norms)
+    return tf.where(longer, tf.sqrt(ratio), 1.0)
+
+
+def clip_weights(l2_norm_clip: float, norms: Any) -> Any:
+    """Returns the factors that clip gradients to a norm, (batch,).
+
+    TF Privacy computes them where it is installed; otherwise its formula does.
+
+    Args:
+      l2_norm_clip: Largest L2 norm, above 0 and finite.
+      norms: L2 norms of the examples' gradients, (batch,).
+    """
+    if clip_grads is None:
+        return l2_norm_clip / tf.math.maximum(l2_norm_clip, norms)
+    return clip_grads.compute_clip_weights(l2_norm_clip, norms)
+
+
+def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:
+    """Returns which rows contribute, bool (batch,), and their factors, (batch,).
+
+    Args:
+      norms: L2 norms of the examples' gradients, (batch,).
+      real: Rows that may contribute, from ``real_rows``.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+    """
+    counted = real & tf.math.is_finite(norms)
+    scale = (
+        tf.ones_like(norms)
+        if math.isinf(l2_norm_clip)
+        else clip_weights(float(l2_norm_clip), norms)
+    )
+    return counted, tf.where(counted, scale, 0.0)
+
+
+class RowGradients(Protocol):
+    """The gradients of the rows of a chunk, formed or not.  Sensitive."""
+
+    def norms(self) -> Any:
+        """Returns an upper bound on the L2 norm of each row's gradient, (batch,)."""
+
+    def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+        """Returns the sum of the scaled gradients, a tensor or slices per variable.
+
+        Args:
+          kept: Rows that contribute, bool (batch,).
+          scale: Factor of each row, (batch,).
+          cap: Largest coordinate of a scaled gradient; None for no bound.
+        """
+
+
+#: (columns, real rows) of a chunk, zeros in all other rows -> gradients of the rows,
+#: and which of them may contribute, bool (batch,).
+OfRows = Callable[[dict[str, Any], Any], tuple[RowGradients, Any]]
+
+
+class ExampleGradients:
+    """What is clipped: one gradient for each example, a function of its row alone.
+
+    Args:
+      model: Model whose loss decides which rows may contribute.
+      of_rows: Gives the gradients of a chunk.
+      relies_on: Names of the claims that vouch for ``of_rows``; at least one, since
+        the core's own are made by ``single_examples``.
+      chunk_rows: Number of rows at a time; None for all of a physical batch.
+
+    Raises:
+      InputError: no claim is named, or an unknown one.
+    """
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        of_rows: OfRows,
+        *,
+        relies_on: Sequence[str],
+        chunk_rows: int | None = None,
+    ) -> None:
+        self.model = model
+        self.of_rows = of_rows
+        self.relies_on = claims.check(relies_on, at_least=1)
+        self.chunk_rows = chunk_rows
+
+
+def clipped(
+    gradients: ExampleGradients,
+    *,
+    l2_norm_clip: float,
+    linf_norm_clip: float | None = None,
+) -> GradientSum:
+    """Returns the function that sums the clipped gradients of a physical batch.
+
+    Args:
+      gradients: Gradients of the examples.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+      linf_norm_clip: Largest coordinate after the L2 clip; None or infinity for none.
+    """
+    model, cap = gradients.model, None if linf_norm_clip == math.inf else linf_norm_clip
+
+    def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        real = real_rows(model, columns, weight)
+        found, kept = gradients.of_rows(keep_rows(columns, real), real)
+        kept, scale = clip_scale(found.norms(), real & kept, l2_norm_clip)
+        return found.scaled_sum(kept, scale, cap)
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        num_rows = weight.shape[0]
+        return list(
+            sum_in_chunks(
+                lambda rows: chunk_sum(*rows),
+                (dict(columns), weight),
+                num_rows=num_rows,
+                chunk_rows=gradients.chunk_rows or num_rows,
+                initial=[tf.zeros_like(variable) for variable in model.variables],
+            )
+        )
+
+    return in_graph(gradient_sum)

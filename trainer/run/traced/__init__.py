@@ -1,1 +1,0 @@
-"""What a traced step computes, and the state that it captures."""
