@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from accounting.validation import InputError as InputError
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
-    from pipelines.batches.batch_format import PhysicalBatch as PhysicalBatch
-    from pipelines.batches.certificate import Certificate as Certificate
-    from pipelines.batches.certificate import read_certificate as read_certificate
-    from pipelines.batches.manifest import Manifest as Manifest
-    from pipelines.batches.manifest import read_manifest as read_manifest
+    from pipelines.batches.folder import read_certificate as read_certificate
+    from pipelines.batches.folder import read_manifest as read_manifest
     from pipelines.batches.reader import read_batches as read_batches
     from pipelines.batches.verify import Verification as Verification
     from pipelines.batches.verify import verify as verify
     from pipelines.certify import certify as certify
+    from pipelines.core.batch_format import PhysicalBatch as PhysicalBatch
+    from pipelines.core.certificate import Certificate as Certificate
+    from pipelines.core.manifest import Manifest as Manifest
     from pipelines.inputs.parquet_blocks import Dataset as Dataset
     from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings
@@ -105,7 +105,7 @@ _HOMES = {
     "InputError": "accounting.validation",
     "Manifest": "pipelines.batches.manifest",
     "NoiseBounds": "accounting.intervals",
-    "PhysicalBatch": "pipelines.batches.batch_format",
+    "PhysicalBatch": "pipelines.core.batch_format",
     "PoissonBatches": "pipelines.job.poisson_batches",
     "PredictSummary": "trainer.prediction.predict",
     "PreparedVerification": "pipelines.tables.prepared_files",

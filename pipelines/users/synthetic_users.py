@@ -32,10 +32,10 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.validation import check_float
+from pipelines.core.hashing import GOLDEN, mix
 from pipelines.core.keys import derive
-from pipelines.sampling.keys import insecure_key
+from pipelines.files.key_files import insecure_key
 from pipelines.tables import criteo
-from pipelines.tables.hashing import GOLDEN, mix
 from pipelines.tables.prepared_files import open_writer
 from pipelines.tables.synthetic import (
     BLOCK_ROWS,

@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 
 import conftest  # noqa: E402
 
-from pipelines.sampling.keys import insecure_key  # noqa: E402
+from pipelines.files.key_files import insecure_key  # noqa: E402
 from trainer.gradients import clipping  # noqa: E402
 from trainer.gradients.dp_step import Step  # noqa: E402
 from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import Column
-from pipelines.batches.manifest import read_json
+from pipelines.core.batch_format import Column
+from pipelines.files.json_files import read_json
 from tests.trainer.conftest import COLUMNS
 from trainer.export import serving
 from trainer.export.export import predicting_model

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.report import tables
 from trainer.report.plots import DASHES, write_png
 from trainer.settings.bias_settings import COLUMNS

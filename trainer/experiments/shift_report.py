@@ -6,7 +6,8 @@ import pathlib
 from typing import Any
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.experiments.drifting_table import shares
 from trainer.experiments.shift import NOT_PRIVATE, Course, Shift
 from trainer.model.metrics import in_words

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.experiments.simulation import (
     Protocol,
     Simulation,

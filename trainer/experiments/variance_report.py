@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from matplotlib import ticker
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.experiments.variance import FACTOR, Spread, Variances
 from trainer.model.metrics import in_words
 from trainer.report import tables

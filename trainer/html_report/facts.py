@@ -29,12 +29,9 @@ from accounting import sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
-from pipelines.batches.certificate import (
-    CERTIFICATE_NAME,
-    Certificate,
-    read_certificate,
-)
-from pipelines.batches.manifest import MANIFEST_NAME, Manifest
+from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
+from pipelines.core.certificate import Certificate
+from pipelines.core.manifest import Manifest
 from trainer.html_report import attachments, commands, data_set
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.report.metrics_files import read_curve, read_metrics

@@ -7,10 +7,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from pipelines.batches.batch_format import encode_batch
-from pipelines.batches.tfrecord import write_record
 from pipelines.core import records
+from pipelines.core.batch_format import encode_batch
 from pipelines.core.rows import Column
+from pipelines.core.tfrecord import write_record
 
 #: Names around those of weight, step and part, with equal beginnings, or not ASCII.
 COLUMNS = (

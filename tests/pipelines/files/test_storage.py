@@ -27,17 +27,16 @@ from apache_beam.utils import retry
 
 from accounting.plan import SAMPLERS
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.files import folders, storage, stores
-from pipelines.files.file_buffer import FileBuffer
+from pipelines.files import key_files as keys
 from pipelines.files.paths import StrPath
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import job_folder, poisson_batching
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
-from pipelines.sampling import keys
 from tests.pipelines.conftest import run_command
 from tests.pipelines.memory_stores import STORES, Listener, Unfinished
 
@@ -114,20 +113,6 @@ def test_slices_of_a_store_ask_for_no_byte_beside_them(
         with pytest.raises(OSError, match="24 bytes are missing"):
             read(len(data) - 8, 32)
     assert asked[:2] == [(70_000, 70_900), (8, 24)]
-
-
-def test_one_buffer_holds_file_after_file(place: str, tmp_path: pathlib.Path) -> None:
-    buffer = FileBuffer()
-    for folder in (place, str(tmp_path)):
-        storage.make_folder(folder)
-        files = {f"{folder}/{n}": os.urandom(n) for n in (5000, 70, 1, 90_000, 4999)}
-        for path, data in files.items():
-            storage.write_atomically(path, data)
-            assert bytes(buffer.read(path)) == data
-        for path, data in reversed(files.items()):
-            assert bytes(buffer.read(path)) == data
-        with pytest.raises(FileNotFoundError):
-            buffer.read(f"{folder}/absent")
 
 
 def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
@@ -670,9 +655,8 @@ def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 WORKER_MODULES = (
     "job/transforms", "job/steps/map_step", "job/steps/reduce_step",
     "job/steps/bundles", "job/packing", "job/spill", "inputs/parquet_blocks",
-    "inputs/known_input", "sampling/samplers",
-    "sampling/shuffle", "core/streams", "batches/batch_format",
-    "batches/tf_example", "batches/tfrecord",
+    "inputs/known_input", "core/samplers", "core/shuffle", "core/streams",
+    "core/batch_format", "core/tf_example", "core/tfrecord",
 )  # fmt: skip
 _FORBIDDEN = {"open", "pathlib", "write_bytes", "write_text", "makedirs", "rename"}
 

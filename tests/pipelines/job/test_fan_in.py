@@ -12,6 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
 from pipelines.files import storage
+from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import fan_in, packing, poisson_batching
@@ -20,7 +21,6 @@ from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import worker_bytes
 from pipelines.job.spill import Spill, is_written, spill_path
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
-from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 from tests.pipelines.files.test_storage import contents
 from tests.pipelines.job.test_engines_page import large

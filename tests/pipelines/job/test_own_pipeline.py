@@ -17,10 +17,11 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
+from pipelines.core.columns import Column
+from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
 from pipelines.job.job_folder import finish_job, open_job
 from pipelines.job.packing import Layout
@@ -28,7 +29,6 @@ from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
-from pipelines.sampling.keys import create_key_file, read_key_file
 from tests.pipelines.conftest import write_table
 
 MakeLayout = Callable[..., Layout]

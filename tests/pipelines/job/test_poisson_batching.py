@@ -18,9 +18,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.plan import SAMPLERS
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
+from pipelines.core.samplers import Participations, find_boundaries, sample_block
+from pipelines.files.key_files import create_key_file, insecure_key, read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, read_block
 from pipelines.job import job_folder, packing, poisson_batching, sizing, transforms
@@ -28,8 +30,6 @@ from pipelines.job.packing import Layout, sample_and_pack
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import local_threads, worker_bytes
 from pipelines.job.steps import map_step, reduce_step
-from pipelines.sampling.keys import create_key_file, insecure_key, read_key_file
-from pipelines.sampling.samplers import Participations, find_boundaries, sample_block
 
 MakeLayout = Callable[..., Layout]
 

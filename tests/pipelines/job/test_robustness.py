@@ -39,6 +39,7 @@ from accounting.plan import SAMPLERS
 from accounting.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.core.keys import KEY_BYTES
+from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
@@ -49,7 +50,6 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.spill import Spill
 from pipelines.job.steps import map_step, reduce_step
-from pipelines.sampling.keys import create_key_file, read_key_file
 from tests.pipelines.conftest import run_command
 
 MakeLayout = Callable[..., Layout]

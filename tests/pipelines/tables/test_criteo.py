@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables import criteo, raw_files
 from pipelines.tables.convert import SPLITS, split_counts

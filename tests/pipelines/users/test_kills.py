@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 
 _SCHEMA = """\
 version = 1

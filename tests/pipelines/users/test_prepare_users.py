@@ -15,9 +15,9 @@ import pytest
 
 from accounting.validation import InputError
 from dpsgd import command_line
-from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
-from pipelines.inputs.bounded import BOUNDED, Bounded
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.batches.folder import read_manifest
+from pipelines.core.bounded import BOUNDED, Bounded
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.first_schema import first_schema

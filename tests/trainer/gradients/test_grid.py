@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.sampling.keys import insecure_key
+from pipelines.files.key_files import insecure_key
 from trainer.gradients import noise
 from trainer.gradients.noise import grid_normal, step_noise
 from trainer.tf_compat import tf

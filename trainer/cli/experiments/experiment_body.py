@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 
-from pipelines.batches.manifest import pretty_json, read_json, write_atomically
 from pipelines.files.folders import usable_folder
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import LOCK_NAME, locked
 from pipelines.files.output_folder import make_parents, remove_empty
+from pipelines.files.storage import write_atomically
 from trainer.cli.commands import train_request
 from trainer.experiments import compare as comparing
 from trainer.experiments import shift as shifting

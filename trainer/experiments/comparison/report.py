@@ -16,7 +16,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.report import tables
