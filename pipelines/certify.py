@@ -6,7 +6,7 @@ Formal guarantees:
   - Memory stays within ``memory_limit``, as ``pipelines.core.resample`` says.
 
 What a certificate proves: ``pipelines.core.resample``.  What it is bound to:
-``pipelines.core.certificate``.
+``pipelines.core.batches.certificate``.
 
 Public: findings, which name steps and files.  Sensitive: key, input, batches.
 """
@@ -27,8 +27,8 @@ from pipelines.batches.folder import (
 )
 from pipelines.batches.verify import Verification, verify
 from pipelines.core import rows
-from pipelines.core.manifest import Checksums, Manifest
-from pipelines.core.record_checksums import RecordChecksum
+from pipelines.core.batches.manifest import Checksums, Manifest
+from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.resample import Resampling, differing_steps, resampling
 from pipelines.core.threads import num_cores
 from pipelines.files import storage

@@ -1,8 +1,8 @@
 """The files of a folder of batches beside the batches themselves.
 
-    OUT/manifest.json             see ``pipelines.core.manifest``; public
-    OUT/certificate.json          see ``pipelines.core.certificate``; public
-    OUT/private/checksums.json    see ``pipelines.core.manifest``; sensitive
+    OUT/manifest.json             see ``pipelines.core.batches.manifest``; public
+    OUT/certificate.json          see ``pipelines.core.batches.certificate``; public
+    OUT/private/checksums.json    see ``pipelines.core.batches.manifest``; sensitive
     OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
 
 Formal guarantees:
@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 
-from pipelines.core.certificate import Certificate, digest_of_seal
-from pipelines.core.manifest import Checksums, FileChecksum, Manifest
+from pipelines.core.batches.certificate import Certificate, digest_of_seal
+from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
 from pipelines.files.json_files import pretty_json, read_json, read_known
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import exists, make_folder, read_bytes, write_atomically

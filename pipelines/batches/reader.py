@@ -1,7 +1,7 @@
 """Reads the batches of a folder in step order, without Beam and without TensorFlow.
 
 Formal guarantees:
-  - Those of ``pipelines.core.reader``: every record is compared with its digest, and
+  - Those of ``pipelines.core.batches.reader``: every record is compared with its digest, and
     every step and part is yielded once.
 
 Other guarantees:
@@ -22,12 +22,12 @@ from collections.abc import Iterator
 
 from accounting.validation import InputError, check_int
 from pipelines.batches.folder import read_checksums, read_manifest
-from pipelines.core.batch_format import PhysicalBatch
-from pipelines.core.columns import record_bytes
-from pipelines.core.manifest import Checksums, Manifest
-from pipelines.core.ranges import RANGE_BYTES
-from pipelines.core.reader import Read, changed, read_records
-from pipelines.core.share import ALL, Share
+from pipelines.core.batches.batch_format import PhysicalBatch
+from pipelines.core.batches.columns import record_bytes
+from pipelines.core.batches.manifest import Checksums, Manifest
+from pipelines.core.batches.ranges import RANGE_BYTES
+from pipelines.core.batches.reader import Read, changed, read_records
+from pipelines.core.batches.share import ALL, Share
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import range_reader, size
 

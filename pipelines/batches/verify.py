@@ -31,9 +31,9 @@ from pipelines.batches.folder import (
     read_manifest,
 )
 from pipelines.batches.reader import read_from
-from pipelines.core.certificate import digest_of_seal
-from pipelines.core.manifest import BatchFile, Checksums, Manifest
-from pipelines.core.reader import changed, check_file
+from pipelines.core.batches.certificate import digest_of_seal
+from pipelines.core.batches.manifest import BatchFile, Checksums, Manifest
+from pipelines.core.batches.reader import changed, check_file
 from pipelines.core.threads import in_order, num_cores
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import sizes

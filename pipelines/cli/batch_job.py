@@ -17,9 +17,9 @@ from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.cli.console import show
-from pipelines.core.bounded import Bounded
-from pipelines.core.manifest import Manifest
-from pipelines.core.shuffle import num_block_passes
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.sampling.shuffle import num_block_passes
+from pipelines.core.users.bounded import Bounded
 from pipelines.files import storage
 from pipelines.files.paths import absolute
 from pipelines.files.progress_bars import Bars

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.cli import engine
 from pipelines.cli.console import show
-from pipelines.core.bounded import USERS
+from pipelines.core.users.bounded import USERS
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.input_files import check_outside

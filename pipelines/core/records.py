@@ -21,9 +21,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelines.core.columns import Column
-from pipelines.core.record_checksums import RecordChecksum
-from pipelines.core.tfrecord import write_record
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.tfrecord import write_record
 
 
 def checksum(

@@ -45,10 +45,10 @@ import numpy as np
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError
 from pipelines.core import records
+from pipelines.core.batches.columns import Column, row_bytes
+from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.choices import Sampler, make_sampler
-from pipelines.core.columns import Column, row_bytes
 from pipelines.core.keys import commitment, derive
-from pipelines.core.record_checksums import RecordChecksum
 from pipelines.core.rows import Block, DataSet
 
 #: The version of the format of batches that this module makes.

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
+from pipelines.core.batches.columns import Column
 from pipelines.core.choices import Rows
-from pipelines.core.columns import Column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

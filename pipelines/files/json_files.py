@@ -44,8 +44,9 @@ def read_json(path: StrPath, *, remedy: str = "") -> Any:
     Raises:
       InputError: as ``read_known``, or not JSON.
     """
+    data = read_known(path, remedy=remedy)
     try:
-        return json.loads(read_known(path, remedy=remedy))
+        return json.loads(data)
     except ValueError as error:
         raise InputError(
             f"Expected {path} to be a JSON file: {type(error).__name__}."

@@ -32,9 +32,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.core.bounded import Bounded
-from pipelines.core.columns import DTYPES, Column
-from pipelines.core.samplers import BlockRows
+from pipelines.core.batches.columns import DTYPES, Column
+from pipelines.core.sampling.samplers import BlockRows
+from pipelines.core.users.bounded import Bounded
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files

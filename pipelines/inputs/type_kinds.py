@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pipelines.core.columns import Column
-from pipelines.core.user_ids import is_text
+from pipelines.core.batches.columns import Column
+from pipelines.core.users.user_ids import is_text
 
 _PREPARE = (
     "`dpsgd schema TABLE` writes the schema, with which `dpsgd prepare --input TABLE "

@@ -26,8 +26,8 @@ import numpy as np
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.core import shuffle
 from pipelines.core.keys import KEY_BYTES, derive
+from pipelines.core.sampling import shuffle
 from pipelines.files.storage import new_file, read_bytes
 from pipelines.job import progress
 

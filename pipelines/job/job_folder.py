@@ -41,9 +41,9 @@ from pipelines.batches.folder import (
     read_manifest,
     write_manifest,
 )
-from pipelines.core.bounded import KEY_LABEL
+from pipelines.core.batches.manifest import FORMAT_VERSION, FileChecksum, Manifest
 from pipelines.core.keys import commitment, derive
-from pipelines.core.manifest import FORMAT_VERSION, FileChecksum, Manifest
+from pipelines.core.users.bounded import KEY_LABEL
 from pipelines.files import folders, locks, storage
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.key_files import read_or_create_key_file

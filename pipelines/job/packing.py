@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from accounting.plan import DpSgdPlan
-from pipelines.core.batch_format import encode_batch
-from pipelines.core.columns import Column, check_record, row_bytes
-from pipelines.core.manifest import BatchFile, FileChecksum
-from pipelines.core.record_checksums import RecordChecksum
-from pipelines.core.samplers import Participations, arrange_steps, sample_block
-from pipelines.core.tfrecord import write_record
+from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.columns import Column, check_record, row_bytes
+from pipelines.core.batches.manifest import BatchFile, FileChecksum
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.tfrecord import write_record
+from pipelines.core.sampling.samplers import Participations, arrange_steps, sample_block
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
 

@@ -27,7 +27,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files import folders, locks, storage
 from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, absolute, is_remote, join

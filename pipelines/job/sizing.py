@@ -15,9 +15,13 @@ import math
 
 from accounting.plan import DpSgdPlan, check_epochs
 from accounting.validation import InputError, check_int
-from pipelines.core.columns import record_bytes, row_bytes
-from pipelines.core.samplers import check_assigned
-from pipelines.core.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
+from pipelines.core.batches.columns import record_bytes, row_bytes
+from pipelines.core.sampling.samplers import check_assigned
+from pipelines.core.sampling.shuffle import (
+    boundaries_bytes,
+    num_epochs_drawn,
+    search_bytes,
+)
 from pipelines.core.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.fan_in import FILE_BYTES, FanIn

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError, check_int
-from pipelines.core.hashing import (
+from pipelines.core.users.hashing import (
     AFTER,
     GOLDEN,
     HASH_NAME,

@@ -35,8 +35,8 @@ import pyarrow.parquet as pq
 from accounting.plan import fingerprint
 from accounting.validation import InputError
 from accounting.versioned_json import header, read_fields
-from pipelines.core.bounded import BOUNDED
 from pipelines.core.threads import in_order, num_cores
+from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import flush_to_disk, write_atomically
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, PREPARED_NAME

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError
-from pipelines.core.bounded import BOUNDED, Bounded
+from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, description_of
 from pipelines.tables.columns import Converted, convert, refusals
 from pipelines.tables.convert import (

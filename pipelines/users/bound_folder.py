@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.core.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
-from pipelines.core.columns import row_bytes
+from pipelines.core.batches.columns import row_bytes
 from pipelines.core.keys import commitment
-from pipelines.core.user_ids import check_type
+from pipelines.core.users.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
+from pipelines.core.users.user_ids import check_type
 from pipelines.files.folders import make_private_folder
 from pipelines.files.key_files import read_or_create_key_file
 from pipelines.files.unfinished import Unfinished

@@ -52,11 +52,11 @@ import pyarrow as pa
 
 from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.validation import check_choice, check_int
-from pipelines.core.bounded import ROWS, SAMPLED, USERS
-from pipelines.core.keep_least import keep_least
 from pipelines.core.keys import derive
 from pipelines.core.streams import Stream
-from pipelines.core.user_ids import hash_ids
+from pipelines.core.users.bounded import ROWS, SAMPLED, USERS
+from pipelines.core.users.keep_least import keep_least
+from pipelines.core.users.user_ids import hash_ids
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput
 from pipelines.inputs.parquet_blocks import Block, read_table

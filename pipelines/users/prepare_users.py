@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
-from pipelines.core.bounded import USERS
+from pipelines.core.users.bounded import USERS
 from pipelines.files.folders import make_private_folder
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically

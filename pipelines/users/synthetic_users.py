@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.validation import check_float
-from pipelines.core.hashing import GOLDEN, mix
 from pipelines.core.keys import derive
+from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.key_files import insecure_key
 from pipelines.tables import criteo
 from pipelines.tables.prepared_files import open_writer

@@ -68,10 +68,10 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("accounting.statement", FRAMEWORKS | {"matplotlib"}),
         ("pipelines.core.resample", FRAMEWORKS),
         ("pipelines.certify", FRAMEWORKS),
-        ("pipelines.core.samplers", FRAMEWORKS),
-        ("pipelines.core.batch_format", FRAMEWORKS),
+        ("pipelines.core.sampling.samplers", FRAMEWORKS),
+        ("pipelines.core.batches.batch_format", FRAMEWORKS),
         # An accountant reads manifests, and installs nothing that reads batches.
-        ("pipelines.batches.manifest", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
+        ("pipelines.batches.folder", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
         ("pipelines.files.key_files", FRAMEWORKS),
         ("pipelines.files.storage", HEAVY),
         ("pipelines.files.folders", HEAVY),

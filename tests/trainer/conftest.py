@@ -16,11 +16,11 @@ import pytest
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from pipelines.batches.folder import write_manifest
-from pipelines.core.batch_format import encode_batch
-from pipelines.core.columns import Column
-from pipelines.core.manifest import BatchFile, FileChecksum, Manifest
-from pipelines.core.record_checksums import RecordChecksum
-from pipelines.core.tfrecord import write_record
+from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import BatchFile, FileChecksum, Manifest
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.tfrecord import write_record
 from pipelines.files.key_files import create_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY

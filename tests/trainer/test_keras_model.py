@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.core.batch_format import Column
+from pipelines.core.batches.batch_format import Column
 from pipelines.files.json_files import read_json
 from tests.trainer.conftest import COLUMNS
 from trainer.export import serving

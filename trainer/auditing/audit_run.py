@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from accounting.plan import DpSgdPlan
 from pipelines.batches.folder import read_manifest
-from pipelines.core.bounded import USERS
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import USERS
 from pipelines.files import separate_process
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings

@@ -12,7 +12,7 @@ from accounting import plan as plans
 from accounting.cli import registered, shared_options
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from trainer.cli import run_flags
 from trainer.run import run_record
 from trainer.run.run_record import RunRecord

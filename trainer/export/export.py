@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from trainer.export import serving
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
 from trainer.model.layers.function_model import has_keras_format

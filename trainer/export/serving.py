@@ -22,7 +22,7 @@ from typing import Any
 
 from accounting.validation import InputError
 from accounting.versioned_json import header, read_fields
-from pipelines.core.batch_format import Column
+from pipelines.core.batches.batch_format import Column
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
 from trainer.run.run_record import SERVING_NAME

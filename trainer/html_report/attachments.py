@@ -16,7 +16,7 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.run import privacy
 from trainer.run.run_record import RunRecord

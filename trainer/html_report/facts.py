@@ -30,8 +30,8 @@ from accounting.plan import DpSgdPlan
 from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
-from pipelines.core.certificate import Certificate
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.certificate import Certificate
+from pipelines.core.batches.manifest import Manifest
 from trainer.html_report import attachments, commands, data_set
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.report.metrics_files import read_curve, read_metrics

@@ -29,9 +29,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.core.bounded import BOUNDED
-from pipelines.core.columns import Column
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import BOUNDED
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, footer_digest
 from trainer.model.metrics import Metric, Metrics, Scores, joined

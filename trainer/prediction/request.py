@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from accounting.validation import InputError, check_choice, check_float
 from pipelines.batches.folder import MANIFEST_NAME
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.averaging.uncertainty import column_names
 from trainer.export import serving

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipelines.batches.reader import read_batches
-from pipelines.core.batch_format import PhysicalBatch
-from pipelines.core.manifest import Manifest
-from pipelines.core.share import ALL, Share
+from pipelines.core.batches.batch_format import PhysicalBatch
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.share import ALL, Share
 from pipelines.files.paths import StrPath
 from trainer.model.layers.keyed_layers import SEEDS
 from trainer.tf_compat import tf

@@ -27,8 +27,8 @@ from pipelines.batches.folder import (
     read_checksums,
     read_manifest,
 )
-from pipelines.core.columns import Column
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files.folders import check_folder
 from pipelines.files.json_files import read_json
 from pipelines.files.key_files import read_key_file

@@ -12,9 +12,9 @@ from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
-from pipelines.core.bounded import Bounded
-from pipelines.core.certificate import Certificate
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.certificate import Certificate
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import Bounded
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
 from trainer.run import stopped

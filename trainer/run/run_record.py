@@ -47,9 +47,9 @@ from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
 from accounting.versioned_json import header, installed_version, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.share import ALL, Share
 from pipelines.core.keys import derive
-from pipelines.core.manifest import Manifest
-from pipelines.core.share import ALL, Share
 from pipelines.files.folders import make_private_folder
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.key_files import read_key_file, read_or_create_key_file

@@ -43,8 +43,8 @@ from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines.batches.folder import copy_certificate, records_id
 from pipelines.core import keys
-from pipelines.core.manifest import Manifest
-from pipelines.core.share import Share
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.share import Share
 from pipelines.files.paths import StrPath
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds

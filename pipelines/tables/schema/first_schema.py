@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accounting.validation import InputError, check_int, did_you_mean
-from pipelines.core.columns import RESERVED_NAMES
-from pipelines.core.user_ids import is_text
+from pipelines.core.batches.columns import RESERVED_NAMES
+from pipelines.core.users.user_ids import is_text
 from pipelines.inputs.type_kinds import is_list, kind_of_type
 from pipelines.tables.cells.cells import Cells, cast
 from pipelines.tables.raw_files import InputFile, list_files

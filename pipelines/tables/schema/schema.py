@@ -41,8 +41,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError, did_you_mean
-from pipelines.core.columns import RESERVED_NAMES
-from pipelines.core.hashing import HASH_NAME
+from pipelines.core.batches.columns import RESERVED_NAMES
+from pipelines.core.users.hashing import HASH_NAME
 from pipelines.tables.convert import check_shares
 from pipelines.tables.schema.column_kinds import (
     KINDS,

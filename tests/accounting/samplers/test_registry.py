@@ -39,9 +39,9 @@ from accounting.samplers import audit_case, poisson
 from accounting.validation import InputError
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.core import samplers
 from pipelines.core.keys import derive
-from pipelines.core.samplers import BlockRows
+from pipelines.core.sampling import samplers
+from pipelines.core.sampling.samplers import BlockRows
 from pipelines.core.streams import Stream
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings

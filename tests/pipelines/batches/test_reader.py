@@ -18,12 +18,16 @@ from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest, write_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.core import record_checksums
-from pipelines.core.batch_format import PhysicalBatch, decode_batch, encode_batch
-from pipelines.core.manifest import Manifest
-from pipelines.core.record_checksums import RecordChecksum
-from pipelines.core.share import ALL, Share
-from pipelines.core.tfrecord import iterate_records, write_record
+from pipelines.core.batches import record_checksums
+from pipelines.core.batches.batch_format import (
+    PhysicalBatch,
+    decode_batch,
+    encode_batch,
+)
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.tfrecord import iterate_records, write_record
 from pipelines.files.paths import StrPath
 from pipelines.files.sink import Sink
 from tests.trainer.conftest import SEAL_KEY, make_rows, write_batches

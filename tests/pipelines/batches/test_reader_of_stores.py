@@ -16,8 +16,8 @@ from accounting.validation import InputError
 from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest
 from pipelines.batches.reader import read_batches
-from pipelines.core import ranges
-from pipelines.core.share import ALL, Share
+from pipelines.core.batches import ranges
+from pipelines.core.batches.share import ALL, Share
 from tests.pipelines.batches.test_reader import files_of, held
 
 SHARES = [ALL, Share(0, 2), Share(1, 2)]

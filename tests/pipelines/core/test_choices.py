@@ -10,8 +10,9 @@ import pytest
 
 from accounting.plan import SAMPLERS, DpSgdPlan
 from accounting.validation import InputError
-from pipelines.core import choices, samplers
+from pipelines.core import choices
 from pipelines.core.choices import Rows, make_sampler
+from pipelines.core.sampling import samplers
 from pipelines.files.key_files import insecure_key
 from tests.accounting.samplers.test_registry import NAME
 

@@ -29,10 +29,10 @@ from pipelines.batches.folder import (
 from pipelines.batches.verify import verify
 from pipelines.certify import certify
 from pipelines.core import choices, resample, rows
-from pipelines.core.manifest import FileChecksum
-from pipelines.core.record_checksums import RecordChecksum
-from pipelines.core.tf_example import Example
-from pipelines.core.tfrecord import iterate_records, write_record
+from pipelines.core.batches.manifest import FileChecksum
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.tf_example import Example
+from pipelines.core.batches.tfrecord import iterate_records, write_record
 from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import list_blocks

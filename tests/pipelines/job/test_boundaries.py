@@ -12,8 +12,8 @@ import pytest
 
 from accounting.plan import DpSgdPlan, steps_per_epoch
 from accounting.validation import InputError
-from pipelines.core import shuffle
-from pipelines.core.shuffle import find_boundaries, search_bytes
+from pipelines.core.sampling import shuffle
+from pipelines.core.sampling.shuffle import find_boundaries, search_bytes
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import boundaries, packing, progress, sizing

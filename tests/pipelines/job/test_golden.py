@@ -31,6 +31,7 @@ def contents(path: pathlib.Path) -> bytes:
         return path.read_bytes()
     fields = json.loads(path.read_bytes())
     assert len(bytes.fromhex(fields.pop("seal_key"))) == 32
+    assert fields.pop("key_sha256") == ""  # the key is elsewhere
     for name, checksum in fields["files"].items():
         data = (path.parents[1] / name).read_bytes()
         checksum["num_records"] = len(checksum.pop("records"))

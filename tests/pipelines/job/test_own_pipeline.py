@@ -20,7 +20,7 @@ from accounting.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.core.columns import Column
+from pipelines.core.batches.columns import Column
 from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
 from pipelines.job.job_folder import finish_job, open_job

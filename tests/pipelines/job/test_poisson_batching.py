@@ -21,7 +21,11 @@ from accounting.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.core.samplers import Participations, find_boundaries, sample_block
+from pipelines.core.sampling.samplers import (
+    Participations,
+    find_boundaries,
+    sample_block,
+)
 from pipelines.files.key_files import create_key_file, insecure_key, read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, read_block

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.core.hashing import GOLDEN
+from pipelines.core.users.hashing import GOLDEN
 from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
 from pipelines.tables.schema.schema import Schema
 

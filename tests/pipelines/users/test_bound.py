@@ -20,8 +20,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.validation import InputError
 from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
-from pipelines.core.bounded import SAMPLED, Bounded
-from pipelines.core.bounded import USERS as USERS_SAMPLED
+from pipelines.core.users.bounded import SAMPLED, Bounded
+from pipelines.core.users.bounded import USERS as USERS_SAMPLED
 from pipelines.files.key_files import create_key_file
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.job.batch_settings import BatchSettings

@@ -16,7 +16,7 @@ import pytest
 from accounting.validation import InputError
 from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
-from pipelines.core.bounded import BOUNDED, Bounded
+from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared

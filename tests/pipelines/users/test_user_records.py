@@ -13,7 +13,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
-from pipelines.core.bounded import ROW_WEIGHTS, USERS
+from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
 from pipelines.files.key_files import create_key_file
 from pipelines.files.unfinished import unfinished_folder
 from pipelines.inputs.parquet_blocks import list_blocks

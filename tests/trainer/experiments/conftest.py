@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.batches.folder import read_manifest, write_manifest
-from pipelines.core.manifest import BatchFile, Manifest
+from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.json_files import pretty_json
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import COLUMNS, DATASET, write_held_out

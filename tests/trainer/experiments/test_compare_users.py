@@ -16,7 +16,7 @@ import pytest
 from accounting import accountant
 from accounting.validation import InputError
 from pipelines.batches.folder import write_manifest
-from pipelines.core.manifest import BatchFile, Manifest
+from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.stopping import StoppedError
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.core.batch_format import Column
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.batch_format import Column
+from pipelines.core.batches.manifest import Manifest
 from trainer import models
 from trainer.gradients import clipping
 from trainer.gradients.dp_step import Step

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.core.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files.key_files import insecure_key
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model

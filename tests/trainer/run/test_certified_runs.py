@@ -23,7 +23,7 @@ from pipelines.batches.folder import (
     write_certificate,
     write_manifest,
 )
-from pipelines.core.bounded import BOUNDED, Bounded
+from pipelines.core.users.bounded import BOUNDED, Bounded
 from tests.trainer.conftest import write_run_folder
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render

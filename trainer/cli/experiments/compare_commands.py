@@ -12,7 +12,7 @@ from accounting.cli import registered, shared_options
 from accounting.cli.registered import Registered
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.core.bounded import SAMPLED
+from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags
 from trainer.cli.experiments import experiment_flags

@@ -21,8 +21,8 @@ from scipy import stats
 
 from accounting.plan import DpSgdPlan, check_epochs, steps_per_epoch
 from accounting.validation import InputError
-from pipelines.core import samplers
-from pipelines.core.samplers import BlockRows, Participations, arrange_steps
+from pipelines.core.sampling import samplers
+from pipelines.core.sampling.samplers import BlockRows, Participations, arrange_steps
 from pipelines.core.streams import Stream
 from pipelines.files.key_files import insecure_key
 from tests.pipelines.core.test_streams import FakeStream

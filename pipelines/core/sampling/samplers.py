@@ -57,9 +57,9 @@ from accounting.plan import (
     DpSgdPlan,
 )
 from accounting.validation import InputError
-from pipelines.core import shuffle
 from pipelines.core.keys import derive
-from pipelines.core.shuffle import count_at_or_below
+from pipelines.core.sampling import shuffle
+from pipelines.core.sampling.shuffle import count_at_or_below
 from pipelines.core.streams import Stream
 
 _WORD = 1 << 64
@@ -300,7 +300,7 @@ def check_assigned(plan: DpSgdPlan) -> None:
         sampler_registry.refuse(
             plan.sampler,
             "an assignment of rows to steps",
-            "Register one with pipelines.core.samplers.register.",
+            "Register one with pipelines.core.sampling.samplers.register.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.core.batch_format."""
+"""Guarantees of pipelines.core.batches.batch_format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from accounting.validation import InputError
-from pipelines.core import manifest
-from pipelines.core.batch_format import decode_batch, encode_batch
-from pipelines.core.columns import Column
-from pipelines.core.tfrecord import CorruptRecordError, iterate_records, write_record
+from pipelines.core.batches import manifest
+from pipelines.core.batches.batch_format import decode_batch, encode_batch
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.tfrecord import (
+    CorruptRecordError,
+    iterate_records,
+    write_record,
+)
+from pipelines.job import packing
 
 COLUMNS = (
     Column(name="label", dtype="int8"),

@@ -30,7 +30,7 @@ from typing import Any
 
 from accounting.validation import InputError
 from accounting.versioned_json import header, installed_version, read_fields
-from pipelines.core.manifest import Checksums, Manifest
+from pipelines.core.batches.manifest import Checksums, Manifest
 
 _HEADER: Any = {"format_name": "dpsgd-certificate", "version": 1}
 #: What the reference sampler relies on.
@@ -57,7 +57,12 @@ class Certificate:
 
     @classmethod
     def of(cls, manifest: Manifest, checksums: Checksums) -> Certificate:
-        """Returns the certificate of batches, which must equal the reference's."""
+        """Returns the certificate of batches.
+
+        Args:
+          manifest: Their manifest.
+          checksums: Their checksums, which must equal the reference's.
+        """
         return cls(
             manifest_fingerprint=manifest.fingerprint,
             seal=checksums.seal.hex(),

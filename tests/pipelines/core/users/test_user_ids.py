@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from accounting.validation import InputError
-from pipelines.core.columns import Column
-from pipelines.core.user_ids import check_type, hash_ids
+from pipelines.core.batches.columns import Column
+from pipelines.core.users.user_ids import check_type, hash_ids
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.type_kinds import seems_user_column
 

@@ -15,9 +15,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from accounting.validation import InputError
-from pipelines.core.manifest import BatchFile, Checksums, FileChecksum, Manifest
-from pipelines.core.record_checksums import RecordChecksum
-from pipelines.core.share import ALL, Share
+from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.share import ALL, Share
 
 #: A smaller request would wait longer for its answer than for its bytes.
 RANGE_BYTES = 8 << 20

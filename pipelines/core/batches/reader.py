@@ -30,11 +30,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from accounting.validation import InputError
-from pipelines.core.batch_format import PhysicalBatch, decode_batch
-from pipelines.core.manifest import BatchFile, Checksums, FileChecksum, Manifest
-from pipelines.core.ranges import Range, ranges, ranges_of
-from pipelines.core.share import ALL, Share
-from pipelines.core.tfrecord import iterate_records
+from pipelines.core.batches.batch_format import PhysicalBatch, decode_batch
+from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
+from pipelines.core.batches.ranges import Range, ranges, ranges_of
+from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.tfrecord import iterate_records
 from pipelines.core.threads import in_order
 
 #: (name of a file, first byte, number of bytes) -> these bytes.

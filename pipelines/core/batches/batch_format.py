@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pipelines.core.columns import Column
-from pipelines.core.tf_example import Example
-from pipelines.core.tfrecord import CorruptRecordError
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.tf_example import Example
+from pipelines.core.batches.tfrecord import CorruptRecordError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,10 @@ from typing import Any
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
 from accounting.versioned_json import header, read_fields
-from pipelines.core import record_checksums
-from pipelines.core.columns import Column, check_record
+from pipelines.core.batches import record_checksums
+from pipelines.core.batches.columns import Column, check_record
+from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.keys import derive
-from pipelines.core.record_checksums import RecordChecksum
 
 #: Raise it when a reader of the old version would misread the new one, or when the same
 #: key and input would give other batches.

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError
-from pipelines.core.hashing import AFTER, hash_fields, mix, words_of
 from pipelines.core.keys import derive
+from pipelines.core.users.hashing import AFTER, hash_fields, mix, words_of
 
 
 def check_type(name: str, kind: pa.DataType) -> None:
