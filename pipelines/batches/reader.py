@@ -1,8 +1,8 @@
 """Reads the batches of a folder in step order, without Beam and without TensorFlow.
 
 Formal guarantees:
-  - Those of ``pipelines.core.batches.reader``: every record is compared with its digest, and
-    every step and part is yielded once.
+  - Those of ``pipelines.core.batches.reader``: every record is compared with its
+    digest, and every step and part is yielded once.
 
 Other guarantees:
   - At most 64 MiB are read ahead from a store, or two records if these are longer,

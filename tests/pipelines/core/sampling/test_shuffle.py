@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.core.sampling.shuffle, against sorting everything in memory."""
+"""Guarantees of pipelines.core.sampling.shuffle, against sorting all in memory."""
 
 from __future__ import annotations
 
