@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import re
 import shutil
 import tokenize
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -309,6 +310,16 @@ def _rewrite_file(
     return FileChecksum(num_real=real, records=tuple(sums))
 
 
+def steps_of(findings: Sequence[str]) -> set[int]:
+    """The steps that the findings of the reference name."""
+    found = set[int]()
+    for finding in findings:
+        if named := re.match(r"Expected step (\d+)(?: to (\d+))? to be as", finding):
+            first, last = named[1], named[2] or named[1]
+            found.update(range(int(first), int(last) + 1))
+    return found
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_records_are_byte_for_byte_those_of_the_reference(
     batches: pathlib.Path,
@@ -319,8 +330,8 @@ def test_the_records_are_byte_for_byte_those_of_the_reference(
     expected = fault(records)
     rewrite(batches, records)
     assert bool(verify(batches).findings) == FAULTS[fault]
-    assert differing(batches, input_folder) == sorted(expected)
     result = certify(batches, str(input_folder))
+    assert steps_of(result.findings) == expected
     assert result.certified == (not expected) == (not result.findings)
     assert (batches / CERTIFICATE_NAME).exists() == (not expected)
 
@@ -360,9 +371,8 @@ def test_sampled_under_the_key_and_by_the_plan(
     else:
         write_batches(dataset=dataset, layout=layout, out=out)
     pretend(out, sampled)
-    found = differing(out, input_folder)
-    assert len(found) > 30
     result = certify(out, str(input_folder))
+    assert len(steps_of(result.findings)) > 30
     assert not result.certified
     assert "reference sampler" in result.findings[-1]
 

@@ -172,12 +172,17 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, name, dying(getattr(module, name)))
 
 
+_TWO_PASSES = FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)
+
+
 @pytest.mark.parametrize(
-    "fan_in",
-    [None, ONE_BY_ONE, FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)],
-    ids=["by-value", "one pass", "two passes"],
+    ("sampler", "fan_in"),
+    [
+        *[(sampler, ONE_BY_ONE) for sampler in SAMPLERS],
+        ("truncated-poisson", None),  # by value
+        ("dynamic-shuffle", _TWO_PASSES),
+    ],
 )
-@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     tmp_path: pathlib.Path,
     dataset: Dataset,

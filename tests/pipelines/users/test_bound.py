@@ -500,7 +500,7 @@ def test_of_two_at_once_one_writes_what_its_note_says(
     table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     context = multiprocessing.get_context("fork")
-    for number in range(6):
+    for number in range(3):
         out, told = tmp_path / f"{number}", context.SimpleQueue()
         rivals = [
             context.Process(target=_rival, args=(table, out, most, told))
