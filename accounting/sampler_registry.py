@@ -4,7 +4,7 @@ A sampler is registered under a name with its `PlanRules`, which every plan need
 with a `Sampler`: its bounds, its words in a privacy statement and its audit.  The
 `Sampler` may be given as a place to import from at the first use.  The rest of the
 project asks for these capabilities and never for a name.  The function that assigns
-rows to steps is registered with `pipelines.sampling.samplers.register`.
+rows to steps is registered with `pipelines.core.sampling.samplers.register`.
 
 Formal guarantees:
   - nothing by default: what a sampler does not provide is refused.

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from accounting.validation import InputError as InputError
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
-    from pipelines.batches.batch_format import PhysicalBatch as PhysicalBatch
-    from pipelines.batches.certificate import Certificate as Certificate
-    from pipelines.batches.certificate import read_certificate as read_certificate
-    from pipelines.batches.manifest import Manifest as Manifest
-    from pipelines.batches.manifest import read_manifest as read_manifest
+    from pipelines.batches.folder import read_certificate as read_certificate
+    from pipelines.batches.folder import read_manifest as read_manifest
     from pipelines.batches.reader import read_batches as read_batches
     from pipelines.batches.verify import Verification as Verification
     from pipelines.batches.verify import verify as verify
     from pipelines.certify import certify as certify
+    from pipelines.core.batches.batch_format import PhysicalBatch as PhysicalBatch
+    from pipelines.core.batches.certificate import Certificate as Certificate
+    from pipelines.core.batches.manifest import Manifest as Manifest
     from pipelines.inputs.parquet_blocks import Dataset as Dataset
     from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings
@@ -95,15 +95,15 @@ _HOMES = {
     "AverageWeights": "trainer.averaging.averaging_callback",
     "BatchSettings": "pipelines.job.batch_settings",
     "Bounds": "accounting.intervals",
-    "Certificate": "pipelines.batches.certificate",
+    "Certificate": "pipelines.core.batches.certificate",
     "ComparisonSettings": "trainer.settings.comparison_settings",
     "Dataset": "pipelines.inputs.parquet_blocks",
     "DpSgdPlan": "accounting.plan",
     "FunctionModel": "trainer.model.layers.function_model",
     "InputError": "accounting.validation",
-    "Manifest": "pipelines.batches.manifest",
+    "Manifest": "pipelines.core.batches.manifest",
     "NoiseBounds": "accounting.intervals",
-    "PhysicalBatch": "pipelines.batches.batch_format",
+    "PhysicalBatch": "pipelines.core.batches.batch_format",
     "PoissonBatches": "pipelines.job.poisson_batches",
     "PredictSummary": "trainer.prediction.predict",
     "PreparedVerification": "pipelines.tables.prepared_files",
@@ -138,8 +138,8 @@ _HOMES = {
     "prepare": "pipelines.tables.job.prepare_job",
     "privacy_statement": "accounting.statement",
     "read_batches": "pipelines.batches.reader",
-    "read_certificate": "pipelines.batches.certificate",
-    "read_manifest": "pipelines.batches.manifest",
+    "read_certificate": "pipelines.batches.folder",
+    "read_manifest": "pipelines.batches.folder",
     "read_run": "trainer.core.run.run_record",
     "run_statement": "trainer.run.privacy",
     "measure_bias": "trainer.papers.bias",

@@ -6,7 +6,7 @@ Formal guarantees:
   - Memory stays within ``memory_limit``, as ``pipelines.core.resample`` says.
 
 What a certificate proves: ``pipelines.core.resample``.  What it is bound to:
-``pipelines.batches.certificate``.
+``pipelines.core.batches.certificate``.
 
 Public: findings, which name steps and files.  Sensitive: key, input, batches.
 """
@@ -17,26 +17,24 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-from accounting.validation import InputError
-from pipelines.batches.certificate import CERTIFICATE_NAME, write_certificate
-from pipelines.batches.manifest import (
+from pipelines.batches.folder import (
+    CERTIFICATE_NAME,
     KEY_NAME,
     PRIVATE_NAME,
-    FileChecksum,
-    Manifest,
     read_checksums,
     read_manifest,
-    read_seal,
+    write_certificate,
 )
-from pipelines.batches.reader import checksum_of
 from pipelines.batches.verify import Verification, verify
 from pipelines.core import rows
+from pipelines.core.batches.manifest import Checksums, Manifest
+from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.resample import Resampling, differing_steps, resampling
+from pipelines.core.threads import num_cores
 from pipelines.files import storage
+from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, is_remote, join
-from pipelines.files.threads import num_cores
 from pipelines.inputs.parquet_blocks import list_blocks
-from pipelines.sampling.keys import read_key_file
 
 #: Called with a label, what is done, and the total.
 Progress = Callable[[str, int, int], None]
@@ -62,17 +60,11 @@ def certify(
       progress: Called with ``FILES`` or ``STEPS``, what is done, and the total.
 
     Raises:
-      InputError: another key or input, batches of an earlier release, or too little
-        memory.
+      InputError: another key or input, or too little memory.
     """
-    manifest, seal = read_manifest(directory), read_seal(directory)
-    if not seal:
-        raise InputError(
-            f"Expected {directory} to be of this release: these batches cannot be "
-            "certified. Make them again with `dpsgd batches`."
-        )
+    manifest, checksums = read_manifest(directory), read_checksums(directory)
     resampled = _resampling(directory, manifest, source, key_file)
-    written = list(_written(directory, manifest))
+    written = list(_written(manifest, checksums))
     storage.delete(join(directory, CERTIFICATE_NAME))
     num_files, num_steps = len(manifest.files), manifest.plan.num_steps
     found = verify(directory, progress=lambda done: progress(FILES, done, num_files))
@@ -84,7 +76,7 @@ def certify(
     differing = differing_steps(remade, written)
     findings = (*found.findings, *_findings(differing))
     if not findings:
-        write_certificate(directory, manifest, seal)
+        write_certificate(directory, manifest, checksums)
     return dataclasses.replace(found, findings=findings, certified=not findings)
 
 
@@ -102,11 +94,10 @@ def _resampling(
     return resampling(manifest.to_json(), key, data)
 
 
-def _written(directory: StrPath, manifest: Manifest) -> Iterator[str]:
+def _written(manifest: Manifest, checksums: Checksums) -> Iterator[RecordChecksum]:
     """Yields the checksums of all records, in the order of the files."""
-    checksums: dict[str, FileChecksum] = read_checksums(directory)
     for file in manifest.files:
-        yield from checksum_of(file, checksums).records
+        yield from checksums.of_file(file).records
 
 
 def _findings(differing: Iterable[int]) -> Iterator[str]:

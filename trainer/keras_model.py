@@ -53,8 +53,7 @@ import numpy as np
 
 from accounting.plan import steps_per_epoch
 from accounting.validation import InputError, check_int
-from pipelines.batches.certificate import read_certificate
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models
 from trainer.core.run.batches import Element

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.model_check import check_differentiable, check_model
 from trainer.model.grouped_model import of_users
 from trainer.model.layers.function_model import as_keras

@@ -40,10 +40,10 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import pretty_json, write_atomically
-from pipelines.batches.parts import has_record_checksums
+from pipelines.files.json_files import pretty_json
 from pipelines.files.paths import StrPath
 from pipelines.files.stopping import StoppedError, on_signals
+from pipelines.files.storage import write_atomically
 from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
@@ -182,11 +182,6 @@ def _prepare(
     began = checked.began_under and checked.began_under["threads"]
     sent = json.loads(agreement.chiefs(workers, json.dumps(began).encode()))
     agreement.together(workers, lambda: threads.fix(sent))
-    if workers.count > 1 and not has_record_checksums(checked.request.batches):
-        reporter.say(
-            "every worker reads all batches: they have no checksums of single records; "
-            "those that `dpsgd batches` makes now have"
-        )
     made = agreement.together(workers, lambda: _make(checked, reporter, workers))
     return _Training(checked, made, reporter, workers, held)
 

@@ -1,1 +1,1 @@
-"""The format of batches: encoded, read and verified."""
+"""A folder of batches: read, and verified."""

@@ -15,15 +15,18 @@ from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentP
 from accounting.cli import misspelt, shared_options
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import MANIFEST_NAME, Manifest
+from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.cli.console import show
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.sampling.shuffle import num_block_passes
+from pipelines.core.users.bounded import Bounded
 from pipelines.files import storage
 from pipelines.files.paths import absolute
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
-from pipelines.inputs.bounded import Bounded
 from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.inputs.type_kinds import seems_user_column
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
@@ -31,8 +34,6 @@ from pipelines.job.job_folder import check_out
 from pipelines.job.make_batches import open_input
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
-from pipelines.sampling.shuffle import num_block_passes
-from pipelines.users.user_ids import seems_user_column
 
 #: Bytes of a bundle's output that Beam's Java modules can queue, less a margin.
 MOST_BUNDLE_BYTES = 850 << 20

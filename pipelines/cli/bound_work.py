@@ -7,9 +7,9 @@ from typing import Any
 
 from pipelines.cli import engine
 from pipelines.cli.console import show
+from pipelines.core.users.bounded import USERS
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
-from pipelines.inputs.bounded import USERS
 from pipelines.inputs.input_files import check_outside
 from pipelines.users.bound import STEPS
 from pipelines.users.bound import bound as bound_users

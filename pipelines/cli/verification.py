@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.batches import manifest
+from pipelines.batches.folder import MANIFEST_NAME, read_manifest
 from pipelines.batches.verify import Verification
 from pipelines.batches.verify import verify as verify_batches
 from pipelines.certify import DEFAULT_MEMORY_LIMIT
@@ -50,13 +50,13 @@ def verify(
         if is_prepared(directory):
             return verify_prepared(directory, progress=advance)
         above = os.path.dirname(os.path.normpath(directory)) or "."
-        is_batches = storage.exists(join(directory, manifest.MANIFEST_NAME))
+        is_batches = storage.exists(join(directory, MANIFEST_NAME))
         if is_prepared(above) and not is_batches:
             raise InputError(
                 f"Expected all of the prepared data, not a part of it. Give `dpsgd "
                 f"verify {above}`."
             )
-    total = len(manifest.read_manifest(directory).files)
+    total = len(read_manifest(directory).files)
     return verify_batches(directory, progress=lambda done: advance(done, total))
 
 

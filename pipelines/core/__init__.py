@@ -1,1 +1,13 @@
-"""What must be right for batches to be as the plan says; it imports nothing outside."""
+"""What must be right for batches to be as the plan says; it imports nothing outside.
+
+In this order, a reviewer reads which examples are in which step, with which weight, and
+whether the files can be trusted:
+
+    keys, streams              secrets, and the random numbers made of them
+    choices                    the steps of each row: the definition of every sampler
+    rows, records, resample    the rows of a file, the bytes of a record, all batches
+    batches                    the format, the manifest, the reader and its checks
+    sampling                   the choices of the batch job: only for batches that
+                               nobody certified
+    users                      which rows of a user are kept: only for users
+"""

@@ -1,6 +1,7 @@
 """Sub-keys of a secret key, and public names for it.
 
 Formal guarantees:
+  - A new key is uniform, as far as the operating system's random numbers are.
   - Sub-keys of one key under different label tuples are independent and uniform, up to
     the PRF assumption on keyed BLAKE2b; no sub-key reveals the key.
   - A commitment reveals nothing about key and labels, under the same assumption.
@@ -12,9 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 
 #: Bytes of a key and of a sub-key.
 KEY_BYTES = 32
+
+
+def new_key() -> bytes:
+    """Returns a key of 256 bits from the operating system.  Secret."""
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def derive(key: bytes, *labels: str | int) -> bytes:

@@ -1,4 +1,4 @@
-"""The bytes of a record, from the definitions of tf.train.Example and TFRecord.
+"""The bytes of a record, from the definition of tf.train.Example.
 
 A record has a bytes feature for each column, a bytes feature ``weight`` (float32, 1 for
 a row and 0 for padding), and the integers ``step`` and ``part``; padding is zero bits,
@@ -10,7 +10,7 @@ Formal guarantees:
 Sensitive: all of it.
 
 References:
-  tensorflow/core/example/feature.proto; tensorflow/core/lib/io/record_writer.h.
+  tensorflow/core/example/feature.proto.
   protobuf.dev/programming-guides/encoding: tags, varints, maps as repeated messages.
 """
 
@@ -19,16 +19,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-import google_crc32c
 import numpy as np
 
-from pipelines.core.rows import Column
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.tfrecord import write_record
 
 
 def checksum(
     rows: np.ndarray, columns: Sequence[Column], *, step: int, part: int, size: int
-) -> str:
-    """Returns "STEP PART BYTES SHA-256" of the record of some rows.
+) -> RecordChecksum:
+    """Returns the checksum of the record of some rows.
 
     Args:
       rows: uint8, shape (rows, bytes): the columns of each row, one after the other.
@@ -55,12 +56,13 @@ def checksum(
         for name in sorted(features, key=_place)
     ]
     record = _message(1, b"".join(entries))
-    length = len(record).to_bytes(8, "little")
-    framed = [length, _masked_crc(length), record, _masked_crc(record)]
+    framed = list[bytes]()
+    write_record(framed.append, record)
     digest = hashlib.sha256()
     for piece in framed:
         digest.update(piece)
-    return f"{step} {part} {sum(map(len, framed))} {digest.hexdigest()}"
+    size = sum(map(len, framed))
+    return RecordChecksum(step=step, part=part, size=size, sha256=digest.hexdigest())
 
 
 def _place(name: str) -> bytes:
@@ -82,9 +84,3 @@ def _varint(number: int) -> bytes:
 def _message(field: int, data: bytes) -> bytes:
     """Returns a field of bytes, of packed integers, or of a message."""
     return b"".join([bytes([field << 3 | 2]), _varint(len(data)), data])
-
-
-def _masked_crc(data: bytes) -> bytes:
-    crc = google_crc32c.value(data)
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    return masked.to_bytes(4, "little")

@@ -45,9 +45,11 @@ import numpy as np
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError
 from pipelines.core import records
+from pipelines.core.batches.columns import Column, row_bytes
+from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.choices import Sampler, make_sampler
 from pipelines.core.keys import commitment, derive
-from pipelines.core.rows import Block, Column, DataSet
+from pipelines.core.rows import Block, DataSet
 
 #: The version of the format of batches that this module makes.
 FORMAT_VERSION = 2
@@ -76,7 +78,7 @@ class Resampling:
 
     def steps(
         self, *, memory: int, num_threads: int, progress: Callable[[int], None]
-    ) -> Iterator[tuple[int, list[str]]]:
+    ) -> Iterator[tuple[int, list[RecordChecksum]]]:
         """Yields every step in order, with the checksums of its records.  Sensitive.
 
         Args:
@@ -105,7 +107,7 @@ class Resampling:
     def _ranges(self, memory: int, num_threads: int) -> Iterator[range]:
         """Yields ranges of steps, of nearly equal sizes, whose rows fit into memory."""
         plan = self.sampler.plan
-        row = sum(column.num_bytes for column in self.columns)
+        row = row_bytes(self.columns)
         times_chosen = plan.num_steps * plan.sampling_probability
         of_block = _BLOCK_COPIES * row + math.ceil(_CHOICE_BYTES * (1 + times_chosen))
         largest = max(block.num_rows for block in self.data.blocks)
@@ -125,7 +127,7 @@ class Resampling:
         row, step, priority = self.sampler.choose(block)
         here = np.flatnonzero((step >= steps.start) & (step < steps.stop))
         if not len(here):
-            nothing = np.empty((0, sum(each.num_bytes for each in self.columns)), "u1")
+            nothing = np.empty((0, row_bytes(self.columns)), "u1")
             return step[here], priority[here], nothing
         columns = self.data.read(block, self.columns)
         rows = [np.take(values, row[here], axis=0) for values in columns]
@@ -141,7 +143,9 @@ class Resampling:
         yield itertools.repeat(rows)
         yield (order[start:end] for start, end in itertools.pairwise(edges))
 
-    def _checksums(self, step: int, rows: np.ndarray, chosen: np.ndarray) -> list[str]:
+    def _checksums(
+        self, step: int, rows: np.ndarray, chosen: np.ndarray
+    ) -> list[RecordChecksum]:
         """Returns the checksums of the records of a step.
 
         Args:
@@ -201,10 +205,7 @@ def resampling(manifest: Any, key: bytes, data: DataSet) -> Resampling:
     return Resampling(
         sampler=make_sampler(plan, own_key, data.blocks),
         data=data,
-        columns=tuple(
-            Column(**{**column, "shape": tuple(column["shape"])})
-            for column in manifest["columns"]
-        ),
+        columns=tuple(Column(**column) for column in manifest["columns"]),
         record_rows=manifest["physical_batch_size"],
     )
 
@@ -220,7 +221,8 @@ def batches_id(manifest: Any, key: bytes, data: DataSet) -> str:
 
 
 def differing_steps(
-    remade: Iterable[tuple[int, list[str]]], written: Iterable[str]
+    remade: Iterable[tuple[int, list[RecordChecksum]]],
+    written: Iterable[RecordChecksum],
 ) -> list[int]:
     """Returns the steps whose records are not those of the reference, ascending.
 
@@ -228,9 +230,9 @@ def differing_steps(
       remade: From ``Resampling.steps``.
       written: Checksums of all written records, in the order of the files.
     """
-    found, differing, last = dict[int, list[str]](), set[int](), 0
+    found, differing, last = dict[int, list[RecordChecksum]](), set[int](), 0
     for checksum in written:
-        step = int(checksum.split(" ", 1)[0])
+        step = checksum.step
         found.setdefault(step, []).append(checksum)
         if step < last:  # out of order
             differing.add(step)

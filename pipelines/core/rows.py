@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,27 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
+from pipelines.core.batches.columns import Column
 from pipelines.core.choices import Rows
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Column:
-    """A column of batches.  Public.
-
-    Attributes:
-      name: Its name.
-      dtype: NumPy's name of its type.
-      shape: Shape of one row; empty for a number.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one row."""
-        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,6 +146,6 @@ def _bytes(cells: pa.ChunkedArray, column: Column) -> np.ndarray:
         raise ValueError("nulls, or another shape")
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    dtype = np.dtype(column.dtype).newbyteorder("<")
+    dtype = column.numpy_dtype.base
     values = array.to_numpy(zero_copy_only=False).astype(dtype, casting="equiv")
     return np.ascontiguousarray(values).view(np.uint8).reshape(num_rows, -1)

@@ -32,14 +32,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.batches.columns import DTYPES, Column
-from pipelines.batches.manifest import DATASET_METADATA_KEY, PREPARED_NAME
+from pipelines.core.batches.columns import DTYPES, Column
+from pipelines.core.sampling.samplers import BlockRows
+from pipelines.core.users.bounded import Bounded
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
-from pipelines.inputs.bounded import Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.type_kinds import not_numbers, with_nulls
-from pipelines.sampling.samplers import BlockRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +143,12 @@ class Dataset(Listing):
 
 
 IsListed = Callable[[Block, str], bool]
+
+#: Key of the Parquet schema metadata with the description of a data set: a JSON object
+#: of public values.
+DATASET_METADATA_KEY = b"dpsgd.dataset"
+#: The record that `dpsgd prepare` writes beside the folders of its splits.
+PREPARED_NAME = "_prepared.json"
 
 
 def _open(path: str) -> IO[bytes] | pa.NativeFile:

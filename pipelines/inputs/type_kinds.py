@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pyarrow as pa
+
+from pipelines.core.batches.columns import Column
+from pipelines.core.users.user_ids import is_text
 
 _PREPARE = (
     "`dpsgd schema TABLE` writes the schema, with which `dpsgd prepare --input TABLE "
@@ -12,6 +17,11 @@ _PREPARE = (
 )
 
 DROP = "drop"
+
+#: Names of a column of ids; a plain "id" is as often that of a row.
+_NAMES = re.compile(
+    "(user|person|patient|customer|client|member|visitor)([_ -]?id)?|uid", re.IGNORECASE
+)
 
 
 def kind_of_type(kind: pa.DataType) -> str:
@@ -33,6 +43,19 @@ def kind_of_type(kind: pa.DataType) -> str:
     if types.is_timestamp(kind) or types.is_date(kind):
         return "date"
     return "category" if is_text(kind) else DROP
+
+
+def seems_user_column(columns: Sequence[Column]) -> str | None:
+    """Returns the name of a column that seems to hold ids of users; None for none.
+
+    Args:
+      columns: Columns of a table, of which only names and types are looked at.
+    """
+    for column in columns:
+        integer = np.issubdtype(column.dtype, np.integer) and not column.shape
+        if integer and _NAMES.fullmatch(column.name):
+            return column.name
+    return None
 
 
 def not_numbers(fields: Iterable[pa.Field]) -> str:
@@ -59,18 +82,6 @@ def with_nulls(names: Iterable[str], path: str) -> str:
     return (
         f"Expected column {', '.join(names)}{where} to hold no nulls, which stand for "
         f"missing values. {_PREPARE} (NaN, 0, or a column that marks them)."
-    )
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether cells are texts or bytes of any length."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
     )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pipelines.batches.columns import row_bytes
+from pipelines.core.batches.columns import row_bytes
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import OVERHEAD_BYTES, Layout
 

@@ -33,27 +33,24 @@ from typing import Any
 from accounting.neighboring_relation import REPLACE_SPECIAL, is_supported
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError
-from pipelines.batches.manifest import (
+from pipelines.batches.folder import (
     CHECKSUMS_NAME,
-    FORMAT_VERSION,
     KEY_NAME,
     MANIFEST_NAME,
     PRIVATE_NAME,
-    FileChecksum,
-    Manifest,
-    pretty_json,
-    read_json,
     read_manifest,
     write_manifest,
 )
+from pipelines.core.batches.manifest import FORMAT_VERSION, FileChecksum, Manifest
 from pipelines.core.keys import commitment, derive
+from pipelines.core.users.bounded import KEY_LABEL
 from pipelines.files import folders, locks, storage
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.key_files import read_or_create_key_file
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
-from pipelines.inputs.bounded import KEY_LABEL
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import Layout
-from pipelines.sampling.keys import read_or_create_key_file
 
 JOB_NAME = "job.json"
 FILES_NAME = "files"
@@ -91,7 +88,7 @@ def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum |
     try:
         found = json.loads(read_bytes(checksum_path(directory, name)))
         checksum = FileChecksum.from_json(found)
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
     return checksum if checksum.size == size else None
 
@@ -383,8 +380,13 @@ def _write_manifest(
         files=files,
     )
     checksums = {file.name: done[group] for group, file in enumerate(files)}
-    seal_key = read_json(join(out, PRIVATE_NAME, JOB_NAME)).get("seal_key", "")
-    write_manifest(out, manifest, checksums, dataset.footers.values(), seal_key)
+    write_manifest(
+        out,
+        manifest,
+        checksums,
+        input_digests=dataset.footers.values(),
+        seal_key=read_json(join(out, PRIVATE_NAME, JOB_NAME))["seal_key"],
+    )
 
 
 def _clean(out: StrPath, spill: StrPath | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.job_folder import check_out

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from accounting.plan import DpSgdPlan
-from pipelines.batches.batch_format import as_items, encode_batch
-from pipelines.batches.columns import Column, check_record, row_bytes
-from pipelines.batches.manifest import BatchFile, FileChecksum
-from pipelines.batches.record_checksums import RecordChecksum
-from pipelines.batches.tfrecord import write_record
+from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.columns import Column, check_record, row_bytes
+from pipelines.core.batches.manifest import BatchFile, FileChecksum
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.tfrecord import write_record
+from pipelines.core.sampling.samplers import Participations, arrange_steps, sample_block
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
-from pipelines.sampling.samplers import Participations, arrange_steps, sample_block
 
 _STEP = np.dtype("<u4")
 _PRIORITY = np.dtype("<u8")
@@ -185,6 +185,16 @@ class PackedRows:
         )
 
 
+def as_items(values: np.ndarray) -> np.ndarray:
+    """Returns ``values`` as a flat array of opaque items, one per row.
+
+    NumPy gathers such items by copying memory, whatever the shape of a row.
+    """
+    contiguous = np.ascontiguousarray(values)
+    size = contiguous.itemsize * int(np.prod(contiguous.shape[1:]))
+    return contiguous.reshape(-1).view(f"V{size}")
+
+
 def sample_and_pack(
     layout: Layout,
     key: bytes,
@@ -262,7 +272,7 @@ def encode_steps(
     Returns:
       The checksum of the file.
     """
-    records, size, num_real = list[str](), 0, 0
+    records, num_real = list[RecordChecksum](), 0
     for steps, pieces in units:
         columns, num_rows = _arrange(layout, steps, pieces)
         for step, part, record in _records(layout, steps, columns, num_rows):
@@ -271,15 +281,9 @@ def encode_steps(
             found = RecordChecksum(
                 step=step, part=part, size=sink.size, sha256=sink.sha256
             )
-            records.append(str(found))
-            size += sink.size
+            records.append(found)
         num_real += sum(num_rows)
-    return FileChecksum(
-        size=size,
-        num_records=len(records),
-        num_real=num_real,
-        records=tuple(records),
-    )
+    return FileChecksum(num_real=num_real, records=tuple(records))
 
 
 def _arrange(

@@ -14,7 +14,8 @@ import apache_beam as beam
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from accounting.validation import InputError, check_choice
-from pipelines.batches.manifest import PRIVATE_NAME, Manifest
+from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files.paths import StrPath, absolute, join
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.fan_in import choose_fan_in

@@ -26,8 +26,10 @@ from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError, check_choice
-from pipelines.batches.manifest import PRIVATE_NAME, Manifest
+from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files import folders, locks, storage
+from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset
@@ -50,7 +52,6 @@ from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_thr
 from pipelines.job.spill import BLOCK_PREFIX, Spill
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
-from pipelines.sampling.keys import read_key_file
 
 #: Beam's in-process runner, which holds what it groups in memory.
 LOCAL = "FnApiRunner"

@@ -41,6 +41,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 
+from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput, know_input, not_blocks
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.fan_in import FanIn
@@ -50,7 +51,6 @@ from pipelines.job.spill import Spill
 from pipelines.job.steps.bundles import check_delivery
 from pipelines.job.steps.map_step import SampleBlockFn, Secrets, SpillBlocksFn
 from pipelines.job.steps.reduce_step import SortPartFn, WriteGroupFn, WriteSpilledFn
-from pipelines.sampling.keys import read_key_file
 
 
 @beam.typehints.with_input_types(tuple[int, Iterable[int]])

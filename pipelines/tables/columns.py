@@ -24,11 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accounting.validation import InputError
-from pipelines.inputs.type_kinds import is_list, is_text, kind_of_type
+from pipelines.core.users.hashing import AFTER, buckets_of, hash_fields, words_of
+from pipelines.core.users.user_ids import is_text
+from pipelines.inputs.type_kinds import is_list, kind_of_type
 from pipelines.tables.cells.cells import Cells, any_of_row, elements, padded
 from pipelines.tables.cells.dates import microseconds, part_of, since_1970, times_of
 from pipelines.tables.cells.values import numbers_of, texts_of
-from pipelines.tables.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.tables.schema import column_kinds as kinds
 from pipelines.tables.schema.schema import HASH, Schema
 

@@ -35,10 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError, check_int
-from pipelines.batches.manifest import DATASET_METADATA_KEY, read_json
-from pipelines.tables.convert import ConvertOptions, ParsedBlock, check_shares
-from pipelines.tables.file_parts import States, line_ranges
-from pipelines.tables.hashing import (
+from pipelines.core.users.hashing import (
     AFTER,
     GOLDEN,
     HASH_NAME,
@@ -48,6 +45,10 @@ from pipelines.tables.hashing import (
     mix,
     words_of,
 )
+from pipelines.files.json_files import read_json
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
+from pipelines.tables.convert import ConvertOptions, ParsedBlock, check_shares
+from pipelines.tables.file_parts import States, line_ranges
 from pipelines.tables.raw_files import InputFile, read_lines
 
 NUM_INTEGERS = 13

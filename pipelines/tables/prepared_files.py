@@ -35,15 +35,11 @@ import pyarrow.parquet as pq
 from accounting.plan import fingerprint
 from accounting.validation import InputError
 from accounting.versioned_json import header, read_fields
-from pipelines.batches.manifest import (
-    DATASET_METADATA_KEY,
-    PREPARED_NAME,
-    pretty_json,
-    read_json,
-)
+from pipelines.core.threads import in_order, num_cores
+from pipelines.core.users.bounded import BOUNDED
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import flush_to_disk, write_atomically
-from pipelines.files.threads import in_order, num_cores
-from pipelines.inputs.bounded import BOUNDED
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, PREPARED_NAME
 
 RECORD_NAME = PREPARED_NAME
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}

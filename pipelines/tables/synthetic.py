@@ -32,8 +32,8 @@ import pyarrow.csv
 
 from accounting.validation import check_int
 from pipelines.core.keys import derive
+from pipelines.files.key_files import insecure_key
 from pipelines.files.unfinished import staged_folder
-from pipelines.sampling.keys import insecure_key
 from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
 
 #: ``on_progress(rows done, rows in all)``.

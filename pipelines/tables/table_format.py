@@ -22,9 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.inputs.bounded import BOUNDED, Bounded
-from pipelines.inputs.parquet_blocks import description_of
+from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, description_of
 from pipelines.tables.columns import Converted, convert, refusals
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,

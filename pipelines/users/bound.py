@@ -12,7 +12,7 @@ import os
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError, check_int
-from pipelines.files.threads import num_cores
+from pipelines.core.threads import num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
 from pipelines.job.runtime.tasks import Runtime, Step
 from pipelines.users.bound_folder import (

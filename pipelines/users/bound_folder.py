@@ -19,20 +19,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.batches.columns import row_bytes
-from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.core.batches.columns import row_bytes
 from pipelines.core.keys import commitment
+from pipelines.core.users.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
+from pipelines.core.users.user_ids import check_type
 from pipelines.files.folders import make_private_folder
+from pipelines.files.key_files import read_or_create_key_file
 from pipelines.files.unfinished import Unfinished
-from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import (
+    DATASET_METADATA_KEY,
     RowGroups,
     description_of,
     list_row_groups,
     numeric_columns,
 )
-from pipelines.sampling.keys import read_or_create_key_file
 from pipelines.users.bound_job import (
     DATA,
     ENTRY,
@@ -41,7 +42,6 @@ from pipelines.users.bound_job import (
     BoundJob,
     BoundSettings,
 )
-from pipelines.users.user_ids import check_type
 from pipelines.users.user_records import records_schema
 
 #: Maximum number of rows in a run, unless one row group has more.

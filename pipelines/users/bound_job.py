@@ -54,14 +54,14 @@ from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.validation import check_choice, check_int
 from pipelines.core.keys import derive
 from pipelines.core.streams import Stream
-from pipelines.inputs.bounded import ROWS, SAMPLED, USERS
+from pipelines.core.users.bounded import ROWS, SAMPLED, USERS
+from pipelines.core.users.keep_least import keep_least
+from pipelines.core.users.user_ids import hash_ids
+from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput
 from pipelines.inputs.parquet_blocks import Block, read_table
 from pipelines.job.spill import read_slice, spill_path, write_spill
-from pipelines.sampling.keys import read_key_file
 from pipelines.tables.prepared_files import new_table
-from pipelines.users.keep_least import keep_least
-from pipelines.users.user_ids import hash_ids
 
 #: A row between map and reduce; ``row`` is its index in its run.
 ENTRY = np.dtype([("user", "<u8"), ("priority", "<u8"), ("row", "<u4")])

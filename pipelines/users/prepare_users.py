@@ -33,8 +33,9 @@ import pyarrow.parquet as pq
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
-from pipelines.batches.manifest import pretty_json, read_json
+from pipelines.core.users.bounded import USERS
 from pipelines.files.folders import make_private_folder
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
 from pipelines.files.unfinished import (
     Unfinished,
@@ -42,7 +43,6 @@ from pipelines.files.unfinished import (
     is_resumable,
     unfinished_folder,
 )
-from pipelines.inputs.bounded import USERS
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.job import prepare_job

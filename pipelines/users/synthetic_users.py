@@ -33,9 +33,9 @@ import pyarrow.csv
 
 from accounting.validation import check_float
 from pipelines.core.keys import derive
-from pipelines.sampling.keys import insecure_key
+from pipelines.core.users.hashing import GOLDEN, mix
+from pipelines.files.key_files import insecure_key
 from pipelines.tables import criteo
-from pipelines.tables.hashing import GOLDEN, mix
 from pipelines.tables.prepared_files import open_writer
 from pipelines.tables.synthetic import (
     BLOCK_ROWS,

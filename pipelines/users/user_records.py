@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError, check_int
-from pipelines.batches.columns import Column, row_bytes
-from pipelines.inputs.bounded import ROW_WEIGHTS
+from pipelines.core.batches.columns import Column, row_bytes
+from pipelines.core.users.bounded import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import numeric_columns, table_columns
 from pipelines.job.spill import read_slice, spill_path
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table

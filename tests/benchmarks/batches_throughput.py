@@ -151,7 +151,7 @@ def read_rates(batches: pathlib.Path, examples: pathlib.Path) -> tuple[float, fl
     """Rows per second into tensors: of the batches, and of one Example per row."""
     import tensorflow as tf
 
-    from pipelines.batches.manifest import read_manifest
+    from pipelines.batches.folder import read_manifest
     from trainer.core.run.batches import BatchSource
 
     manifest = read_manifest(batches)

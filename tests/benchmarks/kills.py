@@ -39,7 +39,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool would not survive
 import h5py
 import numpy as np
 
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.flat_settings import train_settings
 from trainer.report.progress import Silent

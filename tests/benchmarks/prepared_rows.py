@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 
 ROWS_PER_GROUP = 131_072
 ROWS_PER_FILE = 32 * ROWS_PER_GROUP

@@ -22,7 +22,8 @@ from typing import Any
 
 import click
 
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.flat_settings import train_settings

@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 
 import conftest  # noqa: E402
 
-from pipelines.sampling.keys import insecure_key  # noqa: E402
+from pipelines.files.key_files import insecure_key  # noqa: E402
 from trainer.claims import bam, lazy_tables  # noqa: E402
 from trainer.claims.lazy_noise import LazyNoise  # noqa: E402
 from trainer.core.run.batches import BatchSource  # noqa: E402

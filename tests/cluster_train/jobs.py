@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.benchmarks.kills import results
 from tests.engines.harness.hosts import Process
 from tests.engines.harness.polling import wait_for

@@ -23,7 +23,8 @@ import pytest
 
 import dpsgd
 from dpsgd import command_line
-from pipelines.batches.manifest import Manifest, read_manifest
+from pipelines.batches.folder import read_manifest
+from pipelines.core.batches.manifest import Manifest
 from tests.trainer.conftest import BatchFolder, write_run_folder
 from trainer.export import serving
 from trainer.export.serving import Serving

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
+from pipelines.files.key_files import create_key_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
-from pipelines.sampling.keys import create_key_file
 from tests.benchmarks.prepared_rows import write_table
 from tests.engines.harness import embedded, parts
 

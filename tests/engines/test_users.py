@@ -15,7 +15,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpsgd import command_line
-from pipelines.inputs.bounded import SAMPLED
+from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.users import bound_folder

@@ -26,11 +26,11 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 import dpsgd
 from accounting.plan import DpSgdPlan
+from pipelines.files.key_files import create_key_file
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
-from pipelines.sampling.keys import create_key_file
 
 
 def write_table(path: pathlib.Path, first: int, count: int, row_group: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import json
 import pathlib
@@ -16,19 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
-from pipelines.batches.batch_format import encode_batch
-from pipelines.batches.columns import Column
-from pipelines.batches.manifest import (
-    DATASET_METADATA_KEY,
-    BatchFile,
-    FileChecksum,
-    Manifest,
-    write_manifest,
-)
-from pipelines.batches.record_checksums import RecordChecksum
-from pipelines.batches.tfrecord import write_record
+from pipelines.batches.folder import write_manifest
+from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import BatchFile, FileChecksum, Manifest
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.tfrecord import write_record
+from pipelines.files.key_files import create_key_file
 from pipelines.files.sink import Sink
-from pipelines.sampling.keys import create_key_file
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from trainer.core.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
@@ -83,6 +78,10 @@ def _records(
             yield step, part, record
 
 
+#: Key of the seal of batches that tests write.
+SEAL_KEY = "5" * 64
+
+
 def _write_file(
     path: pathlib.Path, records: Iterable[tuple[int, int, bytes]], num_real: int
 ) -> FileChecksum:
@@ -92,16 +91,9 @@ def _write_file(
         sink = Sink(buffer.write)
         write_record(sink.write, record)
         found = {"size": sink.size, "sha256": sink.sha256}
-        sums.append(str(RecordChecksum(step=step, part=part, **found)))
-    data = buffer.getvalue()
-    path.write_bytes(data)
-    return FileChecksum(
-        size=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        num_records=len(sums),
-        num_real=num_real,
-        records=tuple(sums),
-    )
+        sums.append(RecordChecksum(step=step, part=part, **found))
+    path.write_bytes(buffer.getvalue())
+    return FileChecksum(num_real=num_real, records=tuple(sums))
 
 
 def write_batches(
@@ -146,7 +138,7 @@ def write_batches(
         files=tuple(files),
         dataset=dataset,
     )
-    write_manifest(path, manifest, checksums)
+    write_manifest(path, manifest, checksums, seal_key=SEAL_KEY)
     return BatchFolder(path, manifest, list(steps))
 
 

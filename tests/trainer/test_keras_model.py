@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import Column
-from pipelines.batches.manifest import read_json
+from pipelines.core.batches.columns import Column
+from pipelines.files.json_files import read_json
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run

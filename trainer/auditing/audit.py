@@ -22,8 +22,8 @@ from accounting.auditing.joint_tests import JointVerdict
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
-from pipelines.inputs.bounded import ROWS, USERS, Bounded
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import ROWS, USERS, Bounded
 from trainer.auditing import audit_mechanism, audit_training
 from trainer.auditing.audit_report import AuditReport, cannot_see, report
 from trainer.core.run.run_record import RunRecord

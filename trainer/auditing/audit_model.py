@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from trainer.tf_compat import keras, tf
 
 ops = keras.ops

@@ -17,13 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.plan import DpSgdPlan
-from pipelines.batches.manifest import (
-    DATASET_METADATA_KEY,
-    Manifest,
-    read_manifest,
-)
+from pipelines.batches.folder import read_manifest
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import USERS
 from pipelines.files import separate_process
-from pipelines.inputs.bounded import USERS
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings

@@ -48,7 +48,7 @@ from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
 from accounting.plan import DpSgdPlan
 from accounting.samplers import truncation
-from pipelines.inputs.bounded import ROWS
+from pipelines.core.users.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
 #: Canaries, hence trials, of a run.

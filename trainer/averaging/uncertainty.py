@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from scipy.stats import t
 
 from accounting.validation import InputError, check_float
-from pipelines.batches.manifest import write_atomically
+from pipelines.files.storage import write_atomically
 from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.model.metrics import BINARY, CLASSES, OTHER
 from trainer.report.arrow_tables import as_table

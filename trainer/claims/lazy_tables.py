@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.clipping import ONE_PASS
 from trainer.gradients.engine.table_reads import TableReads, table_reads
 from trainer.methods import registry

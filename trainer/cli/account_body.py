@@ -15,7 +15,7 @@ from accounting.statement import PrivacyStatement
 from accounting.trade_off import bounds
 from accounting.trade_off.bounds import TradeOff
 from accounting.validation import InputError
-from pipelines.batches.certificate import read_certificate
+from pipelines.batches.folder import read_certificate
 from trainer.cli import method_flags, plan_flags
 from trainer.run import privacy
 from trainer.settings import methods

@@ -12,7 +12,7 @@ from accounting import plan as plans
 from accounting.cli import registered, shared_options
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from trainer.cli import run_flags
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from trainer.core.run.run_record import exported_names
 from trainer.export import serving
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving

@@ -22,8 +22,9 @@ from typing import Any
 
 from accounting.validation import InputError
 from accounting.versioned_json import header, read_fields
-from pipelines.batches.batch_format import Column
-from pipelines.batches.manifest import pretty_json, read_json, write_atomically
+from pipelines.core.batches.columns import Column
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.storage import write_atomically
 from trainer.core.run.run_record import SERVING_NAME
 
 _HEADER: Any = {"format_name": "dpsgd-serving", "version": 1}

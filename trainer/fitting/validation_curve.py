@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME
 from trainer.tf_compat import keras, tf
 

@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.batches.manifest import PRIVATE_NAME, write_atomically
+from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.files.storage import write_atomically
 from trainer.core.step.per_example import GradientSum
 from trainer.settings.bias_settings import CLIPPING_BIAS_NAME, COLUMNS
 from trainer.tf_compat import tf

@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column, row_bytes
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.columns import Column, row_bytes
+from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.clipping import ONE_PASS, choose_path, clipped_sum
 from trainer.gradients.engine import proof
 from trainer.model.losses import check_range, check_shapes

@@ -16,7 +16,8 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest, read_json
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files.json_files import read_json
 from trainer.core.run.run_record import RunRecord
 from trainer.run import privacy
 from trainer.settings.audit_settings import TRAINER

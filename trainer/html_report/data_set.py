@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.batches.manifest import Manifest
-from pipelines.inputs.bounded import Bounded
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import Bounded
 from trainer.model.target import target_of
 
 

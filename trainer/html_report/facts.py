@@ -29,12 +29,9 @@ from accounting import sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
-from pipelines.batches.certificate import (
-    CERTIFICATE_NAME,
-    Certificate,
-    read_certificate,
-)
-from pipelines.batches.manifest import MANIFEST_NAME, Manifest
+from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
+from pipelines.core.batches.certificate import Certificate
+from pipelines.core.batches.manifest import Manifest
 from trainer.core.run import run_record
 from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
 from trainer.html_report import attachments, commands, data_set

@@ -29,11 +29,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
-from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
-from pipelines.inputs.bounded import BOUNDED
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import BOUNDED
 from pipelines.inputs.input_files import find_files
-from pipelines.inputs.parquet_blocks import footer_digest
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, footer_digest
 from trainer.model.guessing import guessing
 from trainer.model.metrics import Metric, Metrics, Scores, joined
 from trainer.model.user_code import withhold_values

@@ -25,8 +25,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.batches.manifest import Manifest
-from pipelines.inputs.bounded import ROW_WEIGHTS
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import ROW_WEIGHTS
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_rows import has_users, rows_per_user
 from trainer.tf_compat import tf

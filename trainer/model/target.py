@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Manifest
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
 from trainer.model.metrics import LABEL
 

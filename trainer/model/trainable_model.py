@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipelines.batches.columns import Column
+from pipelines.core.batches.columns import Column
 from trainer.model.layers.keyed_layers import SEEDS, keyed_layers, still_layers
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL

@@ -19,9 +19,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipelines.batches.columns import Column
-from pipelines.batches.manifest import Manifest
-from pipelines.inputs.bounded import ROW_WEIGHTS, Bounded
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import ROW_WEIGHTS, Bounded
 
 
 def rows_per_user(manifest: Manifest) -> int:

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
+from pipelines.core.batches.columns import Column
 from trainer.model.grouped_model import GroupedModel
 from trainer.model.layers.keyed_layers import (
     SEED_WORDS,

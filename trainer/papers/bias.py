@@ -25,13 +25,9 @@ import dataclasses
 import json
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import (
-    PRIVATE_NAME,
-    pretty_json,
-    read_json,
-    read_manifest,
-    write_atomically,
-)
+from pipelines.batches.folder import PRIVATE_NAME, read_manifest
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.storage import write_atomically
 from trainer.experiments.comparison.runs import Say, check_code, is_finished, silent
 from trainer.papers.bias_report import NOT_PRIVATE, report
 from trainer.papers.settings import BiasSettings

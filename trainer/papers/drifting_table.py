@@ -31,7 +31,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError, check_int
-from pipelines.batches.manifest import pretty_json, read_json, write_atomically
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.storage import write_atomically
 from pipelines.files.unfinished import staged_folder
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import list_blocks

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from matplotlib import ticker
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import write_atomically
+from pipelines.files.storage import write_atomically
 from trainer.model.metrics import in_words
 from trainer.papers.variance import FACTOR, Spread, Variances
 from trainer.report.arrow_tables import as_table

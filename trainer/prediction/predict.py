@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.batches.columns import row_bytes
+from pipelines.core.batches.columns import row_bytes
 from trainer.averaging.uncertainty import statement
 from trainer.prediction import request as requests
 from trainer.prediction.request import PredictRequest

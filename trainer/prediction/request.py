@@ -20,7 +20,9 @@ import pathlib
 from collections.abc import Sequence
 
 from accounting.validation import InputError, check_choice, check_float
-from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
+from pipelines.batches.folder import MANIFEST_NAME
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files.json_files import read_json
 from trainer.averaging.uncertainty import column_names
 from trainer.core.run import run_record
 from trainer.core.run.run_record import ITERATES_NAME, exported_names

@@ -19,7 +19,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
+from pipelines.core.batches.manifest import Manifest
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.raw_inputs import Part, RawInputs
 from pipelines.tables.schema.fields import CELLS_NAME

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.batches.manifest import write_atomically
+from pipelines.files.storage import write_atomically
 from trainer.model.metrics import metric_names
 from trainer.tf_compat import tf
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_json
+from pipelines.files.json_files import read_json
 
 _HELD_OUT = "held-out"
 _WORDS = ("examples", "method")

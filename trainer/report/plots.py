@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from accounting.plots import new_figure
-from pipelines.batches.manifest import write_atomically
+from pipelines.files.storage import write_atomically
 from trainer.model.metrics import in_words, metric_names
 from trainer.settings.train_settings import TrainSettings
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.report import tables
 
 Draw = Callable[[pathlib.Path], None]

@@ -20,22 +20,20 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
-from pipelines.batches.manifest import (
+from pipelines.batches.folder import (
     CHECKSUMS_NAME,
     MANIFEST_NAME,
     PRIVATE_NAME,
-    Manifest,
     read_checksums,
-    read_input_digests,
-    read_json,
     read_manifest,
 )
-from pipelines.batches.reader import checksum_of
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files.folders import check_folder
+from pipelines.files.json_files import read_json
+from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import read_bytes, sizes
-from pipelines.sampling.keys import read_key_file
 from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.core.run import origin
 from trainer.core.run.run_record import (
@@ -130,7 +128,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
 
 
 def _held_out(request: Request, of_rows: Manifest) -> HeldOut:
-    input_digests = read_input_digests(request.batches)
+    input_digests = read_checksums(request.batches).inputs
     return HeldOut(request.held_out, of_rows, input_digests)
 
 
@@ -277,7 +275,7 @@ def check_files(directory: StrPath, manifest: Manifest) -> None:
     """
     checksums, found = read_checksums(directory), _sizes(directory)
     for file in manifest.files:
-        if checksum_of(file, checksums).size != found.get(file.name):
+        if checksums.of_file(file).size != found.get(file.name):
             raise InputError(
                 f"Expected batch file {join(directory, file.name)} to be as it was "
                 "written; it is missing or was changed. Restore it, or make the "

@@ -11,13 +11,12 @@ from accounting import accountant, deltas, statement
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.certificate import (
-    CERTIFICATE_NAME,
-    Certificate,
-    read_certificate,
-)
-from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
-from pipelines.inputs.bounded import Bounded
+from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
+from pipelines.core.batches.certificate import Certificate
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import Bounded
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
 from trainer.core import claims
 from trainer.core.run.run_record import (
     PRIVACY_NAME,

@@ -22,7 +22,7 @@ import pathlib
 from collections.abc import Iterator
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import MANIFEST_NAME, PRIVATE_NAME
+from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.files import storage
 from pipelines.files.folders import check_folder, usable_folder
 from pipelines.files.locks import LOCK_NAME

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from accounting.validation import InputError, check_choice, check_int
-from pipelines.inputs.bounded import SAMPLED, USERS
+from pipelines.core.users.bounded import SAMPLED, USERS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

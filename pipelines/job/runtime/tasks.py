@@ -26,8 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from accounting.validation import check_int
+from pipelines.core.threads import in_order, num_cores
 from pipelines.files.paths import StrPath
-from pipelines.files.threads import in_order, num_cores
 from pipelines.job import progress
 from pipelines.job.runtime.plain_errors import storage_error
 

@@ -19,6 +19,7 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
 
+from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput
 from pipelines.inputs.parquet_blocks import Block
 from pipelines.job import progress
@@ -27,7 +28,6 @@ from pipelines.job.packing import Layout, PackedRows, sample_and_pack
 from pipelines.job.runtime.plain_errors import plain_errors
 from pipelines.job.spill import Spill, is_written, spill_path, write_spill
 from pipelines.job.steps.bundles import BundleFn, check_delivery
-from pipelines.sampling.keys import read_key_file
 
 Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
 

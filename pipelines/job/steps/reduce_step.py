@@ -13,7 +13,6 @@ Sensitive: every piece.
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 
@@ -58,7 +57,7 @@ def write_group(
     with new_file(join(directory, name), mode=0o600, cached=False) as write:
         checksum = encode_steps(layout, units, write)
     # Last: a file with a checksum is finished.
-    text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
+    text = json.dumps(checksum.to_json(), sort_keys=True)
     write_atomically(checksum_path(directory, name), text.encode(), mode=0o600)
 
 

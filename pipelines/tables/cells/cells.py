@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.inputs.type_kinds import is_list, is_text
+from pipelines.core.users.user_ids import is_text
+from pipelines.inputs.type_kinds import is_list
 
 #: Bytes up to this one are spaces, or rare in a text.
 _LAST_SPACE = ord(" ")

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.inputs.type_kinds import is_text
+from pipelines.core.users.user_ids import is_text
 from pipelines.tables.cells.cells import Cells, cast, with_points
 from pipelines.tables.schema.fields import EXPONENT, ONE_TEXT, WHOLE_NUMBER, digits_of
 

@@ -14,7 +14,7 @@ import functools
 import itertools
 import pathlib
 
-from pipelines.batches.manifest import pretty_json, read_json
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
 from pipelines.job.runtime.tasks import Step
 from pipelines.tables.convert import ConvertOptions

@@ -51,11 +51,11 @@ from typing import Any
 import pyarrow as pa
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import pretty_json, read_json
+from pipelines.core.threads import in_order, num_cores
 from pipelines.files import storage
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file, write_atomically
-from pipelines.files.threads import in_order, num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
 from pipelines.job.runtime.plain_errors import StorageError
 from pipelines.job.runtime.tasks import Runtime, SoFar, Step

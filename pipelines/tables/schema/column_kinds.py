@@ -23,6 +23,7 @@ import dataclasses
 import datetime
 import re
 import zoneinfo
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pipelines.tables.schema.fields import Fields
@@ -80,6 +81,16 @@ class Output:
     nullable: bool = False
 
 
+def _read(read: Callable[[Fields], Any], default: Any) -> Any:
+    """Returns a field of a kind.
+
+    Args:
+      read: Function of the fields of a schema, which returns its checked value.
+      default: Its default.
+    """
+    return dataclasses.field(default=default, metadata={"read": read})
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
     """A column of the table.
@@ -89,7 +100,7 @@ class Kind:
     """
 
     kind: ClassVar[str]
-    name: str = ""
+    name: str = _read(lambda fields: _optional_text(fields, "name"), "")
 
     @classmethod
     def read(cls, fields: Fields) -> Kind:
@@ -98,14 +109,10 @@ class Kind:
         Raises:
           InputError: a wrong or unknown field.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        fields.only("kind", *known)
-        values = {name: getattr(cls, f"_{name}")(fields) for name in known}
+        known = dataclasses.fields(cls)
+        fields.only("kind", *(field.name for field in known))
+        values = {field.name: field.metadata["read"](fields) for field in known}
         return cls(**values)._check(fields)
-
-    @staticmethod
-    def _name(fields: Fields) -> str:
-        return fields.text("name", "") if fields.get("name") is not None else ""
 
     def _check(self, fields: Fields) -> Kind:
         del fields  # some kinds check fields that depend on each other
@@ -129,6 +136,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     return value.isoformat() if isinstance(value, datetime.datetime) else value
+
+
+def _optional_text(fields: Fields, name: str) -> str:
+    return fields.text(name, "") if fields.get(name) is not None else ""
+
+
+def _range(fields: Fields) -> tuple[float, float] | None:
+    return fields.range("range")
 
 
 def _length(fields: Fields) -> int | None:
@@ -172,33 +187,15 @@ class Numeric(Kind):
     """
 
     kind: ClassVar[str] = "numeric"
-    range: tuple[float, float] | None = None
-    log: bool = False
-    mean: float | None = None
-    scale: float | None = None
-    missing: str | float = NAN
-    length: int | None = None
-    separator: str = ""
-
-    _missing = staticmethod(_missing)
-    _length = staticmethod(_length)
-    _separator = staticmethod(_separator)
-
-    @staticmethod
-    def _range(fields: Fields) -> tuple[float, float] | None:
-        return fields.range("range")
-
-    @staticmethod
-    def _log(fields: Fields) -> bool:
-        return fields.flag("log")
-
-    @staticmethod
-    def _mean(fields: Fields) -> float | None:
-        return fields.number("mean")
-
-    @staticmethod
-    def _scale(fields: Fields) -> float | None:
-        return fields.number("scale", above=0)
+    range: tuple[float, float] | None = _read(
+        lambda fields: fields.range("range"), None
+    )
+    log: bool = _read(lambda fields: fields.flag("log"), False)
+    mean: float | None = _read(lambda fields: fields.number("mean"), None)
+    scale: float | None = _read(lambda fields: fields.number("scale", above=0), None)
+    missing: str | float = _read(_missing, NAN)
+    length: int | None = _read(_length, None)
+    separator: str = _read(_separator, "")
 
     def _check(self, fields: Fields) -> Kind:
         if (self.mean is None) != (self.scale is None):
@@ -234,13 +231,21 @@ class Boolean(Kind):
     """
 
     kind: ClassVar[str] = "boolean"
-    missing: str | float = NAN
-
-    _missing = staticmethod(_missing)
+    missing: str | float = _read(_missing, NAN)
 
     def outputs(self, name: str) -> tuple[Output, ...]:
         """Returns 0 or 1, and its indicator."""
         return Numeric(range=(0, 1), name=self.name, missing=self.missing).outputs(name)
+
+
+def _hash_buckets(fields: Fields) -> int:
+    if fields.get("vocabulary") is not None and fields.get("buckets") is not None:
+        raise fields.wrong("buckets", "left out beside vocabulary", "one of them")
+    return fields.integer("buckets", 1024, at_least=2, at_most=MOST_IDS)
+
+
+def _vocabulary(fields: Fields) -> tuple[str, ...] | None:
+    return fields.texts("vocabulary", 'vocabulary = ["red", "green"]')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -255,23 +260,10 @@ class Category(Kind):
     """
 
     kind: ClassVar[str] = "category"
-    buckets: int = 1024
-    vocabulary: tuple[str, ...] | None = None
-    length: int | None = None
-    separator: str = ""
-
-    _length = staticmethod(_length)
-    _separator = staticmethod(_separator)
-
-    @staticmethod
-    def _buckets(fields: Fields) -> int:
-        if fields.get("vocabulary") is not None and fields.get("buckets") is not None:
-            raise fields.wrong("buckets", "left out beside vocabulary", "one of them")
-        return fields.integer("buckets", 1024, at_least=2, at_most=MOST_IDS)
-
-    @staticmethod
-    def _vocabulary(fields: Fields) -> tuple[str, ...] | None:
-        return fields.texts("vocabulary", 'vocabulary = ["red", "green"]')
+    buckets: int = _read(_hash_buckets, 1024)
+    vocabulary: tuple[str, ...] | None = _read(_vocabulary, None)
+    length: int | None = _read(_length, None)
+    separator: str = _read(_separator, "")
 
     @property
     def size(self) -> int:
@@ -302,16 +294,14 @@ class Text(Kind):
     """
 
     kind: ClassVar[str] = "text"
-    tokens: int = 32
-    buckets: int = 8192
-
-    @staticmethod
-    def _tokens(fields: Fields) -> int:
-        return fields.integer("tokens", 32, at_least=1, at_most=_MOST_LENGTH)
-
-    @staticmethod
-    def _buckets(fields: Fields) -> int:
-        return fields.integer("buckets", 8192, at_least=2, at_most=MOST_IDS)
+    tokens: int = _read(
+        lambda fields: fields.integer("tokens", 32, at_least=1, at_most=_MOST_LENGTH),
+        32,
+    )
+    buckets: int = _read(
+        lambda fields: fields.integer("buckets", 8192, at_least=2, at_most=MOST_IDS),
+        8192,
+    )
 
     def outputs(self, name: str) -> tuple[Output, ...]:
         """Returns the ids."""
@@ -324,6 +314,72 @@ class Text(Kind):
                 size=self.buckets,
             ),
         )
+
+
+_PARTS = ("month", "weekday")
+
+
+def _parts(fields: Fields) -> tuple[str, ...]:
+    example = 'parts = ["month", "weekday", "hour"]'
+    parts = fields.texts("parts", example) or _PARTS
+    if not set(parts) <= set(PARTS):
+        raise fields.wrong("parts", f"among {', '.join(PARTS)}", example)
+    if {YEAR, DAYS} & set(parts) and fields.get("range") is None:
+        raise fields.wrong(
+            "range",
+            "which year and days need",
+            "range = [2020-01-01, 2030-01-01]",
+        )
+    return parts
+
+
+def _dates(
+    fields: Fields,
+) -> tuple[datetime.datetime, datetime.datetime] | None:
+    value = fields.get("range")
+    if value is None:
+        return None
+    pair = isinstance(value, list | tuple) and len(value) == 2
+    ends = [
+        Fields({"range": each}, fields.place).moment("range")
+        for each in (value if pair else ())
+    ]
+    if len(ends) != 2 or not ends[0] < ends[1]:  # type: ignore[operator]
+        raise fields.wrong(
+            "range",
+            "two dates, the first first",
+            "range = [2020-01-01, 2030-01-01]",
+        )
+    return ends[0], ends[1]  # type: ignore[return-value]
+
+
+def _format(fields: Fields) -> str:
+    found = _optional_text(fields, "format")
+    unknown = set(re.findall("%(.?)", found, re.DOTALL)) - set(_DIRECTIVES)
+    if unknown:
+        wanted = (
+            f"of Python's strptime, without %{min(unknown)}: one of "
+            f"%{', %'.join(_DIRECTIVES)}"
+        )
+        raise fields.wrong("format", wanted, 'format = "%d.%m.%Y %H:%M"')
+    return found
+
+
+def _unit(fields: Fields) -> str:
+    if fields.get("unit", "") == "":
+        return ""
+    return fields.choice("unit", ("s", "ms", "us"))
+
+
+def _zone(fields: Fields) -> str:
+    zone = fields.text("zone", UTC)
+    try:
+        if zone != UTC:  # small container images have no time zones
+            zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        wanted = "a time zone that this system knows"
+        raise fields.wrong("zone", wanted, 'zone = "UTC"') from None
+    return zone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -340,74 +396,11 @@ class Date(Kind):
     """
 
     kind: ClassVar[str] = "date"
-    parts: tuple[str, ...] = ("month", "weekday")
-    range: tuple[datetime.datetime, datetime.datetime] | None = None
-    format: str = ""
-    unit: str = ""
-    zone: str = UTC
-
-    @staticmethod
-    def _parts(fields: Fields) -> tuple[str, ...]:
-        example = 'parts = ["month", "weekday", "hour"]'
-        parts = fields.texts("parts", example) or Date.parts
-        if not set(parts) <= set(PARTS):
-            raise fields.wrong("parts", f"among {', '.join(PARTS)}", example)
-        if {YEAR, DAYS} & set(parts) and fields.get("range") is None:
-            raise fields.wrong(
-                "range",
-                "which year and days need",
-                "range = [2020-01-01, 2030-01-01]",
-            )
-        return parts
-
-    @staticmethod
-    def _range(
-        fields: Fields,
-    ) -> tuple[datetime.datetime, datetime.datetime] | None:
-        value = fields.get("range")
-        if value is None:
-            return None
-        pair = isinstance(value, list | tuple) and len(value) == 2
-        ends = [
-            Fields({"range": each}, fields.place).moment("range")
-            for each in (value if pair else ())
-        ]
-        if len(ends) != 2 or not ends[0] < ends[1]:  # type: ignore[operator]
-            raise fields.wrong(
-                "range",
-                "two dates, the first first",
-                "range = [2020-01-01, 2030-01-01]",
-            )
-        return ends[0], ends[1]  # type: ignore[return-value]
-
-    @staticmethod
-    def _format(fields: Fields) -> str:
-        found = fields.text("format", "") if fields.get("format") is not None else ""
-        unknown = set(re.findall("%(.?)", found, re.DOTALL)) - set(_DIRECTIVES)
-        if unknown:
-            wanted = (
-                f"of Python's strptime, without %{min(unknown)}: one of "
-                f"%{', %'.join(_DIRECTIVES)}"
-            )
-            raise fields.wrong("format", wanted, 'format = "%d.%m.%Y %H:%M"')
-        return found
-
-    @staticmethod
-    def _unit(fields: Fields) -> str:
-        if fields.get("unit", "") == "":
-            return ""
-        return fields.choice("unit", ("s", "ms", "us"))
-
-    @staticmethod
-    def _zone(fields: Fields) -> str:
-        zone = fields.text("zone", UTC)
-        try:
-            if zone != UTC:  # small container images have no time zones
-                zoneinfo.ZoneInfo(zone)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-            wanted = "a time zone that this system knows"
-            raise fields.wrong("zone", wanted, 'zone = "UTC"') from None
-        return zone
+    parts: tuple[str, ...] = _read(_parts, _PARTS)
+    range: tuple[datetime.datetime, datetime.datetime] | None = _read(_dates, None)
+    format: str = _read(_format, "")
+    unit: str = _read(_unit, "")
+    zone: str = _read(_zone, UTC)
 
     def outputs(self, name: str) -> tuple[Output, ...]:
         """Returns a column for each part."""
@@ -427,6 +420,13 @@ class Date(Kind):
         return self.range[1].year - self.range[0].year + 1 if self.range else 0
 
 
+def _classes(fields: Fields) -> tuple[str, ...] | int | None:
+    value = fields.get("classes")
+    if type(value) is int:
+        return fields.integer("classes", None, at_least=2, at_most=MOST_IDS)
+    return fields.texts("classes", 'classes = ["no", "yes"]')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Label(Kind):
     """The column to predict, which becomes ``label``.
@@ -439,24 +439,11 @@ class Label(Kind):
     """
 
     kind: ClassVar[str] = "label"
-    task: str = BINARY
-    classes: tuple[str, ...] | int | None = None
-    range: tuple[float, float] | None = None
-
-    @staticmethod
-    def _task(fields: Fields) -> str:
-        return fields.choice("task", TASKS)
-
-    @staticmethod
-    def _classes(fields: Fields) -> tuple[str, ...] | int | None:
-        value = fields.get("classes")
-        if type(value) is int:
-            return fields.integer("classes", None, at_least=2, at_most=MOST_IDS)
-        return fields.texts("classes", 'classes = ["no", "yes"]')
-
-    @staticmethod
-    def _range(fields: Fields) -> tuple[float, float] | None:
-        return fields.range("range")
+    task: str = _read(lambda fields: fields.choice("task", TASKS), BINARY)
+    classes: tuple[str, ...] | int | None = _read(_classes, None)
+    range: tuple[float, float] | None = _read(
+        lambda fields: fields.range("range"), None
+    )
 
     def _check(self, fields: Fields) -> Kind:
         if self.name:

@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accounting.validation import InputError, check_int, did_you_mean
-from pipelines.batches.columns import RESERVED_NAMES
-from pipelines.inputs.type_kinds import is_list, is_text, kind_of_type
+from pipelines.core.batches.columns import RESERVED_NAMES
+from pipelines.core.users.user_ids import is_text
+from pipelines.inputs.type_kinds import is_list, kind_of_type
 from pipelines.tables.cells.cells import Cells, cast
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.column_kinds import (

@@ -41,9 +41,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError, did_you_mean
-from pipelines.batches.columns import RESERVED_NAMES
+from pipelines.core.batches.columns import RESERVED_NAMES
+from pipelines.core.users.hashing import HASH_NAME
 from pipelines.tables.convert import check_shares
-from pipelines.tables.hashing import HASH_NAME
 from pipelines.tables.schema.column_kinds import (
     KINDS,
     LABEL,

@@ -6,7 +6,7 @@ import filecmp
 import pathlib
 import shutil
 
-from pipelines.batches.manifest import CHECKSUMS_NAME, MANIFEST_NAME, PRIVATE_NAME
+from pipelines.batches.folder import CHECKSUMS_NAME, MANIFEST_NAME, PRIVATE_NAME
 
 _CHECKSUMS = (MANIFEST_NAME, f"{PRIVATE_NAME}/{CHECKSUMS_NAME}")
 

@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Callable
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import MANIFEST_NAME
+from pipelines.batches.folder import MANIFEST_NAME
 from tests.engines.harness.cluster import Cluster
 from tests.engines.harness.hosts import Process
 from tests.engines.harness.jobs import (

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from accounting.validation import InputError
 from pipelines.batches.verify import verify
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.benchmarks import prepared_rows
 from tests.engines.harness import jobs
 from tests.engines.harness.cluster import Cluster, environment

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from accounting import accountant
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 
 CLIP, LEARNING_RATE = 1.0, 0.5  # as in the README

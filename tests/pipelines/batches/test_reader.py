@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import json
 import pathlib
 import re
 import shutil
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -17,64 +15,68 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.batches import reader
-from pipelines.batches.batch_format import PhysicalBatch, decode_batch, encode_batch
-from pipelines.batches.manifest import (
-    Manifest,
-    read_checksums,
-    read_manifest,
-    write_manifest,
-)
+from pipelines.batches.folder import read_checksums, read_manifest, write_manifest
 from pipelines.batches.reader import read_batches
-from pipelines.batches.tfrecord import iterate_records, write_record
 from pipelines.batches.verify import verify
-from pipelines.files.file_buffer import FileBuffer
+from pipelines.core.batches import record_checksums
+from pipelines.core.batches.batch_format import (
+    PhysicalBatch,
+    decode_batch,
+    encode_batch,
+)
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.tfrecord import iterate_records, write_record
 from pipelines.files.paths import StrPath
+from pipelines.files.sink import Sink
+from tests.trainer.conftest import SEAL_KEY, make_rows, write_batches
 
 Fault = Callable[[pathlib.Path], None]
+Records = tuple[RecordChecksum, ...]
 
 
-def test_every_step_is_read_once_in_order(batches: pathlib.Path) -> None:
-    order = [(batch.step, batch.part) for batch in read_batches(batches)]
-    assert order == [(step, part) for step in range(40) for part in range(2)]
+SHARES = [Share(0, 1), Share(0, 2), Share(1, 2), Share(2, 3)]
 
 
-def test_batches_stay_as_they_are_while_the_next_file_is_read(
+def held(batch: PhysicalBatch) -> tuple[object, ...]:
+    values = [*batch.columns.values(), batch.weight]
+    return batch.step, batch.part, *(value.tobytes() for value in values)
+
+
+def test_every_batch_is_one_workers_in_step_order(batches: pathlib.Path) -> None:
+    whole = list(map(held, read_batches(batches)))
+    assert [h[:2] for h in whole] == [(s, part) for s in range(40) for part in range(2)]
+    for share in SHARES:
+        for first_step in (0, 1, 17, 39, 40):
+            found = map(held, read_batches(batches, first_step=first_step, share=share))
+            assert list(found) == [
+                h for h in whole if h[0] >= first_step and share.has(h[1])
+            ]
+
+
+def test_a_worker_reads_its_share_of_the_bytes(
     batches: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_read = threading.Semaphore(0)
+    num_read = 0
+    range_reader = reader.range_reader
 
-    class Counting(FileBuffer):
-        def read(self, path: StrPath) -> memoryview:
-            data = super().read(path)
-            num_read.release()
-            return data
+    def counting(folder: StrPath) -> Callable[[str, int, int], bytes]:
+        read = range_reader(folder)
 
-    def digest(batch: PhysicalBatch) -> str:
-        parts = [*batch.columns.values(), batch.weight]
-        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+        def counted(path: str, start: int, size: int) -> bytes:
+            nonlocal num_read
+            num_read += size
+            return read(path, start, size)
 
-    expected = [digest(batch) for batch in read_batches(batches)]
-    monkeypatch.setattr(reader, "FileBuffer", Counting)
-    found, kept = [], []
-    starts = {file.first_step for file in read_manifest(batches).files[1:]}
-    assert len(starts) > 2
-    for batch in read_batches(batches):
-        if batch.part == 0 and batch.step in {0, *starts} - {max(starts)}:
-            # This file and, while it is used, that after it.
-            for _ in range(2 if batch.step == 0 else 1):
-                assert num_read.acquire(timeout=600)
-        kept.append(batch)
-        found.append(digest(batch))
-    assert found == expected
-    assert [digest(batch) for batch in kept] == expected
+        return counted
 
-
-@pytest.mark.parametrize("first_step", [0, 1, 17, 39, 40])
-def test_a_resumed_reader_starts_where_it_is_told(
-    batches: pathlib.Path, first_step: int
-) -> None:
-    rest = [batch.step for batch in read_batches(batches, first_step=first_step)]
-    assert sorted(set(rest)) == list(range(first_step, 40))
+    monkeypatch.setattr(reader, "range_reader", counting)
+    all_bytes = sum(path.stat().st_size for path in files_of(batches))
+    for rank in range(2):
+        num_read = 0
+        list(read_batches(batches, share=Share(rank, 2)))
+        assert abs(num_read - all_bytes / 2) < all_bytes / 1000
 
 
 @pytest.mark.parametrize("first_step", [-1, 41, 1.0])
@@ -183,24 +185,30 @@ def drop_manifest(folder: pathlib.Path) -> None:
 
 def _rewrite(folder: pathlib.Path, edit: Callable[[list[bytes]], list[bytes]]) -> None:
     """Replaces the records of a file, and its checksum, as a faulty writer would."""
-    manifest, checksums = read_manifest(folder), read_checksums(folder)
+    manifest = read_manifest(folder)
     # Whatever the key: the third file or, if it has no such place, one behind it.
     for path in files_of(folder)[2:]:
         before = list(iterate_records(path.read_bytes()))
         if (records := edit(before)) != before:
             break
-    file = io.BytesIO()
+    file, sums = io.BytesIO(), list[RecordChecksum]()
     for record in records:
-        write_record(file.write, record)
+        sink = Sink(file.write)
+        write_record(sink.write, record)
+        batch = decode_batch(record, manifest.columns, manifest.physical_batch_size)
+        named = {"step": batch.step, "part": batch.part}
+        sums.append(RecordChecksum(**named, size=sink.size, sha256=sink.sha256))
     path.write_bytes(file.getvalue())
-    checksums[path.name] = dataclasses.replace(
-        checksums[path.name],
-        size=len(file.getvalue()),
-        sha256=hashlib.sha256(file.getvalue()).hexdigest(),
-        num_records=len(records),
-        records=(),
-    )
-    write_manifest(folder, manifest, checksums)
+    change(folder, path.name, tuple(sums))
+
+
+def change(
+    folder: pathlib.Path, name: str, records: tuple[RecordChecksum, ...]
+) -> None:
+    """Edits the checksums of a file, as a faulty writer would."""
+    files = dict(read_checksums(folder).files)
+    files[name] = dataclasses.replace(files[name], records=records)
+    write_manifest(folder, read_manifest(folder), files, seal_key=SEAL_KEY)
 
 
 def skip_a_step(folder: pathlib.Path) -> None:
@@ -278,13 +286,19 @@ FAULTS: list[tuple[Fault, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS)
-def test_no_fault_passes_the_reader(
+def test_no_fault_passes_the_readers(
     batches: pathlib.Path, fault: Fault, message: str
 ) -> None:
     fault(batches)
-    with pytest.raises(InputError, match=message) as error:
-        list(read_batches(batches))
-    assert "\n" not in str(error.value)
+    for shares in ([ALL], [Share(0, 2), Share(1, 2)]):
+        errors = []
+        for share in shares:
+            try:
+                list(read_batches(batches, share=share))
+            except InputError as error:
+                errors.append(str(error))
+        assert any(message in error for error in errors)
+        assert not any("\n" in error for error in errors)
 
 
 @pytest.mark.parametrize(
@@ -313,3 +327,103 @@ def test_verify_finds_every_damaged_file_and_strangers(batches: pathlib.Path) ->
     remove(batches)
     (batches / "batches-999.tfrecord").write_bytes(b"")
     assert len(verify(batches).findings) == 3
+
+
+def flip_in(folder: pathlib.Path, at: int) -> None:
+    path = files_of(folder)[2]
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_anywhere_is_found_by_the_worker_whose_it_is(
+    batches: pathlib.Path,
+) -> None:
+    checksum = read_checksums(batches).files[files_of(batches)[2].name]
+    first, second = checksum.records[:2]
+    for at in (0, 11, first.size // 2, first.size - 1):
+        flip_in(batches, at)
+        with pytest.raises(InputError, match=CHANGED):
+            list(read_batches(batches, share=Share(first.part % 2, 2)))
+        list(read_batches(batches, share=Share(second.part % 2, 2)))
+        flip_in(batches, at)
+
+
+def fewer(records: Records) -> Records:
+    """The last record is taken for a part of the one before it."""
+    *before, one, other = records
+    return (*before, dataclasses.replace(one, size=one.size + other.size))
+
+
+def larger(records: Records) -> Records:
+    return dataclasses.replace(records[0], size=records[0].size + 1), *records[1:]
+
+
+def other_digest(records: Records) -> Records:
+    digest = records[0].sha256[1:] + records[0].sha256[:1]
+    return dataclasses.replace(records[0], sha256=digest), *records[1:]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda records: records[::-1], "in order; found step"),
+        (fewer, "to end with step"),
+        (larger, CHANGED),
+        (other_digest, CHANGED),
+    ],
+)
+def test_checksums_that_are_not_of_the_records_are_refused(
+    batches: pathlib.Path, edit: Callable[[Records], Records], message: str
+) -> None:
+    name = files_of(batches)[2].name
+    change(batches, name, edit(read_checksums(batches).files[name].records))
+    with pytest.raises(InputError, match=message):
+        list(read_batches(batches, share=Share(0, 2)))
+    [finding] = verify(batches).findings
+    assert name in finding
+
+
+def test_records_of_other_steps_than_their_checksums_say_are_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Of an untruncated plan, where another number of parts is possible."""
+    steps = [make_rows(size) for size in (9, 3)]
+    folder = write_batches(
+        tmp_path / "o", steps, physical_batch_size=4, truncated_batch_size=None
+    ).path
+    [(name, sums)] = read_checksums(folder).files.items()
+    labels = [(0, 0), (0, 1), (1, 0), (1, 1)]  # truly 0 0, 0 1, 0 2, 1 0
+    change(
+        folder,
+        name,
+        tuple(
+            dataclasses.replace(record, step=step, part=part)
+            for (step, part), record in zip(labels, sums.records, strict=True)
+        ),
+    )
+    with pytest.raises(InputError, match="checksums of the records"):
+        list(read_batches(folder))
+    [finding] = verify(folder).findings
+    assert "checksums of the records" in finding
+
+
+@pytest.mark.parametrize("damage", [{"records": [""]}, {"size": 7}, {"records": 7}])
+def test_malformed_checksums_are_refused_in_one_line(
+    batches: pathlib.Path, damage: dict[str, object]
+) -> None:
+    path = batches / "private" / "checksums.json"
+    fields = json.loads(path.read_bytes())
+    next(iter(fields["files"].values())).update(damage)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="to hold checksums") as error:
+        read_batches(batches)
+    assert "\n" not in str(error.value)
+
+
+def test_a_record_checksum_round_trips() -> None:
+    found = record_checksums.RecordChecksum(step=3, part=1, size=9, sha256="a" * 64)
+    assert record_checksums.parse(str(found)) == found
+    for text in ("", "1 2 3", f"-1 2 3 {'a' * 64}", f"1 2 3 {'g' * 64}"):
+        with pytest.raises(ValueError, match="step, part, size"):
+            record_checksums.parse(text)

@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.batch_format import encode_batch
-from pipelines.batches.columns import DTYPES, MOST_RECORD_BYTES, Column, record_bytes
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.cli.batch_commands import batches
+from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.columns import (
+    DTYPES,
+    MOST_RECORD_BYTES,
+    Column,
+    record_bytes,
+)
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import make_layout, worker_bytes

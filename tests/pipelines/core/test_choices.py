@@ -12,8 +12,8 @@ from accounting.plan import SAMPLERS, DpSgdPlan
 from accounting.validation import InputError
 from pipelines.core import choices
 from pipelines.core.choices import Rows, make_sampler
-from pipelines.sampling import samplers
-from pipelines.sampling.keys import insecure_key
+from pipelines.core.sampling import samplers
+from pipelines.files.key_files import insecure_key
 from tests.accounting.samplers.test_registry import NAME
 
 #: Rows of blocks; some are empty, or hold a single row.

@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from pipelines.batches.batch_format import encode_batch
-from pipelines.batches.tfrecord import write_record
 from pipelines.core import records
+from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.tfrecord import write_record
 from pipelines.core.rows import Column
 
 #: Names around those of weight, step and part, with equal beginnings, or not ASCII.
@@ -42,4 +42,4 @@ def test_equal_rows_have_the_bytes_of_the_batch_job(count: int, step: int) -> No
     rows = np.concatenate(flat, axis=1)
     found = records.checksum(rows, COLUMNS, step=step, part=count, size=7)
     digest = hashlib.sha256(written).hexdigest()
-    assert found == f"{step} {count} {len(written)} {digest}"
+    assert str(found) == f"{step} {count} {len(written)} {digest}"

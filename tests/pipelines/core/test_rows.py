@@ -12,6 +12,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.core import rows
+from pipelines.core.batches.columns import Column
 from pipelines.inputs import parquet_blocks
 
 BITS = np.array([np.nan, -0.0, 1e-40, -np.inf], np.float32)
@@ -35,11 +36,8 @@ def listed(*paths: str) -> rows.DataSet:
     return rows.list_blocks([(pathlib.Path(path).name, path) for path in paths])
 
 
-def columns_of(path: str) -> tuple[rows.Column, ...]:
-    dataset = parquet_blocks.list_blocks(path)
-    return tuple(
-        rows.Column(name=c.name, dtype=c.dtype, shape=c.shape) for c in dataset.columns
-    )
+def columns_of(path: str) -> tuple[Column, ...]:
+    return parquet_blocks.list_blocks(path).columns
 
 
 def test_every_row_once_in_order_bit_for_bit(tmp_path: pathlib.Path) -> None:
@@ -74,7 +72,7 @@ def test_other_cells_are_refused_without_their_values(
 ) -> None:
     shape = (2,) if pa.types.is_fixed_size_list(column.type) else ()
     data = listed(write(tmp_path, {"secretly": column}))
-    wanted = rows.Column(name="secretly", dtype="float64", shape=shape)
+    wanted = Column(name="secretly", dtype="float64", shape=shape)
     with pytest.raises(InputError, match="intact and without nulls") as error:
         data.read(data.blocks[0], [wanted])
     assert error.value.__cause__ is None
@@ -89,7 +87,7 @@ def test_a_damaged_page_is_refused(tmp_path: pathlib.Path) -> None:
     contents[len(contents) // 3] ^= 1
     path.write_bytes(contents)
     with pytest.raises(InputError, match="intact"):
-        data.read(data.blocks[0], [rows.Column(name="x", dtype="int64", shape=())])
+        data.read(data.blocks[0], [Column(name="x", dtype="int64", shape=())])
 
 
 def test_the_digest_is_of_names_numbers_and_footers(tmp_path: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.streams import Stream
-from pipelines.sampling.keys import insecure_key
+from pipelines.files.key_files import insecure_key
 
 COUNTER_BLOCKS = 1 << 32
 

@@ -92,7 +92,11 @@ def test_a_script_is_not_run_again(tmp_path: pathlib.Path) -> None:
     assert done.stdout == "ran\n6\n"
 
 
-def test_a_signal_that_ends_the_wait_ends_the_process(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_ends_the_caller_ends_its_processes(
+    tmp_path: pathlib.Path, number: signal.Signals
+) -> None:
+    """A signal that ends the wait, and one that the caller never sees."""
     started = tmp_path / "started"
     script = (
         "from pipelines.files import separate_process, stopping\n"
@@ -105,27 +109,8 @@ def test_a_signal_that_ends_the_wait_ends_the_process(tmp_path: pathlib.Path) ->
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     _until(lambda: started.exists() and started.read_text())
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(timeout=600)
-    _until(lambda: not _is_alive(int(started.read_text())))
-
-
-def test_a_caller_that_is_killed_takes_its_processes_with_it(
-    tmp_path: pathlib.Path,
-) -> None:
-    started = tmp_path / "started"
-    script = (
-        "from pipelines.files import separate_process\n"
-        f"separate_process.call('helper_of_calls:waits', {str(started)!r})\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    _until(lambda: started.exists() and started.read_text())
-    process.kill()
-    process.wait()
     _until(lambda: not _is_alive(int(started.read_text())))
 
 

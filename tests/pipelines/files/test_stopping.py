@@ -165,10 +165,9 @@ def waits_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("waits_for_the_end")
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_beams_local_runner_at_its_next_block(number: int) -> None:
+def test_a_signal_ends_beams_local_runner_at_its_next_block() -> None:
     """What the signal raises is raised outside of Beam, which ends in order."""
-    pipeline = beam.Pipeline(FnApiRunner())
+    pipeline, number = beam.Pipeline(FnApiRunner()), SIGNALS[0]
     _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
     with pytest.raises(StoppedError) as error, stoppable("go on so"):
         engine_tasks.run_to_end(pipeline)
@@ -177,8 +176,8 @@ def test_a_signal_ends_beams_local_runner_at_its_next_block(number: int) -> None
 
 
 @pytest.mark.usefixtures("waits_for_the_end")
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_independent_tasks_at_the_next_one(number: int) -> None:
+def test_a_signal_ends_independent_tasks_at_the_next_one() -> None:
+    number = SIGNALS[1]
     with pytest.raises(StoppedError), stoppable():
         engine_tasks.run_on_engine(
             PipelineOptions(["--runner=FnApiRunner"]), begin_and_wait, [number] * 3
@@ -209,8 +208,9 @@ dpsgd.main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("command", ["synth", "prepare"])
+@pytest.mark.parametrize(
+    ("command", "number"), [("synth", SIGNALS[0]), ("prepare", SIGNALS[1])]
+)
 def test_stopped_data_commands_leave_no_result(
     root: pathlib.Path, tmp_path: pathlib.Path, number: int, command: str
 ) -> None:

@@ -25,19 +25,17 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils import retry
 
-from accounting.plan import SAMPLERS
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.files import folders, storage, stores
-from pipelines.files.file_buffer import FileBuffer
+from pipelines.files import key_files as keys
 from pipelines.files.paths import StrPath
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import job_folder, poisson_batching
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
-from pipelines.sampling import keys
 from tests.pipelines.conftest import run_command
 from tests.pipelines.memory_stores import STORES, Listener, Unfinished
 
@@ -114,20 +112,6 @@ def test_slices_of_a_store_ask_for_no_byte_beside_them(
         with pytest.raises(OSError, match="24 bytes are missing"):
             read(len(data) - 8, 32)
     assert asked[:2] == [(70_000, 70_900), (8, 24)]
-
-
-def test_one_buffer_holds_file_after_file(place: str, tmp_path: pathlib.Path) -> None:
-    buffer = FileBuffer()
-    for folder in (place, str(tmp_path)):
-        storage.make_folder(folder)
-        files = {f"{folder}/{n}": os.urandom(n) for n in (5000, 70, 1, 90_000, 4999)}
-        for path, data in files.items():
-            storage.write_atomically(path, data)
-            assert bytes(buffer.read(path)) == data
-        for path, data in reversed(files.items()):
-            assert bytes(buffer.read(path)) == data
-        with pytest.raises(FileNotFoundError):
-            buffer.read(f"{folder}/absent")
 
 
 def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
@@ -412,7 +396,7 @@ def damage_is_found(
 
 
 @pytest.mark.parametrize("shuffle", ["files", "engine"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
 def test_engines_write_the_same_bytes_in_a_store(
     sampler: str,
     shuffle: str,
@@ -494,10 +478,13 @@ def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
     assert not os.listdir(scratch)
 
 
-@pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
+@pytest.mark.parametrize(
+    ("sampler", "store"),
+    zip(["truncated-poisson", "dynamic-shuffle"], STORES, strict=True),
+)
 def test_of_two_jobs_in_one_place_of_a_store_the_one_that_began_last_finishes(
     sampler: str,
-    memory_place: str,
+    store: str,
     tmp_path: pathlib.Path,
     input_folder: pathlib.Path,
     make_small_layout: MakeLayout,
@@ -510,6 +497,7 @@ def test_of_two_jobs_in_one_place_of_a_store_the_one_that_began_last_finishes(
         8, sampler=sampler, truncated_batch_size=cap, num_epochs=4
     )
     dataset = list_blocks(str(input_folder))
+    memory_place = f"{store}://host/{uuid.uuid4().hex}/o"
 
     def write(machine: str) -> None:
         write_batches(
@@ -670,9 +658,9 @@ def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 WORKER_MODULES = (
     "job/transforms", "job/steps/map_step", "job/steps/reduce_step",
     "job/steps/bundles", "job/packing", "job/spill", "inputs/parquet_blocks",
-    "inputs/known_input", "sampling/samplers",
-    "sampling/shuffle", "core/streams", "batches/batch_format",
-    "batches/tf_example", "batches/tfrecord",
+    "inputs/known_input", "core/sampling/samplers", "core/sampling/shuffle",
+    "core/streams",
+    "core/batches/batch_format", "core/batches/tf_example", "core/batches/tfrecord",
 )  # fmt: skip
 _FORBIDDEN = {"open", "pathlib", "write_bytes", "write_text", "makedirs", "rename"}
 

@@ -12,10 +12,10 @@ from scipy import stats
 from accounting.plan import DETERMINISTIC, SAMPLERS
 from accounting.validation import InputError
 from pipelines.batches.reader import read_batches
+from pipelines.files.key_files import insecure_key
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.poisson_batching import write_batches
-from pipelines.sampling.keys import insecure_key
 from tests.pipelines.conftest import MakeLayout, write_table
 
 KEY = insecure_key(0)

@@ -11,8 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.inputs.parquet_blocks import list_blocks, read_block, table_columns
+from pipelines.inputs.parquet_blocks import (
+    DATASET_METADATA_KEY,
+    list_blocks,
+    read_block,
+    table_columns,
+)
 from tests.pipelines.conftest import write_table
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from accounting.plan import DpSgdPlan
-from pipelines.batches.columns import Column
+from pipelines.core.batches.columns import Column
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.fan_in import choose_fan_in, traffic
 from pipelines.job.packing import Layout, group_bytes

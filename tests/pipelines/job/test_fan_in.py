@@ -12,6 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
 from pipelines.files import storage
+from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import fan_in, packing, poisson_batching
@@ -20,7 +21,6 @@ from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import worker_bytes
 from pipelines.job.spill import Spill, is_written, spill_path
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
-from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 from tests.pipelines.files.test_storage import contents
 from tests.pipelines.job.test_engines_page import large
@@ -71,20 +71,18 @@ def test_the_numbers_depend_on_layout_and_row_groups_alone() -> None:
     assert choose_fan_in(layout, other) == choose_fan_in(layout, dataset)
 
 
-@pytest.mark.parametrize("place", ["memory", "folders", "s3"])
+@pytest.mark.parametrize("place", ["memory", "folders"])
 def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
     place: str,
     tmp_path: pathlib.Path,
     input_folder: pathlib.Path,
     make_small_layout: MakeLayout,
     key_file: pathlib.Path,
-    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bucket = request.getfixturevalue("s3_bucket") if place == "s3" else f"{place}://h"
+    bucket = f"{place}://h"
     out, scratch = f"{bucket}/{uuid.uuid4().hex}/o", f"{bucket}/{uuid.uuid4().hex}/s"
-    # A request of Beam's to S3 takes long.
-    layout = make_small_layout(4, num_steps=4 if place == "s3" else 40)
+    layout = make_small_layout(4)
     dataset, whole = list_blocks(str(input_folder)), tmp_path / "whole"
     write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
     assert layout.units_per_group == 1

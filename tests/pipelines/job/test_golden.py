@@ -9,11 +9,11 @@ import pathlib
 import pytest
 
 from accounting.plan import DpSgdPlan
-from pipelines.batches.manifest import pretty_json
+from pipelines.files.json_files import pretty_json
+from pipelines.files.key_files import insecure_key
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
-from pipelines.sampling.keys import insecure_key
 
 #: Recipe: the first half of the SHA-256 over "NAME SHA-256" of every file, by name.
 #: It changes with the sampler, the batch format and the manifest alone: then raise
@@ -31,10 +31,11 @@ def contents(path: pathlib.Path) -> bytes:
         return path.read_bytes()
     fields = json.loads(path.read_bytes())
     assert len(bytes.fromhex(fields.pop("seal_key"))) == 32
+    assert fields.pop("key_sha256") == ""  # the key is elsewhere
     for name, checksum in fields["files"].items():
-        assert len(checksum.pop("records")) == checksum["num_records"]
-        assert checksum["sha256"] == ""
         data = (path.parents[1] / name).read_bytes()
+        checksum["num_records"] = len(checksum.pop("records"))
+        checksum["size"] = len(data)
         checksum["sha256"] = hashlib.sha256(data).hexdigest()
     return pretty_json(fields)
 

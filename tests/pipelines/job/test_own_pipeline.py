@@ -17,10 +17,11 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
+from pipelines.core.batches.columns import Column
+from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
 from pipelines.job.job_folder import finish_job, open_job
 from pipelines.job.packing import Layout
@@ -28,7 +29,6 @@ from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
-from pipelines.sampling.keys import create_key_file, read_key_file
 from tests.pipelines.conftest import write_table
 
 MakeLayout = Callable[..., Layout]
@@ -247,8 +247,13 @@ def test_blocks_that_are_not_all_there_once_make_no_batches(
         batches.finish()
 
 
-@pytest.mark.parametrize("change", ["values", "rows", "columns", "place", "names"])
-@pytest.mark.parametrize("shuffle", ["files", "engine"])
+@pytest.mark.parametrize(
+    ("change", "shuffle"),
+    [
+        *[(change, "files") for change in ("values", "rows", "columns", "names")],
+        ("place", "engine"),
+    ],
+)
 def test_blocks_of_another_data_set_are_refused(
     tmp_path: pathlib.Path,
     dataset: Dataset,
@@ -267,13 +272,12 @@ def test_blocks_of_another_data_set_are_refused(
     other = list_blocks(str(tmp_path))
     assert len(other.blocks) == len(dataset.blocks)
     batches = PoissonBatches(plan, dataset, tmp_path / "o", shuffle=shuffle)
-    mixed = (*dataset.blocks[:-1], other.blocks[-1])
     runner = "FnApiRunner" if shuffle == "files" else "BundleBasedDirectRunner"
-    for blocks in (other.blocks, mixed):
-        pipeline = beam.Pipeline(runner=runner)
-        _ = pipeline | beam.Create(blocks) | batches
-        with pytest.raises(InputError, match=r"beam\.Create\(dataset\.blocks\)"):
-            pipeline.run().wait_until_finish()
+    pipeline = beam.Pipeline(runner=runner)
+    blocks = (*dataset.blocks[:-1], other.blocks[-1])
+    _ = pipeline | beam.Create(blocks) | batches
+    with pytest.raises(InputError, match=r"beam\.Create\(dataset\.blocks\)"):
+        pipeline.run().wait_until_finish()
     assert not list((tmp_path / "o").glob("*.tfrecord"))
     with pytest.raises(InputError, match="0 are there"):
         batches.finish()

@@ -14,13 +14,13 @@ import apache_beam as beam
 import pytest
 
 from accounting.validation import InputError
+from pipelines.files import key_files as keys
 from pipelines.files import storage
 from pipelines.inputs.parquet_blocks import Dataset, footer_digest, list_blocks
 from pipelines.job import job_folder
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.poisson_batching import write_batches
-from pipelines.sampling import keys
 from tests.pipelines.conftest import run_command
 
 MakeLayout = Callable[..., Layout]

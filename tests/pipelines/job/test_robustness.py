@@ -39,6 +39,7 @@ from accounting.plan import SAMPLERS
 from accounting.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.core.keys import KEY_BYTES
+from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
@@ -49,7 +50,6 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.spill import Spill
 from pipelines.job.steps import map_step, reduce_step
-from pipelines.sampling.keys import create_key_file, read_key_file
 from tests.pipelines.conftest import run_command
 
 MakeLayout = Callable[..., Layout]
@@ -172,12 +172,17 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, name, dying(getattr(module, name)))
 
 
+_TWO_PASSES = FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)
+
+
 @pytest.mark.parametrize(
-    "fan_in",
-    [None, ONE_BY_ONE, FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)],
-    ids=["by-value", "one pass", "two passes"],
+    ("sampler", "fan_in"),
+    [
+        *[(sampler, ONE_BY_ONE) for sampler in SAMPLERS],
+        ("truncated-poisson", None),  # by value
+        ("dynamic-shuffle", _TWO_PASSES),
+    ],
 )
-@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     tmp_path: pathlib.Path,
     dataset: Dataset,

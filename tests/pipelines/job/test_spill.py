@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from accounting.validation import InputError
 from pipelines.files import storage
+from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import progress
@@ -21,7 +22,6 @@ from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
 from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
 from pipelines.job.steps.reduce_step import WriteSpilledFn
-from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 
 

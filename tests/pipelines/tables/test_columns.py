@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
+from pipelines.core.users.hashing import GOLDEN
 from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
-from pipelines.tables.hashing import GOLDEN
 from pipelines.tables.schema.schema import Schema
 
 CANARY = "5ec4e7ca"

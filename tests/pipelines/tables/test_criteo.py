@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables import criteo, raw_files
 from pipelines.tables.convert import SPLITS, split_counts
@@ -200,7 +200,7 @@ odd_lines = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.one_of(lines_of(good_integers), lines_of(integers), odd_lines), min_size=1
@@ -214,7 +214,7 @@ def test_every_line_equals_the_obvious_implementation(
     check_against_reference(b"".join(line + end for line in lines), num_buckets)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(lines_of(good_integers), min_size=1, max_size=5))
 def test_well_formed_lines_equal_the_obvious_implementation(
     lines: list[bytes],

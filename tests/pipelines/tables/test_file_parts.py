@@ -67,7 +67,7 @@ def test_rows_of_parts_are_those_of_the_file(
     random = np.random.default_rng(0)
     options = InputOptions(header=header)
     num_parts, num_quoted = 0, 0
-    for _ in range(60):
+    for _ in range(30):
         text = "".join(random.choice(PIECES, 60))
         first = '"x\ny",2\n' if header else '"a",b\n'
         text = f"\ufeff{first}{text}"
@@ -79,8 +79,8 @@ def test_rows_of_parts_are_those_of_the_file(
         assert sum(part.num_bytes for part in parts) == file.size
         num_parts += len(parts)
         num_quoted += len(ranges) - len(parts)
-    assert num_parts > 200
-    assert num_quoted > 200  # line ends at which a part may not begin
+    assert num_parts > 100
+    assert num_quoted > 100  # line ends at which a part may not begin
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def strictly_quoted(text: str) -> bool:
     return True
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.sampled_from((*PIECES, '"a"', '","', '"\n'))).map("".join),
     st.integers(1, 7),

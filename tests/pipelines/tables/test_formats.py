@@ -340,7 +340,7 @@ def both(arrow: pa.Table, rows: list[list[str]], schema: Schema) -> tuple[Any, A
 
 
 @settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -411,7 +411,7 @@ def test_a_value_that_has_several_texts_is_refused(
     assert reason in stored
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.one_of(
         TEXTS, st.from_regex(r"\s?-?[0-9.]{1,3}([eE][-+]?[0-9])?", fullmatch=True)

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.job.runtime import tasks
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables import table_files

@@ -19,17 +19,17 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
 from dpsgd import command_line
-from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
-from pipelines.inputs.bounded import SAMPLED, Bounded
-from pipelines.inputs.bounded import USERS as USERS_SAMPLED
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.batches.folder import read_manifest
+from pipelines.core.users.bounded import SAMPLED, Bounded
+from pipelines.core.users.bounded import USERS as USERS_SAMPLED
+from pipelines.files.key_files import create_key_file
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.make_batches import open_input
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.job.spill import write_spill
-from pipelines.sampling.keys import create_key_file
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.schema.schema import Schema, Split
 from pipelines.tables.table_format import TableOptions
@@ -500,7 +500,7 @@ def test_of_two_at_once_one_writes_what_its_note_says(
     table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     context = multiprocessing.get_context("fork")
-    for number in range(6):
+    for number in range(3):
         out, told = tmp_path / f"{number}", context.SimpleQueue()
         rivals = [
             context.Process(target=_rival, args=(table, out, most, told))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 
 _SCHEMA = """\
 version = 1
@@ -30,8 +30,9 @@ kind = "label"
 task = "binary"
 """
 
-#: ``python -c ... COMMAND FOLDER FIRST EVERY``; kills at the first changes, at the last
-#: ones, which are those of the clean-up, and at every n-th between.
+#: ``python -c ... FOLDER EVERY CLEAN COMMAND...``; for each command it kills at every
+#: n-th change and, of the last ones, which are those of the clean-up, at every m-th and
+#: at the last four.
 _KILLS = """
 import os, pathlib, shutil, signal, sys
 from pipelines.job.runtime.tasks import Runtime
@@ -44,8 +45,7 @@ from pipelines.users import bound_folder, prepare_users
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 
-command, every = sys.argv[1], int(sys.argv[3])
-folder = pathlib.Path(sys.argv[2])
+folder, every, clean = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:4])
 bound_folder.RUN_ROWS = 40
 
 def direct(task, items):
@@ -102,7 +102,7 @@ def audit(event, arguments):
 
 sys.addaudithook(audit)
 
-def run(place, allowed):
+def run(command, place, allowed):
     "Runs the command in a fork; returns its status, and the number of its changes."
     global left
     ends, told = os.pipe()
@@ -125,33 +125,40 @@ def files(place):
     return {str(path.relative_to(place)): path.read_bytes() if path.is_file() else b""
             for path in sorted(place.rglob("*"))}
 
+def check(command):
+    whole = folder / command / "whole"
+    whole.mkdir(parents=True)
+    status, changes = run(command, whole, MANY)
+    assert status == 0, command
+    changes, wanted = int(changes), files(whole)
+    assert all(name.split("/")[0] == "out" for name in wanted), wanted.keys()
+    deaths = sorted({*range(0, changes, every), *range(changes - 4, changes),
+                     *range(max(0, changes - 25), changes, clean)})
+    finished = 0
+    for number in deaths:
+        place = folder / command / str(number)
+        place.mkdir()
+        status, used = run(command, place, number)
+        assert status == -signal.SIGKILL, (command, number, changes, status, used)
+        resumes = (place / "out.unfinished" / "job.json").exists()
+        ended = any(place.glob("out/*")) and not resumes
+        status, used = run(command, place, MANY)
+        assert status == (1 if ended else 0), (command, number, changes, status, used)
+        finished += ended
+        found = files(place)
+        if command == "own-key":  # another key chooses other rows
+            found, same = list(found), list(wanted)
+        else:
+            same = wanted
+        assert found == same, (command, number, sorted(set(found) ^ set(same)))
+        shutil.rmtree(place)
+    assert len(deaths) > 5, command
+    # The last changes remove the lock and the folder that is empty by then.
+    assert 0 < finished <= 3, command
+
 MANY = 1 << 30
-whole = folder / "whole"
-whole.mkdir()
-status, changes = run(whole, MANY)
-assert status == 0
-changes, wanted = int(changes), files(whole)
-assert all(name.split("/")[0] == "out" for name in wanted), wanted.keys()
-deaths = sorted({*range(0, changes, every), *range(max(0, changes - 25), changes)})
-finished = 0
-for number in deaths:
-    place = folder / str(number)
-    place.mkdir()
-    status, used = run(place, number)
-    assert status == -signal.SIGKILL, (number, changes, status, used)
-    resumes = (place / "out.unfinished" / "job.json").exists()
-    ended = any(place.glob("out/*")) and not resumes
-    status, used = run(place, MANY)
-    assert status == (1 if ended else 0), (number, changes, status, used)
-    finished += ended
-    found = files(place)
-    if command == "own-key":  # another key chooses other rows
-        found, same = list(found), list(wanted)
-    else:
-        same = wanted
-    assert found == same, (number, changes, sorted(set(found) ^ set(same)))
-    shutil.rmtree(place)
-print("DEATHS", len(deaths), finished)
+for command in sys.argv[4:]:
+    check(command)
 """
 
 
@@ -178,31 +185,23 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def kill_and_repeat(
-    root: pathlib.Path, folder: pathlib.Path, command: str, every: int
-) -> None:
+def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *numbers: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _KILLS, command, str(folder), str(every)],
+        [sys.executable, "-c", _KILLS, str(folder), *map(str, numbers), *COMMANDS],
         cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    deaths, finished = map(int, done.stdout.split("DEATHS")[1].split())
-    assert deaths > 10
-    # The last changes remove the lock and the folder that is empty by then.
-    assert 0 < finished <= 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
 def test_a_kill_in_the_clean_up_leaves_nothing_and_the_same_command_ends_it(
-    root: pathlib.Path, folder: pathlib.Path, command: str
+    root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    kill_and_repeat(root, folder, command, every=23)
+    kill_and_repeat(root, folder, 23, 3)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", COMMANDS)
 def test_a_kill_at_any_change_of_the_disk_is_mended_by_the_same_command(
-    root: pathlib.Path, folder: pathlib.Path, command: str
+    root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    kill_and_repeat(root, folder, command, every=1)
+    kill_and_repeat(root, folder, 1, 1)

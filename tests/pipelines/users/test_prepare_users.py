@@ -15,9 +15,9 @@ import pytest
 
 from accounting.validation import InputError
 from dpsgd import command_line
-from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
-from pipelines.inputs.bounded import BOUNDED, Bounded
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.batches.folder import read_manifest
+from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.first_schema import first_schema
@@ -250,16 +250,17 @@ def test_a_row_without_a_user_is_malformed(
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300, 0.5, None])
 def test_a_user_that_is_no_whole_number_is_malformed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: Any
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    users = pa.array([1.0, value, 2.0], pa.float64(), from_pandas=False)
-    table = pa.table({"person": users, "row": [0.0] * 3, "y": [0, 1, 0]})
+    wrong = [np.nan, np.inf, 1e300, 0.5, None]
+    users = pa.array([1.0, *wrong, 2.0], pa.float64(), from_pandas=False)
+    table = pa.table({"person": users, "row": [0.0] * 7, "y": [0, 1] * 3 + [0]})
     pq.write_table(table, "few.parquet")
     assert run(monkeypatch, "--input few.parquet") == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert "few.parquet:2: person is missing, or no whole number or text" in told
+    for row in range(2, 7):
+        assert f"few.parquet:{row}: person is missing, or no whole number" in told
 
 
 @pytest.mark.usefixtures("folder")

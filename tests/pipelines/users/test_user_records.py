@@ -13,12 +13,12 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
+from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
+from pipelines.files.key_files import create_key_file
 from pipelines.files.unfinished import unfinished_folder
-from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.runtime.tasks import Runtime
-from pipelines.sampling.keys import create_key_file
 from pipelines.users import bound_folder, user_records
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings

@@ -17,7 +17,7 @@ from accounting.auditing import audit
 from accounting.plan import SAMPLERS, DpSgdPlan
 from accounting.samplers import shuffle
 from accounting.validation import InputError
-from pipelines.sampling import samplers
+from pipelines.core.sampling import samplers
 from trainer.auditing import audit_mechanism
 from trainer.auditing.audit import audit as run_audit
 from trainer.core.step import noise

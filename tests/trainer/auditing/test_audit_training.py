@@ -12,7 +12,7 @@ import pytest
 from accounting.auditing import audit, joint_tests
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from trainer import models
 from trainer.auditing import audit_model, audit_release, audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, SmallRun

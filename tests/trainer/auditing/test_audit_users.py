@@ -17,7 +17,7 @@ from accounting.auditing.joint_tests import JointVerdict
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.inputs.bounded import BOUNDED, ROW_WEIGHTS, ROWS, USERS, Bounded
+from pipelines.core.users.bounded import BOUNDED, ROW_WEIGHTS, ROWS, USERS, Bounded
 from pipelines.users import bound_job
 from trainer.auditing import audit_release, audit_run, audit_training
 from trainer.auditing.audit import _small_users, settings_of_run

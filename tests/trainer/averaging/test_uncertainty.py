@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from tests.trainer.bounded import unbounded
 from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.averaging.uncertainty import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.sampling.keys import insecure_key
+from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import unbounded
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.claims.dp_sat import SharpnessAwareOptimizer

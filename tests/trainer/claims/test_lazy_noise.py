@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.sampling.keys import insecure_key
+from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import OnGrid, bam_sum, units_of
 from tests.trainer.claims.workers.in_threads import outcomes
 from tests.trainer.conftest import make_rows

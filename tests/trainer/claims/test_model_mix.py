@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
-from pipelines.sampling.keys import insecure_key
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import unbounded
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model

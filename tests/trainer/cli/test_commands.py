@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from accounting import accountant
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from tests.trainer.conftest import write_run_folder
 from trainer.cli.commands import _in_short, account, train_command, train_request
 from trainer.cli.predict_commands import predict_command

@@ -17,7 +17,7 @@ from dpsgd.command_line import COMMANDS, cli
 from dpsgd.command_reference import reference
 from trainer.cli import commands
 from trainer.cli.commands import train_command, train_request
-from trainer.run import run_record
+from trainer.core.run import run_record
 from trainer.settings.setting import setting
 from trainer.settings.train_settings import TrainSettings
 

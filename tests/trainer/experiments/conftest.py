@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.batches.manifest import (
-    BatchFile,
-    Manifest,
-    pretty_json,
-    read_manifest,
-    write_manifest,
-)
+from pipelines.batches.folder import read_manifest, write_manifest
+from pipelines.core.batches.manifest import BatchFile, Manifest
+from pipelines.files.json_files import pretty_json
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import COLUMNS, DATASET, write_held_out
 from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
@@ -75,7 +71,7 @@ class Work:
             files=(BatchFile(name="b", first_step=0, num_steps=plan.num_steps),),
             dataset=DATASET,
         )
-        write_manifest(path, manifest, {})
+        write_manifest(path, manifest, {}, seal_key="5" * 64)
         self.batches.append(path.name)
 
     def train(self, request: Request) -> None:

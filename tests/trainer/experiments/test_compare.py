@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from accounting import accountant
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.tables.schema.schema import Schema

@@ -11,7 +11,7 @@ import pytest
 
 from accounting import accountant
 from accounting.validation import InputError
-from pipelines.inputs.bounded import Bounded
+from pipelines.core.users.bounded import Bounded
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.experiments import compare as library
 from trainer.experiments.comparison.case import Case

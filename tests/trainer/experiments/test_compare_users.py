@@ -15,7 +15,8 @@ import pytest
 
 from accounting import accountant
 from accounting.validation import InputError
-from pipelines.batches.manifest import BatchFile, Manifest, write_manifest
+from pipelines.batches.folder import write_manifest
+from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.stopping import StoppedError
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
@@ -59,7 +60,7 @@ class UserWork(Work):
             dataset=dataset.description,
         )
         path.mkdir()
-        write_manifest(path, manifest, {})
+        write_manifest(path, manifest, {}, seal_key="5" * 64)
         self.batches.append(path.name)
 
 

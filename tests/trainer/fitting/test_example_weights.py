@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import Column
+from pipelines.core.batches.batch_format import Column
 from trainer.fitting.example_weights import ExampleWeights, weighted
 from trainer.gradients.clipping import (
     ONE_PASS,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.batches.batch_format import Column
-from pipelines.batches.manifest import Manifest
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Manifest
 from tests.trainer.bounded import bounded
 from trainer import models
 from trainer.core.step.dp_step import Step

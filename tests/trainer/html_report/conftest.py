@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from accounting.plan import DpSgdPlan
-from pipelines.batches.manifest import BatchFile, Manifest, pretty_json
-from pipelines.inputs.bounded import BOUNDED, Bounded
+from pipelines.core.batches.manifest import BatchFile, Manifest
+from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.files.json_files import pretty_json
 from pipelines.tables.schema.schema import Schema
 from tests.trainer.conftest import COLUMNS, DATASET, BatchFolder, write_run_folder
 

@@ -12,7 +12,7 @@ import pytest
 
 import dpsgd
 from accounting.validation import InputError
-from pipelines.batches.manifest import pretty_json
+from pipelines.files.json_files import pretty_json
 from tests.trainer.html_report.conftest import of_colours
 from trainer.core.run.run_record import read_run
 from trainer.html_report.facts import collect

@@ -18,7 +18,7 @@ from accounting import accountant
 from accounting.plan import DpSgdPlan
 from accounting.theorem import Wording
 from accounting.validation import InputError, check_float
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.trainer.zoo import arrays, batch, linear, make_model
 from trainer.cli.commands import account, train_command
 from trainer.core.run.run_record import read_run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
+from pipelines.core.batches.columns import Column
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import Column
+from pipelines.core.batches.batch_format import Column
 from pipelines.tables.schema.schema import Schema
 from trainer.model.table_model import read_table, table_model
 from trainer.models import make_loss, make_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
+from pipelines.core.batches.columns import Column
 from trainer.core.step.noise import row_seeds
 from trainer.gradients.clipping import clipped_sum
 from trainer.methods import registry

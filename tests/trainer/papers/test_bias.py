@@ -11,7 +11,7 @@ import pytest
 
 import trainer.train
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.folder import read_manifest
 from tests.trainer.run.whole_runs import private_settings, weights_of
 from trainer.papers.bias import measure_bias
 from trainer.papers.settings import BiasSettings

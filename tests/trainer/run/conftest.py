@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.trainer.run.whole_runs import Planted, private_settings
 from trainer.core.step.dp_step import Step
 from trainer.run.preflight import Request

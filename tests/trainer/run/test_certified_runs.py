@@ -14,15 +14,16 @@ from click.testing import CliRunner
 import dpsgd
 from accounting.statement import privacy_statement
 from accounting.validation import InputError
-from pipelines.batches.certificate import (
+from pipelines.batches.folder import (
     CERTIFICATE_NAME,
-    copy,
+    copy_certificate,
     read_certificate,
+    read_checksums,
     records_id,
     write_certificate,
+    write_manifest,
 )
-from pipelines.batches.manifest import read_checksums, read_seal, write_manifest
-from pipelines.inputs.bounded import BOUNDED, Bounded
+from pipelines.core.users.bounded import BOUNDED, Bounded
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder
 from trainer.core.run.run_record import read_run
@@ -37,8 +38,7 @@ from trainer.settings.train_settings import TrainSettings
 def sealed(small_batches: Any) -> Any:
     """Batches with a certificate, as if the reference had compared them."""
     path, manifest = small_batches.path, small_batches.manifest
-    write_manifest(path, manifest, read_checksums(path), seal_key="5" * 64)
-    write_certificate(path, manifest, read_seal(path))
+    write_certificate(path, manifest, read_checksums(path))
     return small_batches
 
 
@@ -70,7 +70,7 @@ def test_without_a_certificate_the_claim_relies_on_the_batch_job(
 
 
 def test_with_one_it_does_not(run: pathlib.Path, sealed: Any) -> None:
-    copy(sealed.path, run)
+    copy_certificate(sealed.path, run)
     fields, text, page = said_of(run)
     assert fields["relies_on"] == []
     assert fields["batches_certified"] is True
@@ -85,12 +85,12 @@ def test_a_certificate_of_other_records_is_refused(
     run: pathlib.Path, sealed: Any
 ) -> None:
     """Of batches that were made again under the same manifest, with other bytes."""
-    checksums = read_checksums(sealed.path)
+    checksums = read_checksums(sealed.path).files
     name, sums = checksums.popitem()
     worse = {**checksums, name: type(sums)(**{**vars(sums), "num_real": 1})}
     write_manifest(sealed.path, sealed.manifest, worse, seal_key="5" * 64)
-    write_certificate(sealed.path, sealed.manifest, read_seal(sealed.path))
-    copy(sealed.path, run)
+    write_certificate(sealed.path, sealed.manifest, read_checksums(sealed.path))
+    copy_certificate(sealed.path, run)
     result = CliRunner().invoke(dpsgd.cli, ["account", str(run)])
     assert isinstance(result.exception, InputError)
     assert "about the batches of this run" in str(result.exception)
@@ -99,7 +99,7 @@ def test_a_certificate_of_other_records_is_refused(
 
 
 def test_an_edited_certificate_is_refused(run: pathlib.Path, sealed: Any) -> None:
-    copy(sealed.path, run)
+    copy_certificate(sealed.path, run)
     path = run / CERTIFICATE_NAME
     fields = json.loads(path.read_text())
     for changes in ({"seal": "0" * 64}, {"seal": 7}, {"version": 2}, {"more": 1}):

@@ -14,7 +14,7 @@ from accounting import accountant
 from accounting.model_mix import theorem
 from accounting.model_mix.theorem import Mixing
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_checksums, write_manifest
+from pipelines.batches.folder import read_checksums, write_manifest
 from tests.trainer.run.whole_runs import (
     AVERAGES,
     ONE_ID,
@@ -190,10 +190,11 @@ def test_model_mix_refuses_batches_of_other_samplers_before_any_work(
         truncated_batch_size=None, num_examples=80,
     )  # fmt: skip
     manifest = dataclasses.replace(small_batches.manifest, plan=plan)
-    checksums = read_checksums(small_batches.path)
+    checksums = read_checksums(small_batches.path).files
     shutil.copytree(small_batches.path, small_batches.path.parent / "shuffled")
     (small_batches.path.parent / "shuffled" / "manifest.json").unlink()
-    write_manifest(small_batches.path.parent / "shuffled", manifest, checksums)
+    shuffled = small_batches.path.parent / "shuffled"
+    write_manifest(shuffled, manifest, checksums, seal_key="5" * 64)
     request = request_for(
         settings=private_settings(**MIXED),
         batches=small_batches.path.parent / "shuffled",

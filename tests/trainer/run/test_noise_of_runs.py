@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.trainer.run.whole_runs import (
     ONE_ID,
     SMALL,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accounting.validation import InputError
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.trainer.run.whole_runs import private_settings
 from trainer.core.run.run_record import read_run
 from trainer.report.progress import Silent

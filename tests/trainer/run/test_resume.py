@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.sampling.keys import create_key_file
+from pipelines.files.key_files import create_key_file
 from tests.warm_processes import warm_python
 from trainer.core.run import origin
 from trainer.core.step.dp_step import Step

@@ -13,8 +13,8 @@ import pytest
 from accounting.model_mix.theorem import Mixing
 from accounting.statement import privacy_statement
 from accounting.validation import InputError
-from pipelines.batches.share import Share
-from pipelines.inputs.bounded import BOUNDED, USERS, Bounded
+from pipelines.core.batches.share import Share
+from pipelines.core.users.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
 from trainer.core.run import origin, run_record
 from trainer.core.run.run_record import (

@@ -12,7 +12,7 @@ import pytest
 from apache_beam.utils import retry
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import MANIFEST_NAME
+from pipelines.batches.folder import MANIFEST_NAME
 from tests.pipelines.memory_stores import MemoryStore
 from tests.trainer.run.whole_runs import ONE_ID, same_results
 from trainer.core.run.batches import BatchSource

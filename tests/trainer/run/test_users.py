@@ -14,8 +14,9 @@ import pytest
 
 from accounting import accountant
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest, read_manifest
-from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
+from pipelines.batches.folder import read_manifest
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.make_batches import make_batches
 from pipelines.users.bound import bound

@@ -13,7 +13,7 @@ from accounting.cli.grouped import Grouped
 from accounting.cli.registered import Registered
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.inputs.bounded import SAMPLED
+from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags

@@ -1,10 +1,9 @@
 """The batches of a folder as tensors, in step order.
 
 Formal guarantees:
-  - Elements are exactly those of ``pipelines.batches.reader`` or, for one of several
-    workers and for a store, of ``pipelines.batches.parts``.  Both check digests, steps
-    and parts, and raise InputError; no element is yielded before the digest of its
-    file, or of its record, is compared with the checksum.
+  - Elements are exactly those of ``pipelines.batches.reader``, which checks digests,
+    steps and parts, and raises InputError; no element is yielded before the digest of
+    its record is compared with the checksum.
   - The order is the file order: no shuffle, no repeat, no dropped remainder.
 
 Background threads read, hash and decode while a batch is trained on.
@@ -19,12 +18,11 @@ import concurrent.futures
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.batches.batch_format import PhysicalBatch
-from pipelines.batches.manifest import Manifest
-from pipelines.batches.parts import read_parts
 from pipelines.batches.reader import read_batches
-from pipelines.batches.share import ALL, Share
-from pipelines.files.paths import StrPath, is_remote
+from pipelines.core.batches.batch_format import PhysicalBatch
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.share import ALL, Share
+from pipelines.files.paths import StrPath
 from trainer.model.layers.keyed_layers import SEEDS
 from trainer.tf_compat import tf
 
@@ -90,10 +88,9 @@ class BatchSource:
         return _ahead(map(_element, self._batches()))
 
     def _batches(self) -> Iterator[PhysicalBatch]:
-        # One digest for a whole file costs least; a store answers ranges ahead.
-        if self._share == ALL and not is_remote(self._directory):
-            return read_batches(self._directory, first_step=self._first_step)
-        return read_parts(self._directory, self._share, first_step=self._first_step)
+        return read_batches(
+            self._directory, first_step=self._first_step, share=self._share
+        )
 
     @property
     def dataset(self) -> Any:

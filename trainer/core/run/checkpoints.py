@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import PRIVATE_NAME
+from pipelines.batches.folder import PRIVATE_NAME
 from trainer.core.run import authenticated_arrays
 
 CHECKPOINT_NAME = "checkpoint.npz"

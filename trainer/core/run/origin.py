@@ -46,12 +46,9 @@ from typing import Any
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
-from pipelines.batches.manifest import (
-    PRIVATE_NAME,
-    pretty_json,
-    read_json,
-    write_atomically,
-)
+from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.storage import write_atomically
 from trainer.core.run import run_record
 from trainer.core.run.checkpoints import CHECKPOINT_NAME
 from trainer.model import user_sources

@@ -46,20 +46,15 @@ from typing import Any
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
 from accounting.versioned_json import header, installed_version, read_fields
-from pipelines.batches.certificate import CERTIFICATE_NAME
-from pipelines.batches.manifest import (
-    MANIFEST_NAME,
-    PRIVATE_NAME,
-    Manifest,
-    pretty_json,
-    read_json,
-    write_atomically,
-)
-from pipelines.batches.share import ALL, Share
+from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.share import ALL, Share
 from pipelines.core.keys import derive
 from pipelines.files.folders import make_private_folder
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.key_files import read_key_file, read_or_create_key_file
 from pipelines.files.locks import in_use, locked
-from pipelines.sampling.keys import read_key_file, read_or_create_key_file
+from pipelines.files.storage import write_atomically
 from trainer.core import claims
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described

@@ -41,10 +41,10 @@ import numpy as np
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
-from pipelines.batches import certificate
-from pipelines.batches.manifest import Manifest
-from pipelines.batches.share import Share
+from pipelines.batches.folder import copy_certificate, records_id
 from pipelines.core import keys
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.share import Share
 from pipelines.files.paths import StrPath
 from trainer.claims.workers import agreement
 from trainer.claims.workers.launch import check_alone
@@ -157,7 +157,7 @@ class Session:
             "run_id": self._run_id(),
         }
         self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
-        self._records_id = certificate.records_id(self.batches)
+        self._records_id = records_id(self.batches)
         self.compare({"run": self._run_key.hex(), "batches": self._records_id})
         return self._run_key
 
@@ -350,7 +350,7 @@ class Session:
         """Writes the record, and copies of manifest and certificate, to the folder."""
         if not agreement.is_chief(self.workers):
             return
-        certificate.copy(self.batches, self.run)
+        copy_certificate(self.batches, self.run)
         run_record.write_run(
             self.run, self.record(complete=complete), self.manifest, self._noise_key
         )

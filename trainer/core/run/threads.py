@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.files.threads import num_cores
+from pipelines.core.threads import num_cores
 from trainer.tf_compat import tf
 
 #: Threads within one operation, and operations that run concurrently.

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.inputs.bounded import USERS, Bounded
+from pipelines.core.users.bounded import USERS, Bounded
 from pipelines.inputs.parquet_blocks import (
     description_of,
     list_blocks,

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from accounting.intervals import EXACT, NoiseBounds
 from accounting.plan import check_epochs
 from accounting.validation import InputError
-from pipelines.inputs.bounded import Bounded
+from pipelines.core.users.bounded import Bounded
 from pipelines.job.batch_settings import BatchSettings
 from trainer.experiments.comparison.case import (
     GIVEN,

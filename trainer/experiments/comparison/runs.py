@@ -27,14 +27,10 @@ from typing import Any, TypeVar
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice
-from pipelines.batches.manifest import (
-    MANIFEST_NAME,
-    pretty_json,
-    read_json,
-    read_manifest,
-    write_atomically,
-)
+from pipelines.batches.folder import MANIFEST_NAME, read_manifest
 from pipelines.files import separate_process
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import (
     Dataset,
     description_of,

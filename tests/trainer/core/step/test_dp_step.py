@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.sampling.keys import insecure_key
+from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import OnGrid, bounded, unbounded, units_of
 from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker

@@ -11,7 +11,7 @@ import pytest
 from randomgen import AESCounter
 
 from pipelines.core.keys import derive
-from pipelines.sampling.keys import insecure_key
+from pipelines.files.key_files import insecure_key
 from trainer.core.step.noise import (
     LaterNoise,
     NoiseStream,

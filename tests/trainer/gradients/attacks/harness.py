@@ -23,8 +23,8 @@ import numpy as np
 
 from accounting.plan import POISSON, DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
-from pipelines.batches.manifest import BatchFile, Manifest
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import BatchFile, Manifest
 from tests.trainer.gradients.attacks import keras_parts
 from tests.trainer.gradients.attacks.catalogue import Case
 from trainer import models

@@ -77,10 +77,15 @@ class Column:
         scalar = np.dtype(self.dtype).newbyteorder("<")
         return np.dtype((scalar, self.shape)) if self.shape else scalar
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one example."""
+        return self.numpy_dtype.itemsize
+
 
 def row_bytes(columns: Sequence[Column]) -> int:
     """Returns the bytes of one row of ``columns``."""
-    return sum(column.numpy_dtype.itemsize for column in columns)
+    return sum(column.num_bytes for column in columns)
 
 
 def record_bytes(columns: Sequence[Column], physical_batch_size: int) -> int:

@@ -26,7 +26,7 @@ import numpy as np
 from accounting.plan import DpSgdPlan
 from pipelines.core.keys import derive
 from pipelines.core.streams import Stream
-from pipelines.files.threads import in_order
+from pipelines.core.threads import in_order
 
 #: Target number of ranks in a bucket.  Buckets are larger where few ranks are kept in
 #: any case, because a small table of counts stays in the processor's cache.

@@ -14,7 +14,7 @@ import dataclasses
 import re
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordChecksum:
     """The checksum of one record.  Sensitive.
 

@@ -1,8 +1,8 @@
 """Secret keys: made and kept in files.  Their sub-keys are in ``pipelines.core.keys``.
 
 Formal guarantees:
-  - A new key is 256 bits from the operating system, in a file of mode 0600 that did not
-    exist before; a half-written key is never visible under its final name.
+  - A new key is in a file of mode 0600 that did not exist before; a half-written key is
+    never visible under its final name.
   - A key file of this machine that others can read is refused, as is anything that does
     not hold exactly one key.  In a store, its access rules decide who can read it.
   - No function here has a default key or seed.
@@ -18,7 +18,7 @@ import secrets
 import stat
 
 from accounting.validation import InputError
-from pipelines.core.keys import KEY_BYTES, derive
+from pipelines.core.keys import KEY_BYTES, derive, new_key
 from pipelines.files.paths import StrPath, is_remote
 from pipelines.files.storage import make_folder, read_bytes, read_secret
 
@@ -42,7 +42,7 @@ def create_key_file(path: StrPath) -> bytes:
     """
     target = pathlib.Path(path)
     make_folder(target.parent)
-    key = secrets.token_bytes(KEY_BYTES)
+    key = new_key()
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.batches.batch_format."""
+"""Guarantees of pipelines.core.batches.batch_format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from accounting.validation import InputError
-from pipelines.batches import batch_format, manifest
-from pipelines.batches.batch_format import decode_batch, encode_batch
-from pipelines.batches.columns import Column
-from pipelines.batches.tfrecord import CorruptRecordError, iterate_records, write_record
+from pipelines.core.batches import manifest
+from pipelines.core.batches.batch_format import decode_batch, encode_batch
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.tfrecord import (
+    CorruptRecordError,
+    iterate_records,
+    write_record,
+)
+from pipelines.job import packing
 
 COLUMNS = (
     Column(name="label", dtype="int8"),
@@ -177,5 +182,5 @@ def test_columns_of_other_lengths_or_too_many_rows_are_refused() -> None:
 def test_items_are_rows() -> None:
     values = np.arange(24, dtype="<i4").reshape(4, 2, 3)
     for array in (values, values[::-1], np.asfortranarray(values)):
-        items = np.take(batch_format.as_items(array), [2, 0])
+        items = np.take(packing.as_items(array), [2, 0])
         assert items.tobytes() == array[[2, 0]].tobytes()

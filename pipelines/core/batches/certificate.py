@@ -30,11 +30,8 @@ from typing import Any
 
 from accounting.validation import InputError
 from accounting.versioned_json import header, installed_version, read_fields
-from pipelines.batches.manifest import Manifest, pretty_json, read_json, read_seal
-from pipelines.files import storage
-from pipelines.files.paths import StrPath, join
+from pipelines.core.batches.manifest import Checksums, Manifest
 
-CERTIFICATE_NAME = "certificate.json"
 _HEADER: Any = {"format_name": "dpsgd-certificate", "version": 1}
 #: What the reference sampler relies on.
 _PACKAGES = ("dpsgd", "numpy", "pyarrow", "cryptography", "google-crc32c")
@@ -46,7 +43,7 @@ class Certificate:
 
     Attributes:
       manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
-      seal: ``read_seal`` of the batches, as hex digits.
+      seal: ``Checksums.seal`` of the batches, as hex digits.
       versions: Name and version of the software that certified.
     """
 
@@ -58,86 +55,49 @@ class Certificate:
         if not all(isinstance(s, str) for s in (self.manifest_fingerprint, self.seal)):
             raise InputError("Expected the fields of a certificate to be texts.")
 
+    @classmethod
+    def of(cls, manifest: Manifest, checksums: Checksums) -> Certificate:
+        """Returns the certificate of batches.
+
+        Args:
+          manifest: Their manifest.
+          checksums: Their checksums, which must equal the reference's.
+        """
+        return cls(
+            manifest_fingerprint=manifest.fingerprint,
+            seal=checksums.seal.hex(),
+            versions={name: installed_version(name) for name in _PACKAGES},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
         return {**header(**_HEADER), **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Certificate:
+        """Returns the certificate that ``to_json`` wrote.
+
+        Raises:
+          InputError: not a certificate.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        remedy = "Remove it, or run `dpsgd verify --resample` again."
+        found = read_fields(fields, names, kind="certificate", remedy=remedy, **_HEADER)
+        return cls(**found)
 
     def is_about(self, manifest_fingerprint: str, records_id: str) -> bool:
         """Whether it certifies the records of a run.
 
         Args:
           manifest_fingerprint: That of the manifest.
-          records_id: From ``records_id`` of the batches.
+          records_id: ``digest_of_seal`` of the batches.
         """
         return (
             self.manifest_fingerprint == manifest_fingerprint
-            and bool(self.seal)
-            and _digest(self.seal) == records_id
+            and digest_of_seal(self.seal) == records_id
         )
 
 
-def _digest(seal: str) -> str:
+def digest_of_seal(seal: str) -> str:
+    """Returns a public name of what was sealed: the SHA-256 of the seal's digits."""
     return hashlib.sha256(seal.encode()).hexdigest()
-
-
-def records_id(directory: StrPath) -> str:
-    """Returns a public name of the manifest and all records; empty without a seal.
-
-    It is the SHA-256 of the seal, which a certificate shows.
-
-    Args:
-      directory: Folder of batches.
-
-    Raises:
-      InputError: as ``read_checksums``.
-    """
-    seal = read_seal(directory).hex()
-    return _digest(seal) if seal else ""
-
-
-def write_certificate(directory: StrPath, manifest: Manifest, seal: bytes) -> None:
-    """Writes the certificate of batches that were compared with the reference.
-
-    Args:
-      directory: Folder of the batches.
-      manifest: Their manifest.
-      seal: ``read_seal`` of the checksums that were compared.
-    """
-    certificate = Certificate(
-        manifest_fingerprint=manifest.fingerprint,
-        seal=seal.hex(),
-        versions={name: installed_version(name) for name in _PACKAGES},
-    )
-    data = pretty_json(certificate.to_json())
-    storage.write_atomically(join(directory, CERTIFICATE_NAME), data)
-
-
-def read_certificate(directory: StrPath) -> Certificate | None:
-    """Returns the certificate in a folder of batches or of a run; None without one.
-
-    Raises:
-      InputError: unreadable, or not a certificate.
-    """
-    path = join(directory, CERTIFICATE_NAME)
-    if not storage.exists(path):
-        return None
-    names = [field.name for field in dataclasses.fields(Certificate)]
-    remedy = "Remove it, or run `dpsgd verify --resample` again."
-    return Certificate(
-        **read_fields(
-            read_json(path), names, kind="certificate", remedy=remedy, **_HEADER
-        )
-    )
-
-
-def copy(directory: StrPath, run: StrPath) -> None:
-    """Copies the certificate of batches, if there is one, into the folder of a run.
-
-    Args:
-      directory: Folder of the batches.
-      run: Folder of the run.
-    """
-    path = join(directory, CERTIFICATE_NAME)
-    if storage.exists(path):
-        data = storage.read_bytes(path)
-        storage.write_atomically(join(run, CERTIFICATE_NAME), data)

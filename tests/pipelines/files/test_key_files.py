@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.sampling.keys."""
+"""Guarantees of pipelines.files.key_files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.core.keys import commitment, derive
-from pipelines.sampling import keys
+from pipelines.files import key_files as keys
 
 
 def test_a_new_key_is_256_bits_in_a_file_of_mode_0600(tmp_path: pathlib.Path) -> None:

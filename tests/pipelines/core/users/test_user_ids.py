@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
-from pipelines.sampling.keys import insecure_key
-from pipelines.users.user_ids import check_type, hash_ids, seems_user_column
+from pipelines.core.batches.columns import Column
+from pipelines.core.users.user_ids import check_type, hash_ids
+from pipelines.files.key_files import insecure_key
+from pipelines.inputs.type_kinds import seems_user_column
 
 KEY = insecure_key(1)
 NAMES = [

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.files.threads."""
+"""Guarantees of pipelines.core.threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipelines.files.threads import in_order
+from pipelines.core.threads import in_order
 
 
 def test_results_come_in_order_whoever_is_ready_first() -> None:

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pipelines.batches.columns import Column
-from pipelines.batches.tf_example import Example
-from pipelines.batches.tfrecord import CorruptRecordError
+from pipelines.core.batches.columns import Column
+from pipelines.core.batches.tf_example import Example
+from pipelines.core.batches.tfrecord import CorruptRecordError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,6 @@ class PhysicalBatch:
     def __repr__(self) -> str:
         # The contents, and how many rows are real, must not reach a log by accident.
         return f"PhysicalBatch(step={self.step}, part={self.part})"
-
-
-def as_items(values: np.ndarray) -> np.ndarray:
-    """Returns ``values`` as a flat array of opaque items, one per row.
-
-    NumPy gathers such items by copying memory, whatever the shape of a row.
-    """
-    contiguous = np.ascontiguousarray(values)
-    size = contiguous.itemsize * int(np.prod(contiguous.shape[1:]))
-    return contiguous.reshape(-1).view(f"V{size}")
 
 
 def encode_batch(

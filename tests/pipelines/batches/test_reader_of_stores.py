@@ -13,15 +13,14 @@ import pytest
 from apache_beam.utils import retry
 
 from accounting.validation import InputError
-from pipelines.batches import parts, ranges
-from pipelines.batches.manifest import read_checksums, read_manifest
-from pipelines.batches.parts import read_parts
-from pipelines.batches.share import Share
-from tests.pipelines.batches.test_parts import held, without_records
-from tests.pipelines.batches.test_reader import files_of
+from pipelines.batches import reader
+from pipelines.batches.folder import read_checksums, read_manifest
+from pipelines.batches.reader import read_batches
+from pipelines.core.batches import ranges
+from pipelines.core.batches.share import ALL, Share
+from tests.pipelines.batches.test_reader import files_of, held
 
-ALONE = Share(0, 1)
-SHARES = [ALONE, Share(0, 2), Share(1, 2)]
+SHARES = [ALL, Share(0, 2), Share(1, 2)]
 
 
 @pytest.fixture
@@ -77,15 +76,15 @@ def test_workers_ask_for_each_byte_once_and_for_their_own_alone(
 ) -> None:
     monkeypatch.setattr(ranges, "RANGE_BYTES", longest)
     all_bytes = sum(path.stat().st_size for path in files_of(batches))
-    records = sum(len(sums.records) for sums in read_checksums(batches).values())
+    records = sum(len(sums.records) for sums in read_checksums(batches).files.values())
     for share in SHARES:
         requests.clear()
-        wanted = list(map(held, read_parts(batches, share)))
-        assert list(map(held, read_parts(stored, share))) == wanted
+        wanted = list(map(held, read_batches(batches, share=share)))
+        assert list(map(held, read_batches(stored, share=share))) == wanted
         asked = bytes_asked(requests)
         assert sum(asked.values()) == pytest.approx(all_bytes / share.count, rel=1e-3)
         files = len(files_of(batches))
-        together = longest > 1 and share == ALONE  # neighbours are one range
+        together = longest > 1 and share == ALL  # neighbours are one range
         assert len(asked) == (files if together else records / share.count)
         names = {one["Key"].split("/", 1)[1] for one in requests}
         assert names == {
@@ -98,10 +97,10 @@ def test_workers_ask_for_each_byte_once_and_for_their_own_alone(
 def test_a_later_start_reads_no_earlier_step(
     batches: pathlib.Path, stored: str, requests: list[dict[str, Any]]
 ) -> None:
-    wanted = list(map(held, read_parts(batches, ALONE, first_step=17)))
-    assert list(map(held, read_parts(stored, ALONE, first_step=17))) == wanted
-    records = (text for s in read_checksums(batches).values() for text in s.records)
-    later = [int(t.split()[2]) for t in records if int(t.split()[0]) >= 17]
+    wanted = list(map(held, read_batches(batches, first_step=17)))
+    assert list(map(held, read_batches(stored, first_step=17))) == wanted
+    files = read_checksums(batches).files.values()
+    later = [r.size for sums in files for r in sums.records if r.step >= 17]
     assert sum(bytes_asked(requests).values()) == sum(later)
 
 
@@ -142,9 +141,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
 def test_a_store_that_fails_for_a_while_is_asked_again(
     batches: pathlib.Path, stored: str, failing: Callable[[int], list[str]]
 ) -> None:
-    wanted = list(map(held, read_parts(batches, ALONE)))
+    wanted = list(map(held, read_batches(batches)))
     failing(6)
-    assert list(map(held, read_parts(stored, ALONE))) == wanted
+    assert list(map(held, read_batches(stored))) == wanted
 
 
 def test_a_store_that_goes_on_failing_ends_in_one_line_with_the_remedy(
@@ -152,7 +151,7 @@ def test_a_store_that_goes_on_failing_ends_in_one_line_with_the_remedy(
 ) -> None:
     asked = failing(1 << 30)
     with pytest.raises(InputError) as error:
-        list(read_parts(stored, ALONE))
+        list(read_batches(stored))
     text = str(error.value)
     assert text.startswith(f"Expected batch file {stored}/batches-")
     assert "the store answered ClientError 503" in text
@@ -181,32 +180,25 @@ def test_a_changed_missing_or_short_object_is_refused_before_its_batches(
             client.put_object(Bucket="bucket", Key=key, Body=body)
         found = []
         with pytest.raises(InputError, match=message):
-            found.extend(batch.step for batch in read_parts(stored, ALONE))
+            found.extend(batch.step for batch in read_batches(stored))
         assert max(found) < first.first_step
 
 
-@pytest.mark.parametrize("old", [False, True])
 def test_what_is_read_ahead_is_bounded(
-    batches: pathlib.Path,
-    s3_bucket: str,
-    old: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    batches: pathlib.Path, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if old:
-        without_records(batches)
-    stored = upload(batches, s3_bucket)
     largest = max(path.stat().st_size for path in files_of(batches))
     monkeypatch.setattr(ranges, "RANGE_BYTES", largest)
-    monkeypatch.setattr(parts, "RANGE_BYTES", largest)
-    monkeypatch.setattr(parts, "_AHEAD_BYTES", 3 * largest)
-    read, began = parts.range_reader(stored), threading.Semaphore(0)
+    monkeypatch.setattr(reader, "RANGE_BYTES", largest)
+    monkeypatch.setattr(reader, "_AHEAD_BYTES", 3 * largest)
+    read, began = reader.range_reader(stored), threading.Semaphore(0)
 
     def counting(path: str, start: int, size: int) -> bytes:
         began.release()
         return read(path, start, size)
 
-    monkeypatch.setattr(parts, "range_reader", lambda _: counting)
-    with contextlib.closing(read_parts(stored, ALONE)) as found:  # type: ignore[type-var]
+    monkeypatch.setattr(reader, "range_reader", lambda _: counting)
+    with contextlib.closing(read_batches(stored)) as found:  # type: ignore[type-var]
         next(found)
         for _ in range(3):
             assert began.acquire(timeout=60)

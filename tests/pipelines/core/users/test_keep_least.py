@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipelines.users.keep_least import keep_least
+from pipelines.core.users.keep_least import keep_least
 
 
 def rows(seed: int, count: int = 500, users: int = 40) -> tuple[np.ndarray, np.ndarray]:

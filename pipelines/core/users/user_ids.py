@@ -15,35 +15,14 @@ Sensitive: ids, and the numbers, which reveal who has many rows.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError
-from pipelines.batches.columns import Column
 from pipelines.core.keys import derive
-from pipelines.inputs.type_kinds import is_text
-from pipelines.tables.hashing import AFTER, hash_fields, mix, words_of
-
-#: Names of a column of ids; a plain "id" is as often that of a row.
-_NAMES = re.compile(
-    "(user|person|patient|customer|client|member|visitor)([_ -]?id)?|uid", re.IGNORECASE
-)
-
-
-def seems_user_column(columns: Sequence[Column]) -> str | None:
-    """Returns the name of a column that seems to hold ids of users; None for none.
-
-    Args:
-      columns: Columns of a table, of which only names and types are looked at.
-    """
-    for column in columns:
-        integer = np.issubdtype(column.dtype, np.integer) and not column.shape
-        if integer and _NAMES.fullmatch(column.name):
-            return column.name
-    return None
+from pipelines.core.users.hashing import AFTER, hash_fields, mix, words_of
 
 
 def check_type(name: str, kind: pa.DataType) -> None:
@@ -88,6 +67,18 @@ def hash_ids(name: str, column: pa.Array | pa.ChunkedArray, key: bytes) -> np.nd
 def _has_nulls(values: pa.Array) -> bool:
     words = values.dictionary if pa.types.is_dictionary(values.type) else values
     return bool(values.null_count or words.null_count)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether cells are texts or bytes of any length."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
 
 
 _Hasher = Callable[[pa.Array, bytes], np.ndarray]

@@ -1,0 +1,152 @@
+"""The files of a folder of batches beside the batches themselves.
+
+    OUT/manifest.json             see ``pipelines.core.batches.manifest``; public
+    OUT/certificate.json          see ``pipelines.core.batches.certificate``; public
+    OUT/private/checksums.json    see ``pipelines.core.batches.manifest``; sensitive
+    OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
+
+Formal guarantees:
+  - Files appear under their final name complete or not at all; the manifest comes last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+
+from pipelines.core.batches.certificate import Certificate, digest_of_seal
+from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
+from pipelines.files.json_files import pretty_json, read_json, read_known
+from pipelines.files.paths import StrPath, join
+from pipelines.files.storage import exists, make_folder, read_bytes, write_atomically
+
+MANIFEST_NAME = "manifest.json"
+CERTIFICATE_NAME = "certificate.json"
+PRIVATE_NAME = "private"
+CHECKSUMS_NAME = "checksums.json"
+KEY_NAME = "sampling.key"
+
+_UNFINISHED = "The folder holds no finished batches; run `dpsgd batches` to the end."
+
+
+def read_manifest(directory: StrPath) -> Manifest:
+    """Returns the manifest of a folder of batches.
+
+    Raises:
+      InputError: missing, unfinished or damaged.
+    """
+    path = join(directory, MANIFEST_NAME)
+    return Manifest.from_json(read_json(path, remedy=_UNFINISHED))
+
+
+def read_checksums(directory: StrPath) -> Checksums:
+    """Returns the checksums of a folder, after checking its manifest against them.
+
+    Raises:
+      InputError: missing or damaged, or the manifest was edited.
+    """
+    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
+    fields = read_json(path, remedy="Without it the batches cannot be verified.")
+    manifest = read_known(join(directory, MANIFEST_NAME), remedy=_UNFINISHED)
+    return Checksums.of(manifest, fields)
+
+
+def write_manifest(
+    directory: StrPath,
+    manifest: Manifest,
+    files: Mapping[str, FileChecksum],
+    *,
+    input_digests: Collection[str] = (),
+    seal_key: str,
+) -> None:
+    """Writes the checksums, then the manifest, whose presence means a finished job.
+
+    Args:
+      directory: Folder of the batches.
+      manifest: Description of the batches.
+      files: Name of a batch file -> its checksums.
+      input_digests: ``parquet_blocks.footer_digest`` of each file of the input.
+      seal_key: Hex digits of the secret key of the seal.
+    """
+    data = pretty_json(manifest.to_json())
+    checksums = Checksums(
+        manifest_sha256=hashlib.sha256(data).hexdigest(),
+        files=files,
+        inputs=tuple(sorted(set(input_digests))),
+        seal_key=seal_key,
+        key_sha256=_digest_of_key(directory),
+    )
+    make_folder(join(directory, PRIVATE_NAME))
+    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
+    write_atomically(path, pretty_json(checksums.to_json()), mode=0o600)
+    write_atomically(join(directory, MANIFEST_NAME), data)
+
+
+def _digest_of_key(directory: StrPath) -> str:
+    """Returns the SHA-256 of the key file of a folder; empty if it holds none.
+
+    It is kept beside the key, which is uniform: it tells nothing that the key does not.
+    """
+    try:
+        data = read_bytes(join(directory, PRIVATE_NAME, KEY_NAME))
+    except FileNotFoundError:
+        return ""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_same_key(directory: StrPath, checksums: Checksums) -> bool:
+    """Whether the key file of a folder is the one that its batches were sampled with.
+
+    So it counts if the key was moved elsewhere.
+
+    Args:
+      directory: Folder of the batches.
+      checksums: From ``read_checksums``.
+    """
+    found = _digest_of_key(directory)
+    return not checksums.key_sha256 or not found or checksums.key_sha256 == found
+
+
+def records_id(directory: StrPath) -> str:
+    """Returns a public name of the manifest and all records of a folder of batches.
+
+    Raises:
+      InputError: as ``read_checksums``.
+    """
+    return digest_of_seal(read_checksums(directory).seal.hex())
+
+
+def write_certificate(
+    directory: StrPath, manifest: Manifest, checksums: Checksums
+) -> None:
+    """Writes the certificate of batches that were compared with the reference.
+
+    Args:
+      directory: Folder of the batches.
+      manifest: Their manifest.
+      checksums: The checksums that were compared.
+    """
+    data = pretty_json(Certificate.of(manifest, checksums).to_json())
+    write_atomically(join(directory, CERTIFICATE_NAME), data)
+
+
+def read_certificate(directory: StrPath) -> Certificate | None:
+    """Returns the certificate in a folder of batches or of a run; None without one.
+
+    Raises:
+      InputError: unreadable, or not a certificate.
+    """
+    path = join(directory, CERTIFICATE_NAME)
+    return Certificate.from_json(read_json(path)) if exists(path) else None
+
+
+def copy_certificate(directory: StrPath, run: StrPath) -> None:
+    """Copies the certificate of batches, if there is one, into the folder of a run.
+
+    Args:
+      directory: Folder of the batches.
+      run: Folder of the run.
+    """
+    path = join(directory, CERTIFICATE_NAME)
+    if exists(path):
+        write_atomically(join(run, CERTIFICATE_NAME), read_bytes(path))

@@ -1,0 +1,1 @@
+"""The files of batches: their format, what describes them, and who checks them."""

@@ -1,0 +1,265 @@
+"""The manifest of a folder of batches (public), and its checksums (sensitive).
+
+    OUT/manifest.json             plan, columns, physical batch size, files; public
+    OUT/batches-*.tfrecord        the batches; sensitive
+    OUT/private/checksums.json    digests of all records and of the input's files, and
+                                  the key of their seal; sensitive
+
+``pipelines.batches.folder`` reads and writes these files.
+
+Formal guarantees:
+  - ``Manifest`` holds public values only: nothing in it depends on which example was
+    sampled when, and the files it names depend on plan and columns alone.
+  - ``batches_id`` commits to the sampling key: batches of one plan but of different
+    keys have different manifests.
+  - ``Checksums.of`` refuses an edited manifest.
+  - ``Checksums.inputs`` identifies the files that the examples are from.
+  - ``Checksums.seal`` changes with the manifest or any record.  It and its digest
+    reveal nothing about them, up to the PRF assumption on keyed BLAKE2b; nobody makes
+    it from public files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from accounting.plan import DpSgdPlan, fingerprint
+from accounting.validation import InputError, check_int
+from accounting.versioned_json import header, read_fields
+from pipelines.core.batches import record_checksums
+from pipelines.core.batches.columns import Column, check_record
+from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.keys import derive
+
+#: Raise it when a reader of the old version would misread the new one, or when the same
+#: key and input would give other batches.
+FORMAT_VERSION = 2
+
+_HEADER: Any = {"format_name": "dpsgd-batches", "version": FORMAT_VERSION}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchFile:
+    """A file of batches and its contiguous range of steps."""
+
+    name: str
+    first_step: int
+    num_steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The description of a folder of batches.  All fields are public.
+
+    Attributes:
+      plan: How the batches were sampled.
+      columns: Columns of every record, in the order of the packed row.
+      physical_batch_size: Number of rows of every record, real and padding.
+      batches_id: Commitment to the sampling key and the input's blocks, 32 hex digits.
+      dataset: Description of the input from its Parquet metadata (see
+        ``DATASET_METADATA_KEY``), such as the number of buckets of a hashed column.
+      files: Files in step order, which hold every step of the plan exactly once.
+
+    Raises:
+      InputError: files that do not hold every step once, a physical batch size below 1,
+        or records that are too long to be read.
+    """
+
+    plan: DpSgdPlan
+    columns: tuple[Column, ...]
+    physical_batch_size: int
+    batches_id: str
+    files: tuple[BatchFile, ...]
+    dataset: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_int("physical_batch_size", self.physical_batch_size, at_least=1)
+        check_record(self.columns, self.physical_batch_size)
+        next_step = 0
+        for file in self.files:
+            _check_name(file.name)
+            if file.first_step != next_step or file.num_steps < 1:
+                raise InputError(
+                    f"Expected file {file.name} to start at step {next_step}."
+                )
+            next_step += file.num_steps
+        if next_step != self.plan.num_steps:
+            raise InputError(
+                f"Expected files for num_steps={self.plan.num_steps}; they hold "
+                f"{next_step}."
+            )
+
+    @property
+    def parts_per_step(self) -> int | None:
+        """Number of records of every step; None if it depends on the data."""
+        largest = self.plan.largest_batch_size
+        return None if largest is None else -(-largest // self.physical_batch_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON of this manifest, 64 hexadecimal digits."""
+        return fingerprint(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {
+            **header(**_HEADER),
+            "plan": self.plan.to_json(),
+            "columns": [
+                {**dataclasses.asdict(column), "shape": list(column.shape)}
+                for column in self.columns
+            ],
+            "physical_batch_size": self.physical_batch_size,
+            "batches_id": self.batches_id,
+            "dataset": self.dataset,
+            "files": [dataclasses.asdict(file) for file in self.files],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Manifest:
+        """Returns the manifest that ``to_json`` wrote.
+
+        Raises:
+          InputError: not a manifest, another version, or inconsistent.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        found = read_fields(
+            fields,
+            names,
+            kind="manifest",
+            remedy="Use the release that wrote it, or make the batches again with "
+            "`dpsgd batches`.",
+            **_HEADER,
+        )
+        try:
+            found["plan"] = DpSgdPlan.from_json(found["plan"])
+            found["columns"] = tuple(Column(**column) for column in found["columns"])
+            found["files"] = tuple(BatchFile(**file) for file in found["files"])
+            manifest = cls(**found)
+        except (TypeError, AttributeError):
+            raise InputError(
+                "Expected a complete manifest; a field is missing or of another type. "
+                "Restore it, or make the batches again."
+            ) from None
+        if manifest.to_json() != fields:
+            raise InputError("Expected no unknown fields in the manifest.")
+        return manifest
+
+
+def _check_name(name: str) -> None:
+    """Refuses a name that would lead out of the folder of the batches."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise InputError(
+            "Expected the manifest to name batch files without folders; it was edited. "
+            "Restore it, or make the batches again."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileChecksum:
+    """The checksums of one batch file.  Sensitive: they depend on the examples.
+
+    Attributes:
+      num_real: Number of real rows in the file.
+      records: Checksum of each record, in order.
+    """
+
+    num_real: int
+    records: tuple[RecordChecksum, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return sum(record.size for record in self.records)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        return {"num_real": self.num_real, "records": list(map(str, self.records))}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> FileChecksum:
+        """Returns the checksum that ``to_json`` wrote.
+
+        Raises:
+          TypeError: not a checksum.
+          ValueError: a malformed checksum of a record.
+        """
+        records = tuple(map(record_checksums.parse, fields["records"]))
+        return cls(**{**fields, "records": records})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checksums:
+    """The digests of all that a job wrote and read.  Sensitive.
+
+    Attributes:
+      manifest_sha256: SHA-256 of the bytes of the manifest.
+      files: Name of a batch file -> its checksums.
+      inputs: Digest of each file of the input, sorted.
+      seal_key: Hex digits of the secret key of ``seal``.
+      key_sha256: SHA-256 of the key file beside the batches; empty if there was none.
+    """
+
+    manifest_sha256: str
+    files: Mapping[str, FileChecksum]
+    inputs: tuple[str, ...]
+    seal_key: str
+    key_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        files = {name: sums.to_json() for name, sums in self.files.items()}
+        return {**vars(self), "files": files, "inputs": list(self.inputs)}
+
+    @classmethod
+    def of(cls, manifest: bytes, fields: Any) -> Checksums:
+        """Returns the checksums that ``to_json`` wrote.
+
+        Args:
+          manifest: Bytes of the manifest beside them.
+          fields: What ``to_json`` returned.
+
+        Raises:
+          InputError: damaged, or the manifest was edited.
+        """
+        try:
+            files = fields["files"].items()
+            sums = {name: FileChecksum.from_json(each) for name, each in files}
+            inputs = tuple(fields["inputs"])
+            found = cls(**{**fields, "files": sums, "inputs": inputs})
+            bytes.fromhex(found.seal_key)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise InputError(
+                "Expected private/checksums.json to hold checksums and digests of the "
+                "input's files. Restore it, or make the batches again."
+            ) from None
+        if found.manifest_sha256 != hashlib.sha256(manifest).hexdigest():
+            raise InputError(
+                "Expected the manifest to be as it was written; it was edited. Restore "
+                "it, or make the batches again."
+            )
+        return found
+
+    @property
+    def seal(self) -> bytes:
+        """Seal of the manifest and of the digests of all records.
+
+        It is secret until a certificate shows it; its SHA-256 is public.
+        """
+        digest = fingerprint(self.to_json()["files"])
+        key = bytes.fromhex(self.seal_key)
+        return derive(key, "seal", self.manifest_sha256, digest)
+
+    def of_file(self, file: BatchFile) -> FileChecksum:
+        """Returns the checksums of a file of the manifest.
+
+        Raises:
+          InputError: there are none.
+        """
+        if file.name not in self.files:
+            raise InputError(f"Expected a checksum for batch file {file.name}.")
+        return self.files[file.name]

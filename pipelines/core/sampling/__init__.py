@@ -1,0 +1,1 @@
+"""Which rows are in which steps, as the batch job chooses them."""

@@ -1,0 +1,1 @@
+"""Which rows of a user are kept, and the note that says so."""

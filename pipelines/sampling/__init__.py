@@ -1,1 +1,0 @@
-"""Which examples are in which step: a pure function of key, plan, block and row."""
