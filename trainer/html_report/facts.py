@@ -35,8 +35,8 @@ from pipelines.core.batches.manifest import Manifest
 from trainer.core.run import run_record
 from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
 from trainer.html_report import attachments, commands, data_set
-from trainer.model.guessing import warnings
 from trainer.model.metrics import METRICS, in_words, metric_names
+from trainer.report.fitness import warnings
 from trainer.report.metrics_files import read_curve, read_metrics
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import MEANINGS

@@ -34,8 +34,7 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, footer_digest
-from trainer.model.guessing import guessing
-from trainer.model.metrics import Metric, Metrics, Scores, joined
+from trainer.model.metrics import Metric, Metrics, Scores, guessing, joined
 from trainer.model.user_code import withhold_values
 
 if TYPE_CHECKING:  # it loads TensorFlow, which this module does without

@@ -10,6 +10,7 @@
 The privacy statement does not protect the held-out examples.
 
 Formal guarantees:
+  - No constant has a better log loss, accuracy or loss than ``guessing``.
   - ``auc`` is exact: the probability that a positive scores above a negative, ties
     counted half.
   - ``Scores`` keeps a few numbers of every row: its label and score, or its loss and
@@ -61,6 +62,12 @@ LOWER_IS_BETTER = ("calibration_error", "log_loss", "loss")
 
 #: Number of groups of rows of similar probability, in which it is compared with labels.
 _CALIBRATION_GROUPS = 10
+
+#: Loss -> what the best constant loses.
+_CONSTANTS = {
+    "mean_squared_error": lambda y: float(np.square(y - y.mean()).mean()),
+    "mean_absolute_error": lambda y: float(np.abs(y - np.median(y)).mean()),
+}
 
 #: Metrics of a majority vote, which has no probabilities; numbers have no vote.
 VOTE_METRICS = {BINARY: ("auc", "accuracy"), CLASSES: ("accuracy",), OTHER: ()}
@@ -127,7 +134,12 @@ def calibration_error(labels: np.ndarray, logits: np.ndarray) -> float:
 
 
 def binary_metrics(labels: np.ndarray, logits: np.ndarray) -> Metrics:
-    """Returns the metrics of a task "binary"; a logit of 0 predicts 0."""
+    """Returns the metrics of a task "binary".
+
+    Args:
+      labels: 0 or 1, (rows,).
+      logits: (rows,); 0 predicts 0.
+    """
     return {
         "auc": auc(labels, logits),
         "log_loss": log_loss(labels, logits),
@@ -152,6 +164,38 @@ def correct(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         labels = labels.argmax(-1)
     right = outputs.argmax(-1) == labels
     return right.reshape(len(right), -1).mean(1)
+
+
+def guessing(labels: Any, *, task: str, loss: str) -> Metrics | None:
+    """Returns the metrics of the best constant; None where it is not known.
+
+    Args:
+      labels: Labels of all rows, (rows, ...).
+      task: "binary", "classes" or "other".
+      loss: Keras's name of the loss.
+
+    Example:
+      >>> guessing(np.array([0, 0, 0, 1]), task="binary", loss="binary_crossentropy")
+      {'auc': 0.5, 'log_loss': 0.5623351446188083, 'accuracy': 0.75}
+    """
+    if isinstance(labels, Mapping):
+        return None
+    if task in (BINARY, CLASSES):
+        one_hot = task == CLASSES and loss == "categorical_crossentropy"
+        classes = labels.argmax(-1) if one_hot else labels
+        if classes.size != len(classes):
+            return None
+        found = _of_shares(np.unique(classes, return_counts=True)[1])
+        return {"auc": 0.5, **found} if task == BINARY else found
+    if loss not in _CONSTANTS or labels.size != len(labels):
+        return None
+    return {"loss": _CONSTANTS[loss](labels.astype(np.float64).ravel())}
+
+
+def _of_shares(counts: np.ndarray) -> Metrics:
+    shares = counts / counts.sum()
+    entropy = -float((shares * np.log(shares)).sum())
+    return {"log_loss": entropy + 0.0, "accuracy": float(shares.max())}
 
 
 def metric_names(fields: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from trainer.model import metrics
-from trainer.model.guessing import guessing, warnings
+from trainer.model.metrics import guessing
+from trainer.report.fitness import warnings
 
 RANDOM = np.random.default_rng(0)
 
