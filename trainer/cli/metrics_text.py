@@ -5,28 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.model.metrics import in_words, metric_names
+from trainer.report.fitness import warnings
 from trainer.settings.aggregation_settings import (
     MEANINGS,
     OMV,
 )
 
+#: Names that are too wide for a column.
+_HEADINGS = {"calibration_error": "off by"}
+
 
 def metrics_text(metrics: dict[str, Any]) -> str:
-    """Returns the metrics of a run as text: one line, or a table.
+    """Returns the metrics of a run as a table, and what a person should know.
 
     Example:
       >>> last = {"auc": 0.75, "log_loss": 0.5, "accuracy": 0.8}
-      >>> print(metrics_text({**last, "aggregates": {}, "uncertainty": None}))
-      held-out AUC 0.7500, log loss 0.5000, accuracy 0.8000
+      >>> guess = {"auc": 0.5, "log_loss": 0.6, "accuracy": 0.7}
+      >>> more = {"guessing": guess, "aggregates": {}, "uncertainty": None}
+      >>> print(metrics_text({**last, **more}))
+      held-out metrics of        AUC   log loss   accuracy
+      last iterate            0.7500     0.5000     0.8000
+      guessing                0.5000     0.6000     0.7000
     """
     names = metric_names(metrics)
-    if not metrics["aggregates"]:
-        pairs = zip(map(in_words, names), _numbers(metrics, names), strict=True)
-        return "held-out " + ", ".join(map(" ".join, pairs))
-    rows = [("held-out metrics of", *map(in_words, names))]
+    rows = [("held-out metrics of", *(_HEADINGS.get(n, in_words(n)) for n in names))]
     rows.append(("last iterate", *_numbers(metrics, names)))
     for name, values in metrics["aggregates"].items():
         rows.append((f"{name}: {MEANINGS[name]}", *_numbers(values, names)))
+    if metrics.get("guessing"):
+        rows.append(("guessing", *_numbers(metrics["guessing"], names)))
     width = max(len(row[0]) for row in rows)
     lines = [
         f"{row[0]:<{width}}" + "".join(f"{x:>11}" for x in row[1:]) for row in rows
@@ -46,7 +53,7 @@ def _width(found: float | dict[str, float]) -> str:
 
 
 def _notes(metrics: dict[str, Any]) -> list[str]:
-    notes = []
+    notes = [f"warning: {line}" for line in warnings(metrics)]
     if OMV in metrics["aggregates"] and "auc" in metrics:
         notes.append(
             "A majority vote of k iterates has only k + 1 levels: use its accuracy, "

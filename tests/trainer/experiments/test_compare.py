@@ -282,7 +282,8 @@ def _pairs(*values: Any) -> list[Any]:
         ),
         (
             ["--epsilon=1", "--metric=f1", "--", "--metric=statistics:mean"],
-            "metric='f1' to be one of auc, log_loss, accuracy, loss, mean",
+            "metric='f1' to be one of auc, log_loss, accuracy, "
+            "calibration_error, loss, mean",
         ),
         (["--epsilon=1", "--eval=s3://bucket/test"], "eval=s3:/bucket/test on this"),
         (["--epsilon=1", "--out=s3://bucket/out"], "out=s3:/bucket/out on this"),

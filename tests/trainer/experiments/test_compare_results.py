@@ -121,3 +121,32 @@ def test_what_differs_has_a_column_and_what_is_common_stands_above() -> None:
     assert "epsilon 3, batch size 20, 1 epoch, delta 0.001" in text
     assert "| batches | rate | noise |" in text
     assert f"Left out: one.\n\n{COSTS}" in text
+
+
+def _notes(*means: float, spread: float, **metrics: Any) -> str:
+    """The report of cases of two seeds each, which differ by their learning rates."""
+    results = []
+    for rate, mean in enumerate(means):
+        settings = dataclasses.replace(_case().settings, learning_rate=1.0 + rate)
+        for value in (mean - spread, mean + spread):
+            found = _result(value)
+            found["metrics"] |= metrics
+            results.append((_case(settings=settings), found))
+    return report(summarise(results, metric="auc")).markdown()
+
+
+def test_lines_within_the_spread_over_seeds_are_not_told_apart() -> None:
+    # Two seeds apart by 2 s have a standard error of s, and two lines sqrt(2) s.
+    assert "2 of 3 lines are within two" in _notes(0.8, 0.78, 0.7, spread=0.01)
+    assert "tell them apart" not in _notes(0.8, 0.77, 0.7, spread=0.01)
+    one = report(summarise([(_case(), _result(0.7))], metric="auc"))
+    assert "lines may differ by chance" in one.markdown()
+
+
+def test_other_metrics_stand_beside_the_metric_and_unfit_models_are_named() -> None:
+    guess = {"auc": 0.5, "log_loss": 0.4, "accuracy": 0.9}
+    text = _notes(0.8, 0.7, spread=0.01, calibration_error=0.3, guessing=guess)
+    assert "| AUC | calibration error | log loss |" in text
+    assert "±0.0141 | 0.3000 | 0.5000 |" in text
+    assert "warning: 2 of 2 lines: The model is no better than guessing" in text
+    assert "warning" not in _notes(0.8, 0.7, spread=0.01)

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
+from trainer.model.metrics import LOWER_IS_BETTER, in_words
 from trainer.report.report import Report, Table
 
 TITLE = "Ways of batching and training"
@@ -88,13 +89,42 @@ def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     marked = any(one.guarantee == NO_GUARANTEE for one in outcomes)
     return [
         "eps ≤ is proven for these batches at the noise multiplier in column "
-        "noise; no proof can give less than eps ≥. The last column is for held-out "
-        f"examples: {compare_plot.over_seeds(outcomes)}.",
+        "noise; no proof can give less than eps ≥. The columns after it are for "
+        f"held-out examples: {compare_plot.over_seeds(outcomes)}.",
         *([_LEVELS_NOTE] if any(one.sampled for one in outcomes) else []),
         *([_NO_GUARANTEE_NOTE] if marked else []),
+        *_seeds_note(outcomes),
+        *_unfit_notes(outcomes),
         *notes,
         COSTS,
     ]
+
+
+def _seeds_note(outcomes: Sequence[Outcome]) -> list[str]:
+    """Says how many lines the spread over seeds does not tell from the best."""
+    sign = -1 if outcomes[0].metric in LOWER_IS_BETTER else 1
+    best = max(outcomes, key=lambda one: sign * one.mean)
+    if best.stddev is None:
+        return ["One seed: lines may differ by chance. --seeds 3 shows the spread."]
+    close = [one for one in outcomes if abs(one.mean - best.mean) <= _apart(one, best)]
+    if len(close) == 1:
+        return []
+    return [
+        f"{len(close)} of {len(outcomes)} lines are within two standard errors over "
+        "seeds of the best: the seeds do not tell them apart."
+    ]
+
+
+def _apart(*pair: Outcome) -> float:
+    """Returns two standard errors of the difference of two means."""
+    return 2 * math.hypot(*((x.stddev or 0.0) / math.sqrt(x.num_seeds) for x in pair))
+
+
+def _unfit_notes(outcomes: Sequence[Outcome]) -> list[str]:
+    unfit = [one.warnings[0] for one in outcomes if one.warnings]
+    return (
+        [f"warning: {len(unfit)} of {len(outcomes)} lines: {unfit[0]}"] if unfit else []
+    )
 
 
 def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
@@ -115,7 +145,8 @@ def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
         ("noise", lambda one: _number(one.noise_multiplier), True),
         ("eps ≤", lambda one: rounded(one.epsilon, math.ceil), True),
         ("eps ≥", lambda one: rounded(one.epsilon_lower_bound, math.floor), True),
-        (outcomes[0].metric.replace("_", " "), _value, True),
+        (in_words(outcomes[0].metric), _value, True),
+        *((in_words(name), _other(name), True) for name in outcomes[0].others),
     ]
     return [
         (heading, text, always)
@@ -126,6 +157,10 @@ def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
 
 def _own_setting(name: str) -> Callable[[Outcome], str]:
     return lambda one: _or_dash(one.method_settings.get(name))
+
+
+def _other(name: str) -> Callable[[Outcome], str]:
+    return lambda one: _number(one.others.get(name))
 
 
 def noise_rule(outcome: Outcome) -> str:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
 from trainer.experiments.comparison.case import Case, is_private
+from trainer.model.metrics import LOWER_IS_BETTER
+from trainer.report.fitness import warnings
 from trainer.settings.comparison_settings import LAST, OPTIMISTIC, OWN
 
 PROVEN = "proven"
@@ -50,6 +52,8 @@ class Outcome:
       mean: Mean over the seeds.
       stddev: Sample standard deviation over the seeds; None for one seed.
       num_seeds: Number of runs of the case.
+      others: Other metrics whose means over the seeds a reader should see.
+      warnings: Why a model of the case is not fit for use (see ``report.fitness``).
       sampled: "rows" or "users"; None if the comparison does not vary it.
       max_examples_per_user: Maximum rows kept per user; None as ``sampled``.
       rows_per_step: Requested batch size in rows, if users are sampled.
@@ -74,9 +78,15 @@ class Outcome:
     mean: float
     stddev: float | None
     num_seeds: int
+    others: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    warnings: Sequence[str] = ()
     sampled: str | None = None
     max_examples_per_user: int | None = None
     rows_per_step: int | None = None
+
+
+#: Metrics of a run, with those of guessing; and its statement.
+_Found = tuple[dict[str, Any], dict[str, Any]]
 
 
 def summarise(
@@ -92,7 +102,7 @@ def summarise(
       InputError: a run has no such metric.
     """
     cases: dict[tuple[str, str], Case] = {}
-    found: dict[tuple[str, str], list[tuple[float, dict[str, Any]]]] = {}
+    found: dict[tuple[str, str], list[_Found]] = {}
     for case, result in results:
         metrics = result["metrics"]
         for weights, values in {LAST: metrics, **metrics["aggregates"]}.items():
@@ -106,7 +116,8 @@ def summarise(
                 )
             key = case.name, weights
             cases[key] = case
-            found.setdefault(key, []).append((values[metric], result["privacy"]))
+            every = {**values, "guessing": metrics.get("guessing")}
+            found.setdefault(key, []).append((every, result["privacy"]))
     return [_outcome(cases[key], key[1], found[key], metric) for key in found]
 
 
@@ -114,11 +125,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _outcome(
-    case: Case, weights: str, found: list[tuple[float, dict[str, Any]]], metric: str
-) -> Outcome:
+def _outcome(case: Case, weights: str, found: list[_Found], metric: str) -> Outcome:
     settings, batches = case.settings, case.batches
-    values = [value for value, _ in found]
+    means = _means([metrics for metrics, _ in found])
+    values = [metrics[metric] for metrics, _ in found]
     privacy = found[0][1] if is_private(settings) else {}
     epsilon = _epsilon(case, found) if privacy else None
     return Outcome(
@@ -141,8 +151,15 @@ def _outcome(
         mean=statistics.fmean(values),
         stddev=statistics.stdev(values) if len(values) > 1 else None,
         num_seeds=len(values),
+        others={n: means[n] for n in LOWER_IS_BETTER if n in means and n != metric},
+        warnings=list(warnings({**means, "guessing": found[0][0]["guessing"]})),
         **_level(case),
     )
+
+
+def _means(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = [n for n in found[0] if all(_is_number(each.get(n)) for each in found)]
+    return {name: statistics.fmean(each[name] for each in found) for name in names}
 
 
 def _level(case: Case) -> dict[str, Any]:
@@ -151,7 +168,7 @@ def _level(case: Case) -> dict[str, Any]:
     return {name: case.level and getattr(case.level, name) for name in names}
 
 
-def _epsilon(case: Case, found: list[tuple[float, dict[str, Any]]]) -> float | None:
+def _epsilon(case: Case, found: list[_Found]) -> float | None:
     """Returns the epsilon that is proven for all runs; None if one has none."""
     stated = [privacy.get("epsilon") for _, privacy in found]
     values = [value for value in stated if value is not None and math.isfinite(value)]
