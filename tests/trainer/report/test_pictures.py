@@ -263,7 +263,7 @@ def test_intervals_of_a_simulation_stand_beside_each_other(
     drawn: list[Figure],
 ) -> None:
     rates = [_simulation(rate, 0.6, 0.61, 0.62) for rate in (0.1, 0.2)]
-    _report(*rates).plot(pathlib.Path("a.png"))
+    _report(*rates).draw["simulation.png"](pathlib.Path("a.png"))
     [figure] = drawn
     lines = named(figure)
     assert "one simulated run" in lines
