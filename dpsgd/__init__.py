@@ -10,10 +10,12 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import ast
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
-# `as` tells type checkers that the name is re-exported.
+# The one list of public names.  `as` tells type checkers that a name is re-exported.
 if TYPE_CHECKING:
     from accounting import accountant as accountant
     from accounting.intervals import Bounds as Bounds
@@ -88,71 +90,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public name -> the module that defines it.
-_HOMES = {
-    "AggregationSettings": "trainer.settings.aggregation_settings",
-    "AuditSettings": "trainer.settings.audit_settings",
-    "AverageWeights": "trainer.averaging.averaging_callback",
-    "BatchSettings": "pipelines.job.batch_settings",
-    "Bounds": "accounting.intervals",
-    "Certificate": "pipelines.core.batches.certificate",
-    "ComparisonSettings": "trainer.settings.comparison_settings",
-    "Dataset": "pipelines.inputs.parquet_blocks",
-    "DpSgdPlan": "accounting.plan",
-    "FunctionModel": "trainer.model.layers.function_model",
-    "InputError": "accounting.validation",
-    "Manifest": "pipelines.core.batches.manifest",
-    "NoiseBounds": "accounting.intervals",
-    "PhysicalBatch": "pipelines.core.batches.batch_format",
-    "PoissonBatches": "pipelines.job.poisson_batches",
-    "PredictSummary": "trainer.prediction.predict",
-    "PreparedVerification": "pipelines.tables.prepared_files",
-    "PrivacyStatement": "accounting.statement",
-    "PrivateModel": "trainer.keras_model",
-    "Request": "trainer.run.preflight",
-    "RunRecord": "trainer.core.run.run_record",
-    "Runtime": "pipelines.job.runtime.tasks",
-    "Schema": "pipelines.tables.schema.schema",
-    "BiasSettings": "trainer.papers.settings",
-    "ShiftSettings": "trainer.papers.settings",
-    "SimulationSettings": "trainer.papers.settings",
-    "Summary": "trainer.train",
-    "TableOptions": "pipelines.tables.table_format",
-    "TrainSettings": "trainer.settings.train_settings",
-    "UserLevels": "trainer.settings.user_levels",
-    "VarianceSettings": "trainer.papers.settings",
-    "Verification": "pipelines.batches.verify",
-    "accountant": "accounting",
-    "audit": "trainer.auditing.audit",
-    "budget": "accounting.planning",
-    "certify": "pipelines.certify",
-    "cli": "dpsgd.command_line",
-    "compare": "trainer.experiments.compare",
-    "first_schema": "pipelines.tables.schema.first_schema",
-    "list_blocks": "pipelines.inputs.parquet_blocks",
-    "main": "dpsgd.command_line",
-    "make_batches": "pipelines.job.make_batches",
-    "make_layout": "pipelines.job.sizing",
-    "make_private": "trainer.keras_model",
-    "predict": "trainer.prediction.predict",
-    "prepare": "pipelines.tables.job.prepare_job",
-    "privacy_statement": "accounting.statement",
-    "read_batches": "pipelines.batches.reader",
-    "read_certificate": "pipelines.batches.folder",
-    "read_manifest": "pipelines.batches.folder",
-    "read_run": "trainer.core.run.run_record",
-    "run_statement": "trainer.run.privacy",
-    "measure_bias": "trainer.papers.bias",
-    "shift": "trainer.papers.shift",
-    "simulate": "trainer.papers.simulate",
-    "steps_per_epoch": "accounting.plan",
-    "train": "trainer.train",
-    "variance": "trainer.papers.variance",
-    "verify": "pipelines.batches.verify",
-    "verify_prepared": "pipelines.tables.prepared_files",
-    "write_batches": "pipelines.job.poisson_batching",
-    "write_report": "trainer.html_report.page",
-}
+
+def _homes() -> dict[str, str]:
+    """Returns public name -> module that defines it, from the imports above."""
+    source = pkgutil.get_data(__name__, "__init__.py")
+    assert source is not None  # the loader of this file has it
+    return {
+        alias.name: str(node.module)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname is not None
+    }
+
+
+_HOMES = _homes()
 #: Top-level package -> the extra that installs its dependencies.
 _EXTRAS = {
     "accounting": "accounting",

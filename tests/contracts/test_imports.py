@@ -82,7 +82,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("pipelines.job.transforms", {"tensorflow", "keras", "tensorflow_privacy"}),
         ("pipelines.job.poisson_batching", {"tensorflow", "keras", "trainer"}),
         ("trainer.core.run.run_record", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
-        ("trainer.cli.commands", FRAMEWORKS),
+        ("trainer.cli.commands", FRAMEWORKS | {"scipy", "matplotlib", "pyarrow"}),
         (
             "trainer.cli.audit_commands",
             FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"},

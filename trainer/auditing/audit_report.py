@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.auditing import audit, noise_bounds
@@ -106,10 +106,19 @@ def report(
     """
     # Only if batches are made as claimed does a bound on epsilon bound the noise.
     honest = verdict.claim.plan.sampler == audited.sampler
+    noise = {
+        id(one.verdict): _noise(one.verdict, honest)
+        for one in verdict.judged
+        if one.verdict is not None
+    }
     judged = [one for one in verdict.judged if one.checks]
     title = f"{audited.sampler} batches, {level} level"
     trials = [
-        _trials(one.verdict, honest, "" if one.name == level else f", {one.name} noise")
+        _trials(
+            one.verdict,
+            noise[id(one.verdict)],
+            "" if one.name == level else f", {one.name} noise",
+        )
         for one in verdict.judged
         if one.verdict is not None
     ]
@@ -132,7 +141,7 @@ def report(
             "notes": list(notes),
             "meaning": MEANING,
             "cannot_see": list(unseen),
-            **_findings(verdict, honest),
+            **_findings(verdict, noise),
         },
         verdict=verdict,
     )
@@ -149,12 +158,15 @@ def _above(title: str, plan: DpSgdPlan, verdict: JointVerdict) -> list[str]:
     ]
 
 
-def _findings(verdict: JointVerdict, honest: bool) -> dict[str, Any]:
+def _findings(
+    verdict: JointVerdict, noise: Mapping[int, list[EffectiveNoise]]
+) -> dict[str, Any]:
+    """Returns the findings as JSON; ``noise`` is by the identity of the verdicts."""
     fields = verdict.to_json()
     for run, judged in zip(fields["runs"], verdict.judged, strict=True):
         if judged.verdict is not None:
-            run[_AS_CLAIMED] = _noise_fields(judged.verdict, honest)
-    return {**fields, _AS_CLAIMED: _noise_fields(verdict.closest, honest)}
+            run[_AS_CLAIMED] = _described(noise[id(judged.verdict)])
+    return {**fields, _AS_CLAIMED: _described(noise[id(verdict.closest)])}
 
 
 def _noise(verdict: Verdict, honest: bool) -> list[EffectiveNoise]:
@@ -163,16 +175,16 @@ def _noise(verdict: Verdict, honest: bool) -> list[EffectiveNoise]:
     return noise_bounds.effective_noise(verdict.claim, verdict.findings)
 
 
-def _noise_fields(verdict: Verdict, honest: bool) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(found) for found in _noise(verdict, honest)]
+def _described(noise: list[EffectiveNoise]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(found) for found in noise]
 
 
-def _trials(verdict: Verdict, honest: bool, kind: str) -> Table:
+def _trials(verdict: Verdict, noise: list[EffectiveNoise], kind: str) -> Table:
     sure = [audit.percent(found.confidence) for found in verdict.findings]
     return Table(
         title=f"{verdict.trials:,} trials{kind}",
         headings=["found, with confidence", *sure, "claimed"],
-        rows=_rows(verdict, _noise(verdict, honest)),
+        rows=_rows(verdict, noise),
     )
 
 

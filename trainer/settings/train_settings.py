@@ -146,7 +146,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     augment: str | None = of_model(None, check=check_code)
     loss: str = of_model(
         "binary_crossentropy",
-        check=named_or_code(*LOSSES, AUTO_LOSS),
+        check=named_or_code(AUTO_LOSS, *LOSSES),
         flag_default=AUTO_LOSS,
     )
     metric: str | None = of_model(None, check=check_code)

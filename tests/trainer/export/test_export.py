@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from tests.trainer.conftest import BatchFolder, make_rows, write_batches
 from trainer.export import serving
 from trainer.export.export import check_export, export
 from trainer.model.trainable_model import TrainableModel
@@ -61,22 +62,37 @@ _LOAD = """
 """
 
 
-@pytest.fixture
-def model(small_batches: Any) -> TrainableModel:
-    made = make_model(small_batches.manifest, embedding_dim=2, hidden=(4,))
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> BatchFolder:
+    return write_batches(tmp_path_factory.mktemp("made") / "batches", [make_rows(8)])
+
+
+@pytest.fixture(scope="module")
+def model(batches: BatchFolder) -> TrainableModel:
+    made = make_model(batches.manifest, embedding_dim=2, hidden=(4,))
     random = np.random.default_rng(0)
     for variable in made.variables:
         variable.assign(random.normal(0, 1, variable.shape))
     return made
 
 
+@pytest.fixture(scope="module")
+def exported(
+    model: TrainableModel,
+    batches: BatchFolder,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("exported")
+    export(model, batches.manifest, folder)
+    return folder
+
+
 @pytest.mark.slow
 def test_exported_models_load_without_this_package(
-    model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
+    model: TrainableModel, exported: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    export(model, small_batches.manifest, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-I", "-c", textwrap.dedent(_LOAD), str(tmp_path),
+        [sys.executable, "-I", "-c", textwrap.dedent(_LOAD), str(exported),
          json.dumps(COLUMNS)],
         capture_output=True,
         check=True,
@@ -96,22 +112,20 @@ def test_exported_models_load_without_this_package(
 
 
 def test_the_signature_names_the_columns_that_the_model_takes(
-    model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
+    model: TrainableModel, batches: BatchFolder, exported: pathlib.Path
 ) -> None:
-    export(model, small_batches.manifest, tmp_path)
-    found = serving.read(tmp_path)
-    columns = {column.name: column for column in small_batches.manifest.columns}
+    found = serving.read(exported)
+    columns = {column.name: column for column in batches.manifest.columns}
     assert {column.name for column in found.inputs} == set(model.input_names)
     assert all(columns[column.name] == column for column in found.inputs)
     assert (found.outputs, found.task) == (("probability",), "binary")
 
 
 def test_an_export_replaces_an_unfinished_one_and_leaves_nothing_else(
-    model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
+    model: TrainableModel, batches: BatchFolder, exported: pathlib.Path
 ) -> None:
-    for _ in range(2):
-        export(model, small_batches.manifest, tmp_path)
-    names = {path.name for path in tmp_path.iterdir()} - {"batches", "held_out"}
+    export(model, batches.manifest, exported)
+    names = {path.name for path in exported.iterdir()}
     assert names == {"model.keras", "saved_model", "serving.json"}
 
 
@@ -215,19 +229,19 @@ def test_a_layer_with_a_table_is_exported_with_the_table(
 
 
 def test_a_full_disk_is_not_taken_for_a_fault_of_the_model(
-    model: TrainableModel, small_batches: Any, monkeypatch: pytest.MonkeyPatch
+    model: TrainableModel, batches: BatchFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(InputError, match=r"No space left.*TMPDIR"):
-        check_export(model, small_batches.manifest)
+        check_export(model, batches.manifest)
 
 
 def test_trying_an_export_leaves_nothing(
     model: TrainableModel,
-    small_batches: Any,
+    batches: BatchFolder,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -236,7 +250,7 @@ def test_trying_an_export_leaves_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     before = [variable.numpy() for variable in model.variables]
     config = model.network.to_json()
-    check_export(model, small_batches.manifest)
+    check_export(model, batches.manifest)
     # TensorFlow leaves the code there that AutoGraph generates.
     assert not [p for p in place.iterdir() if not p.name.startswith("__autograph")]
     assert model.network.to_json() == config

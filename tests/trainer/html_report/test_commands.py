@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import html
 import json
@@ -9,6 +10,7 @@ import pathlib
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -230,26 +232,39 @@ def call(line: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.fixture(scope="module")
+def batches_of(visits: pathlib.Path) -> Callable[[str], pathlib.Path]:
+    """``batches_of("rows")`` of users that are bounded, made once."""
+
+    @functools.cache
+    def make(sampled: str) -> pathlib.Path:
+        bounded, batches = visits / f"bounded-{sampled}", visits / f"batches-{sampled}"
+        call(f"bound --input {visits}/visits.parquet --user-column user "
+             f"--out {bounded} --max-examples-per-user 2 --num-examples 200 "
+             f"--sample {sampled}")  # fmt: skip
+        call(f"batches --input {bounded} --out {batches} --batch-size 40 --epochs 1")
+        return batches
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("sampled", "trained"),
     [("rows", "train"), ("users", "train"), ("rows", "make_private")],
 )
 def test_commands_of_a_real_run_on_users_that_were_bounded(
     sampled: str, trained: str, visits: pathlib.Path, tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    batches_of: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    call(f"bound --input {visits}/visits.parquet --user-column user --out bounded "
-         f"--max-examples-per-user 2 --num-examples 200 --sample {sampled}"
-         )  # fmt: skip
-    call("batches --input bounded --out batches --batch-size 40 --epochs 1")
+    batches = batches_of(sampled)
     if trained == "train":
-        call(f"train --batches batches --eval {visits}/test.parquet --out run "
+        call(f"train --batches {batches} --eval {visits}/test.parquet --out run "
              f"--model {__name__}:network --epsilon 3 --delta 1e-4")  # fmt: skip
     else:
         rows = pq.read_table(visits / "test.parquet")
         model = dpsgd.make_private(
-            network(), batches="batches", run="run", l2_norm_clip=2, epsilon=3,
+            network(), batches=batches, run="run", l2_norm_clip=2, epsilon=3,
             delta=1e-4,
         )  # fmt: skip
         model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))

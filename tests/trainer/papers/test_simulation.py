@@ -288,7 +288,6 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         (["--small-batch-sizes=8,64"], "simulated batch size=64"),
         (["--small-batch-sizes=8,65"], "simulated batch size=65"),
         (["--small-batch-sizes=0,8"], "simulated batch size=0"),
-        (["--small-batch-sizes=a"], "small_batch_sizes='a'"),
         (["--seeds=0"], "seeds=0"),
         (["--seeds=1"], "3 runs"),
         (["--confidence=1"], "confidence=1"),

@@ -103,7 +103,7 @@ def test_runs_are_held_together_and_not_made_again(
     ("changes", "message"),
     [
         ({"seeds": 1}, "seeds=1 >= 2"),
-        ({"training": private_settings()}, "--keep-last 2 or more"),
+        ({"training": private_settings()}, "Add --keep-last 10"),
         ({"training": private_settings(keep_last=1)}, "keep_last=1 >= 2"),
     ],
 )

@@ -67,16 +67,19 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("question", ["--epsilon=3", "--noise-multiplier=0.7"])
+@pytest.mark.parametrize(
+    ("question", "samplers"),
+    [("--epsilon=3", ("poisson", "dynamic-shuffle")), ("--noise-multiplier=0.7", ())],
+)
 def test_numbers_are_those_of_the_table_beside_their_bars(
-    drawn: list[Figure], question: str
+    drawn: list[Figure], question: str, samplers: tuple[str, ...]
 ) -> None:
-    table = run(question)
+    table = run(question, *(f"--sampler={name}" for name in samplers))
     [figure] = drawn
     [axes] = figure.axes
     assert set(named(figure)) == {"proven", "lower bound"}
     labels = axes.texts
-    assert len(labels) == 6
+    assert len(labels) == (len(samplers) or 6)
     cells = re.findall(r"(?:\.\. )?(\d+\.\d{4}) │ [eul]", table)
     assert [label.get_text() for label in labels] == cells
     circles = [axes.transData.transform(line.get_xydata()) for line in axes.lines]
@@ -260,7 +263,7 @@ def test_intervals_of_a_simulation_stand_beside_each_other(
     drawn: list[Figure],
 ) -> None:
     rates = [_simulation(rate, 0.6, 0.61, 0.62) for rate in (0.1, 0.2)]
-    _report(*rates).plot(pathlib.Path("a.png"))
+    _report(*rates).draw["simulation.png"](pathlib.Path("a.png"))
     [figure] = drawn
     lines = named(figure)
     assert "one simulated run" in lines
