@@ -114,7 +114,7 @@ def test_every_step_gets_its_batches_and_the_noise_of_its_number(
     assert made.num_steps_executed == 10
     key = made.identify({"what": "else"}, model="model")
     for number, found in enumerate(step.drawn):
-        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, [2.0**-30])[0]
+        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, 2.0**-30)[0]
         assert np.array_equal(found, wanted)
     for weights, rows in zip(step.weights, parts.steps, strict=True):
         assert sum(float(tf.reduce_sum(one)) for one in weights) == len(rows)

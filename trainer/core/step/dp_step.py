@@ -134,7 +134,7 @@ class Step:
             steps=steps,
             shapes=self.shapes,
             noise_stddev=self.bounded.noise_stddev,
-            units=[self.bounded.unit] * len(self._variables),
+            unit=self.bounded.unit,
             share=(self.workers.rank, self.workers.count),
             draw=draw,
         )
