@@ -9,8 +9,8 @@ such number from anybody else: they cannot disagree.
 
 Formal guarantees:
   - One row changes ``unit`` times the value of a ``BoundedSum`` by at most ``bound`` in
-    L2 norm (and the relative 1e-4 of float32 that ``clipping`` names): it clips to
-    what truncation to the grid leaves of the bound (see ``core.step.grid``), whatever
+    L2 norm (and the relative 1e-4 of float32 that ``per_example`` names): it clips to
+    what truncation to the grid leaves of the bound (see ``grid``), whatever
     gradients a method brings.
   - Grid, noise and divisor are functions of ``bound``, ``noise_multiplier`` and
     ``plan``.  A grid whose clip and rounding exceed the bound is refused.
