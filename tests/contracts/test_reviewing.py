@@ -48,6 +48,14 @@ def test_the_cores_can_be_read_in_two_afternoons() -> None:
     assert sum(sizes.values()) <= 7000
 
 
+def test_it_says_how_much_there_is_to_read() -> None:
+    rows = re.findall(r"^\| (`.*`) \| .* \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) >= 10
+    for files, count in rows:
+        found = [_code_lines(ROOT / file) for file in re.findall(r"`([^`]+)`", files)]
+        assert int(count) == pytest.approx(sum(found), rel=0.15)
+
+
 def test_it_has_walks_of_files_and_functions() -> None:
     assert len([mention for mention in MENTIONS if "::" in mention]) > 30
 
