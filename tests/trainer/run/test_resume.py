@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.files.key_files import create_key_file
 from tests.trainer.run.whole_runs import ONE_ID, KillAt, Planted
 from tests.warm_processes import warm_python
 from trainer.core.run import origin
