@@ -9,7 +9,7 @@ import numpy as np
 
 from accounting.plan import DpSgdPlan
 from trainer.claims.bam import bam_gradients
-from trainer.core.step.bounded_sum import BoundedSum, UnboundedSum
+from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
 from trainer.core.step.noise import step_noise
@@ -51,9 +51,9 @@ def bounded(
     )
 
 
-def unbounded(function: GradientSum, divisor: int) -> UnboundedSum:
+def unbounded(function: GradientSum, divisor: int) -> StepSum:
     """A sum in float32, to which a test adds noise in float32."""
-    return UnboundedSum(function, plan_of(divisor))
+    return StepSum(function, plan_of(divisor))
 
 
 def bam_sum(model: TrainableModel, *, l2_norm_clip: float, **more: Any) -> GradientSum:
@@ -61,7 +61,7 @@ def bam_sum(model: TrainableModel, *, l2_norm_clip: float, **more: Any) -> Gradi
     return clipped(bam_gradients(model, **more), l2_norm_clip=l2_norm_clip)
 
 
-class OnGrid(UnboundedSum):
+class OnGrid(StepSum):
     """A sum on a grid that a test chooses, whatever it is a sum of."""
 
     function: Any
