@@ -60,7 +60,7 @@ from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.origin import Origin
 from trainer.core.run.session import Session
 from trainer.core.run.session_state import SessionState
-from trainer.core.step.bounded_sum import UnboundedSum
+from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.workers import Alone, Workers
 from trainer.export.export import check_export, export
@@ -195,7 +195,7 @@ class _Made:
     evaluator: Evaluator | None
     optimizer: Any
     hooks: Hooks
-    bounded: UnboundedSum
+    bounded: StepSum
     tables: lazy_tables.Choice
 
 
@@ -449,7 +449,7 @@ class _Training:
     def _done(self) -> int:
         return self.session.num_steps_executed
 
-    def _clipping_bias(self, bounded: UnboundedSum) -> NonPrivateClippingBias | None:
+    def _clipping_bias(self, bounded: StepSum) -> NonPrivateClippingBias | None:
         if not self._settings.non_private_diagnostics:
             return None
         self._reporter.say(NON_PRIVATE_DIAGNOSTICS)
@@ -467,7 +467,7 @@ class _Training:
         )
 
     def _lazy_noise(
-        self, tables: lazy_tables.Choice, bounded: UnboundedSum
+        self, tables: lazy_tables.Choice, bounded: StepSum
     ) -> LazyNoise | None:
         if tables.message:
             self._reporter.say(tables.message)

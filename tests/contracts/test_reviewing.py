@@ -27,6 +27,35 @@ def _names(path: pathlib.Path) -> set[str]:
     return found
 
 
+def _code_lines(path: pathlib.Path) -> int:
+    """Lines of code: without docstrings, comments and blank lines."""
+    source = path.read_text(encoding="utf-8")
+    words = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            words |= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    code = (n for n, line in lines if line.strip() and not line.strip().startswith("#"))
+    return len(set(code) - words)
+
+
+def test_the_cores_can_be_read_in_two_afternoons() -> None:
+    sizes = {
+        package: sum(map(_code_lines, (ROOT / package / "core").rglob("*.py")))
+        for package in ("accounting", "pipelines", "trainer")
+    }
+    assert sizes["trainer"] <= 3000
+    assert sum(sizes.values()) <= 7000
+
+
+def test_it_says_how_much_there_is_to_read() -> None:
+    rows = re.findall(r"^\| (`.*`) \| .* \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) >= 10
+    for files, count in rows:
+        found = [_code_lines(ROOT / file) for file in re.findall(r"`([^`]+)`", files)]
+        assert int(count) == pytest.approx(sum(found), rel=0.15)
+
+
 def test_it_has_walks_of_files_and_functions() -> None:
     assert len([mention for mention in MENTIONS if "::" in mention]) > 30
 

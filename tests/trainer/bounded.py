@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from accounting.plan import DpSgdPlan
 from trainer.claims.bam import bam_gradients
-from trainer.core.step.bounded_sum import BoundedSum, UnboundedSum
+from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
+from trainer.core.step.noise import step_noise
 from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
 from trainer.core.step.workers import Alone
 from trainer.gradients.clipping import example_gradients
 from trainer.model.trainable_model import TrainableModel
+
+_UNIT = 2.0**-30
 
 
 def plan_of(divisor: int, most: int = 64) -> DpSgdPlan:
@@ -46,9 +51,9 @@ def bounded(
     )
 
 
-def unbounded(function: GradientSum, divisor: int) -> UnboundedSum:
+def unbounded(function: GradientSum, divisor: int) -> StepSum:
     """A sum in float32, to which a test adds noise in float32."""
-    return UnboundedSum(function, plan_of(divisor))
+    return StepSum(function, plan_of(divisor))
 
 
 def bam_sum(model: TrainableModel, *, l2_norm_clip: float, **more: Any) -> GradientSum:
@@ -56,7 +61,7 @@ def bam_sum(model: TrainableModel, *, l2_norm_clip: float, **more: Any) -> Gradi
     return clipped(bam_gradients(model, **more), l2_norm_clip=l2_norm_clip)
 
 
-class OnGrid(UnboundedSum):
+class OnGrid(StepSum):
     """A sum on a grid that a test chooses, whatever it is a sum of."""
 
     function: Any
@@ -76,9 +81,12 @@ class OnGrid(UnboundedSum):
         return [self.grid.on(one) for one in self.function(columns, weight)]
 
 
-def units_of(step: Step) -> list[float | None]:
-    """Distance of grid points for each variable's noise; None without a grid."""
-    return [step.bounded.unit] * len(step.shapes)
+def float_noise(
+    key: bytes, step: int, shapes: Sequence[Sequence[int]], stddev: float
+) -> list[np.ndarray]:
+    """The noise of a step as numbers, for a sum that has no grid."""
+    found = step_noise(key, step, shapes, stddev, _UNIT)
+    return [(_UNIT * one).astype("f4") for one in found]
 
 
 class StandIn:
@@ -91,7 +99,7 @@ class StandIn:
     def __init__(
         self, shapes: Sequence[tuple[int, ...]], clip: float, multiplier: float
     ) -> None:
-        self.shapes, self._variables = shapes, [None] * len(shapes)
+        self.shapes = shapes
         grid = Grid(exponent=-30, clip=clip)
         self.bounded = OnGrid(grid, 1, bound=clip, noise_multiplier=multiplier)
 

@@ -180,7 +180,7 @@ def _score_chunk(case: Case, noise_multiplier: float, sums: np.ndarray) -> np.nd
     shapes = [(sums.shape[1],)]
 
     def observe(step: int) -> np.ndarray:
-        (drawn,) = noise.step_noise(noise_key, step, shapes, noise_multiplier, [_UNIT])
+        (drawn,) = noise.step_noise(noise_key, step, shapes, noise_multiplier, _UNIT)
         return sums[step] + drawn * _UNIT
 
     return score(

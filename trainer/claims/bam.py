@@ -12,9 +12,9 @@ Hessian product ("BAM FWD-REV" and "BAM SAM" in the paper).  Sharpness-aware
 minimisation calls ``lambda`` the perturbation radius, usually rho.
 
 Formal guarantees:
-  - Those of ``clipping``, for g_i, on every path.  In particular g_i is a function of
-    the model's weights and row i alone, and is clipped: one row changes the sum by at
-    most ``l2_norm_clip``, so that DP-SGD's accounting holds.
+  - Those of ``per_example``, for g_i, on every path.  In particular g_i is a function
+    of the model's weights and row i alone, and is clipped: one row changes the sum by
+    at most ``l2_norm_clip``, so that DP-SGD's accounting holds.
   - Where u_i = 0, g_i is the gradient at theta.
   - Where the terms of u_i cancel, ||u_i|| is replaced by the upper bound that
     ``gradient_parts`` clips: the step uphill is shorter, never longer.

@@ -55,7 +55,7 @@ import numpy as np
 from accounting.validation import InputError
 from trainer.core.step import tensor_memory
 from trainer.core.step.aligned_arrays import aligned
-from trainer.core.step.bounded_sum import UnboundedSum
+from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import rounded
 from trainer.core.step.workers import Alone, Workers
 from trainer.gradients.engine.table_reads import TableReads
@@ -102,7 +102,7 @@ class LazyNoise:
         self,
         reads: TableReads,
         *,
-        bounded: UnboundedSum,
+        bounded: StepSum,
         workers: Workers | None = None,
     ) -> None:
         if bounded.unit is None:

@@ -1,34 +1,20 @@
-"""Sums of clipped per-example gradients of one physical batch.
-
-    sum_i  w_i * min(1, C / ||g_i||) * g_i,      g_i = gradient of example i's loss
+"""Which way gives the gradients of single examples; and sums of them.
 
 Formal guarantees:
-  - A row of positive weight contributes a vector of L2 norm at most ``l2_norm_clip``
-    (up to a relative error of 1e-4, also where its terms cancel), which depends only on
-    this row and the weights of the model.
-  - With ``linf_norm_clip``, each coordinate of this vector is then clipped to it.
-  - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
-  - A row whose label the loss does not accept contributes exactly nothing.
-  - A row whose gradient is not finite, or whose norm overflows float32, contributes
-    exactly nothing.  Its contribution is a function of the row within the clip, so that
-    the sensitivity is unchanged.  The number of such rows is sensitive, and is never
-    reported.
-  - Computing a sum changes no variable, and what runs is what was checked: a traced
-    graph without an operation that writes, draws, or calls Python.
-  - Both paths agree with a loop over the examples.
+  - Those of ``core.step.per_example`` on both paths, which agree with a loop over the
+    examples.
 
 Two paths:
 
   - ``one pass`` (see ``engine``): the traced graph proves that rows do not mix, and
     that only known operations use weights.
-  - ``single examples`` (see ``single_examples``): all other models.  Each example is
-    computed by itself, for as many examples at a time as fit a fixed memory.
+  - ``single examples`` (see ``core.step.single_examples``): all other models.  Each
+    example is computed by itself, for as many examples at a time as fit a fixed memory.
 
 Public: the path.  Sensitive: every input and output.
 
 References:
-  Goodfellow (2015), arXiv:1510.01799; Xiao, Wan and Devadas (2023), arXiv:2210.03843,
-  Algorithm 2, for clipping coordinates.
+  Goodfellow (2015), arXiv:1510.01799.
 """
 
 from __future__ import annotations

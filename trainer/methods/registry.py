@@ -5,7 +5,7 @@ from __future__ import annotations
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from trainer.core import claims
-from trainer.core.step.bounded_sum import BoundedSum, UnboundedSum
+from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.per_example import GradientSum, clipped
 from trainer.gradients.clipping import plain_sum
 from trainer.methods.base import Hooks
@@ -56,7 +56,7 @@ def step_sum(
     settings: TrainSettings,
     plan: DpSgdPlan,
     noise_multiplier: float | None,
-) -> UnboundedSum:
+) -> StepSum:
     """Returns the sum of a run: a ``BoundedSum``, except without privacy.
 
     Args:
@@ -71,7 +71,7 @@ def step_sum(
     """
     hooks = hooks_of(settings.method)
     if hooks.gradients is None or noise_multiplier is None:
-        return UnboundedSum(gradient_sum(model, settings), plan)
+        return StepSum(gradient_sum(model, settings), plan)
     if settings.l2_norm_clip is None:  # the loss is still "auto"
         raise ValueError("Expected the clip norm of a private run to be settled.")
     linf_factor = hooks.linf_factor(model, settings) if hooks.linf_factor else 1

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
-from tests.trainer.bounded import unbounded
+from tests.trainer.bounded import float_noise, unbounded
 from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.averaging.uncertainty import (
     METADATA_KEY,
@@ -22,7 +22,6 @@ from trainer.averaging.uncertainty import (
     write_uncertainty,
 )
 from trainer.core.step.dp_step import Step
-from trainer.core.step.noise import NoiseStream
 from trainer.model.metrics import BINARY
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
@@ -97,15 +96,12 @@ def _quadratic_iterates(steps: Sequence[int]) -> Outputs:
     summed = unbounded(lambda columns, weight: [8.0 * 0.4 * theta], 8)
     step = Step([theta], summed, keras.optimizers.SGD(0.5))  # a = 1 - 0.5 * 0.4
     outputs = Outputs(BINARY)
-    with NoiseStream(
-        bytes(range(32)), steps=range(max(steps)), shapes=step.shapes, noise_stddev=0.16
-    ) as noise:
-        for done, draws in enumerate(noise, 1):
-            step.begin(draws)
-            step.add({}, 0.0)
-            step.finish()
-            if done in steps:
-                outputs.add(theta.numpy())
+    for done in range(1, max(steps) + 1):
+        step.begin(float_noise(bytes(range(32)), done, step.shapes, 0.16))
+        step.add({}, 0.0)
+        step.finish()
+        if done in steps:
+            outputs.add(theta.numpy())
     return outputs
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.files.key_files import insecure_key
-from tests.trainer.bounded import unbounded
+from tests.trainer.bounded import float_noise, unbounded
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.claims.dp_sat import SharpnessAwareOptimizer
 from trainer.core.step.dp_step import Step
-from trainer.core.step.noise import step_noise
 from trainer.gradients.clipping import clipped_sum
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras
@@ -28,7 +27,7 @@ def _steps(model: TrainableModel, optimizer: Any) -> Step:
 
 def _noise(model: TrainableModel, step: int) -> list[np.ndarray]:
     shapes = [tuple(variable.shape) for variable in model.variables]
-    return step_noise(insecure_key(1), step, shapes, STDDEV)
+    return float_noise(insecure_key(1), step, shapes, STDDEV)
 
 
 def _weights(model: TrainableModel) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.files.key_files import insecure_key
-from tests.trainer.bounded import OnGrid, bam_sum, units_of
+from tests.trainer.bounded import OnGrid, bam_sum
 from tests.trainer.claims.workers.in_threads import outcomes
 from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker
@@ -24,7 +24,7 @@ from trainer.claims.lazy_tables import choose, is_plain_sgd
 from trainer.claims.workers import agreement
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
-from trainer.core.step.noise import LaterNoise, normal, step_noise
+from trainer.core.step.noise import LaterNoise, grid_normal, step_noise
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.engine import table_reads
 from trainer.gradients.engine.table_reads import TableReads
@@ -214,7 +214,7 @@ def _train(model: TrainableModel, worker: Worker, size: int) -> list[np.ndarray]
     assert lazy is not None
     for index in range(3):
         later = LaterNoise(noise_key=KEY, step=index, noise_stddev=0.5)
-        noise = step_noise(KEY, index, step.shapes, 0.5, units_of(step), share)
+        noise = step_noise(KEY, index, step.shapes, 0.5, step.bounded.unit, share)
         step.begin(noise, later)
         data = make_rows(12, index)
         parts = [data[start : start + size] for start in range(0, 12, size)]
@@ -367,7 +367,7 @@ def test_no_two_draws_of_a_run_share_a_stream() -> None:
     for step in range(3):
         later = LaterNoise(noise_key=KEY, step=step, noise_stddev=1.0)
         for table in range(2):
-            found.append(normal(KEY, step, table, shape).astype("f8"))
+            found.append(grid_normal(KEY, step, table, shape, stddev=2.0**30) / 2**30)
             found += [later.of_read(table, block, shape) for block in (0, 1, 2)]
             found += [later.of_flush(table, block, shape) for block in (0, 1, 2)]
     assert len({values.astype("f4").tobytes() for values in found}) == 3 * 2 * 7

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from accounting.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.key_files import insecure_key
-from tests.trainer.bounded import unbounded
+from tests.trainer.bounded import float_noise, unbounded
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.claims.model_mix import HOOKS, MixingOptimizer, separated_gap
 from trainer.core.step.dp_step import Step
-from trainer.core.step.noise import mixing_coefficients, step_noise
+from trainer.core.step.noise import mixing_coefficients
 from trainer.gradients.clipping import clipped_sum
 from trainer.methods.optimizers import learning_rates
 from trainer.model.trainable_model import TrainableModel
@@ -55,7 +55,7 @@ def _optimizer(model: TrainableModel, settings: TrainSettings) -> MixingOptimize
 def _drawn(model: TrainableModel, step: int, stddev: float) -> list[np.ndarray]:
     shapes = [tuple(variable.shape) for variable in model.variables]
     key = insecure_key(1)
-    noise = step_noise(key, step, shapes, stddev)
+    noise = float_noise(key, step, shapes, stddev)
     return [*noise, *mixing_coefficients(key, step, shapes)]
 
 

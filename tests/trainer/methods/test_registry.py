@@ -19,6 +19,7 @@ from accounting.plan import DpSgdPlan
 from accounting.theorem import Wording
 from accounting.validation import InputError, check_float
 from pipelines.files.key_files import create_key_file
+from tests.trainer.run.whole_runs import KillAt, Planted
 from tests.trainer.zoo import arrays, batch, linear, make_model
 from trainer.cli.commands import account, train_command
 from trainer.core.run.run_record import read_run
@@ -32,7 +33,6 @@ from trainer.methods import dp_sgd, registry
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model.trainable_model import TrainableModel
-from trainer.report.progress import Silent
 from trainer.run import privacy
 from trainer.run.preflight import Request
 from trainer.settings import methods
@@ -211,25 +211,11 @@ def test_a_method_says_whether_it_reads_whole_tables(
 ) -> None:
     lazy = {"optimizer": "sgd", "embedding_noise": "lazy"}
     register(dataclasses.replace(WHOLE, whole_tables=lambda _: "it reads all rows"))
-    with pytest.raises(InputError, match="here it reads all rows"):
+    with pytest.raises(InputError, match="exact here: it reads all rows"):
         _settings(**lazy)
 
 
 # -- a run -----------------------------------------------------------------------------
-
-
-class KillAt(Silent):
-    """Ends the run after a step, as a kill does."""
-
-    class Killed(BaseException):
-        """No handler expects it."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def advance(self, done: int) -> None:
-        if done == self._step:
-            raise self.Killed
 
 
 def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
@@ -246,7 +232,7 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
         noise_key_file=tmp_path / "noise.key",
         checkpoint_every=1,
     )
-    with pytest.raises(KillAt.Killed):
+    with pytest.raises(Planted):
         train(request, KillAt(4))
     # A run continues only with the same settings: its noise is that of one run.
     origin = json.loads((request.run / "private" / "origin.json").read_text())

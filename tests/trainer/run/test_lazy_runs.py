@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -15,7 +16,14 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.files.key_files import create_key_file
+from tests.trainer.run.whole_runs import (
+    ONE_ID,
+    KillAt,
+    Planted,
+    private_settings,
+    same_results,
+    weights_of,
+)
 from tests.warm_processes import warm_python
 from trainer import train as module
 from trainer.averaging.iterates import Iterates
@@ -27,29 +35,17 @@ from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras
 from trainer.train import StoppedError, train
 
 ROOT = pathlib.Path(__file__).parents[3]
-ONE_ID = "5" * 32
-RESULTS = ("metrics.json", "curve.json", "privacy.json", "privacy.txt")
 
 
 def _settings(**changes: Any) -> TrainSettings:
-    fields: dict[str, Any] = {
-        "embedding_dim": 2,
-        "hidden": (4,),
-        "noise_multiplier": 0.8,
-        "l2_norm_clip": 1.0,
-        "target_delta": 1e-3,
-        "optimizer": "sgd",
-        "learning_rate": 0.5,
-        "embedding_noise": "lazy",
-        "eval_every": 7,
-        "keep_last": 2,
-        "keep_every": 5,
-    }
-    return TrainSettings(**{**fields, **changes})
+    fields = {
+        "optimizer": "sgd", "learning_rate": 0.5, "embedding_noise": "lazy",
+        "eval_every": 7, "keep_last": 2, "keep_every": 5,
+    }  # fmt: skip
+    return private_settings(**{**fields, **changes})
 
 
 @pytest.fixture
@@ -61,35 +57,14 @@ def batches(small_batches: Any, batch_folder: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def request_for(batches: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
-    create_key_file(tmp_path / "noise.key")
-
+def request_for(request_for: Any, batches: Any) -> Any:
     def make(name: str = "run", **changes: Any) -> Request:
-        private = tmp_path / name / "private"
-        private.mkdir(parents=True)
-        (private / "run.id").write_text(ONE_ID + "\n")
-        fields = {
-            "settings": _settings(),
-            "batches": batches.path,
-            "held_out": held_out,
-            "run": tmp_path / name,
-            "noise_key_file": tmp_path / "noise.key",
-            "checkpoint_every": 4,
-        }
-        return Request(**{**fields, **changes})
+        fields = {"settings": _settings(), "batches": batches.path}
+        fields |= {"checkpoint_every": 4, **changes}
+        found: Request = request_for(name, run_id=ONE_ID, **fields)
+        return found
 
     return make
-
-
-def _weights(run: pathlib.Path) -> list[np.ndarray]:
-    return [v.numpy() for v in keras.models.load_model(run / "model.keras").variables]
-
-
-def _same(left: pathlib.Path, right: pathlib.Path) -> bool:
-    pairs = zip(_weights(left), _weights(right), strict=True)
-    return all(a.tobytes() == b.tobytes() for a, b in pairs) and all(
-        (left / name).read_bytes() == (right / name).read_bytes() for name in RESULTS
-    )
 
 
 @pytest.fixture
@@ -158,7 +133,7 @@ def test_a_stopped_run_goes_on_to_where_nothing_lacks_noise(
     assert set(pending["checkpoint"]) == {0}
     train(request)
     train(request_for("whole"))
-    assert _same(tmp_path / "whole", tmp_path / "stopped")
+    assert same_results(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
@@ -167,7 +142,7 @@ def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
         settings = _settings(noise_multiplier=0.0, embedding_noise=kind)
         request = request_for(kind, settings=settings)
         train(request)
-        found.append(_weights(request.run))
+        found.append(weights_of(request.run))
     for left, right in zip(*found, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
 
@@ -207,20 +182,11 @@ def test_a_refused_request_writes_nothing(
 
 
 def test_a_run_does_not_go_on_with_other_flushes(request_for: Any) -> None:
-    class Planted(BaseException):
-        pass
-
-    class StopAtFive(Silent):
-        def advance(self, done: int) -> None:
-            if done == 5:
-                raise Planted
-
     request = request_for()
     with pytest.raises(Planted):
-        train(request, StopAtFive())
-    fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
+        train(request, KillAt(5))
     with pytest.raises(InputError, match="another --checkpoint-every"):
-        train(Request(**{**fields, "checkpoint_every": 5}))
+        train(dataclasses.replace(request, checkpoint_every=5))
     train(request)
 
 
@@ -264,4 +230,4 @@ def test_a_run_killed_within_steps_ends_bit_identical(
         )
         assert done.returncode == (0 if place == 10**6 else -signal.SIGKILL), places
         assert done.stdout + done.stderr == ""
-    assert _same(tmp_path / "whole", tmp_path / "killed"), places
+    assert same_results(tmp_path / "whole", tmp_path / "killed"), places

@@ -19,18 +19,16 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.files.key_files import create_key_file
+from tests.trainer.run.whole_runs import ONE_ID, KillAt, Planted
 from tests.warm_processes import warm_python
 from trainer.core.run import origin
 from trainer.core.step.dp_step import Step
-from trainer.report.progress import Silent
 from trainer.run import preflight
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
 ROOT = pathlib.Path(__file__).parents[3]
-ONE_ID = "5" * 32
 
 #: A package of a user, file by file.
 USERS = {
@@ -146,42 +144,17 @@ def users(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 
 @pytest.fixture
-def request_for(small_batches: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
-    create_key_file(tmp_path / "noise.key")
-
+def request_for(request_for: Any) -> Any:
     def make(name: str = "run", **changes: Any) -> Request:
-        private = tmp_path / name / "private"
-        private.mkdir(parents=True, exist_ok=True)
-        (private / "run.id").write_text(ONE_ID + "\n")
-        fields = {
-            "settings": _settings(),
-            "batches": small_batches.path,
-            "held_out": held_out,
-            "run": tmp_path / name,
-            "noise_key_file": tmp_path / "noise.key",
-            "checkpoint_every": 2,
-        }
-        return Request(**{**fields, **changes})
+        fields = {"settings": _settings(), "checkpoint_every": 2, **changes}
+        found: Request = request_for(name, run_id=ONE_ID, **fields)
+        return found
 
     return make
 
 
-class KillAt(Silent):
-    """Ends the run after a step like a kill."""
-
-    class Killed(BaseException):
-        """No handler expects it."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def advance(self, done: int) -> None:
-        if done == self._step:
-            raise self.Killed
-
-
 def _kill(request: Request, step: int = 5) -> None:
-    with pytest.raises(KillAt.Killed):
+    with pytest.raises(Planted):
         train(request, KillAt(step))
     _forget()
 
@@ -431,11 +404,11 @@ _CHILD = """
     # As the command does: before TensorFlow is loaded.
     checked = check(pickle.loads(pathlib.Path({request!r}).read_bytes()))
     assert {warm} or "tensorflow" not in sys.modules
-    from tests.trainer.run.test_resume import KillAt
+    from tests.trainer.run.whole_runs import KillAt, Planted
     from trainer.train import run_checked
     try:
         run_checked(checked, KillAt({step}))
-    except KillAt.Killed:
+    except Planted:
         sys.exit(9)
 """
 

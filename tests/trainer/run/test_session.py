@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from tests.trainer.bounded import StandIn
+from tests.trainer.bounded import StandIn, plan_of
 from trainer.core.run import session as module
 from trainer.core.run.batches import BatchSource
 from trainer.core.run.run_record import read_run
@@ -114,7 +114,7 @@ def test_every_step_gets_its_batches_and_the_noise_of_its_number(
     assert made.num_steps_executed == 10
     key = made.identify({"what": "else"}, model="model")
     for number, found in enumerate(step.drawn):
-        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, [2.0**-30])[0]
+        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, 2.0**-30)[0]
         assert np.array_equal(found, wanted)
     for weights, rows in zip(step.weights, parts.steps, strict=True):
         assert sum(float(tf.reduce_sum(one)) for one in weights) == len(rows)
@@ -140,6 +140,25 @@ def test_a_step_counts_once_it_is_finished(
     assert made.num_steps_executed == 3
     record, _ = read_run(tmp_path / "run", noise_key_file=tmp_path / "noise.key")
     assert (record.num_steps_executed, record.complete) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"bound": 4.0}, "l2_norm_clip=4.0 of the step to be that of the run, 2.0"),
+        ({"bound": None}, "l2_norm_clip=None"),
+        ({"noise_multiplier": 0.4}, "noise_multiplier=0.4"),
+        ({"plan": plan_of(8)}, "plan="),
+    ],
+)
+def test_a_step_of_another_clip_noise_or_plan_is_refused(
+    other: dict[str, Any], message: str, session: Any
+) -> None:
+    step = StepOfTests()
+    made = session(step)
+    step.bounded.set(**other)
+    with pytest.raises(InputError, match=message):
+        made.use(step, optimizer={}, model={})
 
 
 @pytest.mark.parametrize(

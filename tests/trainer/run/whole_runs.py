@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.trainer.flat_settings import train_settings
+from trainer.report.progress import Silent
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
 
@@ -26,6 +27,17 @@ AVERAGES: dict[str, Any] = {
 
 class Planted(BaseException):
     """A crash: no handler expects it."""
+
+
+class KillAt(Silent):
+    """Ends the run after a step like a kill."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def advance(self, done: int) -> None:
+        if done == self._step:
+            raise Planted
 
 
 def private_settings(**changes: Any) -> TrainSettings:

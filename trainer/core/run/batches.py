@@ -92,13 +92,6 @@ class BatchSource:
             self._directory, first_step=self._first_step, share=self._share
         )
 
-    @property
-    def dataset(self) -> Any:
-        """Returns the batches as a ``tf.data.Dataset``: slower, and it wraps errors."""
-        return tf.data.Dataset.from_generator(
-            lambda: iter(self), output_signature=element_spec(self._manifest)
-        )
-
 
 def _element(batch: PhysicalBatch) -> Element:
     return {

@@ -52,7 +52,7 @@ from trainer.core import claims
 from trainer.core.run import run_record
 from trainer.core.run.batches import BatchSource, Element
 from trainer.core.run.run_record import RunRecord, StepLedger
-from trainer.core.step.bounded_sum import UnboundedSum
+from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import DrawStep, LaterNoise, row_seeds
 from trainer.core.step.workers import Alone, Workers
@@ -210,7 +210,7 @@ class Session:
         self._step, self._optimizer, self._model = step, optimizer, model
         self._seeds = seeds
 
-    def _check_step(self, bounded: UnboundedSum) -> None:
+    def _check_step(self, bounded: StepSum) -> None:
         for name, found, wanted in (
             ("plan", bounded.plan, self.manifest.plan),
             ("noise_multiplier", bounded.noise_multiplier, self.noise_multiplier),

@@ -9,13 +9,13 @@ such number from anybody else: they cannot disagree.
 
 Formal guarantees:
   - One row changes ``unit`` times the value of a ``BoundedSum`` by at most ``bound`` in
-    L2 norm (and the relative 1e-4 of float32 that ``clipping`` names): it clips to
-    what truncation to the grid leaves of the bound (see ``core.step.grid``), whatever
+    L2 norm (and the relative 1e-4 of float32 that ``per_example`` names): it clips to
+    what truncation to the grid leaves of the bound (see ``grid``), whatever
     gradients a method brings.
   - Grid, noise and divisor are functions of ``bound``, ``noise_multiplier`` and
     ``plan``.  A grid whose clip and rounding exceed the bound is refused.
   - ``relies_on`` names every claim by which the bound holds; an unknown one is refused.
-  - An ``UnboundedSum`` has no noise, and no private run accepts it.
+  - A ``StepSum`` that is no ``BoundedSum`` has no noise; no private run accepts it.
 
 Public: everything but the value.  Sensitive: the value.
 """
@@ -35,8 +35,8 @@ from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
 from trainer.tf_compat import tf
 
 
-class UnboundedSum:
-    """A sum without a bound, for training without privacy.
+class StepSum:
+    """The sum of a step.  Only a ``BoundedSum`` is private: this has no bound.
 
     Args:
       function: Sums the gradients of a physical batch, float32.
@@ -92,7 +92,7 @@ class UnboundedSum:
         return self.grid.mean(total, float(self.divisor))
 
 
-class BoundedSum(UnboundedSum):
+class BoundedSum(StepSum):
     """A sum of clipped gradients on the grid of a run, int64 in units.
 
     Args:
@@ -139,7 +139,7 @@ class BoundedSum(UnboundedSum):
         )
 
     def __call__(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        """See ``UnboundedSum``; int64 in units of the grid.  Sensitive."""
+        """See ``StepSum``; int64 in units of the grid.  Sensitive."""
         assert self.grid is not None
         return [self.grid.on(one) for one in super().__call__(columns, weight)]
 

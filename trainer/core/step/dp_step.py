@@ -46,7 +46,7 @@ import numpy as np
 from accounting.validation import InputError
 from trainer.core import claims
 from trainer.core.step import tensor_memory
-from trainer.core.step.bounded_sum import UnboundedSum
+from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import DrawStep, LaterNoise, NoiseStream
 from trainer.core.step.workers import Alone, Workers
 from trainer.tf_compat import raw_variable, tf
@@ -73,7 +73,7 @@ class Step:
     def __init__(
         self,
         variables: Sequence[Any],
-        bounded: UnboundedSum,
+        bounded: StepSum,
         optimizer: Any,
         *,
         lazy: LazyNoise | None = None,
@@ -134,7 +134,7 @@ class Step:
             steps=steps,
             shapes=self.shapes,
             noise_stddev=self.bounded.noise_stddev,
-            units=[self.bounded.unit] * len(self._variables),
+            unit=self.bounded.unit,
             share=(self.workers.rank, self.workers.count),
             draw=draw,
         )
@@ -284,9 +284,7 @@ class Step:
             self._optimizer.iterations.assign_add(1)
 
 
-def _check_bounded(
-    bounded: UnboundedSum, workers: Workers, lazy: LazyNoise | None
-) -> None:
+def _check_bounded(bounded: StepSum, workers: Workers, lazy: LazyNoise | None) -> None:
     if bounded.bound is None and workers.count > 1:
         raise InputError(
             f"Expected a private method on {workers.count} workers: gradients without "

@@ -5,13 +5,13 @@ Tables with lazy noise have streams of their own, for the rows that a step reads
 a flush after the step.
 
 Formal guarantees:
-  - ``normal`` and ``uniform`` return the same bits for the same arguments: a replayed
-    step has the same noise, so that a crash causes no second release.
+  - The same arguments give the same bits: a replayed step has the same noise, so that a
+    crash causes no second release.
   - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
     (in counter mode), values of different (step, variable, block) are independent, and
     so are noise and mixing coefficients.
-  - Values are drawn in double precision and rounded once: ``grid_normal`` to integers
-    (see ``core.step.grid``, also on attacks on low bits), ``normal`` to float32.
+  - Values are drawn in double precision and rounded once, to integers (see
+    ``core.step.grid``, also on attacks on low bits).  There is no noise without a grid.
   - The blocks of ``grid_normal`` that W workers draw add up to the same integers for
     every W, and each block is drawn by one worker.
   - Mixing coefficients are in [0, 1].  Neighbouring values are at most 2^-24 apart, and
@@ -56,38 +56,6 @@ _BLOCK = 1 << 17
 #: Number of steps whose noise waits for the reader, besides the one being drawn.  Each
 #: holds one integer per parameter.
 _DEPTH = 2
-
-
-def normal(
-    noise_key: bytes,
-    step: int,
-    variable: int,
-    shape: Sequence[int],
-    *,
-    stddev: float = 1.0,
-) -> np.ndarray:
-    """Returns normal values of mean 0, float32.  Sensitive.
-
-    Args:
-      noise_key: 32 secret bytes.
-      step: Step of the run, from 0.
-      variable: Index of the variable among the trainable ones.
-      shape: Shape of the noise.
-      stddev: Standard deviation.
-    """
-    if stddev == 0:
-        return np.zeros(shape, np.float32)
-    generator = _generator(derive(noise_key, "noise", step, variable))
-    return _in_chunks(shape, lambda size: generator.standard_normal(size) * stddev)
-
-
-def _in_chunks(shape: Sequence[int], draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Returns float32 values of ``draw``, which takes a number of doubles to draw."""
-    values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
-    for start in range(0, len(values), _CHUNK):
-        part = values[start : start + _CHUNK]
-        part[:] = draw(len(part))
-    return values.reshape(shape)
 
 
 def grid_normal(
@@ -169,7 +137,11 @@ def uniform(
     """
     # A label of its own gives a stream other than the noise's.
     generator = _generator(derive(noise_key, "mixing-coefficients", step, variable))
-    return _in_chunks(shape, generator.random)
+    values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        part[:] = generator.random(len(part))
+    return values.reshape(shape)
 
 
 def _generator(key: bytes) -> np.random.Generator:
@@ -198,34 +170,39 @@ def step_noise(
     step: int,
     shapes: Sequence[Sequence[int]],
     noise_stddev: float,
-    units: Sequence[float | None] | None = None,
+    unit: float | None,
     share: tuple[int, int] = (0, 1),
 ) -> list[np.ndarray]:
-    """Returns the noise of one step, an array per variable.  Sensitive.
+    """Returns the noise of one step, an array of integers per variable.  Sensitive.
 
     Args:
       noise_key: 32 secret bytes.
       step: Step of the run, from 0.
       shapes: Shape of each variable's noise.
       noise_stddev: Standard deviation of each coordinate of the sum of gradients.
-      units: Distance of grid points for each variable; None for noise in float32.
-      share: (r, W) for the blocks of noise that worker r of W draws on a grid.
+      unit: Distance of grid points; None without noise, which is then zeros in float32.
+      share: (r, W) for the blocks of noise that worker r of W draws.
+
+    Raises:
+      ValueError: noise without a grid.
     """
-    found = []
+    if unit is None:
+        if noise_stddev:
+            raise ValueError("Expected a grid for noise.")
+        return [np.zeros(shape, np.float32) for shape in shapes]
     rank, count = share
-    for index, (shape, unit) in enumerate(
-        zip(shapes, units or [None] * len(shapes), strict=True)
-    ):
-        if unit is None:
-            found.append(normal(noise_key, step, index, shape, stddev=noise_stddev))
-            continue
-        stddev = noise_stddev / unit
-        # Small variables have one block each: workers take turns.
-        turn = (rank - index) % count, count
-        found.append(
-            grid_normal(noise_key, step, index, shape, stddev=stddev, share=turn)
+    return [
+        grid_normal(
+            noise_key,
+            step,
+            index,
+            shape,
+            stddev=noise_stddev / unit,
+            # Small variables have one block each: workers take turns.
+            share=((rank - index) % count, count),
         )
-    return found
+        for index, shape in enumerate(shapes)
+    ]
 
 
 def mixing_coefficients(
@@ -302,14 +279,14 @@ class NoiseStream:
       steps: Steps of the run, in order.
       shapes: Shape of each variable's noise.
       noise_stddev: Standard deviation of each coordinate of the sum of gradients.
-      units: Distance of grid points for each variable; None for noise in float32.
-      share: (r, W) for the blocks of noise that worker r of W draws on a grid.
+      unit: Distance of grid points; None without noise.
+      share: (r, W) for the blocks of noise that worker r of W draws.
       draw: Draws further arrays of a step; None for none.
 
     Example:
       >>> key = bytes(range(32))
       >>> with NoiseStream(
-      ...     key, steps=range(3), shapes=[(2,)], noise_stddev=1.0) as stream:
+      ...     key, steps=range(3), shapes=[(2,)], noise_stddev=1.0, unit=0.5) as stream:
       ...     len(list(stream))
       3
     """
@@ -321,12 +298,12 @@ class NoiseStream:
         steps: range,
         shapes: Sequence[Sequence[int]],
         noise_stddev: float,
-        units: Sequence[float | None] | None = None,
+        unit: float | None,
         share: tuple[int, int] = (0, 1),
         draw: DrawStep | None = None,
     ) -> None:
         self._draw_more = draw
-        self._arguments = (noise_key, shapes, noise_stddev, units, share)
+        self._arguments = (noise_key, shapes, noise_stddev, unit, share)
         self._steps = steps
         self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
             _DEPTH
@@ -351,12 +328,12 @@ class NoiseStream:
             yield item
 
     def _draw(self) -> None:
-        noise_key, shapes, noise_stddev, units, share = self._arguments
+        noise_key, shapes, noise_stddev, unit, share = self._arguments
         try:
             for step in self._steps:
                 if self._stopped.is_set():
                     return
-                values = step_noise(noise_key, step, shapes, noise_stddev, units, share)
+                values = step_noise(noise_key, step, shapes, noise_stddev, unit, share)
                 if self._draw_more is not None:
                     values += self._draw_more(noise_key, step, shapes)
                 self._queue.put(values)

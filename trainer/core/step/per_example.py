@@ -7,12 +7,19 @@ The core forms g_i one example at a time (see ``single_examples``).  A claim (se
 Neither is given C: ``clipped`` alone decides by which factor a row is scaled.
 
 Formal guarantees:
-  - ``clipped`` scales a row whose norm is n by at most C / n.
-  - A row that ``real_rows`` refuses never contributes, whatever a method says.
+  - A row of positive weight contributes a vector of L2 norm at most ``l2_norm_clip``
+    (up to a relative error of 1e-4, also where its terms cancel), which depends only on
+    this row and the weights of the model.
+  - With ``linf_norm_clip``, each coordinate of this vector is then clipped to it.
+  - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included; so
+    does one whose label the loss does not accept, whatever a method says.
+  - A row whose gradient is not finite, or whose norm overflows float32, contributes
+    exactly nothing.  Its contribution is a function of the row within the clip, so that
+    the sensitivity is unchanged.  The number of such rows is sensitive, and is never
+    reported.
+  - Computing a sum changes no variable, and what runs is what was checked: a traced
+    graph without an operation that writes, draws, or calls Python.
   - Gradients that the core did not form name a claim, or are refused.
-  - ``real_rows`` returns true for a row of weight above 0 whose label the loss accepts:
-    a function of this row alone.  Other rows contribute exactly nothing, and their
-    number is never reported.
   - ``keep_rows`` returns exact zeros for rows that are not kept, NaN or not.
   - ``clip_to_norm`` returns factors of at most 1.
   - ``cap_coordinates`` returns values of magnitude at most the cap, with their signs.
@@ -21,6 +28,10 @@ Formal guarantees:
   - ``clip_weights`` returns the same bits with and without TF Privacy.
 
 Sensitive: everything here.
+
+References:
+  Abadi et al. (2016), arXiv:1607.00133; Xiao, Wan and Devadas (2023), arXiv:2210.03843,
+  Algorithm 2, for clipping coordinates.
 """
 
 from __future__ import annotations

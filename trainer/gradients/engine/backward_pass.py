@@ -8,7 +8,7 @@ convolutions and recurrent cells are products, sums and convolutions, and a weig
 be used more than once.
 
 Formal guarantees:
-  - Those of ``clipping``, for models whose ``proof`` has no obstacle.
+  - Those of ``per_example``, for models whose ``proof`` has no obstacle.
   - The forward pass is a copy of the graph that was proven.
 
 Sensitive: everything here.

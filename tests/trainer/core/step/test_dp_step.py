@@ -12,7 +12,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.files.key_files import insecure_key
-from tests.trainer.bounded import OnGrid, bounded, unbounded, units_of
+from tests.trainer.bounded import OnGrid, bounded, unbounded
 from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker
 from trainer.claims.bam import bam_gradients
@@ -59,7 +59,7 @@ def _step(
 
 
 def _noise(step: Step, key: int, index: int, stddev: float) -> list[np.ndarray]:
-    return step_noise(insecure_key(key), index, step.shapes, stddev, units_of(step))
+    return step_noise(insecure_key(key), index, step.shapes, stddev, step.bounded.unit)
 
 
 def _run(step: Step, noise: list[np.ndarray], batches: list[Any]) -> None:
@@ -96,8 +96,9 @@ def test_noise_is_divided_by_the_same_constant(num_real: int, rows: Any) -> None
         batch = _batch(rows(num_real))
         act = lambda s=step, n=noise, b=batch: _run(s, n, [b])  # noqa: E731
         changes.append(_change(model, act))
-    for plain, noisy, units, unit in zip(*changes, noise, units_of(step), strict=True):
-        assert unit is not None
+    unit = step.bounded.unit
+    assert unit is not None
+    for plain, noisy, units in zip(*changes, noise, strict=True):
         found = (noisy - plain) * 8
         np.testing.assert_allclose(found, units * unit, rtol=1e-4, atol=1e-3)
 
@@ -222,7 +223,7 @@ def _train(
     for index, num_parts in enumerate((4, 1)):
         data = np.array_split(make_rows(16, index), num_parts)
         noise = step_noise(
-            insecure_key(4), index, step.shapes, 0.5, units_of(step), share=share
+            insecure_key(4), index, step.shapes, 0.5, step.bounded.unit, share=share
         )
         if method in ("dp-sat", "model-mix"):
             mixed = mixing_coefficients(insecure_key(4), index, step.shapes)

@@ -102,7 +102,7 @@ def test_no_value_of_the_ziggurat_is_longer_than_the_range_has_room_for() -> Non
 def test_noise_reaches_odd_and_even_points_alike(multiplier: float) -> None:
     clip, n = 1.99, 40_000
     grid = _make(l2_norm_clip=clip, noise_multiplier=multiplier)
-    (units,) = step_noise(KEY, 0, [(n,)], multiplier * clip, [grid.unit])
+    (units,) = step_noise(KEY, 0, [(n,)], multiplier * clip, grid.unit)
     # 2^12 of the doubles are multiples of 2^-50 deviations, and so on: bits that the
     # sampler does not draw would be zeros.  Five standard errors: 6e-7.
     for bit in range(4):
@@ -140,9 +140,8 @@ def test_each_block_is_drawn_by_one_worker_whatever_their_number(
 ) -> None:
     monkeypatch.setattr(noise, "_BLOCK", 64)
     shapes = [(3,), (400,), (8, 8), ()]
-    units = [0.5] * len(shapes)
-    whole = step_noise(KEY, 2, shapes, 1e6, units)
-    shares = [step_noise(KEY, 2, shapes, 1e6, units, (r, count)) for r in range(count)]
+    whole = step_noise(KEY, 2, shapes, 1e6, 0.5)
+    shares = [step_noise(KEY, 2, shapes, 1e6, 0.5, (r, count)) for r in range(count)]
     for index, wanted in enumerate(whole):
         parts = np.stack([share[index] for share in shares])
         assert np.array_equal(parts.sum(0), wanted)
@@ -164,7 +163,7 @@ def test_no_noise_is_zero_on_the_grid_and_nothing_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(noise, "AESCounter")
-    (found,) = step_noise(KEY, 0, [(3,)], 0.0, [1.0])
+    (found,) = step_noise(KEY, 0, [(3,)], 0.0, 1.0)
     assert found.dtype == np.int64
     assert found.tolist() == [0] * 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from trainer.core.step.noise import (
     _generator,
     grid_normal,
     mixing_coefficients,
-    normal,
     rounded,
     step_noise,
     uniform,
@@ -26,14 +26,17 @@ from trainer.core.step.noise import (
 
 KEY = insecure_key(1)
 OTHER_KEY = insecure_key(2)
+#: Distance of grid points in the tests of a whole step.
+UNIT = 2.0**-30
 
 
-def test_same_key_step_and_variable_give_the_same_bits() -> None:
-    first = normal(KEY, 3, 1, (5, 7))
-    again = normal(KEY, 3, 1, (5, 7))
-    assert first.dtype == np.float32
-    assert first.shape == (5, 7)
-    assert first.tobytes() == again.tobytes()
+#: Units of a standard deviation of 1: finer than what is compared here.
+UNITS = 2.0**31
+
+
+def normal(key: bytes, step: int, variable: int, shape: Sequence[int]) -> np.ndarray:
+    """Noise of standard deviation 1, which ``test_grid`` compares with its stream."""
+    return grid_normal(key, step, variable, shape, stddev=UNITS) / UNITS
 
 
 def test_the_generator_is_aes_128_in_counter_mode() -> None:
@@ -44,13 +47,6 @@ def test_the_generator_is_aes_128_in_counter_mode() -> None:
     )
     found = generator.random_raw(2).astype("<u8").tobytes()
     assert found == bytes.fromhex("69c4e0d86a7b0430d8cdb78070b4c55a")
-
-
-def test_a_stream_is_that_of_the_sub_key_of_its_labels() -> None:
-    key = int.from_bytes(derive(KEY, "noise", 3, 1)[:16], "little")
-    wanted = np.random.Generator(AESCounter(key=key, counter=0)).standard_normal(9)
-    found = normal(KEY, 3, 1, (9,))
-    np.testing.assert_array_equal(found, wanted.astype("f4"))
 
 
 def test_streams_of_other_keys_steps_and_variables_are_uncorrelated() -> None:
@@ -64,7 +60,7 @@ def test_streams_of_other_keys_steps_and_variables_are_uncorrelated() -> None:
 
 def test_noise_has_the_stated_deviation_neither_more_nor_less() -> None:
     n, stddev = 400_000, 2.5
-    values = step_noise(KEY, 0, [(n,)], stddev)[0] / stddev
+    values = step_noise(KEY, 0, [(n,)], stddev, UNIT)[0] * UNIT / stddev
     # The variance of n normals is 1 +- sqrt(2/n): five deviations are 1.1 %, so that a
     # standard deviation off by 2 % fails with probability > 0.999.
     assert abs(values.var() - 1) < 5 * math.sqrt(2 / n)
@@ -90,7 +86,7 @@ def test_mixing_coefficients_are_uniform() -> None:
 
 
 def _all_drawn(key: bytes, step: int, shapes: list[tuple[int]]) -> list[np.ndarray]:
-    noise = step_noise(key, step, shapes, 1.0)
+    noise = step_noise(key, step, shapes, 1.0, UNIT)
     return [*noise, *mixing_coefficients(key, step, shapes)]
 
 
@@ -109,9 +105,9 @@ def test_mixing_coefficients_are_independent_of_noise_and_of_each_other() -> Non
     assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
     again = _all_drawn(KEY, 0, shapes)
     assert all(map(np.array_equal, again, streams[:4]))
-    assert all(map(np.array_equal, again[:2], step_noise(KEY, 0, shapes, 1.0)))
+    assert all(map(np.array_equal, again[:2], step_noise(KEY, 0, shapes, 1.0, UNIT)))
     # Another label: not the bits of the noise in another form.
-    noise_key = derive(KEY, "noise", 0, 0)
+    noise_key = derive(KEY, "grid-noise", 0, 0, 0)
     assert noise_key != derive(KEY, "mixing-coefficients", 0, 0)
     stream = AESCounter(key=int.from_bytes(noise_key[:16], "little"), counter=0)
     others = np.random.Generator(stream).random(n).astype("f4")
@@ -119,9 +115,8 @@ def test_mixing_coefficients_are_independent_of_noise_and_of_each_other() -> Non
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, coefficients = (draw(KEY, 0, 0, (1000,)) for draw in (normal, uniform))
+    coefficients = uniform(KEY, 0, 0, (1000,))
     monkeypatch.setattr("trainer.core.step.noise._CHUNK", 64)
-    assert normal(KEY, 0, 0, (1000,)).tobytes() == whole.tobytes()
     assert uniform(KEY, 0, 0, (1000,)).tobytes() == coefficients.tobytes()
 
 
@@ -130,13 +125,18 @@ def test_scalars_and_empty_shapes() -> None:
     assert normal(KEY, 0, 0, (0, 3)).shape == (0, 3)
 
 
+def test_there_is_no_noise_without_a_grid() -> None:
+    with pytest.raises(ValueError, match="a grid for noise"):
+        step_noise(KEY, 0, [(3,)], 1.0, None)
+
+
 def test_no_noise_is_exactly_zero_and_nothing_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr("trainer.core.step.noise.AESCounter")
     later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
     for values in (
-        step_noise(KEY, 0, [(3,)], 0.0)[0],
+        step_noise(KEY, 0, [(3,)], 0.0, None)[0],
         later.of_read(1, 0, (3,)),
         later.of_flush(0, 1, (3,)),
     ):
@@ -145,11 +145,11 @@ def test_no_noise_is_exactly_zero_and_nothing_is_drawn(
 
 def test_stream_yields_every_step_once_in_order_for_slow_and_fast_readers() -> None:
     shapes = [(3,), (2, 2)]
-    wanted = [step_noise(KEY, step, shapes, 0.5) for step in range(4, 12)]
+    wanted = [step_noise(KEY, step, shapes, 0.5, UNIT) for step in range(4, 12)]
     for pause in (0.0, 0.01):
         found = []
         with NoiseStream(
-            KEY, steps=range(4, 12), shapes=shapes, noise_stddev=0.5
+            KEY, steps=range(4, 12), shapes=shapes, noise_stddev=0.5, unit=UNIT
         ) as stream:
             for noise in stream:
                 time.sleep(pause)
@@ -161,7 +161,7 @@ def test_stream_yields_every_step_once_in_order_for_slow_and_fast_readers() -> N
 
 def test_stream_ends_when_its_reader_leaves() -> None:
     with NoiseStream(
-        KEY, steps=range(10**9), shapes=[(2,)], noise_stddev=1.0
+        KEY, steps=range(10**9), shapes=[(2,)], noise_stddev=1.0, unit=UNIT
     ) as stream:
         next(iter(stream))
     assert not stream._thread.is_alive()
@@ -173,7 +173,9 @@ def test_stream_raises_what_its_thread_met(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("trainer.core.step.noise.step_noise", fail)
     with (
-        NoiseStream(KEY, steps=range(2), shapes=[(2,)], noise_stddev=1.0) as stream,
+        NoiseStream(
+            KEY, steps=range(2), shapes=[(2,)], noise_stddev=1.0, unit=UNIT
+        ) as stream,
         pytest.raises(MemoryError, match="planted"),
     ):
         next(iter(stream))
@@ -182,14 +184,24 @@ def test_stream_raises_what_its_thread_met(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_noise_of_every_variable_is_drawn_whatever_is_drawn_beside_it() -> None:
     shapes = [(3, 2), (4,)]
     stream = NoiseStream(
-        KEY, steps=range(2), shapes=shapes, noise_stddev=1.0, draw=lambda *_: []
+        KEY,
+        steps=range(2),
+        shapes=shapes,
+        noise_stddev=1.0,
+        unit=UNIT,
+        draw=lambda *_: [],
     )
     more = NoiseStream(
-        KEY, steps=range(2), shapes=shapes, noise_stddev=1.0, draw=mixing_coefficients
+        KEY,
+        steps=range(2),
+        shapes=shapes,
+        noise_stddev=1.0,
+        unit=UNIT,
+        draw=mixing_coefficients,
     )
     with stream, more:
         for step, (least, drawn) in enumerate(zip(stream, more, strict=True)):
-            noise = step_noise(KEY, step, shapes, 1.0)
+            noise = step_noise(KEY, step, shapes, 1.0, UNIT)
             coefficients = mixing_coefficients(KEY, step, shapes)
             assert all(map(np.array_equal, least, noise))
             assert len(least) == len(noise)
