@@ -250,7 +250,7 @@ def _race(out: pathlib.Path, number: int, barrier: Any, ended: Any) -> None:
 
 
 def test_of_many_at_once_one_does_the_work(tmp_path: pathlib.Path) -> None:
-    rounds, rivals = 12, 5
+    rounds, rivals = 6, 5
     for number in range(rounds):
         out, ended = tmp_path / str(number) / "out", _FORK.SimpleQueue()
         barrier = _FORK.Barrier(rivals)

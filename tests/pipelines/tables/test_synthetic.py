@@ -151,7 +151,10 @@ def test_a_cheap_model_learns_the_signal(
 
     prepare_job.prepare(str(raw), tmp_path / "data", criteo.PrepareOptions())
     features, label = load(tmp_path / "data" / "train")
-    model = LogisticRegression(C=0.01, solver="liblinear").fit(features, label)
+    # Of half of the rows and roughly: 0.80; of all, to the end, it takes four times as
+    # long for 0.82.
+    model = LogisticRegression(C=0.01, solver="liblinear", tol=0.1)
+    model.fit(features[:24_000], label[:24_000])
     features, label = load(tmp_path / "data" / "test")
     # 6,000 rows: standard deviation of an AUC of 0.8 about 0.007.
     assert roc_auc_score(label, model.decision_function(features)) > 0.78
