@@ -174,19 +174,3 @@ def test_options_out_of_bounds_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         SynthOptions(**{"num_rows": 10, **change})
-
-
-def test_no_partial_output_after_a_failure(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(done: int, total: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(InputError, match="No space left on device"):
-        write_synth(tmp_path / "out", SynthOptions(num_rows=10), on_progress=fail)
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").touch()
-    with pytest.raises(InputError, match="new or an empty folder"):
-        write_synth(tmp_path / "out", SynthOptions(num_rows=10))
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
