@@ -115,12 +115,13 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     )  # fmt: skip
 
 
-def make_batches(*arguments: Any) -> None:
-    """Calls ``batch_job.make_batches``, in a process of its own: it silences Beam."""
+def make_batches(source: str, out: str, settings: BatchSettings) -> None:
+    """Calls ``make_batches``, with bars, in a process of its own: it silences Beam."""
     quiet_beam()
     from pipelines.cli import batch_job
+    from pipelines.job.make_batches import open_input
 
-    batch_job.make_batches(*arguments)
+    batch_job.write(*open_input(source, out, settings), out)
 
 
 @click.command(cls=Grouped)

@@ -31,7 +31,6 @@ from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
 from pipelines.job.job_folder import check_out
-from pipelines.job.make_batches import open_input
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
 
@@ -218,21 +217,13 @@ def run(
         show("Would write", {**_listing(dataset, as_json), **summary}, as_json)
         return
     check_out(out)
-    manifest = _write(dataset, layout, out, **job, options=options)
+    manifest = write(dataset, layout, out, **job, options=options)
     found = {**summary, "manifest_fingerprint": manifest.fingerprint}
     show(f"Batches in {out}", found, as_json)
 
 
-def make_batches(source: str, out: str, settings: BatchSettings) -> None:
-    """Makes batches on the local runner, with progress bars; arguments as for ``run``.
-
-    Raises:
-      InputError: before any work, for anything that the user can fix.
-    """
-    _write(*open_input(source, out, settings), out)
-
-
-def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
+def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
+    """Makes batches with progress bars; arguments as for ``write_batches``."""
     totals = {
         progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
         # Of bounded users it grows with their number.

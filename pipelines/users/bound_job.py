@@ -52,10 +52,8 @@ import pyarrow as pa
 
 from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.validation import check_choice, check_int
-from pipelines.core.keys import derive
-from pipelines.core.streams import Stream
 from pipelines.core.users.bounded import ROWS, SAMPLED, USERS
-from pipelines.core.users.keep_least import keep_least
+from pipelines.core.users.keep_least import draw_priorities, keep_least
 from pipelines.core.users.user_ids import hash_ids
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput
@@ -222,8 +220,7 @@ class BoundJob:
         column = self._read(block, [name], key).column(0)
         entries = np.zeros(block.num_rows, ENTRY)
         entries["user"] = hash_ids(name, column, key)
-        stream = Stream(derive(key, "rows of users", block.label))
-        entries["priority"] = stream.words(block.num_rows)
+        entries["priority"] = draw_priorities(key, block.label, block.num_rows)
         return entries
 
     def choose(self, part: int) -> None:

@@ -88,18 +88,21 @@ def test_shares_on_spark_are_the_records_of_the_stages_that_sample_and_write() -
         }
 
     events = [
-        stage(1, "repartition at GroupCombineFunctions"),
-        task(1, "a", 100),
-        stage(2, "mapPartitionsToPair at GroupNonMergingWindowsFunctions"),
-        task(2, "a", 9),
-        task(2, "b", 4),
-        task(2, "b", 6, "FetchFailed"),
-        task(2, "b", 6),
-        stage(3, "repartition at GroupCombineFunctions"),
-        task(3, "b", 1),
-        stage(4, "foreach at BoundedDataset"),
-        task(4, "a", 3),
-        task(4, "b", 5),
+        # All blocks are numbered by one worker, and sampled by both.
+        stage(1, "mapPartitionsToPair at GroupNonMergingWindowsFunctions"),
+        task(1, "a", 46),
+        stage(2, "repartition at GroupCombineFunctions"),
+        task(2, "a", 100),
+        stage(3, "mapPartitionsToPair at GroupNonMergingWindowsFunctions"),
+        task(3, "a", 9),
+        task(3, "b", 4),
+        task(3, "b", 6, "FetchFailed"),
+        task(3, "b", 6),
+        stage(4, "repartition at GroupCombineFunctions"),
+        task(4, "b", 1),
+        stage(5, "foreach at BoundedDataset"),
+        task(5, "a", 3),
+        task(5, "b", 5),
     ]
     read, written = spark.records_by_stage(events)
     assert read == {"a": 9, "b": 10}

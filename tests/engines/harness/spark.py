@@ -146,24 +146,26 @@ def records_by_stage(
     """Returns address -> number of blocks sampled, and -> number of groups written.
 
     A block, and then a group, is a record that a task reads from Spark's shuffle.  The
-    stage that samples ends in the job's only GroupByKey; the last stage writes.
+    stage that samples ends in the last GroupByKey of a job of one pass (an earlier one
+    only tells which blocks share a file, of whose rows nothing is read); the last stage
+    writes.
 
     Args:
       events: The entries of Spark's event log.
     """
     stages = [e["Stage Info"] for e in events if "Stage Info" in e]
     names = {stage["Stage ID"]: stage["Stage Name"] for stage in stages}
-    sampling = [stage for stage, name in names.items() if "GroupNonMerging" in name]
+    sampling = max(stage for stage, name in names.items() if "GroupNonMerging" in name)
     ended = [e for e in events if e["Event"] == "SparkListenerTaskEnd"]
-    return _by_host(ended, sampling), _by_host(ended, [max(names)])
+    return _by_host(ended, sampling), _by_host(ended, max(names))
 
 
-def _by_host(ended: list[dict[str, Any]], stages: list[int]) -> dict[str, int]:
-    """Returns address -> records read by the successful tasks of some stages."""
+def _by_host(ended: list[dict[str, Any]], stage: int) -> dict[str, int]:
+    """Returns address -> records read by the successful tasks of a stage."""
     done: dict[str, int] = {}
     for task in ended:
         good = task["Task End Reason"]["Reason"] == "Success"
-        if good and task["Stage ID"] in stages:
+        if good and task["Stage ID"] == stage:
             host = task["Task Info"]["Host"]
             read = task["Task Metrics"]["Shuffle Read Metrics"]["Total Records Read"]
             done[host] = done.get(host, 0) + read

@@ -15,7 +15,6 @@ import pytest
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
-from pipelines.batches.folder import read_manifest
 from pipelines.batches.verify import verify
 from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs.parquet_blocks import list_blocks
@@ -108,21 +107,17 @@ def test_a_flipped_digit_of_the_sampling_key_is_a_finding(
     assert verify(batches).findings == ()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"{}", b'{"size": 1}'])
 def test_a_damaged_checksum_is_of_a_file_that_is_made_again(
     tmp_path: pathlib.Path,
     input_folder: pathlib.Path,
     make_small_layout: Any,
     key_file: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
-    content: bytes,
 ) -> None:
     dataset, layout = list_blocks(str(input_folder)), make_small_layout(8)
 
-    def write(out: str) -> None:
-        write_batches(
-            dataset=dataset, layout=layout, out=tmp_path / out, key_file=key_file
-        )
+    def write(out: pathlib.Path) -> None:
+        write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -130,17 +125,19 @@ def test_a_damaged_checksum_is_of_a_file_that_is_made_again(
     with monkeypatch.context() as patch:
         patch.setattr(poisson_batching, "finish_job", killed)
         with pytest.raises(KeyboardInterrupt):
-            write("out")
-    name = layout.file(0).name
-    pathlib.Path(job_folder.checksum_path(str(tmp_path / "out"), name)).write_bytes(
-        content
-    )
-    write("out")
-    assert verify(tmp_path / "out").findings == ()
-    write("whole")
-    for file in read_manifest(tmp_path / "whole").files:
-        wanted = (tmp_path / "whole" / file.name).read_bytes()
-        assert (tmp_path / "out" / file.name).read_bytes() == wanted
+            write(tmp_path / "killed")
+    name, wanted = layout.file(0).name, None
+    for number, content in enumerate((b"", b"{", b"[]", b"7", b"{}", b'{"size": 1}')):
+        out = pathlib.Path(shutil.copytree(tmp_path / "killed", tmp_path / f"{number}"))
+        written = (out / name).read_bytes()
+        (out / name).write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+        pathlib.Path(job_folder.checksum_path(str(out), name)).write_bytes(content)
+        write(out)
+        assert verify(out).findings == ()
+        found = {path.name: path.read_bytes() for path in out.glob("*.*")}
+        assert found == (wanted or found)
+        wanted = found
+        assert found[name] == written
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])

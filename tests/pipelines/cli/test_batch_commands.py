@@ -157,7 +157,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 
 @pytest.mark.parametrize(
     ("sampler", "total"),
-    [("dynamic-shuffle", 12), ("persistent-shuffle", 4), ("poisson", None)],
+    [("dynamic-shuffle", 12), ("poisson", None)],
 )
 def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
     sampler: str,

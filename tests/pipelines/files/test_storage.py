@@ -357,7 +357,7 @@ def test_commands_write_verify_and_read_the_same_bytes_in_a_store_as_here(
     source = upload(input_folder, f"{place}-input")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    options = ["--key-file", str(key_file), "--batch-size", "25", "--epochs", "1"]
+    options = ["--key-file", str(key_file), "--batch-size", "50", "--epochs", "1"]
     options += ["--physical-batch-size", "16"]
     for where, out in ((str(input_folder), str(tmp_path / "o")), (source, place)):
         code, printed = run_command(

@@ -122,6 +122,17 @@ def test_a_job_that_ended_with_an_error_gives_way_and_one_given_up_leaves_nothin
     assert not work.exists()
 
 
+def test_an_empty_folder_or_a_link_to_one_is_taken_and_another_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    make(tmp_path / "link")
+    assert names(tmp_path) == ["link", "real", "real/part"]
+    with pytest.raises(InputError, match="new or an empty folder"):
+        make(tmp_path / "real", OTHER)
+
+
 def test_nothing_is_left_without_a_record(tmp_path: pathlib.Path) -> None:
     def fail(error: BaseException) -> None:
         with staged_folder(tmp_path / "new" / "out") as staged:
@@ -250,7 +261,7 @@ def _race(out: pathlib.Path, number: int, barrier: Any, ended: Any) -> None:
 
 
 def test_of_many_at_once_one_does_the_work(tmp_path: pathlib.Path) -> None:
-    rounds, rivals = 12, 5
+    rounds, rivals = 6, 5
     for number in range(rounds):
         out, ended = tmp_path / str(number) / "out", _FORK.SimpleQueue()
         barrier = _FORK.Barrier(rivals)

@@ -584,24 +584,6 @@ def test_a_split_that_leaves_no_row_for_train_is_refused(
     assert "All are" in message
 
 
-def test_output_in_use_is_refused_and_an_empty_folder_taken(
-    text: Callable[..., str], tmp_path: pathlib.Path
-) -> None:
-    path, out = text(make_lines(9)), tmp_path / "out"
-    out.mkdir()
-    prepare(path, out, OPTIONS)
-    assert "new or an empty folder" in refused(path, out)
-    assert "new or an empty folder" in refused(path, pathlib.Path(path))
-    # A link to a folder is that folder.
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    prepare(path, tmp_path / "link", OPTIONS)
-    assert file_bytes(tmp_path / "real") == file_bytes(out)
-    # Before the input is read, which may take long.
-    malformed = text([[CANARY]], "bad.txt")
-    assert "new or an empty folder" in refused(malformed, out)
-
-
 def test_no_partial_output_after_a_failure(
     text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,7 +151,10 @@ def test_a_cheap_model_learns_the_signal(
 
     prepare_job.prepare(str(raw), tmp_path / "data", criteo.PrepareOptions())
     features, label = load(tmp_path / "data" / "train")
-    model = LogisticRegression(C=0.01, solver="liblinear").fit(features, label)
+    # Of half of the rows and roughly: 0.80; of all, to the end, it takes four times as
+    # long for 0.82.
+    model = LogisticRegression(C=0.01, solver="liblinear", tol=0.1)
+    model.fit(features[:24_000], label[:24_000])
     features, label = load(tmp_path / "data" / "test")
     # 6,000 rows: standard deviation of an AUC of 0.8 about 0.007.
     assert roc_auc_score(label, model.decision_function(features)) > 0.78
@@ -171,19 +174,3 @@ def test_options_out_of_bounds_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         SynthOptions(**{"num_rows": 10, **change})
-
-
-def test_no_partial_output_after_a_failure(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(done: int, total: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(InputError, match="No space left on device"):
-        write_synth(tmp_path / "out", SynthOptions(num_rows=10), on_progress=fail)
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").touch()
-    with pytest.raises(InputError, match="new or an empty folder"):
-        write_synth(tmp_path / "out", SynthOptions(num_rows=10))
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]

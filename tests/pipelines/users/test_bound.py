@@ -91,12 +91,12 @@ def test_at_most_k(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
 def test_uniform_choice(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Rows of the largest user are kept alike, whatever file they are in.
 
-    With a key of its own in each of 60 trials, the kept rows in the first third of its
+    With a key of its own in each of 30 trials, the kept rows in the first third of its
     rows are hypergeometric; their sum is held within 6 deviations.
     """
     largest = np.bincount(USERS).argmax()
     mine = np.flatnonzero(largest == USERS)
-    first, trials = len(mine) // 3, 60
+    first, trials = len(mine) // 3, 30
     share = first / len(mine)
     found = 0
     for trial in range(trials):

@@ -197,7 +197,7 @@ def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *numbers: int) -> 
 def test_a_kill_in_the_clean_up_leaves_nothing_and_the_same_command_ends_it(
     root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    kill_and_repeat(root, folder, 23, 3)
+    kill_and_repeat(root, folder, 37, 4)
 
 
 @pytest.mark.thorough
