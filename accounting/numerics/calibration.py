@@ -10,10 +10,14 @@ from accounting.numerics.root_finding import log_ratio, threshold
 
 #: Relative distance of a sufficient and an insufficient value that ends a search.
 TOLERANCE = 1e-4
-_FINE_TOLERANCE = 3e-5
+_FINE_TOLERANCE = 2e-6
 _LEAST, _MOST = 1e-6, 1e12
 #: Largest number of secants before a search, and the largest logarithm of a change.
 _MOST_SECANTS, _FARTHEST = 12, 3.0
+#: Derivative of ``ln(-ln delta)`` by the logarithm of the noise, of a Gaussian tail.
+_RISE = 2.0
+#: Least ``-ln delta`` that is told from 0.
+_LEAST_LOG = 1e-16
 #: Largest epsilon that a search tries.
 _LARGEST_EPSILON = 2.0**60
 
@@ -111,6 +115,52 @@ def round_up(value: float, digits: int) -> float:
     return math.ceil(value * scale) / scale
 
 
+def approximate_noise(
+    log_delta: Callable[[float], float],
+    log_target: float,
+    guess: float,
+    tolerance: float,
+    rise: float = _RISE,
+) -> tuple[float, float] | None:
+    """Returns a noise multiplier that meets the target and hardly exceeds the least.
+
+    By secants for ``ln(-ln delta)``, which is nearly linear in the logarithm of the
+    noise where delta is small.
+
+    Args:
+      log_delta: Noise multiplier -> ln delta.
+      log_target: ln of the target delta, below 0.
+      guess: Noise multiplier at which the search starts.
+      tolerance: Largest relative distance from the least, if secants are right.
+      rise: First guess of the derivative of ``ln(-ln delta)``.
+
+    Returns:
+      The noise multiplier, at which ``log_delta`` was evaluated, and the derivative;
+      None if secants do not get there.
+    """
+
+    def bent(value: float) -> float:
+        return math.log(max(-value, _LEAST_LOG))
+
+    last, before = 0.0, 0.0
+    for _ in range(_MOST_SECANTS):
+        point = min(max(guess, _LEAST), _MOST)
+        found = log_delta(point)
+        value = bent(found)
+        # Nearer points differ by rounding, too.
+        if last and abs(math.log(point / last)) > tolerance:
+            rise = (value - before) / math.log(point / last)
+        if rise <= 0.0:
+            return None
+        away = (bent(log_target) - value) / rise
+        if found <= log_target and -tolerance <= away:
+            return point, rise
+        last, before = point, value
+        away = min(max(away, -_FARTHEST), _FARTHEST)
+        guess = point * math.exp(away + tolerance / 2)
+    return None
+
+
 def smallest_noise_in_two(
     delta: Callable[[float, float], float],
     target: float,
@@ -130,22 +180,34 @@ def smallest_noise_in_two(
       guess: Noise multiplier at which the search starts.
       coarse: Fineness of the first search.
       fine: Fineness of the second search.
-      coarse_tolerance: `smallest_noise`'s tolerance of the first search.
+      coarse_tolerance: Relative tolerance of the first search.
     """
-    start = smallest_noise(
-        lambda noise: log_ratio(delta(noise, coarse), target),
-        guess,
-        tolerance=coarse_tolerance,
-        stride=1.01,
-    )
-    if start in (0.0, math.inf):
-        return start
-    return smallest_noise(
-        lambda noise: log_ratio(delta(noise, fine), target),
-        start,
-        tolerance=_FINE_TOLERANCE,
-        stride=1 + _FINE_TOLERANCE,
-    )
+
+    @functools.cache
+    def log_excess(noise: float, fineness: float) -> float:
+        return log_ratio(delta(noise, fineness), target)
+
+    if log_excess(0.0, fine) <= 0:
+        return 0.0
+    start, rise, log_target = guess, _RISE, math.log(target)
+    for fineness, tolerance in ((coarse, coarse_tolerance), (fine, _FINE_TOLERANCE)):
+        excess = functools.partial(log_excess, fineness=fineness)
+        found = approximate_noise(
+            lambda noise, one=excess: one(noise) + log_target,
+            log_target,
+            start,
+            tolerance,
+            rise,
+        )
+        if found is None:
+            start = smallest_noise(
+                excess, start, tolerance=tolerance, stride=1 + tolerance
+            )
+        else:
+            start, rise = found
+        if math.isinf(start):
+            break
+    return start
 
 
 def settled_epsilon(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.numerics.root_finding import log_ratio, threshold
+from accounting.numerics.sums import inner
 from accounting.pld import allocation_prices, random_allocation
 from accounting.pld.loss_distribution import Atoms
 from accounting.pld.privacy_profile import FINE, Composition
@@ -39,7 +40,7 @@ class Direction:
     def delta(self, epsilon: float) -> float:
         """Returns delta of one epoch by direct summation, without margins."""
         gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
-        return float(self.masses @ gain)
+        return inner(self.masses, gain)
 
     @property
     def atoms(self) -> Atoms:

@@ -37,6 +37,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.numerics.sums import inner
 from accounting.pld import inversion, random_allocation, saddlepoint
 from accounting.pld.inversion import Contour
 from accounting.pld.loss_distribution import Atoms
@@ -131,7 +132,7 @@ def _group(one: Ratios, num_steps: int, sign: int, start: float) -> _Group:
         kept = np.minimum(values, max(start, end))
         low, high = sign * start, sign * end
         # Cutting costs a put nothing: with such a ratio it is worth 0.
-        excess = float(masses @ (values - kept)) + one.lost if sign > 0 else 0.0
+        excess = inner(masses, values - kept) + one.lost if sign > 0 else 0.0
         cut = num_steps * excess
         found = _Group(
             Atoms(masses, kept if sign > 0 else -kept), num_steps, low, high, cut
@@ -164,15 +165,15 @@ def _period(group: _Group, order: float, deviation: float) -> float:
     weights = group.loss.tilted(order)[0]
     kept = weights > 1e-40
     weights, losses = weights[kept], group.loss.losses[kept]
-    mean = float(weights @ losses)
+    mean = inner(weights, losses)
 
     def width(rate: float, strike: float) -> float:
         exponents = rate * (losses - mean)
         largest = float(exponents.max())
         if largest < 1.0:
-            moment = math.log1p(float(weights @ np.expm1(exponents)))
+            moment = math.log1p(inner(weights, np.expm1(exponents)))
         else:
-            moment = largest + math.log(float(weights @ np.exp(exponents - largest)))
+            moment = largest + math.log(inner(weights, np.exp(exponents - largest)))
         moment *= group.num_steps
         moment += rate * (group.num_steps * mean - strike)
         return (max(moment, 0.0) + _NEEDED) / abs(rate)

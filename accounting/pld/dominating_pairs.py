@@ -27,7 +27,7 @@ from scipy import special
 #: Quadrature nodes per panel, and largest panel width in noise standard deviations: the
 #: quadrature error of a Gaussian density is then below 1e-12 of the panel's mass up to
 #: twelve standard deviations from the mean, and below rounding in the bulk.
-_NUM_NODES = 4
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 _PANEL_WIDTH = 0.05
 
 
@@ -75,10 +75,9 @@ class MonotonePair(abc.ABC):
           Arrays of shapes (cells + 1,), (cells, nodes) and (cells, nodes).
         """
         edges = np.union1d(edges, self._panels(edges[0], edges[-1]))
-        points, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
         half = np.diff(edges)[:, None] / 2
-        x = (edges[:-1, None] + half) + half * points
-        return edges, half * weights * self.upper_density(x), x
+        x = (edges[:-1, None] + half) + half * _POINTS
+        return edges, half * _WEIGHTS * self.upper_density(x), x
 
     def _panels(self, low: float, high: float) -> NDArray[np.float64]:
         """Returns increasing points from ``low`` to ``high`` for the quadrature."""

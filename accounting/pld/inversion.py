@@ -59,6 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.numerics.root_finding import log_ratio, threshold
+from accounting.numerics.sums import inner
 from accounting.pld.loss_distribution import Atoms
 
 _UNIT = 2.0**-53
@@ -229,9 +230,9 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
         damped = np.exp(contour.variance / 2 * poles.real)
         wrong = num_steps * error * (size + error) ** (num_steps - 1) * damped
     wrong += 8 * _UNIT * (2 + np.abs(exponents)) * np.abs(powers)
-    total = 2 * float(wrong @ (1 / np.abs(poles))) / contour.period
+    total = 2 * inner(wrong, 1 / np.abs(poles)) / contour.period
     rest, density_rest = _rest(contour)
-    mean_size = float(weights @ np.abs(loss.losses))
+    mean_size = inner(weights, np.abs(loss.losses))
     return LaplaceSum(
         contour=contour,
         center=num_steps * center,
@@ -322,7 +323,7 @@ def _share(
         )
         part = weights * (before[k] * after[_ORDER - 1 - k] / scale)
         grid += np.bincount((first + offset) % size, part, size)
-    remainder = float(weights @ np.abs(before[_ORDER]))
+    remainder = inner(weights, np.abs(before[_ORDER]))
     return grid, remainder / math.factorial(_ORDER)
 
 

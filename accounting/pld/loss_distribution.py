@@ -19,6 +19,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.numerics.sums import inner
 from accounting.pld.dominating_pairs import MonotonePair
 
 #: Mass of P outside the support of a pair, per side: far below any delta.
@@ -53,7 +54,7 @@ class Atoms:
           high: Largest finite loss.
         """
         excess = np.maximum(self.losses - high, 0.0)
-        infinite = self.infinite_mass + float(self.masses @ -np.expm1(-excess))
+        infinite = self.infinite_mass + inner(self.masses, -np.expm1(-excess))
         losses = np.clip(self.losses, low, high)
         return Atoms(self.masses * np.exp(-excess), losses, infinite)
 
@@ -68,7 +69,7 @@ class Atoms:
         if largest < 1.0 and smallest > -1.0 and self.infinite_mass < 0.5:
             # Near order 0 the moment is nearly 1: sum the difference.
             weights = self.masses * np.exp(exponents)
-            excess = float(self.masses @ np.expm1(exponents)) - self.infinite_mass
+            excess = inner(self.masses, np.expm1(exponents)) - self.infinite_mass
             return weights / float(weights.sum()), math.log1p(excess)
         # The largest product of mass and factor may have neither the largest mass nor
         # the largest factor.
@@ -82,8 +83,8 @@ class Atoms:
     def cumulants(self, order: float) -> tuple[float, float, float]:
         """Returns ``ln E[e^(order L)]`` and its first two derivatives."""
         weights, log_moment = self.tilted(order)
-        mean = float(weights @ self.losses)
-        return log_moment, mean, float(weights @ (self.losses - mean) ** 2)
+        mean = inner(weights, self.losses)
+        return log_moment, mean, inner(weights, (self.losses - mean) ** 2)
 
 
 def support(pair: MonotonePair) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from accounting.numerics.root_finding import threshold
+from accounting.numerics.sums import inner
 from accounting.pld import inversion
 from accounting.pld.inversion import Contour
 from accounting.pld.loss_distribution import Atoms
@@ -97,7 +98,7 @@ def focus(loss: Atoms, num_steps: int, epsilon: float) -> Focus:
       num_steps: T.
       epsilon: At least 0.
     """
-    most = 2 * epsilon + num_steps * float(loss.masses @ np.abs(loss.losses))
+    most = 2 * epsilon + num_steps * inner(loss.masses, np.abs(loss.losses))
     for _ in range(_MOST_TRIES):
         _, mean, variance = loss.clipped(-most, most).cumulants(0.0)
         last = most
@@ -321,18 +322,21 @@ def _period(found: Focus, order: float, needed: float) -> float:
     """
     weights, _ = found.loss.tilted(order)
     kept = weights > 1e-40
-    log_weights = np.log(weights[kept])
+    weights = weights[kept]
+    log_weights = np.log(weights)
     steps = found.num_steps
     centred = found.loss.losses[kept] - found.epsilon / steps
-    variance = steps * float(weights[kept] @ centred**2)
+    variance = steps * inner(weights, centred**2)
     scale = math.sqrt(2 * needed / max(variance, 1e-200))
 
     def width(rate: float) -> float:
         exponents = rate * centred
         if float(np.abs(exponents).max()) < 1.0:
-            moment = math.log1p(float(weights[kept] @ np.expm1(exponents)))
+            moment = math.log1p(inner(weights, np.expm1(exponents)))
         else:
-            moment = float(special.logsumexp(exponents + log_weights))
+            exponents += log_weights
+            largest = float(exponents.max())
+            moment = largest + math.log(float(np.exp(exponents - largest).sum()))
         return (steps * moment + needed) / abs(rate)
 
     def least(sign: float, most: float) -> float:

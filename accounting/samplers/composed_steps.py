@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
-from accounting.numerics.calibration import smallest_noise, smallest_noise_in_two
+from accounting.numerics.calibration import approximate_noise, smallest_noise_in_two
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian, poisson_lower_bound, privacy_profile
 from accounting.pld.dominating_pairs import Step
@@ -205,16 +205,15 @@ class ComposedSteps:
             scale = self.sensitivity * math.sqrt(plan.num_steps)
             return gaussian.gaussian_noise(epsilon, delta) * scale
 
-        def log_excess(noise: float) -> float:
+        def log_delta(noise: float) -> float:
             if not self.composes(plan, noise):
-                return 700.0
+                return 0.0
             step = self.steps(probability(plan), noise)[0]
-            return privacy_profile.approximate_log_delta(
-                step, plan.num_steps, epsilon
-            ) - math.log(delta)
+            return privacy_profile.approximate_log_delta(step, plan.num_steps, epsilon)
 
-        found = smallest_noise(log_excess, float(self.sensitivity), tolerance=3e-3)
-        return found if math.isfinite(found) else float(self.sensitivity)
+        start = float(self.sensitivity)
+        found = approximate_noise(log_delta, math.log(delta), start, 3e-3)
+        return start if found is None else found[0]
 
     def noise_multiplier(
         self, plan: DpSgdPlan, epsilon: float, delta: float

@@ -177,6 +177,17 @@ class TruncatedSteps:
             for name, mixing in self.mixtures.items()
         }
 
+    def _tightest_at(
+        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    ) -> TruncatedSteps:
+        """Returns these bounds with the mixtures that may be the tightest there."""
+        if len(self.mixtures) < 2:
+            return self
+        rough = self._profiles(plan, noise_multiplier, privacy_profile.ROUGH)
+        near = _tightest(rough, lambda one: one.rough_delta(epsilon))
+        kept = {name: self.mixtures[name] for name in near or self.mixtures}
+        return dataclasses.replace(self, mixtures=kept)
+
     def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
         """Returns the noise multiplier of all steps as one, with all draws revealed."""
         return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
@@ -198,9 +209,13 @@ class TruncatedSteps:
             `privacy_profile.Profile`.
         """
 
-        def additive(point: float) -> float:
+        @functools.cache
+        def alone(point: float) -> float:
             found = self.untruncated.delta(plan, noise_multiplier, point, fineness)
-            return min(1.0, found.guarantee + truncation_delta(plan, point))
+            return found.guarantee
+
+        def additive(point: float) -> float:
+            return min(1.0, alone(point) + truncation_delta(plan, point))
 
         effective = self._effective(plan, noise_multiplier)
         options = [
@@ -218,8 +233,10 @@ class TruncatedSteps:
         )
         options += [(one.delta(epsilon), name) for name, one in profiles.items()]
         best = least(*options)
-        # At a smaller epsilon the cap costs less, but never less than at 0.
-        if truncation_delta(plan, 0.0) < best.guarantee:
+        # At a smaller epsilon the cap costs less, but never less than at 0, and without
+        # it delta is larger.
+        rest = best.guarantee - truncation_delta(plan, 0.0)
+        if rest > 0.0 and alone(epsilon) < rest:
             nearby = _least_nearby(additive, epsilon)
             return least((nearby, self.additive), *options)
         return best
@@ -298,8 +315,15 @@ class TruncatedSteps:
           delta: In (0, 1).
         """
 
+        chosen: dict[float, TruncatedSteps] = {}
+
         def reached(noise: float, fineness: float) -> float:
-            return self.delta(plan, noise, epsilon, fineness).guarantee
+            if noise == 0.0:
+                return self.delta(plan, noise, epsilon).guarantee
+            # Asked once for each fineness: the last one is near the result.
+            if fineness not in chosen:
+                chosen[fineness] = self._tightest_at(plan, noise, epsilon)
+            return chosen[fineness].delta(plan, noise, epsilon, fineness).guarantee
 
         value = smallest_noise_in_two(
             reached,
