@@ -7,9 +7,12 @@ others.  Answers are intervals whose type tells a guarantee from a lower bound; 
 `accounting.intervals`.
 
 Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
-gives for a delta of 1e-20 or more, those of balls and bins for 1e-14 times the number
-of epochs or more.  Below, they hold, ``delta(epsilon(d)) <= d``, and they may be far
-from tight: balls and bins below 1e-17 are bounded by revealed steps.
+gives for a delta of 1e-20 or more, and lower bounds are useful there; those of balls
+and bins for 1e-14 times the number of epochs or more.  Below, bounds hold, epsilon
+rises as delta falls, and ``delta(epsilon(d)) <= d``, but they may be far from tight:
+those of Poisson and truncated batches are Chernoff's, ten times as large or far more
+where rare steps lose most, and balls and bins below 1e-17 are bounded by revealed
+steps.
 
 Example:
   >>> from accounting.plan import DpSgdPlan
@@ -32,6 +35,7 @@ from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.numerics.calibration import lower_epsilon, round_up
 from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
+from accounting.pld.chernoff import LEAST_TIGHT_DELTA
 from accounting.validation import InputError, check_float, check_int
 
 __all__ = [
@@ -49,8 +53,6 @@ __all__ = [
 
 #: More steps are refused, since rounding errors would add up.
 MOST_STEPS = 10**9
-#: Bounds at a smaller delta hold, but may be far from tight.
-LEAST_TIGHT_DELTA = 1e-20
 #: Noise for a smaller delta is not computed: its bounds leave the range of numbers.
 LEAST_TARGET_DELTA = 1e-200
 

@@ -29,7 +29,7 @@ bound.  `LaplaceSum.lower_delta` subtracts both.
 among the ``_ORDER`` nearest points of a fine grid, so that one fast Fourier transform
 gives ``M(z_j)`` at all j.
 
-Error terms, all added (``e`` below is ``_UNIT``):
+Error terms, all added (``e`` below is ``UNIT``):
   - interpolation of ``e^(i y L)``: the remainder ``(y h)^p |prod (f - k)| / p!`` of
     Lagrange's formula, on a grid of spacing h.
   - rounding of the transform: ``e (16 + 4 log2 n)`` times the transformed mass (all but
@@ -62,7 +62,7 @@ from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.numerics.sums import inner
 from accounting.pld.loss_distribution import Atoms
 
-_UNIT = 2.0**-53
+UNIT = 2.0**-53
 #: Number of grid points that share a loss.
 _ORDER = 16
 #: Largest ``y h``; the remainder contains its power of order ``_ORDER``.
@@ -163,7 +163,7 @@ class LaplaceSum:
           Shape (size,), indexed by m modulo ``size``; and a bound on the error of each.
         """
         scale = size / self.contour.period
-        unit = _UNIT * (16 + 4 * math.log2(size))
+        unit = UNIT * (16 + 4 * math.log2(size))
         total = 2 * float(np.abs(terms).sum()) / self.contour.period
         return np.fft.irfft(np.conj(terms), size) * scale, unit * total
 
@@ -229,7 +229,7 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
         powers = np.exp(exponents)
         damped = np.exp(contour.variance / 2 * poles.real)
         wrong = num_steps * error * (size + error) ** (num_steps - 1) * damped
-    wrong += 8 * _UNIT * (2 + np.abs(exponents)) * np.abs(powers)
+    wrong += 8 * UNIT * (2 + np.abs(exponents)) * np.abs(powers)
     total = 2 * inner(wrong, 1 / np.abs(poles)) / contour.period
     rest, density_rest = _rest(contour)
     mean_size = inner(weights, np.abs(loss.losses))
@@ -241,7 +241,7 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
         poles=poles,
         error=total + rest,
         density_error=2 * float(wrong.sum()) / contour.period + density_rest,
-        slack=1 + 1e-9 + num_steps * _UNIT * (32 + 4 * contour.order * mean_size),
+        slack=1 + 1e-9 + num_steps * UNIT * (32 + 4 * contour.order * mean_size),
         infinite_mass=_ever(loss.infinite_mass, num_steps),
     )
 
@@ -291,7 +291,7 @@ def _transform(
     mass = float(np.abs(grid).sum())
     z = np.conj(np.fft.rfft(grid)[: contour.count + 1]) - grid.sum()
     angles = 2 * math.pi / size * np.arange(contour.count + 1)
-    unit = _UNIT * (16 + 4 * math.log2(size))
+    unit = UNIT * (16 + 4 * math.log2(size))
     return z, 2 * unit * mass + remainder * angles**_ORDER
 
 

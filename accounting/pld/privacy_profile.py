@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.pld import inversion, loss_distribution, saddlepoint
+from accounting.pld.chernoff import LEAST_TIGHT_DELTA, Chernoff
 from accounting.pld.dominating_pairs import Step
 from accounting.pld.inversion import LaplaceSum
 from accounting.pld.loss_distribution import Atoms
@@ -39,6 +40,8 @@ _MOST_TRIES = 8
 #: If rare steps lose most, a first guess can be a thousand times too large, and each
 #: sum reduces it by about a third.
 _MOST_GUESSES = 64
+#: If an approximation of ln delta is larger, Chernoff's bound is not needed.
+_FEW = -36.0
 
 
 class Composition:
@@ -239,6 +242,8 @@ class Profile:
         example against ghost, and ghost against example.
       num_steps: T.
       fineness: Largest relative addition to delta: ``FINE`` or ``COARSE``.
+
+    Below `LEAST_TIGHT_DELTA` the bounds are Chernoff's.
     """
 
     directions: tuple[Step, ...]
@@ -249,22 +254,49 @@ class Profile:
     def _sums(self) -> tuple[StepComposition, ...]:
         return tuple(StepComposition(step, self.num_steps) for step in self.directions)
 
+    @functools.cached_property
+    def _chernoffs(self) -> tuple[Chernoff, ...]:
+        return tuple(Chernoff(step, self.num_steps) for step in self.directions)
+
+    def _tiny(self, place: int, epsilon: float) -> float | None:
+        """Returns Chernoff's bound in one direction, if it is the one to take."""
+        one = self._sums[place]
+        if saddlepoint.approximate_log_delta(one.loss, one.num_steps, epsilon) > _FEW:
+            return None
+        found = self._chernoffs[place].delta(epsilon)
+        return found if found < LEAST_TIGHT_DELTA else None
+
+    def _delta_of(self, place: int, epsilon: float) -> float:
+        tiny = self._tiny(place, epsilon)
+        if tiny is not None:
+            return tiny
+        found = self._sums[place].at(epsilon, self.fineness).delta(epsilon)
+        # Where Chernoff's bound is larger: delta falls with epsilon.
+        return max(found, LEAST_TIGHT_DELTA)
+
     def delta(self, epsilon: float) -> float:
         """Returns a delta >= 0 at which ``(epsilon, delta)`` is proven."""
         worst = 0.0
-        for one in self._sums:
+        for place, one in enumerate(self._sums):
             # A rough bound may show that this direction is the better one.
-            if worst == 0.0 or one.rough_delta(epsilon, worst) > worst:
-                worst = max(worst, one.at(epsilon, self.fineness).delta(epsilon))
+            small = worst < LEAST_TIGHT_DELTA
+            if small or one.rough_delta(epsilon, worst) > worst:
+                worst = max(worst, self._delta_of(place, epsilon))
         return worst
 
     def rough_epsilon(self, delta: float) -> float:
         """Returns a rough epsilon, for a choice between profiles."""
+        if delta < LEAST_TIGHT_DELTA:
+            return max(one.epsilon(delta) for one in self._chernoffs)
         return self._worst_first(delta)[0].roughly(delta)[1]
 
     def rough_delta(self, epsilon: float) -> float:
         """Returns a rough delta, for a choice between profiles."""
-        return max(one.rough_delta(epsilon) for one in self._sums)
+        tiny = [self._tiny(place, epsilon) for place in range(len(self._sums))]
+        return max(
+            one.rough_delta(epsilon) if small is None else small
+            for one, small in zip(self._sums, tiny, strict=True)
+        )
 
     def _worst_first(self, delta: float) -> list[StepComposition]:
         """Returns the directions, the one with the largest epsilon probably first."""
@@ -272,18 +304,18 @@ class Profile:
 
     def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
         """Returns an upper bound on delta in each direction."""
-        return tuple(
-            one.at(epsilon, self.fineness).delta(epsilon) for one in self._sums
-        )
+        return tuple(self._delta_of(place, epsilon) for place in range(len(self._sums)))
 
-    def sums_at(self, delta: float) -> tuple[LaplaceSum, ...]:
+    def sums_at(self, delta: float) -> tuple[LaplaceSum | Chernoff, ...]:
         """Returns the sums of losses in each direction, near epsilon at ``delta``.
 
         The worse direction comes first; the other is rough if that shows it is better.
         """
+        if delta < LEAST_TIGHT_DELTA:
+            return self._chernoffs
         sums = self._worst_first(delta)
         worst, epsilon = sums[0].near(delta, self.fineness)
-        found = [worst]
+        found: list[LaplaceSum | Chernoff] = [worst]
         for one in sums[1:]:
             total = one.at(epsilon, ROUGH, delta / 2)
             if total.delta(epsilon) > delta / 2:
@@ -296,7 +328,7 @@ class Profile:
         return epsilon_of(self.sums_at(delta), delta)
 
 
-def epsilon_of(sums: tuple[LaplaceSum, ...], delta: float) -> float:
+def epsilon_of(sums: tuple[LaplaceSum | Chernoff, ...], delta: float) -> float:
     """Returns the largest epsilon of several sums.
 
     Args:
