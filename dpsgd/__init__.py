@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 # `as` tells type checkers that the name is re-exported.
 if TYPE_CHECKING:
-    from accounting import accountant as accountant
-    from accounting.intervals import Bounds as Bounds
-    from accounting.intervals import NoiseBounds as NoiseBounds
-    from accounting.plan import DpSgdPlan as DpSgdPlan
-    from accounting.plan import steps_per_epoch as steps_per_epoch
+    from accounting.core import accountant as accountant
+    from accounting.core.intervals import Bounds as Bounds
+    from accounting.core.intervals import NoiseBounds as NoiseBounds
+    from accounting.core.plan import DpSgdPlan as DpSgdPlan
+    from accounting.core.plan import steps_per_epoch as steps_per_epoch
+    from accounting.core.statement import PrivacyStatement as PrivacyStatement
+    from accounting.core.statement import privacy_statement as privacy_statement
+    from accounting.core.validation import InputError as InputError
     from accounting.planning import budget as budget
-    from accounting.statement import PrivacyStatement as PrivacyStatement
-    from accounting.statement import privacy_statement as privacy_statement
-    from accounting.validation import InputError as InputError
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
     from pipelines.batches.folder import read_certificate as read_certificate
@@ -94,20 +94,20 @@ _HOMES = {
     "AuditSettings": "trainer.settings.audit_settings",
     "AverageWeights": "trainer.averaging.averaging_callback",
     "BatchSettings": "pipelines.job.batch_settings",
-    "Bounds": "accounting.intervals",
+    "Bounds": "accounting.core.intervals",
     "Certificate": "pipelines.core.batches.certificate",
     "ComparisonSettings": "trainer.settings.comparison_settings",
     "Dataset": "pipelines.inputs.parquet_blocks",
-    "DpSgdPlan": "accounting.plan",
+    "DpSgdPlan": "accounting.core.plan",
     "FunctionModel": "trainer.model.layers.function_model",
-    "InputError": "accounting.validation",
+    "InputError": "accounting.core.validation",
     "Manifest": "pipelines.core.batches.manifest",
-    "NoiseBounds": "accounting.intervals",
+    "NoiseBounds": "accounting.core.intervals",
     "PhysicalBatch": "pipelines.core.batches.batch_format",
     "PoissonBatches": "pipelines.job.poisson_batches",
     "PredictSummary": "trainer.prediction.predict",
     "PreparedVerification": "pipelines.tables.prepared_files",
-    "PrivacyStatement": "accounting.statement",
+    "PrivacyStatement": "accounting.core.statement",
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",
     "RunRecord": "trainer.core.run.run_record",
@@ -136,7 +136,7 @@ _HOMES = {
     "make_private": "trainer.keras_model",
     "predict": "trainer.prediction.predict",
     "prepare": "pipelines.tables.job.prepare_job",
-    "privacy_statement": "accounting.statement",
+    "privacy_statement": "accounting.core.statement",
     "read_batches": "pipelines.batches.reader",
     "read_certificate": "pipelines.batches.folder",
     "read_manifest": "pipelines.batches.folder",
@@ -145,7 +145,7 @@ _HOMES = {
     "measure_bias": "trainer.papers.bias",
     "shift": "trainer.papers.shift",
     "simulate": "trainer.papers.simulate",
-    "steps_per_epoch": "accounting.plan",
+    "steps_per_epoch": "accounting.core.plan",
     "train": "trainer.train",
     "variance": "trainer.papers.variance",
     "verify": "pipelines.batches.verify",

@@ -50,8 +50,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
-from accounting.validation import check_choice, check_int
+from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
+from accounting.core.validation import check_choice, check_int
 from pipelines.core.keys import derive
 from pipelines.core.streams import Stream
 from pipelines.core.users.bounded import ROWS, SAMPLED, USERS

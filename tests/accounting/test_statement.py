@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from accounting import accountant, intervals, statement
-from accounting.model_mix.theorem import Mixing
-from accounting.plan import SAMPLERS, DpSgdPlan
-from accounting.validation import InputError
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant, intervals, statement
+from accounting.core.plan import SAMPLERS, DpSgdPlan
+from accounting.core.validation import InputError
 
 
 def make(small_plan, sampler="truncated-poisson", **changes):

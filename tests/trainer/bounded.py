@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from trainer.claims.bam import bam_gradients
 from trainer.core.step.bounded_sum import BoundedSum, UnboundedSum
 from trainer.core.step.dp_step import Step

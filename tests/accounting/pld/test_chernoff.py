@@ -5,10 +5,10 @@ import math
 import mpmath
 import pytest
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
-from accounting.pld import dominating_pairs
-from accounting.pld.chernoff import LEAST_TIGHT_DELTA, Chernoff
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import dominating_pairs
+from accounting.core.pld.chernoff import LEAST_TIGHT_DELTA, Chernoff
 
 
 def tail(point, mean, noise):

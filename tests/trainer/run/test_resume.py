@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.key_files import create_key_file
 from tests.warm_processes import warm_python
 from trainer.core.run import origin

@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.experiments.comparison.case import Case, is_private
 from trainer.settings.comparison_settings import LAST, OPTIMISTIC, OWN
 
