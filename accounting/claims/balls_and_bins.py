@@ -261,6 +261,7 @@ _ZERO_OUT = sampler_registry.Sampler(
     delta_by_direction=delta_by_direction,
     allocation=allocation,
     wording=_WORDING,
+    claims={METHOD: "random allocation"},
     audit=audit_case.Audit(worst_case=audit_case.own_block, score=shuffle.score),
 )
 SAMPLER = dataclasses.replace(

@@ -203,6 +203,8 @@ class Sampler:
       orders: (plan, noise multiplier) -> the plan as random orders, whose opponent
         `accounting.cross_check` simulates.
       wording: Words of the privacy statement.
+      claims: Method of a bound -> name of the claim that it relies on; a method of the
+        core's own bounds is not in it.
       audit: The worst case and its score, for `dpsgd audit`.
     """
 
@@ -223,6 +225,7 @@ class Sampler:
     allocation: Callable[[DpSgdPlan, float], RandomAllocation] | None = None
     orders: Callable[[DpSgdPlan, float], RandomOrders] | None = None
     wording: Wording | None = None
+    claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
     audit: Audit | None = None
 
 

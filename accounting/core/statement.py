@@ -44,10 +44,14 @@ DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
 #: Parts of the project outside of what a reviewer reads, and what a claim relies on
 #: them for.
 BATCH_JOB, BOUND_JOB = "batch job", "bound job"
+#: Theorems of `accounting.claims` that give samplers their epsilon.
+NULL_CLONES, RANDOM_ALLOCATION = "null clones", "random allocation"
 RELIANCES = {
     BATCH_JOB: "sampled the batches as the plan says; they are not certified "
     "(`dpsgd verify --resample` does it)",
     BOUND_JOB: "kept at most so many rows of each user, before batches were sampled",
+    NULL_CLONES: "other steps hide the step of an example in a shuffle",
+    RANDOM_ALLOCATION: "an example is in one uniformly random step of each epoch",
 }
 CERTIFIED = (
     "certified: the reference sampler made the same bytes from key, plan and input"
@@ -128,7 +132,9 @@ class PrivacyStatement:
             BOUND_JOB: self.unit is not None,
         }
         jobs = (name for name, is_relied in relied.items() if is_relied)
-        return (*jobs, *self.claims)
+        sampler = sampler_registry.get(self.plan.sampler)
+        theorem = sampler.claims.get(self.epsilon.method)
+        return (*jobs, *([theorem] if theorem else []), *self.claims)
 
     @property
     def relation_text(self) -> str:

@@ -372,6 +372,7 @@ def _sampler(lower_method: str, sampling: str) -> sampler_registry.Sampler:
             sampling=sampling, discretization=_DISCRETIZATION
         ),
         orders=orders,
+        claims={CLONES_METHOD: "null clones"},
         audit=audit_case.Audit(worst_case=worst_case, score=score),
     )
 

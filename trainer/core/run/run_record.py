@@ -242,7 +242,7 @@ class StepLedger:
       >>> ledger = StepLedger(num_steps=2)
       >>> ledger.enter(0, part=0)
       >>> ledger.enter(0, part=1)
-      >>> ledger.enter(0, part=0)
+      >>> ledger.enter(0, part=0)  # doctest: +ELLIPSIS
       Traceback (most recent call last):
       accounting.core.validation.InputError: Expected step 1 next; the batches ...
     """
