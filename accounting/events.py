@@ -23,11 +23,11 @@ from typing import Any
 import dp_accounting
 from dp_accounting import pld
 
-from accounting import sampler_registry
-from accounting.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.plan import DpSgdPlan
-from accounting.sampler_registry import Event
-from accounting.validation import InputError
+from accounting.core import sampler_registry
+from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.core.plan import DpSgdPlan
+from accounting.core.sampler_registry import Event
+from accounting.core.validation import InputError
 
 _TRUNCATED = " plus (1 + e^epsilon) T Pr[Bin(n, q) > B]"
 

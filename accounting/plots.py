@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:

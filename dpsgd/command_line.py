@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from accounting.cli import misspelt
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from dpsgd import __version__
 from pipelines.files.stopping import StoppedError, stoppable
 

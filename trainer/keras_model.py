@@ -51,8 +51,8 @@ from typing import Any
 
 import numpy as np
 
-from accounting.plan import steps_per_epoch
-from accounting.validation import InputError, check_int
+from accounting.core.plan import steps_per_epoch
+from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.model_check import check_differentiable, check_model
 from trainer.model.grouped_model import of_users

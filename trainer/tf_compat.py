@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 
 @contextlib.contextmanager

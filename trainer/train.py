@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json
 from pipelines.files.paths import StrPath
 from pipelines.files.stopping import StoppedError, on_signals

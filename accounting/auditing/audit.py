@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting import accountant, intervals
 from accounting.auditing import lower_bounds
 from accounting.auditing.lower_bounds import ClaimedProfile, Errors
-from accounting.neighboring_relation import REPLACE_SPECIAL
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_float
+from accounting.core import accountant, intervals
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError, check_float
 
 #: Least number of trials: fewer give no bound.
 LEAST_TRIALS = 40

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from accounting.auditing.audit import USUAL_CONFIDENCE, Verdict, percent
-from accounting.intervals import upper_text
+from accounting.core.intervals import upper_text
 from accounting.plots import new_figure, save
 
 _CLAIMED, _FOUND, _BAD = "#31688e", "#d95f02", "#b2182b"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from accounting.auditing import audit, residuals
 from accounting.auditing.audit import Claim, Verdict, percent
 from accounting.auditing.residuals import Check
-from accounting.validation import InputError, check_float
+from accounting.core.validation import InputError, check_float
 
 if TYPE_CHECKING:
     import numpy as np

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.pld.gaussian import gaussian_epsilon
+from accounting.core.pld.gaussian import gaussian_epsilon
 
 #: Ranks, from each end, whose scores are tried as thresholds.  They are few, and none
 #: is exceeded by only a handful of scores: the best of many thresholds is often luck.

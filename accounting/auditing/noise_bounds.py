@@ -26,9 +26,9 @@ import math
 
 import numpy as np
 
-from accounting import accountant, sampler_registry
 from accounting.auditing.audit import Claim, Finding
 from accounting.auditing.lower_bounds import ClaimedProfile
+from accounting.core import accountant, sampler_registry
 
 #: Noise multipliers are tried on a grid, in steps of 1.5 %.
 _STEPS_PER_DOUBLING = 48

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from accounting import neighboring_relation
 from accounting.cli import model_mix, registered, shared_options
 from accounting.cli.grouped import Grouped
 from accounting.cli.number_lists import NumberList
+from accounting.core import neighboring_relation
 
 
 @click.command(name="plan", cls=Grouped)

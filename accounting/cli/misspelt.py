@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from accounting.validation import did_you_mean, nearest
+from accounting.core.validation import did_you_mean, nearest
 
 #: Words of other tools, without dashes -> our options and arguments, best first.  Of
 #: these, the first that a command has is meant; without one, nothing is.

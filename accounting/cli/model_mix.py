@@ -12,10 +12,10 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.number_lists import NumberList
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 if TYPE_CHECKING:
-    from accounting.theorem import Theorem
+    from accounting.core.theorem import Theorem
 
 _OPTIONS = (
     click.option(
@@ -57,7 +57,9 @@ def theorems(flags: Mapping[str, Any]) -> dict[str, Theorem]:
         return {}
     if clip is None:
         raise InputError("Expected --l2-norm-clip beside --mix-width. Give both.")
-    from accounting.model_mix.theorem import Mixing  # after --help: it loads scipy
+    from accounting.claims.model_mix.theorem import (
+        Mixing,  # after --help: it loads scipy
+    )
 
     return {
         f"ModelMix {width:g}, p={factor}": Mixing(

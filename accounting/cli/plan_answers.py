@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from accounting import accountant, deltas, neighboring_relation, sampler_registry
-from accounting import plan as plans
 from accounting.cli import model_mix, plan_tables, shared_options
 from accounting.cli.progress import Progress
+from accounting.core import accountant, deltas, neighboring_relation, sampler_registry
+from accounting.core import plan as plans
+from accounting.core.validation import InputError
 from accounting.planning import axes, comparison, crossovers, sweeps
 from accounting.planning.axes import TOTAL_NOISE_AXIS, USERS_AXIS
 from accounting.planning.comparison import Answer, Question
 from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Point, Sweep, SweepLine
-from accounting.validation import InputError
 
 
 def print_answers(flags: dict[str, Any]) -> None:

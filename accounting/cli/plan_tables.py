@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from accounting import neighboring_relation
+from accounting.core import neighboring_relation
 from accounting.planning import crossovers, rounding, tan
 from accounting.planning.comparison import NOISE, Answer, Question
 from accounting.planning.crossovers import Crossover

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from accounting import sampler_registry
+from accounting.core import sampler_registry
 
 
 class Registered(click.ParamType):

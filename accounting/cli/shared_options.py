@@ -18,9 +18,9 @@ from typing import Any
 
 import click
 
-from accounting import deltas, neighboring_relation
 from accounting.cli.byte_size import ByteSize
-from accounting.validation import InputError
+from accounting.core import deltas, neighboring_relation
+from accounting.core.validation import InputError
 
 _ALLOW = "allow_large_delta"
 

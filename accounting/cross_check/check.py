@@ -14,15 +14,16 @@ import dataclasses
 import math
 from typing import Any
 
-from accounting import accountant, events
+from accounting import events
+from accounting.core import accountant
+from accounting.core.intervals import Bounds
+from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.core.plan import DpSgdPlan
+from accounting.core.sampler_registry import RandomOrders
+from accounting.core.theorem import Theorem
+from accounting.core.validation import InputError
 from accounting.cross_check import libraries, opponent, simulation
 from accounting.cross_check.opinion import Opinion
-from accounting.intervals import Bounds
-from accounting.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.plan import DpSgdPlan
-from accounting.sampler_registry import RandomOrders
-from accounting.theorem import Theorem
-from accounting.validation import InputError
 
 
 @dataclasses.dataclass(frozen=True)

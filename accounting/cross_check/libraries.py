@@ -16,10 +16,10 @@ from typing import Any
 
 from dp_accounting import pld, rdp
 
+from accounting.core.intervals import Bounds
+from accounting.core.numerics.calibration import epsilon_after_cost
 from accounting.cross_check.opinion import Opinion
 from accounting.events import Question
-from accounting.intervals import Bounds
-from accounting.numerics.calibration import epsilon_after_cost
 
 #: Spacing of the grid of privacy losses, relative to epsilon above 10: a grid that is
 #: much finer than epsilon takes minutes.

@@ -16,7 +16,7 @@ import dataclasses
 import math
 from typing import Any
 
-from accounting.intervals import Bounds
+from accounting.core.intervals import Bounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

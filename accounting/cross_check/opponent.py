@@ -19,7 +19,7 @@ Formal guarantees:
   - equal questions have equal answers: the seed is fixed, and part of the answer.
 
 No privacy claim depends on this module, and it shares no formula with
-`accounting.samplers.shuffle`, whose lower bound looks at the largest step alone.
+`accounting.claims.shuffles.shuffle`, whose lower bound looks at the largest step alone.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, for the pair; Maurer and Pontil (2009),
@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from accounting.core.sampler_registry import RandomOrders
 from accounting.cross_check.simulation import ERROR_PROBABILITY, SEED
-from accounting.sampler_registry import RandomOrders
 
 #: Normal values drawn for each sample, and at a time.
 _NUM_VALUES = 20_000_000

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.sampler_registry import RandomAllocation
+from accounting.core.sampler_registry import RandomAllocation
 
 #: Seed of every simulation; public.
 SEED = 20_250_219

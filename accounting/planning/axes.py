@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from accounting import accountant
-from accounting import plan as plans
-from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
+from accounting.core import accountant
+from accounting.core import plan as plans
+from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
+from accounting.core.validation import InputError, check_choice, check_float, check_int
 from accounting.planning.comparison import NOISE, Question, check_target
-from accounting.validation import InputError, check_choice, check_float, check_int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

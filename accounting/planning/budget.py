@@ -13,16 +13,16 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from accounting import accountant, sampler_registry
-from accounting.neighboring_relation import (
+from accounting.core import accountant, sampler_registry
+from accounting.core import trade_off as bounds
+from accounting.core.neighboring_relation import (
     MOST_EXAMPLES_PER_USER,
     REPLACE_SPECIAL,
     is_supported,
 )
-from accounting.numerics.calibration import settled_epsilon
-from accounting.plan import DpSgdPlan, goes_through_epochs
-from accounting.trade_off import bounds
-from accounting.validation import InputError, check_int
+from accounting.core.numerics.calibration import settled_epsilon
+from accounting.core.plan import DpSgdPlan, goes_through_epochs
+from accounting.core.validation import InputError, check_int
 
 #: Largest number of steps that a search tries.
 MOST_STEPS = 10_000_000
@@ -251,7 +251,7 @@ def attack_success(
     An attack decides, from the released model and all other examples, whether an
     example took part.  If it is wrong about a ghost with probability f, it is right
     about the example with at most the probability returned; see
-    `accounting.trade_off.bounds`.
+    `accounting.core.trade_off`.
 
     Args:
       plan: How batches are made.

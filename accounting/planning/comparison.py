@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from accounting import accountant, sampler_registry
-from accounting import plan as plans
-from accounting.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_float
+from accounting.core import accountant, sampler_registry
+from accounting.core import plan as plans
+from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError, check_float
 
 if TYPE_CHECKING:
-    from accounting.theorem import Theorem
+    from accounting.core.theorem import Theorem
 
 #: For a larger epsilon no cap of truncated batches is computed: exp overflows soon.
 LARGEST_DESIGN_EPSILON = 700.0

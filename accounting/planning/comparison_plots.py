@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from accounting.neighboring_relation import NAMES
+from accounting.core.neighboring_relation import NAMES
 from accounting.planning import rounding
 from accounting.planning.comparison import Answer, Question
 from accounting.plots import new_figure, save

@@ -15,8 +15,8 @@ import itertools
 import math
 from typing import Any
 
-from accounting import accountant
-from accounting.neighboring_relation import brought
+from accounting.core import accountant
+from accounting.core.neighboring_relation import brought
 from accounting.planning.sweeps import Point, Sweep, SweepLine
 
 #: Proven values with a smaller relative difference are one line in a plot.

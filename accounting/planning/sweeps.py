@@ -10,9 +10,10 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
-from accounting import sampler_registry
-from accounting.neighboring_relation import NAMES
-from accounting.plan import DpSgdPlan
+from accounting.core import sampler_registry
+from accounting.core.neighboring_relation import NAMES
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from accounting.planning import tan
 from accounting.planning.axes import USERS_AXIS, at, at_total_noise, check_values
 from accounting.planning.comparison import (
@@ -25,7 +26,6 @@ from accounting.planning.comparison import (
     answer_for,
     checked_plan,
 )
-from accounting.validation import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ Formal guarantees:
 
 Not a guarantee of privacy: ``TanEstimate`` approximates Renyi accounting at large noise
 and is no bound, and a simulated configuration has an epsilon of hundreds and more.
-Ask `accounting.accountant` for either.
+Ask `accounting.core.accountant` for either.
 
 References:
   Sander, Stock and Sablayrolles (2023), arXiv:2210.03403: Equation 4 for the closed
@@ -24,10 +24,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from accounting import accountant, sampler_registry
-from accounting.plan import DpSgdPlan, steps_and_epochs
+from accounting.core import accountant, sampler_registry
+from accounting.core.plan import DpSgdPlan, steps_and_epochs
+from accounting.core.validation import InputError, check_choice, check_float, check_int
 from accounting.planning.comparison import Question
-from accounting.validation import InputError, check_choice, check_float, check_int
 
 #: Below this noise multiplier epsilon is not a function of the total noise.
 LEAST_NOISE = 2.0

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accounting.validation import InputError, check_int
+from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_checksums, read_manifest
 from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.columns import record_bytes

@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import (
     CERTIFICATE_NAME,
     KEY_NAME,

@@ -9,8 +9,8 @@ import click
 
 from accounting.cli import registered, shared_options
 from accounting.cli.grouped import Grouped
-from accounting.plan import TRUNCATED_POISSON
-from accounting.validation import InputError
+from accounting.core.plan import TRUNCATED_POISSON
+from accounting.core.validation import InputError
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import stoppable
 from pipelines.job.batch_settings import BatchSettings

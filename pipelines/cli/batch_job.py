@@ -13,8 +13,8 @@ import click
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from accounting.cli import misspelt, shared_options
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.cli.console import show
 from pipelines.core.batches.manifest import Manifest

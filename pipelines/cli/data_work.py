@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
 from pipelines.files.output_file import output_file

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from accounting.cli import misspelt
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.progress_bars import Bars
 from pipelines.job.quiet_beam import quiet_beam
 from pipelines.job.runtime.tasks import Runtime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables.convert import PrepareSummary
 from pipelines.tables.table_format import TableOptions
 from pipelines.users.bound_job import BoundSettings

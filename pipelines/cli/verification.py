@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME, read_manifest
 from pipelines.batches.verify import Verification
 from pipelines.batches.verify import verify as verify_batches

@@ -39,7 +39,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from accounting.plan import (
+from accounting.core.plan import (
     BALLS_AND_BINS,
     DETERMINISTIC,
     DYNAMIC_SHUFFLE,
@@ -48,7 +48,7 @@ from accounting.plan import (
     TRUNCATED_POISSON,
     DpSgdPlan,
 )
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.keys import derive
 from pipelines.core.streams import Stream
 

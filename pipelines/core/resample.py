@@ -42,8 +42,8 @@ from typing import Any
 
 import numpy as np
 
-from accounting.plan import DpSgdPlan, fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan, fingerprint
+from accounting.core.validation import InputError
 from pipelines.core import records
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.batches.record_checksums import RecordChecksum

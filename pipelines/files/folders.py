@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.paths import SCHEME, WILDCARDS, StrPath, absolute, is_remote, join
 from pipelines.files.storage import check_client, make_folder
 

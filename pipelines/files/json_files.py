@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.paths import StrPath
 from pipelines.files.storage import read_bytes
 

@@ -17,7 +17,7 @@ import pathlib
 import secrets
 import stat
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.keys import KEY_BYTES, derive, new_key
 from pipelines.files.paths import StrPath, is_remote
 from pipelines.files.storage import make_folder, read_bytes, read_secret

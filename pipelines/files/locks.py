@@ -18,7 +18,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.paths import StrPath, is_remote, join
 

@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.locks import lock_file
 
 

@@ -13,7 +13,7 @@ import pathlib
 import secrets
 from collections.abc import Sequence
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.folders import usable_folder
 
 

@@ -25,7 +25,7 @@ import sys
 import threading
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.stopping import StoppedError, stoppable
 
 

@@ -22,7 +22,7 @@ from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.utils import retry
 from apache_beam.utils.secret import GcpSecret
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.paths import SCHEME, WILDCARDS, absolute, hidden_path
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

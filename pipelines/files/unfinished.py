@@ -32,8 +32,8 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
 from pipelines.files.folders import make_private_folder, usable_folder
 from pipelines.files.locks import LOCK_NAME, in_use, locked
 from pipelines.files.output_folder import (

@@ -31,7 +31,7 @@ import re
 import shlex
 import stat
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.paths import is_remote, join
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
 from pipelines.inputs.parquet_blocks import Block, Listing
 

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import DTYPES, Column
 from pipelines.core.sampling.samplers import BlockRows
 from pipelines.core.users.bounded import Bounded

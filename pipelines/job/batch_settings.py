@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from accounting import sampler_registry
-from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
-from accounting.validation import InputError, check_float
+from accounting.core import sampler_registry
+from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
+from accounting.core.validation import InputError, check_float
 
 #: For ``separate_process.call``: makes batches of (source, folder, settings).
 MAKE_BATCHES = "pipelines.job.quiet_beam:make_batches_quietly"
@@ -18,7 +18,7 @@ class BatchSettings:
 
     Attributes:
       expected_batch_size: Expected number of examples per step, at least 1.
-      sampler: Name of a sampler, such as one of ``accounting.plan.SAMPLERS``.
+      sampler: Name of a sampler, such as one of ``accounting.core.plan.SAMPLERS``.
       num_epochs: Rounds of n/b steps; None if ``num_steps`` is given.
       num_steps: Number of steps; None if ``num_epochs`` is given.
       truncated_batch_size: Cap on the examples of a truncated step; None for the
@@ -84,7 +84,7 @@ class BatchSettings:
         )
 
     def _smallest_cap(self, num_examples: int, num_steps: int) -> int:
-        from accounting.accountant import smallest_truncated_batch_size
+        from accounting.core.accountant import smallest_truncated_batch_size
 
         return smallest_truncated_batch_size(
             num_examples=num_examples,

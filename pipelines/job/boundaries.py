@@ -24,8 +24,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.keys import KEY_BYTES, derive
 from pipelines.core.sampling import shuffle
 from pipelines.files.storage import new_file, read_bytes

@@ -27,7 +27,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability import job_server
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job import progress
 from pipelines.job.runtime.plain_errors import AGAIN, plain_errors
 

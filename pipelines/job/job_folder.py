@@ -30,9 +30,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from accounting.neighboring_relation import REPLACE_SPECIAL, is_supported
-from accounting.plan import DpSgdPlan, fingerprint
-from accounting.validation import InputError
+from accounting.core.neighboring_relation import REPLACE_SPECIAL, is_supported
+from accounting.core.plan import DpSgdPlan, fingerprint
+from accounting.core.validation import InputError
 from pipelines.batches.folder import (
     CHECKSUMS_NAME,
     KEY_NAME,

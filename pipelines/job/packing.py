@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.batch_format import encode_batch
 from pipelines.core.batches.columns import Column, check_record, row_bytes
 from pipelines.core.batches.manifest import BatchFile, FileChecksum

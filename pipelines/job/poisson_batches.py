@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import apache_beam as beam
 
-from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
-from accounting.validation import InputError, check_choice
+from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.paths import StrPath, absolute, join

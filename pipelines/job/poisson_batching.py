@@ -25,7 +25,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.validation import InputError, check_choice
+from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files import folders, locks, storage

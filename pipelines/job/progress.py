@@ -13,7 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 #: Kinds of progress.
 BLOCKS, STEPS, BOUNDARIES, TASKS = "blocks", "steps", "boundaries", "tasks"

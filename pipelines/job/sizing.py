@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from accounting.plan import DpSgdPlan, check_epochs
-from accounting.validation import InputError, check_int
+from accounting.core.plan import DpSgdPlan, check_epochs
+from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.columns import record_bytes, row_bytes
 from pipelines.core.sampling.samplers import check_assigned
 from pipelines.core.sampling.shuffle import (

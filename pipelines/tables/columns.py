@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.users.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.core.users.user_ids import is_text
 from pipelines.inputs.type_kinds import is_list, kind_of_type

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError, check_choice, check_int
+from accounting.core.validation import InputError, check_choice, check_int
 from pipelines.tables.file_parts import States
 from pipelines.tables.raw_files import InputFile
 from pipelines.tables.schema.column_kinds import NO_CLASS

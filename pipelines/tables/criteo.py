@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError, check_int
+from accounting.core.validation import InputError, check_int
 from pipelines.core.users.hashing import (
     AFTER,
     GOLDEN,

@@ -32,9 +32,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
-from accounting.versioned_json import header, read_fields
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
+from accounting.core.versioned_json import header, read_fields
 from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json

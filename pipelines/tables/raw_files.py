@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.inputs.input_files import find_files, without_values
 
 # The arrays of such a block stay in a core's cache, and the allocator keeps their

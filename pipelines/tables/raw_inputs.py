@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError, did_you_mean
+from accounting.core.validation import InputError, did_you_mean
 from pipelines.tables.columns import convert
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.schema import Schema

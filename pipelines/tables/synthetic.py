@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from accounting.validation import check_int
+from accounting.core.validation import check_int
 from pipelines.core.keys import derive
 from pipelines.files.key_files import insecure_key
 from pipelines.files.unfinished import staged_folder

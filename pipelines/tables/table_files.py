@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables.file_parts import Quotations
 from pipelines.tables.raw_files import InputFile, TextRange, check_unchanged
 from pipelines.tables.schema.schema import InputOptions

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, description_of
 from pipelines.tables.columns import Converted, convert, refusals

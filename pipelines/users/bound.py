@@ -10,8 +10,8 @@ import dataclasses
 import functools
 import os
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError, check_int
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError, check_int
 from pipelines.core.threads import num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
 from pipelines.job.runtime.tasks import Runtime, Step

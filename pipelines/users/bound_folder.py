@@ -18,7 +18,7 @@ import pathlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import row_bytes
 from pipelines.core.keys import commitment
 from pipelines.core.users.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded

@@ -50,8 +50,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
-from accounting.validation import check_choice, check_int
+from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
+from accounting.core.validation import check_choice, check_int
 from pipelines.core.users.bounded import ROWS, SAMPLED, USERS
 from pipelines.core.users.keep_least import draw_priorities, keep_least
 from pipelines.core.users.user_ids import hash_ids

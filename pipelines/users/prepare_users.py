@@ -31,8 +31,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import USERS
 from pipelines.files.folders import make_private_folder
 from pipelines.files.json_files import pretty_json, read_json

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from accounting.validation import check_float
+from accounting.core.validation import check_float
 from pipelines.core.keys import derive
 from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.key_files import insecure_key

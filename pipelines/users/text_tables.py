@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.folders import make_private_folder
 from pipelines.files.paths import is_remote
 from pipelines.inputs.input_files import find_files

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError, check_int
+from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.users.bounded import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import numeric_columns, table_columns

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from tests.accounting import published
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-from accounting import accountant
-from accounting import plan as plans
-from accounting.plan import DpSgdPlan
-from accounting.samplers import poisson
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core import plan as plans
+from accounting.core.plan import DpSgdPlan
+from accounting.core.samplers import poisson
+from accounting.core.validation import InputError
 
 
 def _check_poisson(plan: DpSgdPlan) -> None:

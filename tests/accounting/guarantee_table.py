@@ -14,13 +14,13 @@ import re
 import sys
 from typing import Any
 
-from accounting import accountant, neighboring_relation
+from accounting.core import accountant, neighboring_relation
+from accounting.core.intervals import Bounds
+from accounting.core.neighboring_relation import NAMES, RELATIONS, REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.sampler_registry import names as samplers
+from accounting.core.validation import InputError
 from accounting.cross_check import check
-from accounting.intervals import Bounds
-from accounting.neighboring_relation import NAMES, RELATIONS, REPLACE_SPECIAL
-from accounting.plan import DpSgdPlan
-from accounting.sampler_registry import names as samplers
-from accounting.validation import InputError
 
 FILE = pathlib.Path(__file__).parents[2] / "accounting" / "README.md"
 NOISE, DELTA, USER, CAP = 1.0, 1e-5, 3, 170

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 
 DELTA = 2.7e-8
 

@@ -16,8 +16,8 @@ import math
 import random
 from typing import Any
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
 
 #: How far answers may be apart, relatively.
 TOLERANCE = 1e-4

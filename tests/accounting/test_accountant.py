@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting import accountant, intervals
-from accounting.intervals import Bounds, NoiseBounds
-from accounting.plan import SAMPLERS, DpSgdPlan, steps_and_epochs
-from accounting.samplers import poisson
-from accounting.validation import InputError
+from accounting.core import accountant, intervals
+from accounting.core.intervals import Bounds, NoiseBounds
+from accounting.core.plan import SAMPLERS, DpSgdPlan, steps_and_epochs
+from accounting.core.samplers import poisson
+from accounting.core.validation import InputError
 
 
 def test_a_lower_bound_is_never_a_guarantee():
@@ -170,7 +170,7 @@ def test_calibrated_noise_of_many_epochs_never_overshoots(epsilon):
 
 def test_import_is_light():
     code = (
-        "import sys; import accounting.accountant, accounting.statement, "
+        "import sys; import accounting.core.accountant, accounting.core.statement, "
         "accounting.cli.commands, accounting.planning.comparison, "
         "accounting.planning.budget; "
         "heavy = {'scipy', 'dp_accounting', 'matplotlib', 'rich', 'numpy', "

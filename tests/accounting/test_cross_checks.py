@@ -8,9 +8,9 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import special
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from tests.accounting import cross_checks
 
 #: dp_accounting 0.4 adds the terms of a fractional order with their signs; 0.6 adds

@@ -1,4 +1,4 @@
-"""Guarantees of accounting.deltas: what a delta is worth, said and enforced."""
+"""Guarantees of accounting.core.deltas: what a delta is worth, said and enforced."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting import deltas, statement
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core import deltas, statement
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from dpsgd import command_line
 from trainer.cli import demo
 from trainer.settings.train_settings import TrainSettings

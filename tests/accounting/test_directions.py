@@ -2,9 +2,9 @@
 
 import pytest
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 
 EPSILONS = (0.1, 0.5, 2.0)
 

@@ -7,8 +7,9 @@ from importlib import metadata
 import dp_accounting
 import pytest
 
-from accounting import events, statement
-from accounting.validation import InputError
+from accounting import events
+from accounting.core import statement
+from accounting.core.validation import InputError
 
 ROOT = pathlib.Path(__file__).parents[2]
 #: From dp_accounting 0.6 on: truncated events, users, and replace-one.

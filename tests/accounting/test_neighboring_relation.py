@@ -8,12 +8,12 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from scipy import special
 
-from accounting import accountant, neighboring_relation, statement
-from accounting.model_mix.theorem import Mixing
-from accounting.plan import SAMPLERS, DpSgdPlan
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant, neighboring_relation, statement
+from accounting.core.plan import SAMPLERS, DpSgdPlan
+from accounting.core.pld import gaussian
+from accounting.core.validation import InputError
 from accounting.planning import budget
-from accounting.pld import gaussian
-from accounting.validation import InputError
 
 ADD_OR_REMOVE = {"neighboring_relation": neighboring_relation.ADD_OR_REMOVE_ONE}
 

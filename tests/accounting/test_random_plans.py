@@ -9,8 +9,8 @@ import math
 
 import pytest
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
 from tests.accounting import random_plans
 from tests.accounting.random_plans import Question
 

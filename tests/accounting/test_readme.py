@@ -3,7 +3,7 @@
 import importlib
 import re
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 
 
 def test_code_blocks_run(root):

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from accounting import accountant, intervals, statement
-from accounting.model_mix.theorem import Mixing
-from accounting.plan import SAMPLERS, DpSgdPlan
-from accounting.validation import InputError
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant, intervals, statement
+from accounting.core.plan import SAMPLERS, DpSgdPlan
+from accounting.core.validation import InputError
 
 
 def make(small_plan, sampler="truncated-poisson", **changes):
@@ -126,3 +126,21 @@ def test_the_clip_norm_that_is_stated_is_the_one_of_the_mixing(small_plan, state
     with pytest.raises(InputError, match=f"l2_norm_clip={stated!r} .* 1.0"):
         make(small_plan, "poisson", l2_norm_clip=stated, theorem=mixing)
     assert make(small_plan, "poisson", theorem=mixing).l2_norm_clip == 1.0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "claim"),
+    [
+        ("truncated-poisson", ()),
+        ("dynamic-shuffle", (statement.NULL_CLONES,)),
+        ("balls-and-bins", (statement.RANDOM_ALLOCATION,)),
+    ],
+)
+def test_a_bound_by_a_theorem_outside_of_the_core_says_so(small_plan, sampler, claim):
+    """Seen to fail without `Sampler.claims`."""
+    said = make(small_plan, sampler, noise_multiplier=4.0)
+    assert said.relies_on == claim
+    text = said.to_text()
+    assert text.count("relies on") == len(claim)
+    for name in claim:
+        assert f"relies on   the {name}: {statement.RELIANCES[name]}." in text

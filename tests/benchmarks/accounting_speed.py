@@ -17,9 +17,9 @@ import subprocess
 import time
 from collections.abc import Callable
 
-import accounting.pld.privacy_profile  # noqa: F401 - loaded here, so that no question pays for it
-from accounting import accountant
-from accounting.plan import DpSgdPlan
+import accounting.core.pld.privacy_profile  # noqa: F401 - loaded here, so that no question pays for it
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
 from tests.accounting.published import DELTA, STEPS, criteo_plan
 
 #: Questions to balls and bins: noise, steps of an epoch, epochs, delta.

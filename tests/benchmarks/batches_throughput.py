@@ -26,8 +26,8 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.accountant import smallest_truncated_batch_size
-from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_per_epoch
+from accounting.core.accountant import smallest_truncated_batch_size
+from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan, steps_per_epoch
 from pipelines.inputs.parquet_blocks import list_blocks, read_block
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import estimate, make_layout

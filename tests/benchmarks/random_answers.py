@@ -20,9 +20,8 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
-from accounting import accountant, neighboring_relation
-from accounting.cross_check import check
-from accounting.plan import (
+from accounting.core import accountant, neighboring_relation
+from accounting.core.plan import (
     BALLS_AND_BINS,
     SAMPLERS,
     TRUNCATED_POISSON,
@@ -30,7 +29,8 @@ from accounting.plan import (
     goes_through_epochs,
     steps_per_epoch,
 )
-from accounting.validation import InputError
+from accounting.core.validation import InputError
+from accounting.cross_check import check
 
 #: Answers of different questions come from different grids.
 TOLERANCE = 1e-3

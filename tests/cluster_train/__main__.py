@@ -22,7 +22,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.cluster_train import jobs
 from tests.cluster_train.cluster import MPIEXEC, Cluster, listening
 from tests.cluster_train.faults import FAULTS, Fault, run_with_fault

@@ -8,7 +8,7 @@ import pathlib
 import re
 import signal
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.cluster_train.cluster import Cluster
 from tests.cluster_train.jobs import Input, num_evaluations
 from tests.engines.harness.hosts import Process

@@ -23,7 +23,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.files.key_files import create_key_file
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.poisson_batching import write_batches

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
 from pipelines.files.key_files import create_key_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.packing import Layout

@@ -16,8 +16,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
-from accounting.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
-from accounting.validation import InputError
+from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
+from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files import storage
 from pipelines.files.paths import join

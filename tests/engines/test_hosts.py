@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.engines.harness import hosts as module
 from tests.engines.harness.cluster import children
 from tests.engines.harness.hosts import HEAD, Hosts, make_hosts, remove_stale

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.engines.harness import parts, spark
 from tests.engines.harness.flink import CONFIG, memory_options
 

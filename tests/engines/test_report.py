@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.engines.harness.__main__ import _refuse_differences, _refuse_waste
 from tests.engines.harness.cluster import Share
 from tests.engines.harness.faults import Record

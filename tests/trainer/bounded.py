@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from trainer.claims.bam import bam_gradients
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step

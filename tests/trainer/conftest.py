@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from pipelines.batches.folder import write_manifest
 from pipelines.core.batches.batch_format import encode_batch
 from pipelines.core.batches.columns import Column

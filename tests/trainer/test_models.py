@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.model.losses import loss_of_ones_own
 from trainer.models import (
     TrainableModel,

@@ -1,7 +1,7 @@
 """An audit of a plan and its noise, or of a run: a lower bound on epsilon.
 
 Example:
-  >>> from accounting.plan import DpSgdPlan
+  >>> from accounting.core.plan import DpSgdPlan
   >>> plan = DpSgdPlan(sampler="poisson", num_examples=400, expected_batch_size=20,
   ...                  num_steps=20)
   >>> settings = AuditSettings(plan=plan, noise_multiplier=1.0, delta=1e-5, trials=200,
@@ -19,9 +19,9 @@ from accounting.auditing import audit as claims
 from accounting.auditing import joint_tests
 from accounting.auditing.audit import Claim
 from accounting.auditing.joint_tests import JointVerdict
-from accounting.neighboring_relation import REPLACE_SPECIAL
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import ROWS, USERS, Bounded
 from trainer.auditing import audit_mechanism, audit_training

@@ -46,10 +46,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from accounting import neighboring_relation, sampler_registry
-from accounting.plan import DpSgdPlan
-from accounting.samplers import audit_case
-from accounting.samplers.audit_case import Audit, Case, Observe
+from accounting.core import neighboring_relation, sampler_registry
+from accounting.core.plan import DpSgdPlan
+from accounting.core.samplers import audit_case
+from accounting.core.samplers.audit_case import Audit, Case, Observe
 from pipelines.core.keys import KEY_BYTES
 from pipelines.core.sampling import samplers
 from pipelines.core.sampling.samplers import BlockRows

@@ -25,7 +25,7 @@ import numpy as np
 
 from accounting.auditing import residuals as residual_tests
 from accounting.auditing.residuals import Check
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.reader import read_batches
 from trainer.auditing import audit_model
 from trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS

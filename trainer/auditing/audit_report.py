@@ -11,8 +11,8 @@ from accounting.auditing.audit import Verdict
 from accounting.auditing.joint_tests import JointVerdict, Judged
 from accounting.auditing.noise_bounds import EffectiveNoise
 from accounting.auditing.residuals import Check
-from accounting.intervals import lower_text, upper_text
-from accounting.plan import DpSgdPlan
+from accounting.core.intervals import lower_text, upper_text
+from accounting.core.plan import DpSgdPlan
 from trainer.report.report import Report, Table
 from trainer.settings.audit_settings import MECHANISM, TRAINER
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import USERS

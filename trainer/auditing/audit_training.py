@@ -46,8 +46,8 @@ import numpy as np
 
 from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
-from accounting.plan import DpSgdPlan
-from accounting.samplers import truncation
+from accounting.core.plan import DpSgdPlan
+from accounting.core.samplers import truncation
 from pipelines.core.users.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 

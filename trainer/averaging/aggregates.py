@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax
 
-from accounting.validation import check_float, check_int
+from accounting.core.validation import check_float, check_int
 from trainer.model.metrics import BINARY, CLASSES
 
 

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accounting.validation import check_float, check_int
+from accounting.core.validation import check_float, check_int
 from trainer.averaging import custom_aggregate
 from trainer.averaging.custom_aggregate import CustomAggregate
 from trainer.model.swapped_weights import weights_of

@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.averaging.averages import TrainingAverages
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.tf_compat import keras

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.settings.aggregation_settings import AggregationSettings
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core.run import authenticated_arrays
 from trainer.core.run.run_record import ITERATES_NAME
 

@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.stats import t
 
-from accounting.validation import InputError, check_float
+from accounting.core.validation import InputError, check_float
 from pipelines.files.storage import write_atomically
 from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.model.metrics import BINARY, CLASSES, OTHER

@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.validation import check_choice, check_float
+from accounting.core.validation import check_choice, check_float
 from trainer.claims.functional_weights import check_replaceable, replaced_weights
 from trainer.core.claims import GRAPH_GRADIENTS
 from trainer.core.step.per_example import ExampleGradients

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import check_float
+from accounting.core.validation import check_float
 from trainer.core.step.per_example import GradientSum
 from trainer.gradients.clipping import plain_sum
 from trainer.gradients.clipping_bias import AscentSums

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core.step.tracing import trace_eagerly
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf

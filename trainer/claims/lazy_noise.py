@@ -52,7 +52,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core.step import tensor_memory
 from trainer.core.step.aligned_arrays import aligned
 from trainer.core.step.bounded_sum import StepSum

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.clipping import ONE_PASS
 from trainer.gradients.engine.table_reads import TableReads, table_reads

@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError, check_float
+from accounting.core.validation import InputError, check_float
 from trainer.core.step.noise import mixing_coefficients
 from trainer.methods import dp_sgd
 from trainer.methods.base import Hooks

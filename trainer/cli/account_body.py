@@ -9,12 +9,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from accounting.core import trade_off as bounds
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.statement import PrivacyStatement
+from accounting.core.trade_off import TradeOff
+from accounting.core.validation import InputError
 from accounting.cross_check import check
-from accounting.neighboring_relation import REPLACE_SPECIAL
-from accounting.statement import PrivacyStatement
-from accounting.trade_off import bounds
-from accounting.trade_off.bounds import TradeOff
-from accounting.validation import InputError
 from pipelines.batches.folder import read_certificate
 from trainer.cli import method_flags, plan_flags
 from trainer.run import privacy

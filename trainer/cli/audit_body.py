@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accounting import accountant
 from accounting.auditing import audit_plot
 from accounting.cli import shared_options
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from accounting.plots import check_path
-from accounting.validation import InputError
 from pipelines.files.progress_bars import Bars
 from trainer.auditing.audit import COUNTED, audit, settings_of_run
 from trainer.auditing.audit_report import AuditReport

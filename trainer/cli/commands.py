@@ -14,7 +14,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped, Option
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.cli.console import wrapped
 from pipelines.files.paths import absolute, is_remote
 from trainer.claims.workers import agreement, launch

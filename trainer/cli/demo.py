@@ -19,7 +19,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
-from accounting.validation import InputError, check_float, check_int
+from accounting.core.validation import InputError, check_float, check_int
 from trainer.settings.aggregation_settings import MEANINGS
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")

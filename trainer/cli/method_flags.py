@@ -15,7 +15,7 @@ import click
 
 from accounting.cli.grouped import Grouped, Option
 from accounting.cli.registered import Registered
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.cli import setting_flags
 from trainer.settings import methods
 from trainer.settings.methods import DP_SGD

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from accounting import plan as plans
 from accounting.cli import registered, shared_options
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core import plan as plans
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.cli import run_flags
 from trainer.core.run import run_record

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.paths import is_remote
 
 

@@ -18,7 +18,7 @@ import click
 
 from accounting.cli.grouped import Option
 from accounting.cli.registered import Registered
-from accounting.validation import InputError, did_you_mean
+from accounting.core.validation import InputError, did_you_mean
 from trainer.settings.setting import METHODS, REQUIRED, Setting, declared
 
 if sys.version_info >= (3, 11):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from accounting.validation import InputError, check_choice
+from accounting.core.validation import InputError, check_choice
 
 GRAPH_GRADIENTS = "graph gradients"
 LAZY_NOISE = "lazy noise"

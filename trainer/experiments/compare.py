@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 
-from accounting import deltas
+from accounting.core import deltas
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.experiments.comparison import jobs as compare_jobs
 from trainer.experiments.comparison import noise as compare_noise

@@ -31,7 +31,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.core.run.run_record import exported_names
 from trainer.export import serving

@@ -20,8 +20,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from accounting.validation import InputError
-from accounting.versioned_json import header, read_fields
+from accounting.core.validation import InputError
+from accounting.core.versioned_json import header, read_fields
 from pipelines.core.batches.columns import Column
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically

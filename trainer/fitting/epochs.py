@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from accounting.validation import InputError, check_int
+from accounting.core.validation import InputError, check_int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.validation import InputError, check_float, check_int
+from accounting.core.validation import InputError, check_float, check_int
 from pipelines.core.batches.batch_format import Column
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf

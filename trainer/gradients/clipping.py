@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.validation import check_choice
+from accounting.core.validation import check_choice
 from trainer.core.step.per_example import (
     ExampleGradients,
     GradientSum,

@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.clipping import ONE_PASS, choose_path, clipped_sum

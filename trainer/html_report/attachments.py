@@ -14,8 +14,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.core.run.run_record import RunRecord

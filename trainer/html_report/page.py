@@ -21,8 +21,8 @@ from typing import Any
 
 import jinja2
 
-from accounting.statement import CERTIFIED, RELIANCES
-from accounting.validation import InputError
+from accounting.core.statement import CERTIFIED, RELIANCES
+from accounting.core.validation import InputError
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import StrPath
 from trainer.core import claims

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core.step.noise import DrawStep
 from trainer.core.step.per_example import ExampleGradients
 from trainer.gradients.clipping_bias import AscentSums

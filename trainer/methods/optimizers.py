@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError, check_int
+from accounting.core.validation import InputError, check_int
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.settings.train_settings import (
     CONSTANT,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.per_example import GradientSum, clipped

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import BOUNDED

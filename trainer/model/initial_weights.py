@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.tf_compat import keras
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError, check_choice
+from accounting.core.validation import InputError, check_choice
 from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
 from trainer.model.swapped_weights import weights_of
 from trainer.tf_compat import keras, tf

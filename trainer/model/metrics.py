@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 #: The column that is predicted; all others are inputs.
 LABEL = "label"

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 #: Operations that read a variable.
 VARIABLE_READS = frozenset(

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError, check_int
+from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.manifest import Manifest
 from trainer.model.metrics import LABEL
 from trainer.tf_compat import keras

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 
 def check_name(spec: str, option: str) -> tuple[str, str]:

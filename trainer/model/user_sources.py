@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.model.user_code import (
     check_name,
     import_from_here,

@@ -38,7 +38,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from trainer.model.grouped_model import GroupedModel
 from trainer.model.layers.keyed_layers import (

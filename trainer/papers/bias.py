@@ -24,7 +24,7 @@ import csv
 import dataclasses
 import json
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME, read_manifest
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically

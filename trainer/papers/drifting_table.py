@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.validation import InputError, check_int
+from accounting.core.validation import InputError, check_int
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
 from pipelines.files.unfinished import staged_folder

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from accounting.validation import InputError, check_float
+from accounting.core.validation import InputError, check_float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import click
 
 from accounting.cli import registered, shared_options
 from accounting.cli.grouped import Grouped
-from accounting.plan import TRUNCATED_POISSON
+from accounting.core.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags

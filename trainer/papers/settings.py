@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from accounting.plan import POISSON, TRUNCATED_POISSON
+from accounting.core.plan import POISSON, TRUNCATED_POISSON
+from accounting.core.validation import InputError, check_choice, check_float, check_int
 from accounting.planning import tan
-from accounting.validation import InputError, check_choice, check_float, check_int
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings import methods
 from trainer.settings.comparison_settings import LAST, Experiment, check_seed

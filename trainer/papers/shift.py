@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.plan import DETERMINISTIC
+from accounting.core.plan import DETERMINISTIC
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run.run_record import CURVE_NAME
 from trainer.experiments.comparison.case import Case

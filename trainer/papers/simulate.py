@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from accounting import deltas
-from accounting.plan import steps_and_epochs
+from accounting.core import deltas
+from accounting.core.plan import steps_and_epochs
+from accounting.core.statement import PrivacyStatement
+from accounting.core.validation import check_choice
 from accounting.planning.comparison import LARGEST_DESIGN_EPSILON, Question
 from accounting.planning.tan import Configuration
-from accounting.statement import PrivacyStatement
-from accounting.validation import check_choice
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.experiments.comparison.runs import Say, settled, silent, training_data

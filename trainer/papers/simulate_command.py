@@ -9,7 +9,7 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from accounting.cli.registered import Registered
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
 from trainer.papers.settings import SimulationSettings

@@ -32,9 +32,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from accounting.planning.tan import Configuration
-from accounting.validation import InputError
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments.comparison.case import Trial
 from trainer.experiments.comparison.runs import Runs, Say
@@ -313,7 +313,7 @@ def stands_for(reference: Configuration) -> str:
     """Returns the text that the record of a small run has as ``simulates``.
 
     Example:
-      >>> from accounting.plan import DpSgdPlan
+      >>> from accounting.core.plan import DpSgdPlan
       >>> plan = DpSgdPlan(sampler="poisson", num_examples=5000,
       ...                  expected_batch_size=1024, num_steps=50)
       >>> stands_for(Configuration(plan=plan, noise_multiplier=2.5))

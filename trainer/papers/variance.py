@@ -40,7 +40,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.stats import f as fisher
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
 from trainer.core.run.run_record import UNCERTAINTY_NAME

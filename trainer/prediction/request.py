@@ -19,7 +19,7 @@ import itertools
 import pathlib
 from collections.abc import Sequence
 
-from accounting.validation import InputError, check_choice, check_float
+from accounting.core.validation import InputError, check_choice, check_float
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.output_file import output_file
 from pipelines.files.sink import Sink
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables.raw_files import InputFile, list_files

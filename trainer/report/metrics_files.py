@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Collection
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.json_files import read_json
 
 _HELD_OUT = "held-out"

@@ -19,7 +19,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import (
     CHECKSUMS_NAME,
     MANIFEST_NAME,

@@ -7,10 +7,10 @@ import functools
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from accounting import accountant, deltas, statement
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core import accountant, deltas, statement
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
 from pipelines.core.batches.certificate import Certificate
 from pipelines.core.batches.manifest import Manifest
@@ -30,8 +30,8 @@ from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.train_settings import TrainSettings
 
 if TYPE_CHECKING:
-    from accounting.intervals import NoiseBounds
-    from accounting.theorem import Theorem
+    from accounting.core.intervals import NoiseBounds
+    from accounting.core.theorem import Theorem
     from trainer.settings.user_levels import Level
 
 NOT_PRIVATE = (

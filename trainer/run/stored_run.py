@@ -21,7 +21,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.files import storage
 from pipelines.files.folders import check_folder, usable_folder

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from accounting.validation import InputError, check_float, check_int
+from accounting.core.validation import InputError, check_float, check_int
 from trainer.settings.setting import (
     AVERAGES,
     check_code,

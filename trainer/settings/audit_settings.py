@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from accounting import sampler_registry
-from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER, REPLACE_SPECIAL
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_float, check_int
+from accounting.core import sampler_registry
+from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER, REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError, check_float, check_int
 from trainer.settings.setting import check_declared, setting
 
 MECHANISM = "mechanism"

@@ -23,7 +23,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.settings.methods import (
     DP_SGD,
@@ -35,7 +35,7 @@ from trainer.settings.methods import (
 )
 
 if TYPE_CHECKING:
-    from accounting.theorem import Theorem
+    from accounting.core.theorem import Theorem
     from trainer.settings.train_settings import TrainSettings
 
 #: Variants of BAM: a second gradient, or the exact derivative by a Hessian product.
@@ -180,7 +180,7 @@ def _mixing(
         optimizer.get("name") != "sgd" or "train_over" in optimizer
     ):
         return None
-    made: Theorem = _load("accounting.model_mix.theorem:Mixing")()(
+    made: Theorem = _load("accounting.claims.model_mix.theorem:Mixing")()(
         l2_norm_clip=clip, **settings
     )
     return made

@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from accounting import sampler_registry
-from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
-from accounting.validation import InputError, check_choice, check_int
+from accounting.core import sampler_registry
+from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
+from accounting.core.validation import InputError, check_choice, check_int
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.setting import REQUIRED, check_declared, setting
 from trainer.settings.train_settings import TrainSettings

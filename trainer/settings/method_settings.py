@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.settings import built_in_methods as built_in_methods  # registers them
 from trainer.settings import methods
 from trainer.settings.methods import DP_SGD as DP_SGD

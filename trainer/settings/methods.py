@@ -19,12 +19,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from accounting.validation import InputError, check_choice
+from accounting.core.validation import InputError, check_choice
 from trainer.core import claims
 from trainer.settings.setting import Setting as Setting
 
 if TYPE_CHECKING:
-    from accounting.theorem import Theorem
+    from accounting.core.theorem import Theorem
     from trainer.settings.train_settings import TrainSettings
 
 #: The default method, and the one without clip and noise.

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.paths import StrPath
 from trainer.settings.setting import (
     OUTPUT,

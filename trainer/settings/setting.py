@@ -22,7 +22,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accounting.validation import check_choice, check_float, check_int
+from accounting.core.validation import check_choice, check_float, check_int
 from trainer.model.user_code import check_name
 
 #: Groups of options in ``--help``; the two first are those of all commands.

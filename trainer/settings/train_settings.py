@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from accounting import deltas
-from accounting.validation import InputError
+from accounting.core import deltas
+from accounting.core.validation import InputError
 from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings

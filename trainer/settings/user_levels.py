@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from accounting.validation import InputError, check_choice, check_int
+from accounting.core.validation import InputError, check_choice, check_int
 from pipelines.core.users.bounded import SAMPLED, USERS
 
 

@@ -28,8 +28,8 @@ import dataclasses
 import hashlib
 from typing import Any
 
-from accounting.validation import InputError
-from accounting.versioned_json import header, installed_version, read_fields
+from accounting.core.validation import InputError
+from accounting.core.versioned_json import header, installed_version, read_fields
 from pipelines.core.batches.manifest import Checksums, Manifest
 
 _HEADER: Any = {"format_name": "dpsgd-certificate", "version": 1}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError, check_choice
+from accounting.core.validation import InputError, check_choice
 
 DTYPES = (
     "int8",

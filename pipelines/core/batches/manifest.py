@@ -27,9 +27,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.plan import DpSgdPlan, fingerprint
-from accounting.validation import InputError, check_int
-from accounting.versioned_json import header, read_fields
+from accounting.core.plan import DpSgdPlan, fingerprint
+from accounting.core.validation import InputError, check_int
+from accounting.core.versioned_json import header, read_fields
 from pipelines.core.batches import record_checksums
 from pipelines.core.batches.columns import Column, check_record
 from pipelines.core.batches.record_checksums import RecordChecksum

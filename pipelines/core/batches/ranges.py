@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.share import ALL, Share

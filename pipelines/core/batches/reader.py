@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import PhysicalBatch, decode_batch
 from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
 from pipelines.core.batches.ranges import Range, ranges, ranges_of

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import google_crc32c
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")

@@ -46,8 +46,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from accounting import sampler_registry
-from accounting.plan import (
+from accounting.core import sampler_registry
+from accounting.core.plan import (
     BALLS_AND_BINS,
     DETERMINISTIC,
     DYNAMIC_SHUFFLE,
@@ -56,7 +56,7 @@ from accounting.plan import (
     TRUNCATED_POISSON,
     DpSgdPlan,
 )
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.keys import derive
 from pipelines.core.sampling import shuffle
 from pipelines.core.sampling.shuffle import count_at_or_below
@@ -276,7 +276,7 @@ def register(name: str, assign: Assign) -> None:
     from streams keyed by ``derive(key, label, plan.fingerprint, ...)``.
 
     Args:
-      name: As registered with `accounting.sampler_registry`.
+      name: As registered with `accounting.core.sampler_registry`.
       assign: A pure function.  Its last argument is None except for shuffles.
 
     Raises:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.keys import derive
 from pipelines.core.users.hashing import AFTER, hash_fields, mix, words_of
 

@@ -11,7 +11,7 @@ import os
 import traceback
 from collections.abc import Iterator
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 #: How to finish a job that failed.
 AGAIN = "run the same command again: it goes on where it stopped."

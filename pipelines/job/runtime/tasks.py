@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from accounting.validation import check_int
+from accounting.core.validation import check_int
 from pipelines.core.threads import in_order, num_cores
 from pipelines.files.paths import StrPath
 from pipelines.job import progress

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import apache_beam as beam
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 
 def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:

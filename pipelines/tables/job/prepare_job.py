@@ -50,7 +50,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.threads import in_order, num_cores
 from pipelines.files import storage
 from pipelines.files.json_files import pretty_json, read_json

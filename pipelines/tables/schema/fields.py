@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from accounting.validation import InputError, did_you_mean
+from accounting.core.validation import InputError, did_you_mean
 
 _WORDS = {int: "an integer", str: "a text", bool: "true or false"}
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.validation import InputError, check_int, did_you_mean
+from accounting.core.validation import InputError, check_int, did_you_mean
 from pipelines.core.batches.columns import RESERVED_NAMES
 from pipelines.core.users.user_ids import is_text
 from pipelines.inputs.type_kinds import is_list, kind_of_type

@@ -40,7 +40,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting.validation import InputError, did_you_mean
+from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.batches.columns import RESERVED_NAMES
 from pipelines.core.users.hashing import HASH_NAME
 from pipelines.tables.convert import check_shares

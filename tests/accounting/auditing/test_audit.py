@@ -13,9 +13,9 @@ from scipy import stats
 from accounting.auditing import audit, lower_bounds
 from accounting.auditing.audit import Claim
 from accounting.auditing.lower_bounds import ClaimedProfile
-from accounting.plan import DpSgdPlan
-from accounting.pld.gaussian import gaussian_epsilon
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld.gaussian import gaussian_epsilon
+from accounting.core.validation import InputError
 
 #: One example in one step: exactly one Gaussian mechanism.
 GAUSSIAN = DpSgdPlan(

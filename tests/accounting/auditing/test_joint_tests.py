@@ -11,8 +11,8 @@ from scipy import stats
 from accounting.auditing import audit, joint_tests
 from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 
 GAUSSIAN = DpSgdPlan(
     sampler="deterministic", num_examples=1, expected_batch_size=1, num_steps=1

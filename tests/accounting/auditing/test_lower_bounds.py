@@ -10,7 +10,7 @@ from scipy import stats
 
 from accounting.auditing import lower_bounds
 from accounting.auditing.lower_bounds import ClaimedProfile, Errors
-from accounting.pld.gaussian import gaussian_delta, gaussian_epsilon
+from accounting.core.pld.gaussian import gaussian_delta, gaussian_epsilon
 
 
 @pytest.mark.parametrize("trials", [1, 2, 10, 1000, 100_000])

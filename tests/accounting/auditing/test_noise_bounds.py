@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import accountant
 from accounting.auditing import audit
 from accounting.auditing.noise_bounds import EffectiveNoise, effective_noise
-from accounting.plan import DpSgdPlan
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
 
 GAUSSIAN = DpSgdPlan(
     sampler="deterministic", num_examples=1, expected_batch_size=1, num_steps=1

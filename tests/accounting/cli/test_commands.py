@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from accounting.cli import plan_tables
 from accounting.cli.commands import plan_command
-from accounting.intervals import Bounds, NoiseBounds
+from accounting.core.intervals import Bounds, NoiseBounds
+from accounting.core.validation import InputError
 from accounting.planning.comparison import Answer
-from accounting.validation import InputError
 
 QUESTION = [
     "--num-examples",

@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from accounting import sampler_registry
 from accounting.cli.commands import plan_command
+from accounting.core import sampler_registry
 from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE
 from trainer.cli.audit_commands import audit_command
 from trainer.cli.commands import account

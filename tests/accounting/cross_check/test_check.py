@@ -11,12 +11,12 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from accounting import accountant
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant
+from accounting.core.intervals import Bounds
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from accounting.cross_check import check, simulation
-from accounting.intervals import Bounds
-from accounting.model_mix.theorem import Mixing
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
 
 #: Relative; both accountants round privacy losses up, by 1e-4 at the most.
 CLOSE = 1e-3

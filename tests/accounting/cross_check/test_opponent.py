@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy import special
 
-from accounting import accountant
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import gaussian
+from accounting.core.sampler_registry import RandomOrders
 from accounting.cross_check import check, opponent
-from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian
-from accounting.sampler_registry import RandomOrders
 
 
 @pytest.fixture(autouse=True)

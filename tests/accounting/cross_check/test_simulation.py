@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import special
 
+from accounting.core.pld import gaussian
+from accounting.core.sampler_registry import RandomAllocation
 from accounting.cross_check import simulation
-from accounting.pld import gaussian
-from accounting.sampler_registry import RandomAllocation
 
 
 def allocation(steps, epochs, noise):

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting import accountant
-from accounting import plan as plans
-from accounting.model_mix import theorem
-from accounting.model_mix.theorem import Mixing
-from accounting.plan import DpSgdPlan
-from accounting.pld.uniform_gaussian import log_density
-from accounting.samplers import truncated_poisson, truncation
-from accounting.validation import InputError
+from accounting.claims.model_mix import theorem
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.claims.model_mix.uniform_gaussian import log_density
+from accounting.core import accountant
+from accounting.core import plan as plans
+from accounting.core.plan import DpSgdPlan
+from accounting.core.samplers import truncated_poisson, truncation
+from accounting.core.validation import InputError
 
 #: The authors' repository junwan0224/ModelMix: CIFAR-10 with a residual network.
 DEFAULT = DpSgdPlan(

@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from accounting.model_mix import worst_case_gradient
-from accounting.model_mix.worst_case_gradient import SLACK, equal_coordinates_lose_most
-from accounting.pld.uniform_gaussian import log_density, log_excess_moments
+from accounting.claims.model_mix import worst_case_gradient
+from accounting.claims.model_mix.uniform_gaussian import log_density, log_excess_moments
+from accounting.claims.model_mix.worst_case_gradient import (
+    SLACK,
+    equal_coordinates_lose_most,
+)
 
 #: Largest shift, width, most order: the authors' setting, and far to both sides.
 SETTINGS = [

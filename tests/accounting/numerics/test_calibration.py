@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.numerics import calibration
+from accounting.core.numerics import calibration
 
 
 @given(root=st.floats(1e-4, 1e8), guess=st.floats(1e-4, 1e8), power=st.floats(0.1, 20))

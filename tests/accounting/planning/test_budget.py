@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from accounting import accountant
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from accounting.planning import budget
-from accounting.validation import InputError
 
 TARGET = {"noise_multiplier": 1.0, "epsilon": 2.0, "delta": 1e-5}
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from accounting.intervals import Bounds
-from accounting.plan import DpSgdPlan
+from accounting.core.intervals import Bounds
+from accounting.core.plan import DpSgdPlan
 from accounting.planning import crossovers, sweeps
 from accounting.planning.comparison import Answer, Question
 from accounting.planning.sweeps import Point, Sweep, SweepLine

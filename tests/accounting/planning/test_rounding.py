@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.intervals import Bounds, NoiseBounds
-from accounting.plan import DpSgdPlan
+from accounting.core.intervals import Bounds, NoiseBounds
+from accounting.core.plan import DpSgdPlan
 from accounting.planning import rounding
 from accounting.planning.comparison import Answer
 

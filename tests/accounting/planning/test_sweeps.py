@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from accounting import accountant
-from accounting.model_mix.theorem import Mixing
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from accounting.planning import axes, sweeps, tan
 from accounting.planning.comparison import Line, Question, answer
 from accounting.planning.sweeps import SweepLine
-from accounting.validation import InputError
 
 QUESTION = Question(
     num_examples=10_000,

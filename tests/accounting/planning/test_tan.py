@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from accounting.planning import tan
 from accounting.planning.tan import Configuration
-from accounting.validation import InputError
 
 
 def configuration(

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from accounting.pld import (
+from accounting.claims.allocation import (
     allocation_loss,
     allocation_prices,
-    gaussian,
     random_allocation,
 )
-from accounting.pld.allocation_prices import Prices
+from accounting.claims.allocation.allocation_prices import Prices
+from accounting.core.pld import gaussian
 
 
 def call(ratios, k):

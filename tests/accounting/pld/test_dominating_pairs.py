@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.pld import dominating_pairs
+from accounting.core.pld import dominating_pairs
 
 KINDS = (
     dominating_pairs.remove_pair,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from accounting import accountant
-from accounting.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
-from accounting.pld import gaussian
+from accounting.core import accountant
+from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
+from accounting.core.pld import gaussian
 
 
 def exact(noise, epsilon):

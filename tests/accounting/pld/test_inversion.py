@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.pld import inversion, privacy_profile
-from accounting.pld.inversion import Contour
-from accounting.pld.loss_distribution import Atoms
-from accounting.pld.privacy_profile import FINE, Composition
+from accounting.core.pld import inversion, privacy_profile
+from accounting.core.pld.inversion import Contour
+from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.pld.privacy_profile import FINE, Composition
 from tests.accounting.pld.binomial import exact_delta
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.pld import dominating_pairs, loss_distribution
-from accounting.pld.loss_distribution import Atoms
+from accounting.core.pld import dominating_pairs, loss_distribution
+from accounting.core.pld.loss_distribution import Atoms
 
 
 def hockey_stick(loss, epsilon):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from accounting.pld import allocation_loss, gaussian, null_clones
-from accounting.pld.null_clones import Shuffles
+from accounting.claims.allocation import allocation_loss
+from accounting.claims.shuffles import null_clones
+from accounting.claims.shuffles.null_clones import Shuffles
+from accounting.core.pld import gaussian
 
 #: Gradients of all other examples, against 1 of the differing one.
 OTHERS = (-1.0, -0.5, 0.5, 1.0)

@@ -15,9 +15,9 @@ import math
 import numpy as np
 import pytest
 
-from accounting.pld import dominating_pairs, saddlepoint
-from accounting.pld.privacy_profile import COARSE, FINE, Profile, StepComposition
-from accounting.samplers import poisson, truncated_poisson
+from accounting.core.pld import dominating_pairs, saddlepoint
+from accounting.core.pld.privacy_profile import COARSE, FINE, Profile, StepComposition
+from accounting.core.samplers import poisson, truncated_poisson
 
 
 def exact_delta(

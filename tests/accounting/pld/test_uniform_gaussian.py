@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.pld.uniform_gaussian import log_density, log_excess_moments
+from accounting.claims.model_mix.uniform_gaussian import log_density, log_excess_moments
 
 
 def exact(shift, width, order):
@@ -101,7 +101,7 @@ def test_moments_grow_with_the_shift_and_fall_with_the_width(
 
 
 def test_moments_that_do_not_settle_are_an_error(monkeypatch):
-    monkeypatch.setattr("accounting.pld.uniform_gaussian._TOLERANCE", -1.0)
+    monkeypatch.setattr("accounting.claims.model_mix.uniform_gaussian._TOLERANCE", -1.0)
     with pytest.raises(ArithmeticError, match="do not settle"):
         log_excess_moments(0.3, 5.0, 4)
     assert math.isfinite(log_excess_moments(0.3, 0.0, 4)[0])

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from accounting import accountant
+from accounting.claims import balls_and_bins
+from accounting.claims.allocation import random_allocation
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import gaussian
 from accounting.cross_check import simulation
-from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian, random_allocation
-from accounting.samplers import balls_and_bins
 from tests.accounting.published import DELTA
 
 #: noise 0.35, t = 1000, one epoch: epsilon -> published band.

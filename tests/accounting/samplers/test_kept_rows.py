@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
-from accounting.samplers import kept_rows, truncated_poisson
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.samplers import kept_rows, truncated_poisson
 
 USERS = {"max_examples_per_user": 3}
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
-from accounting.pld import poisson_lower_bound
-from accounting.samplers import poisson
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import poisson_lower_bound
+from accounting.core.samplers import poisson
 from tests.accounting.published import DELTA
 
 #: Noise multipliers at epsilon 5, delta 2.7e-8: (batch size, epochs) -> value.  They

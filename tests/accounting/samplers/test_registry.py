@@ -14,29 +14,29 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from accounting import (
+from accounting import events
+from accounting.auditing import audit
+from accounting.claims.model_mix import theorem
+from accounting.cli.commands import plan_command
+from accounting.core import (
     accountant,
-    events,
     neighboring_relation,
     sampler_registry,
     statement,
 )
-from accounting.auditing import audit
-from accounting.cli.commands import plan_command
-from accounting.cross_check import check
-from accounting.intervals import Bounds, NoiseBounds
-from accounting.model_mix import theorem
-from accounting.neighboring_relation import (
+from accounting.core.intervals import Bounds, NoiseBounds
+from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
     RELATIONS,
     REPLACE_ONE,
     REPLACE_SPECIAL,
 )
-from accounting.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
+from accounting.core.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
+from accounting.core.pld import gaussian
+from accounting.core.samplers import audit_case, poisson
+from accounting.core.validation import InputError
+from accounting.cross_check import check
 from accounting.planning import budget, comparison, sweeps, tan
-from accounting.pld import gaussian
-from accounting.samplers import audit_case, poisson
-from accounting.validation import InputError
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.keys import derive

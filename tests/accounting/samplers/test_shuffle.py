@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from accounting import accountant
-from accounting.intervals import BOTH
-from accounting.plan import DpSgdPlan, steps_per_epoch
-from accounting.samplers import shuffle
+from accounting.claims.shuffles import shuffle
+from accounting.core import accountant
+from accounting.core.intervals import BOTH
+from accounting.core.plan import DpSgdPlan, steps_per_epoch
 from tests.accounting.published import DELTA
 
 #: noise 0.35, T = 1000, one epoch: epsilon -> lower bounds of shuffles and, with means

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
-from accounting import accountant
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import gaussian
+from accounting.core.pld.privacy_profile import Profile, StepComposition
+from accounting.core.samplers import poisson, truncated_poisson, truncation
 from accounting.cross_check import check
-from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian
-from accounting.pld.privacy_profile import Profile, StepComposition
-from accounting.samplers import poisson, truncated_poisson, truncation
 from tests.accounting.published import DELTA
 
 

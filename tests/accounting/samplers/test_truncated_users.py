@@ -8,14 +8,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from accounting import accountant
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.plan import DpSgdPlan
+from accounting.core import accountant
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import user_pairs
+from accounting.core.pld.privacy_profile import Profile
+from accounting.core.pld.user_pairs import UserPair
+from accounting.core.samplers import truncated_poisson, truncated_users
 from accounting.planning import budget
-from accounting.pld import user_pairs
-from accounting.pld.privacy_profile import Profile
-from accounting.pld.user_pairs import UserPair
-from accounting.samplers import truncated_poisson, truncated_users
 
 EPSILONS = (0.0, 0.3, 1.0, 3.0)
 

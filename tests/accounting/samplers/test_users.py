@@ -8,13 +8,13 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from scipy import special, stats
 
-from accounting import accountant, neighboring_relation, statement
-from accounting.model_mix.theorem import Mixing
-from accounting.plan import DpSgdPlan
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant, neighboring_relation, statement
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import dominating_pairs, user_pairs
+from accounting.core.samplers import truncation
+from accounting.core.validation import InputError
 from accounting.planning import budget
-from accounting.pld import dominating_pairs, user_pairs
-from accounting.samplers import truncation
-from accounting.validation import InputError
 
 LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
 CRITEO = {"num_examples": 36_800_000, "expected_batch_size": 65_536, "num_steps": 562}

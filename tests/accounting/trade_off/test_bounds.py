@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from scipy import special
 from scipy.optimize import linprog
 
-from accounting import accountant, statement
-from accounting.model_mix.theorem import Mixing
-from accounting.plan import DpSgdPlan
-from accounting.trade_off import bounds, plot
-from accounting.trade_off.bounds import CURVE_RATES, RATES, TradeOff
-from accounting.validation import InputError
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant, statement
+from accounting.core import trade_off as bounds
+from accounting.core.plan import DpSgdPlan
+from accounting.core.trade_off import CURVE_RATES, RATES, TradeOff
+from accounting.core.validation import InputError
+from accounting.trade_off import plot
 
 
 def poisson(rate, steps=1):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.engines.harness import embedded, faults, jobs, parts, report, store
 from tests.engines.harness.cluster import Cluster, Share, environment
 from tests.engines.harness.flink import FlinkCluster

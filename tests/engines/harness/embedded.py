@@ -12,7 +12,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.engines.harness import parts
 from tests.engines.harness.polling import wait_for
 

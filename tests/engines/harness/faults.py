@@ -15,7 +15,7 @@ import datetime
 import pathlib
 from collections.abc import Callable
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from tests.engines.harness.cluster import Cluster
 from tests.engines.harness.hosts import Process

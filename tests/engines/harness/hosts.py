@@ -27,7 +27,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.engines.harness import parts
 from tests.engines.harness.polling import wait_for
 

@@ -11,8 +11,8 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
-from accounting.plan import SAMPLERS, TRUNCATED_POISSON
-from accounting.validation import InputError
+from accounting.core.plan import SAMPLERS, TRUNCATED_POISSON
+from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.job.spill import BLOCK_PREFIX
 from tests.benchmarks import prepared_rows

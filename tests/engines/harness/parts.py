@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import click
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 ROOT = pathlib.Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 _Value = TypeVar("_Value")
 #: Between two polls.

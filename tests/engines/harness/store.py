@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files.key_files import create_key_file
 from tests.benchmarks import prepared_rows

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs.parquet_blocks import list_blocks

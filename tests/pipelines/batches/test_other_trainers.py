@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting import accountant
+from accounting.core import accountant
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest, write_manifest
 from pipelines.batches.reader import read_batches

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from apache_beam.utils import retry
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest
 from pipelines.batches.reader import read_batches

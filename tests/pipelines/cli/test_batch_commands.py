@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.cli import batch_job
 from pipelines.cli.batch_commands import batches

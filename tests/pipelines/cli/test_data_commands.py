@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.cli.data_commands import prepare, schema, synth
 
 

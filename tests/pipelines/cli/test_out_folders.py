@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.output_folder import check_output
 from pipelines.files.unfinished import staged_folder
 from pipelines.inputs.input_files import check_outside

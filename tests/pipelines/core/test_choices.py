@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from accounting.plan import SAMPLERS, DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import SAMPLERS, DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core import choices
 from pipelines.core.choices import Rows, make_sampler
 from pipelines.core.sampling import samplers

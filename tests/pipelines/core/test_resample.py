@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.plan import SAMPLERS, DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import SAMPLERS, DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.batches.folder import (
     CERTIFICATE_NAME,
     read_certificate,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core import rows
 from pipelines.core.batches.columns import Column
 from pipelines.inputs import parquet_blocks

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
 from pipelines.files import key_files as keys
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.output_file import output_file
 
 _FORK = multiprocessing.get_context("fork")

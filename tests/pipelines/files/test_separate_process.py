@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import separate_process
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
@@ -20,7 +20,7 @@ from pipelines.job.batch_settings import BatchSettings
 ROOT = pathlib.Path(__file__).parents[3]
 HELPER = """
 import os, pathlib, signal, sys, time
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 def told(settings):
     print("noise on standard output")

@@ -25,7 +25,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils import retry
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify

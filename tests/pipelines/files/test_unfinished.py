@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import locks, unfinished
 from pipelines.files.unfinished import (
     is_resumable,

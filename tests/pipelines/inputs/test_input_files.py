@@ -11,7 +11,7 @@ import uuid
 import pytest
 from click.testing import CliRunner
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.cli.batch_commands import batches
 from pipelines.files import storage
 from pipelines.inputs.input_files import find_files

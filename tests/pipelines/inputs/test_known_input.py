@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.reader import read_batches
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.known_input import know_input

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
     list_blocks,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from accounting.plan import DpSgdPlan, steps_per_epoch
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan, steps_per_epoch
+from accounting.core.validation import InputError
 from pipelines.core.sampling import shuffle
 from pipelines.core.sampling.shuffle import find_boundaries, search_bytes
 from pipelines.files.key_files import insecure_key

@@ -12,7 +12,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineRunner
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job import engine_tasks
 from tests.pipelines.conftest import run_command, write_table
 

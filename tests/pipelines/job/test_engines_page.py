@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.columns import Column
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.fan_in import choose_fan_in, traffic

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input

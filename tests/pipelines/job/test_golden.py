@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.files.json_files import pretty_json
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.parquet_blocks import list_blocks

@@ -15,8 +15,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify

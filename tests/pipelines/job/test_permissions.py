@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import apache_beam as beam
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import key_files as keys
 from pipelines.files import storage
 from pipelines.inputs.parquet_blocks import Dataset, footer_digest, list_blocks

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify

@@ -35,8 +35,8 @@ import pytest
 from apache_beam.internal import pickler
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.plan import SAMPLERS
-from accounting.validation import InputError
+from accounting.core.plan import SAMPLERS
+from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.core.keys import KEY_BYTES
 from pipelines.files.key_files import create_key_file, read_key_file
@@ -241,7 +241,7 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
 
 _DIE = """
 import os, sys
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import poisson_batching
 from pipelines.job.poisson_batching import write_batches

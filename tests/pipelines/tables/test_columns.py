@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.users.hashing import GOLDEN
 from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
 from pipelines.tables.schema.schema import Schema

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables import criteo, raw_files

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables import file_parts, table_files
 from pipelines.tables.criteo import CriteoFormat, PrepareOptions
 from pipelines.tables.file_parts import (

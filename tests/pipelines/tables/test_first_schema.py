@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables.raw_inputs import RawInputs
 from pipelines.tables.schema import first_schema as module
 from pipelines.tables.schema.fields import one_word

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.cells.cells import Cells
 from pipelines.tables.cells.values import one_text

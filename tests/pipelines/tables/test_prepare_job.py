@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.runtime import tasks
 from pipelines.job.runtime.tasks import Runtime

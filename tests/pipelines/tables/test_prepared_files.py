@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
 from dpsgd.command_line import cli
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables.schema.schema import Schema, refuse_missing
 
 LABEL = '[columns.y]\nkind = "label"\ntask = "binary"\n'

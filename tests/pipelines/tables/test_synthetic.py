@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables import criteo, synthetic
 from pipelines.tables.job import prepare_job
 from pipelines.tables.synthetic import SynthOptions, write_synth

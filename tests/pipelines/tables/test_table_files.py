@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.job.runtime import tasks
 from pipelines.job.runtime.tasks import Runtime

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
 from pipelines.core.users.bounded import SAMPLED, Bounded

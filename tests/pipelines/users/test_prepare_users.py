@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
 from pipelines.core.users.bounded import BOUNDED, Bounded

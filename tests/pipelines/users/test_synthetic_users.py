@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables import criteo
 from pipelines.tables.job import prepare_job
 from pipelines.tables.synthetic import SynthOptions, write_synth

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
 from pipelines.files.key_files import create_key_file
 from pipelines.files.unfinished import unfinished_folder

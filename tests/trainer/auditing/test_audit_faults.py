@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from accounting.auditing import audit, joint_tests
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
 from trainer.claims.lazy_noise import LazyNoise

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import accountant
 from accounting.auditing import audit
-from accounting.plan import SAMPLERS, DpSgdPlan
-from accounting.samplers import shuffle
-from accounting.validation import InputError
+from accounting.claims.shuffles import shuffle
+from accounting.core import accountant
+from accounting.core.plan import SAMPLERS, DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.sampling import samplers
 from trainer.auditing import audit_mechanism
 from trainer.auditing.audit import audit as run_audit

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from accounting.auditing import audit, joint_tests
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from trainer import models
 from trainer.auditing import audit_model, audit_release, audit_run, audit_training

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import accountant
 from accounting.auditing import audit, joint_tests
 from accounting.auditing.joint_tests import JointVerdict
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED, ROW_WEIGHTS, ROWS, USERS, Bounded
 from pipelines.users import bound_job
 from trainer.auditing import audit_release, audit_run, audit_training

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import column_names

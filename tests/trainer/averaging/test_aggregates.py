@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.averaging.aggregate_evaluation import majority_metrics
 from trainer.averaging.aggregates import (
     Outputs,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.averaging.averaging_callback import AverageWeights
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.tf_compat import keras

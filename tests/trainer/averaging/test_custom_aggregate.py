@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.custom_aggregate import CustomAggregate, load
 from trainer.settings.aggregation_settings import AggregationSettings

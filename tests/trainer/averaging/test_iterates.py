@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.averaging.iterates import Iterates
 from trainer.core.run import authenticated_arrays
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.bounded import bam_sum
 from tests.trainer.zoo import (
     FAST,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import float_noise, unbounded
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import float_noise, unbounded

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting import accountant
 from accounting.auditing.residuals import Check
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from tests.trainer.conftest import write_run_folder
 from trainer.auditing import audit_training
 from trainer.auditing.audit_report import cannot_see

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting import accountant
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from tests.trainer.conftest import write_run_folder
 from trainer.cli.commands import _in_short, account, train_command, train_request
@@ -270,7 +270,7 @@ def test_train_refuses_before_tensorflow_is_loaded(
     # A fresh process, since this one may have TensorFlow already.
     code = (
         "import json, sys, dpsgd\n"
-        "from accounting.validation import InputError\n"
+        "from accounting.core.validation import InputError\n"
         "for arguments in json.loads(sys.argv[1]):\n"
         "    try:\n        dpsgd.cli(arguments)\n"
         "    except InputError as error:\n        print(error)\n"

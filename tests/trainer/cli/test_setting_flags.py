@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.cli.grouped import Grouped
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from dpsgd.command_line import COMMANDS, cli
 from dpsgd.command_reference import reference
 from trainer.cli import commands

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting import accountant
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings

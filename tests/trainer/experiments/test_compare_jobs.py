@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import jobs as compare_jobs
 from trainer.experiments.comparison import runs as compare_runs

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from accounting import accountant
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.experiments import compare as library

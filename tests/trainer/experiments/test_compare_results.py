@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE
 from trainer.experiments.comparison.case import Case

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, Work
 from trainer.core.run.run_record import read_run

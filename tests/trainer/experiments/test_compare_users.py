@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import accountant
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from pipelines.batches.folder import write_manifest
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.stopping import StoppedError

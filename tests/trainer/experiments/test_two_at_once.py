@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import locks
 from trainer.cli.experiments import experiment_body
 from trainer.experiments.compare import compare

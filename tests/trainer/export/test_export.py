@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.conftest import BatchFolder, make_rows, write_batches
 from trainer.export import serving
 from trainer.export.export import check_export, export

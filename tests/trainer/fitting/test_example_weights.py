@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import Column
 from trainer.fitting.example_weights import ExampleWeights, weighted
 from trainer.gradients.clipping import (

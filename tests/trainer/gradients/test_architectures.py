@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.architectures import (
     GHOST,
     OPERATIONS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.architectures import GHOST, OPERATIONS, REFUSED, VECTORIZED
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.held_out import HELD_OUT, MIXING

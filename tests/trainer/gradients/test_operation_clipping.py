@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.architectures import OPERATIONS
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers

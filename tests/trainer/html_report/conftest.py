@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accounting.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.json_files import pretty_json

@@ -20,8 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting import sampler_registry
-from accounting.plan import SAMPLERS, DpSgdPlan
+from accounting.core import sampler_registry
+from accounting.core.plan import SAMPLERS, DpSgdPlan
 from pipelines.core.sampling import samplers
 from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE, _assign
 from tests.trainer.html_report.conftest import PLAN, of_users

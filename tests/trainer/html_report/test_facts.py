@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dpsgd
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json
 from tests.trainer.html_report.conftest import of_colours
 from trainer.core.run.run_record import read_run

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.conftest import DATASET
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.html_report import charts, facts, page

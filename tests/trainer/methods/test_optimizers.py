@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.methods.optimizers import learning_rates, make_optimizer
 from trainer.settings.train_settings import OPTIMIZERS, SCHEDULES, TrainSettings
 from trainer.tf_compat import keras, tf

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
-from accounting.theorem import Wording
-from accounting.validation import InputError, check_float
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.theorem import Wording
+from accounting.core.validation import InputError, check_float
 from pipelines.files.key_files import create_key_file
 from tests.trainer.run.whole_runs import KillAt, Planted
 from tests.trainer.zoo import arrays, batch, linear, make_model

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.model.evaluation import Evaluator, HeldOut
 from trainer.model.metrics import Metrics, auc, log_loss

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import Column
 from pipelines.tables.schema.schema import Schema
 from trainer.model.table_model import read_table, table_model

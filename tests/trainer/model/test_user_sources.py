@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.model.user_sources import changed, check_function, digests
 
 Write = Callable[..., None]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trainer.train
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from tests.trainer.run.whole_runs import private_settings, weights_of
 from trainer.papers.bias import measure_bias

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.papers.extrapolation import Line, Prediction, fit_line
 
 SIZES = (32, 64, 128) * 2

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.plan import DETERMINISTIC, DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import DETERMINISTIC, DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.sampling.samplers import BlockRows, sample_block
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import private_settings

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting import accountant
-from accounting.plan import DpSgdPlan
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
 from accounting.planning.tan import Configuration
-from accounting.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account
 from trainer.core.run.run_record import read_run

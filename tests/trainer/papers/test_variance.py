@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import load_model, private_settings

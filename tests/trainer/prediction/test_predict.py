@@ -13,7 +13,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.conftest import DATASET, make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.prediction import exported_model, predict, request

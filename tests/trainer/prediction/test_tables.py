@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables.schema.schema import Schema
 from trainer.prediction.tables import open_rows
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.report.curve_files import write_csv, write_events
 from trainer.run.preflight import Request, check
 from trainer.settings.train_settings import TrainSettings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core.run.batches import BatchSource, element_spec
 from trainer.run.preflight import check_files
 

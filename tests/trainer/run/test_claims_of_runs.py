@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.bounded import plan_of
 from tests.trainer.conftest import make_record, write_run_folder
 from tests.trainer.flat_settings import train_settings

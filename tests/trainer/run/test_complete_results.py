@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import SMALL, private_settings
 from trainer.core.run.run_record import RUN_NAMES, exported_names, read_run
 from trainer.run import privacy

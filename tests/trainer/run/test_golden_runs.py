@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.plan import POISSON, DpSgdPlan
+from accounting.core.plan import POISSON, DpSgdPlan
 from pipelines.core.sampling import samplers
 from pipelines.core.sampling.samplers import BlockRows
 from tests.trainer.bounded import StandIn

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import load_model, private_settings
 from trainer.core.run.run_record import read_run

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting import accountant
-from accounting.model_mix import theorem
-from accounting.model_mix.theorem import Mixing
-from accounting.validation import InputError
+from accounting.claims.model_mix import theorem
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, write_manifest
 from tests.trainer.run.whole_runs import (
     AVERAGES,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import private_settings
 from trainer.report.progress import Terminal
 from trainer.train import train

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
 from trainer.tf_compat import keras
 from trainer.train import train

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.key_files import create_key_file
 from tests.trainer.run.whole_runs import private_settings
 from trainer.core.run.run_record import read_run

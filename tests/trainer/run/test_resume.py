@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import ONE_ID, KillAt, Planted
 from tests.warm_processes import warm_python
 from trainer.core.run import origin

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.bounded import StandIn, plan_of
 from trainer.core.run import session as module
 from trainer.core.run.batches import BatchSource

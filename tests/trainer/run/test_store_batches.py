@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from apache_beam.utils import retry
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from tests.pipelines.memory_stores import MemoryStore
 from tests.trainer.run.whole_runs import ONE_ID, same_results

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from apache_beam.utils import retry
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.pipelines.memory_stores import STORES
 from tests.trainer.run.whole_runs import (
     AVERAGES,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files import locks
 from tests.trainer.run.whole_runs import ONE_ID, same_results
 from tests.warm_processes import warm_python

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import accountant
-from accounting.validation import InputError
+from accounting.core import accountant
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import ROW_WEIGHTS, USERS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.keras_model import PrivateModel, make_private
 from trainer.model.user_code import withhold_values

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.flat_settings import train_settings
 from trainer.settings.train_settings import TrainSettings
 

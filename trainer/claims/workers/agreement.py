@@ -26,8 +26,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
 from pipelines.core.keys import derive
 from pipelines.files.stopping import StoppedError
 from trainer.core.step.workers import Workers

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from accounting.validation import InputError, check_float
+from accounting.core.validation import InputError, check_float
 from trainer.claims.workers.agreement import AgreedError, AgreedStopError
 from trainer.core.step.workers import Alone, Workers
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import mpi4py
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 
 mpi4py.rc.initialize = False  # ``_start`` initialises it, with a timeout
 from mpi4py import MPI  # noqa: E402

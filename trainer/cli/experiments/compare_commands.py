@@ -11,8 +11,8 @@ import click
 from accounting.cli import registered, shared_options
 from accounting.cli.grouped import Grouped
 from accounting.cli.registered import Registered
-from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
-from accounting.validation import InputError
+from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, setting_flags

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.cli.commands import train_request
 from trainer.cli.setting_flags import Listed
 from trainer.settings import methods

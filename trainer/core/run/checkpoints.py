@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from trainer.core.run import authenticated_arrays
 

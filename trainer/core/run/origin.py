@@ -44,8 +44,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically

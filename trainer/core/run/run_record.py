@@ -43,9 +43,9 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_float, check_int
-from accounting.versioned_json import header, installed_version, read_fields
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError, check_float, check_int
+from accounting.core.versioned_json import header, installed_version, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import ALL, Share
@@ -242,9 +242,9 @@ class StepLedger:
       >>> ledger = StepLedger(num_steps=2)
       >>> ledger.enter(0, part=0)
       >>> ledger.enter(0, part=1)
-      >>> ledger.enter(0, part=0)
+      >>> ledger.enter(0, part=0)  # doctest: +ELLIPSIS
       Traceback (most recent call last):
-      accounting.validation.InputError: Expected step 1 next; the batches repeat step 0.
+      accounting.core.validation.InputError: Expected step 1 next; the batches ...
     """
 
     def __init__(

@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
 from pipelines.batches.folder import copy_certificate, records_id
 from pipelines.core import keys
 from pipelines.core.batches.manifest import Manifest

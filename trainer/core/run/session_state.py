@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.claims.workers import agreement
 from trainer.core.run.checkpoints import Checkpoints, State
 from trainer.core.step.workers import Alone, Workers

@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.threads import num_cores
 from trainer.tf_compat import tf
 

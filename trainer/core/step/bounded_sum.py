@@ -26,8 +26,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_float
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError, check_float
 from trainer.core import claims
 from trainer.core.step import grid
 from trainer.core.step.grid import Grid

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.core.step import tensor_memory
 from trainer.core.step.bounded_sum import StepSum

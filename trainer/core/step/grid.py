@@ -60,7 +60,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.tf_compat import tf
 
 #: Maximum bits of a clip norm in units: more than the 24 of a float32 significand.

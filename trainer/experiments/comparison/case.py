@@ -16,7 +16,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from multiprocessing import connection
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.separate_process import Process
 from trainer.experiments.comparison import runs as compare_runs
 from trainer.experiments.comparison.runs import Say

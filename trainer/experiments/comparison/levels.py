@@ -22,8 +22,8 @@ import shlex
 
 import pyarrow as pa
 
-from accounting.plan import TRUNCATED_POISSON
-from accounting.validation import InputError
+from accounting.core.plan import TRUNCATED_POISSON
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import USERS, Bounded
 from pipelines.inputs.parquet_blocks import (
     description_of,

@@ -30,9 +30,9 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
-from accounting.intervals import EXACT, NoiseBounds
-from accounting.plan import check_epochs
-from accounting.validation import InputError
+from accounting.core.intervals import EXACT, NoiseBounds
+from accounting.core.plan import check_epochs
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
 from pipelines.job.batch_settings import BatchSettings
 from trainer.experiments.comparison.case import (

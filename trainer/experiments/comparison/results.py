@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.experiments.comparison.case import Case, is_private
 from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.report.fitness import warnings

@@ -25,8 +25,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_choice
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import MANIFEST_NAME, read_manifest
 from pipelines.files import separate_process
 from pipelines.files.json_files import pretty_json, read_json

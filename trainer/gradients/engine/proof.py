@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.core.step.tracing import check_eager
 from trainer.gradients.engine.row_independence import (
     Kind,

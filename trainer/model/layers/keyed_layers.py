@@ -39,7 +39,7 @@ from unittest import mock
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.tf_compat import keras_image, keras_random, plain_errors, tf
 
 #: The column of a batch that holds seeds; no file has a column of this name.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from trainer.tf_compat import keras
 
 #: Most time steps of a recurrent layer that are unrolled; more take minutes to compile.

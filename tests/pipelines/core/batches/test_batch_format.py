@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches import manifest
 from pipelines.core.batches.batch_format import decode_batch, encode_batch
 from pipelines.core.batches.columns import Column

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.plan import DpSgdPlan, check_epochs, steps_per_epoch
-from accounting.validation import InputError
+from accounting.core.plan import DpSgdPlan, check_epochs, steps_per_epoch
+from accounting.core.validation import InputError
 from pipelines.core.sampling import samplers
 from pipelines.core.sampling.samplers import BlockRows, Participations, arrange_steps
 from pipelines.core.streams import Stream

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.plan import DpSgdPlan, steps_per_epoch
+from accounting.core.plan import DpSgdPlan, steps_per_epoch
 from pipelines.core.sampling import shuffle
 from pipelines.core.sampling.shuffle import draw_ranks, find_boundaries, shuffled_steps
 from pipelines.files.key_files import insecure_key

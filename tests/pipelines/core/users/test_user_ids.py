@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.users.user_ids import check_type, hash_ids
 from pipelines.files.key_files import insecure_key

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.tables.cells.cells import Cells
 from pipelines.tables.cells.dates import times_of
 from pipelines.tables.schema.column_kinds import Date

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.cluster_train.cluster import listening
 from trainer.claims.workers import agreement, launch, mpi
 from trainer.core.step.workers import Workers

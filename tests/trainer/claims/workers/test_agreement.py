@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.claims.workers.in_threads import outcomes
 from trainer.claims.workers import agreement
 from trainer.claims.workers.agreement import AgreedError, AgreedStopError

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.flat_settings import train_settings
 from trainer.claims.workers import launch
 from trainer.claims.workers.launch import announced, joined

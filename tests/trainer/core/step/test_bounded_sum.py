@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.bounded import bounded, plan_of, unbounded
 from tests.trainer.zoo import batch, linear, make_model
 from trainer.claims.lazy_noise import LazyNoise

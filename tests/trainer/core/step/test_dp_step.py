@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import OnGrid, bounded, unbounded
 from tests.trainer.conftest import make_rows

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from trainer.core.step import grid as module
 from trainer.core.step import noise

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from accounting.plan import POISSON, DpSgdPlan
-from accounting.validation import InputError
+from accounting.core.plan import POISSON, DpSgdPlan
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from tests.trainer.gradients.attacks import keras_parts

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.conftest import write_batches, write_held_out
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.gradients.attacks import honest, keras_parts

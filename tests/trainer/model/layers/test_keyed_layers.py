@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.validation import InputError
+from accounting.core.validation import InputError
 from tests.trainer.architectures import _of_numbers, _of_sequence, _seq, layers
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows

@@ -1,0 +1,1 @@
+"""One step of each epoch, uniformly random: bounds on its likelihood ratio."""

@@ -1,0 +1,1 @@
+"""ModelMix: its own theorem of amplification."""

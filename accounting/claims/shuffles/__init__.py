@@ -1,0 +1,1 @@
+"""Shuffled batches: amplification by null clones, and lower bounds."""

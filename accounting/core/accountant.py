@@ -1,0 +1,413 @@
+"""The accountant: epsilon, delta and noise multiplier of a `DpSgdPlan`.
+
+Every answer is for the worse of both directions of a neighbouring relation.  The
+default is zero-out: an example is replaced by a ghost that contributes zero
+(`REPLACE_SPECIAL` in dp_accounting).  `accounting.core.neighboring_relation` lists the
+others.  Answers are intervals whose type tells a guarantee from a lower bound; see
+`accounting.core.intervals`.
+
+Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
+gives for a delta of 1e-20 or more, and lower bounds are useful there; those of balls
+and bins for 1e-14 times the number of epochs or more.  Below, bounds hold, epsilon
+rises as delta falls, and ``delta(epsilon(d)) <= d``, but they may be far from tight:
+those of Poisson and truncated batches are Chernoff's, ten times as large or far more
+where rare steps lose most, and balls and bins below 1e-17 are bounded by revealed
+steps.
+
+Example:
+  >>> from accounting.core.plan import DpSgdPlan
+  >>> plan = DpSgdPlan(
+  ...     sampler="poisson", num_examples=60_000, expected_batch_size=600,
+  ...     num_steps=1000, num_epochs=10)
+  >>> round(epsilon(plan, noise_multiplier=1.1, delta=1e-5).guarantee, 2)
+  1.52
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from accounting.core import sampler_registry
+from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below
+from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.core.numerics.calibration import lower_epsilon, round_up
+from accounting.core.numerics.root_finding import log_ratio, threshold
+from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.pld.chernoff import LEAST_TIGHT_DELTA
+from accounting.core.validation import InputError, check_float, check_int
+
+__all__ = [
+    "Bounds",
+    "ByDirection",
+    "NoiseBounds",
+    "delta",
+    "delta_by_direction",
+    "delta_curve",
+    "epsilon",
+    "epsilon_curve",
+    "noise_multiplier",
+    "smallest_truncated_batch_size",
+]
+
+#: More steps are refused, since rounding errors would add up.
+MOST_STEPS = 10**9
+#: Noise for a smaller delta is not computed: its bounds leave the range of numbers.
+LEAST_TARGET_DELTA = 1e-200
+
+
+def _sampler(
+    plan: DpSgdPlan, relation: str, max_examples_per_user: int = 1
+) -> sampler_registry.Sampler:
+    check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
+    return brought(plan.sampler, relation, max_examples_per_user)
+
+
+def _lower_bound(
+    plan: DpSgdPlan, sampler: sampler_registry.Sampler
+) -> sampler_registry.LowerBound:
+    found = sampler.lower_bound
+    if found is None:
+        sampler_registry.refuse(
+            plan.sampler, "a lower bound", "Ask for the upper one: both=False."
+        )
+    return found
+
+
+def check_epsilon(epsilon: float) -> float:
+    """Returns ``epsilon`` if it is a finite number >= 0."""
+    return check_float("epsilon", epsilon, at_least=0.0)
+
+
+def check_delta(delta: float) -> float:
+    """Returns ``delta`` if it is strictly between 0 and 1."""
+    remedy = "Choose it well below 1 / num_examples."
+    return check_float("delta", delta, above=0.0, below=1.0, remedy=remedy)
+
+
+def check_noise_multiplier(noise_multiplier: float) -> float:
+    """Returns ``noise_multiplier`` if it is a finite number >= 0."""
+    return check_float("noise_multiplier", noise_multiplier, at_least=0.0)
+
+
+def epsilon(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    both: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> Bounds:
+    """Returns bounds on epsilon at ``delta``.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: In (0, 1).
+      both: Also compute a lower bound that takes seconds, as for Poisson and truncated
+        Poisson batches.  It shows how tight the upper bound is.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_delta(delta)
+    result = sampler.epsilon(plan, noise, target)
+    if target < LEAST_TIGHT_DELTA and not sampler.closed_form:
+        result = _consistent(sampler, plan, noise, target, result)
+    if not both or result.lower is not None:
+        return result
+    bound = _lower_bound(plan, sampler)
+    lower = lower_epsilon(
+        lambda point: bound.delta(plan, noise, point), result.guarantee, target
+    )
+    return dataclasses.replace(result, lower=lower, lower_method=bound.method)
+
+
+def _consistent(
+    sampler: sampler_registry.Sampler,
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    delta: float,
+    found: Bounds,
+) -> Bounds:
+    """Returns bounds on epsilon, of which the proven delta is at most ``delta``.
+
+    At a tiny delta, the bounds on delta may be looser than those on epsilon.
+    """
+    if not 0.0 < found.guarantee < math.inf:
+        return found
+
+    def excess(epsilon: float) -> float:
+        proven = sampler.delta(plan, noise_multiplier, epsilon).guarantee
+        return log_ratio(proven, delta)
+
+    if excess(found.guarantee) <= 0.0:
+        return found
+    _, high = threshold(excess, found.guarantee, relative=1e-4, stride=1.001)
+    return dataclasses.replace(found, upper=max(high, found.guarantee))
+
+
+def delta(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    both: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> Bounds:
+    """Returns bounds on delta at ``epsilon``: a point of the privacy profile.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: At least 0.
+      both: Also compute a lower bound, as for `epsilon`.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_epsilon(epsilon)
+    result = sampler.delta(plan, noise, target)
+    if not both or result.lower is not None:
+        return result
+    bound = _lower_bound(plan, sampler)
+    lower = below(bound.delta(plan, noise, target), result.guarantee)
+    return dataclasses.replace(result, lower=lower, lower_method=bound.method)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> ByDirection:
+    """Returns bounds on delta for removing an example, and for adding one.
+
+    The larger one is a guarantee, and no larger than that of `delta`.  For Poisson
+    sampling it is that of removing an example, at every epsilon.  For deterministic
+    batches both are equal.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: At least 0.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+
+    Raises:
+      InputError: a value out of range; a relation that is not accounted for; or a
+        sampler with a single upper bound for both directions, as shuffles have.
+    """
+    sampler = _sampler(plan, neighboring_relation)
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_epsilon(epsilon)
+    by_direction = sampler.delta_by_direction
+    if by_direction is None:
+        sampler_registry.refuse(
+            plan.sampler,
+            "bounds for each direction",
+            "It has one upper bound for both directions: use accountant.delta.",
+        )
+    return by_direction(plan, noise, target)
+
+
+def epsilon_curve(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    deltas: Iterable[float],
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> list[Bounds]:
+    """Returns bounds on epsilon at each of ``deltas``.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      deltas: Each in (0, 1).
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    return [
+        epsilon(
+            plan,
+            noise_multiplier=noise_multiplier,
+            delta=point,
+            neighboring_relation=neighboring_relation,
+        )
+        for point in deltas
+    ]
+
+
+def delta_curve(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilons: Iterable[float],
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> list[Bounds]:
+    """Returns bounds on delta at each of ``epsilons``: the privacy profile.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilons: Each at least 0.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    return [
+        delta(
+            plan,
+            noise_multiplier=noise_multiplier,
+            epsilon=point,
+            neighboring_relation=neighboring_relation,
+            max_examples_per_user=max_examples_per_user,
+        )
+        for point in epsilons
+    ]
+
+
+def noise_multiplier(
+    plan: DpSgdPlan,
+    *,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> NoiseBounds:
+    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
+
+    ``sufficient`` is at most 0.01 % above the least noise multiplier that the bounds
+    used here prove.  It is rounded up and verified to meet the target.
+
+    Args:
+      plan: How batches are made.
+      epsilon: Target, at least 0.
+      delta: Target, in (0, 1), at least `LEAST_TARGET_DELTA`.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
+
+    Raises:
+      InputError: a value out of range, a relation that is not accounted for, or a
+        target that no noise meets.
+    """
+    sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
+    check_epsilon(epsilon)
+    check_delta(delta)
+    remedy = "Use 1e-20: what is less probable than that never happens."
+    check_float("delta", delta, at_least=LEAST_TARGET_DELTA, remedy=remedy)
+    result = _verified(sampler, plan, float(epsilon), float(delta))
+    if result.sufficient is not None and math.isinf(result.sufficient):
+        raise InputError(_out_of_reach(plan, epsilon, delta))
+    return result
+
+
+def _verified(
+    sampler: sampler_registry.Sampler, plan: DpSgdPlan, epsilon: float, delta: float
+) -> NoiseBounds:
+    # The search may use a coarser grid than `delta` does: its result must hold there.
+    result = sampler.noise_multiplier(plan, epsilon, delta)
+    value = result.sufficient
+    if value is None or math.isinf(value):
+        return result
+    # Only rounding separates a closed form from its target: no digits are cut.
+    value = value if sampler.closed_form or value == 0.0 else round_up(value, 6)
+    for _ in range(1000):
+        answer = sampler.delta(plan, value, epsilon)
+        if answer.guarantee <= delta:
+            return dataclasses.replace(result, sufficient=value, method=answer.method)
+        if sampler.closed_form:
+            value = math.nextafter(value, math.inf)
+        else:
+            value = round_up(value * (1 + 1e-4), 6)
+    raise ArithmeticError(f"noise multiplier {value!r} could not be verified")
+
+
+def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
+    truncation = sampler_registry.get(plan.sampler).truncation
+    if truncation is None:
+        return (
+            f"Expected epsilon={epsilon!r}, delta={delta!r} to be reachable with some "
+            "noise multiplier. Raise epsilon or delta."
+        )
+    least = truncation.smallest_cap(truncation.without(plan), epsilon, delta)
+    cap = plan.truncated_batch_size
+    if cap is not None and cap >= least:
+        return (
+            f"Expected epsilon={epsilon!r}, delta={delta!r} to be reachable with some "
+            f"noise multiplier; its cap of {cap} is large enough. Raise epsilon or "
+            "delta."
+        )
+    return (
+        f"Expected truncated_batch_size={plan.truncated_batch_size} to be large enough "
+        f"for epsilon={epsilon!r}, delta={delta!r}. Use {least} or more."
+    )
+
+
+def smallest_truncated_batch_size(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+    sampler: str = TRUNCATED_POISSON,
+) -> int:
+    """Returns the least cap on the examples of a step with a negligible privacy cost.
+
+    For truncated Poisson it is the least B with
+    ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``.  For a smaller cap,
+    ``epsilon(plan, ...)`` of a plan with that cap includes the cost.
+
+    Args:
+      num_examples: n, slots of the data set.
+      expected_batch_size: Expected examples per step, q n.
+      num_steps: T.
+      epsilon: Target, at least 0.
+      delta: Target, in (0, 1).
+      sampler: A sampler whose plans have a cap.
+
+    Raises:
+      InputError: a value out of range, or a sampler without a cap.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    check_int("num_steps", num_steps, at_least=1, at_most=MOST_STEPS)
+    truncation = truncation_of(sampler)
+    untruncated = DpSgdPlan(
+        sampler=truncation.untruncated,
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        num_steps=num_steps,
+    )
+    return truncation.smallest_cap(untruncated, float(epsilon), float(delta))
+
+
+def truncation_of(sampler: str) -> sampler_registry.Truncation:
+    """Returns the truncation of a sampler.
+
+    Raises:
+      InputError: the sampler has none.
+    """
+    found = sampler_registry.get(sampler).truncation
+    if found is None:
+        sampler_registry.refuse(
+            sampler, "a smallest cap", "Give truncated_batch_size as a number."
+        )
+    return found

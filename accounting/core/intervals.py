@@ -1,0 +1,185 @@
+"""Answers of the accountant: intervals whose type tells a guarantee from a lower bound.
+
+A lower bound on a privacy loss shows what is impossible and proves no privacy.  It has
+another name than the guarantee, and ``guarantee`` raises where only a lower bound is
+known, so that a lower bound is never printed as a promise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from accounting.core.validation import InputError
+
+EXACT = "exact"
+UPPER = "upper bound"
+LOWER = "lower bound only"
+BOTH = "upper and lower bound"
+#: Bounds with a smaller relative difference are equal up to rounding.
+_ROUNDING = 1e-8
+
+
+def upper_text(value: float) -> str:
+    """Returns an upper bound with four decimals, rounded up: it still holds.
+
+    Example:
+      >>> upper_text(2.99993), lower_text(2.99998)
+      ('3.0000', '2.9999')
+    """
+    return _text(value, math.ceil)
+
+
+def lower_text(value: float) -> str:
+    """Returns a lower bound with four decimals, rounded down; see `upper_text`."""
+    return _text(value, math.floor)
+
+
+def _text(value: float, side: Callable[[float], int]) -> str:
+    return f"{side(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else f"{value}"
+
+
+def below(lower: float, upper: float) -> float:
+    """Returns ``lower``, or ``upper`` if rounding alone puts ``lower`` above it.
+
+    Args:
+      lower: A lower bound.
+      upper: An upper bound on the same value, at least 0.
+
+    Raises:
+      ArithmeticError: the bounds cross, so that one is wrong and no claim is made.
+    """
+    # Below 1e-250 either may have underflowed.
+    if lower > upper * (1 + 1e-6) + 1e-250:
+        raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}")
+    return min(lower, upper)
+
+
+def _kind(guarantee: float | None, impossibility: float | None) -> str:
+    if guarantee is None:
+        return LOWER
+    if impossibility is None:
+        return UPPER
+    if guarantee == impossibility:
+        return EXACT
+    # A closed form that is rounded up and down is exact, too.
+    return EXACT if impossibility >= guarantee * (1 - _ROUNDING) else BOTH
+
+
+def _to_json(result: Any, kind: str) -> dict[str, Any]:
+    # JSON has no infinity: null, as for a missing bound.
+    fields = dataclasses.asdict(result)
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            fields[name] = None
+    return {**fields, "kind": kind}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Bounds on epsilon or on delta.
+
+    Attributes:
+      upper: The guarantee: the mechanism is private with this value.  None if nothing
+        is proven; infinite if the proof gives no finite value.
+      lower: No proof can give a smaller value.  None if not computed.
+      method: The theorem behind ``upper``, or behind ``lower`` if ``upper`` is None.
+      lower_method: The theorem behind ``lower``, if it was computed.
+    """
+
+    upper: float | None
+    lower: float | None = None
+    method: str
+    lower_method: str | None = None
+
+    @property
+    def guarantee(self) -> float:
+        """The proven value.
+
+        Raises:
+          InputError: only a lower bound is known.
+        """
+        if self.upper is None:
+            raise InputError(
+                f"Expected a guarantee, but method={self.method!r} gives a lower bound "
+                "only. Use Poisson, truncated Poisson or balls-and-bins batches."
+            )
+        return self.upper
+
+    @property
+    def kind(self) -> str:
+        """One of ``EXACT``, ``UPPER``, ``LOWER`` and ``BOTH``."""
+        return _kind(self.upper, self.lower)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        return _to_json(self, self.kind)
+
+
+def least(*options: tuple[float, str]) -> Bounds:
+    """Returns the smallest of several upper bounds; of equal ones, the first.
+
+    Args:
+      options: Pairs of an upper bound and its method.
+    """
+    value, method = min(options, key=lambda option: option[0])
+    return Bounds(upper=value, method=method)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByDirection:
+    """Bounds on delta in each direction.  Only both together are a guarantee.
+
+    Attributes:
+      remove: Of ``sup_S Pr[M(D) in S] - e^epsilon Pr[M(D') in S]`` where D has the
+        example and D' a ghost in its slot.
+      add: The same where D has the ghost, and D' the example.
+    """
+
+    remove: Bounds
+    add: Bounds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseBounds:
+    """Bounds on the noise multiplier that a target needs.
+
+    Attributes:
+      sufficient: The guarantee: with this noise multiplier the target is proven.  None
+        if nothing is proven.
+      necessary: With less noise the target is false.  None if not computed.
+      method: The theorem behind ``sufficient``, or behind ``necessary`` if
+        ``sufficient`` is None.
+      necessary_method: The theorem behind ``necessary``, if it was computed.
+    """
+
+    sufficient: float | None
+    necessary: float | None = None
+    method: str
+    necessary_method: str | None = None
+
+    @property
+    def guarantee(self) -> float:
+        """The noise multiplier that is proven to suffice.
+
+        Raises:
+          InputError: only a necessary noise multiplier is known.
+        """
+        if self.sufficient is None:
+            raise InputError(
+                f"Expected a guarantee, but method={self.method!r} gives only how much "
+                "noise is necessary. Use Poisson, truncated Poisson or balls-and-bins "
+                "batches."
+            )
+        return self.sufficient
+
+    @property
+    def kind(self) -> str:
+        """One of ``EXACT``, ``UPPER``, ``LOWER`` and ``BOTH``."""
+        return _kind(self.sufficient, self.necessary)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        return _to_json(self, self.kind)

@@ -1,0 +1,157 @@
+"""Neighbouring relations: which are accounted for, and why the others are refused.
+
+Zero-out (``REPLACE_SPECIAL``): an example is replaced by a ghost that keeps its slot
+and contributes zero.  The number of slots is public.  Every sampler of this package is
+accounted for.
+
+Add-or-remove (``ADD_OR_REMOVE_ONE``): an example is added or removed.  The sampling
+probability is fixed beforehand: it must not be computed from the size of the data set.
+Accounted for: Poisson sampling and balls and bins, whose dominating pairs are those of
+zero-out, and truncated Poisson sampling of at most ``num_examples`` examples.
+
+Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
+Poisson sampling and deterministic batches.  For the other samplers, group privacy
+applies to a group of two under zero-out; see `budget.group_epsilon`.
+
+For users with several examples, zero-out is accounted for by deterministic, Poisson and
+truncated Poisson batches, add-or-remove by the last two.
+"""
+
+from __future__ import annotations
+
+from accounting.core import sampler_registry
+from accounting.core.validation import InputError, check_choice, check_int
+
+REPLACE_SPECIAL = "REPLACE_SPECIAL"
+ADD_OR_REMOVE_ONE = "ADD_OR_REMOVE_ONE"
+REPLACE_ONE = "REPLACE_ONE"
+RELATIONS = (REPLACE_SPECIAL, ADD_OR_REMOVE_ONE, REPLACE_ONE)
+#: Names in words.
+NAMES = {
+    REPLACE_SPECIAL: "zero-out",
+    ADD_OR_REMOVE_ONE: "add-or-remove",
+    REPLACE_ONE: "replace-one",
+}
+#: Definitions, without the condition on the number of examples.
+TEXTS = {
+    REPLACE_SPECIAL: (
+        "zero-out: one example is replaced by a ghost that keeps its slot and "
+        "contributes zero"
+    ),
+    ADD_OR_REMOVE_ONE: (
+        "add-or-remove: one example is added or removed; the sampling probability "
+        "stays the same"
+    ),
+    REPLACE_ONE: "replace-one: one example is replaced by any other",
+}
+#: Definitions for users.
+TEXTS_OF_USER = {
+    REPLACE_SPECIAL: (
+        "zero-out: all examples of one user are replaced by ghosts that keep their "
+        "slots and contribute zero"
+    ),
+    ADD_OR_REMOVE_ONE: (
+        "add-or-remove: all examples of one user are added or removed; the sampling "
+        "probability stays the same"
+    ),
+}
+#: The condition on the number of examples under replace-one.
+SAME_NUMBER = "both data sets have num_examples examples, and that number is public"
+
+#: Largest k with bounds of its own, since their cost grows with k.
+MOST_EXAMPLES_PER_USER = 50
+_GROUP = "In Python, dpsgd.budget.user_epsilon bounds it by groups, under zero-out."
+_NO_REPLACE_ONE = (
+    "two real examples differ by twice the clip norm; in Python, "
+    "dpsgd.budget.group_epsilon with group_size=2 bounds it by groups under zero-out"
+)
+
+
+def _reason(sampler: str, neighboring_relation: str) -> str | None:
+    """Returns why the relation is refused, or None if it is accounted for."""
+    brought = sampler_registry.get(sampler)
+    if neighboring_relation in brought.relations:
+        return None
+    if neighboring_relation in brought.refusals:
+        return brought.refusals[neighboring_relation]
+    if neighboring_relation == REPLACE_ONE:
+        return _NO_REPLACE_ONE
+    return "its bounds are not proven under this relation"
+
+
+def is_supported(
+    sampler: str, neighboring_relation: str, max_examples_per_user: int = 1
+) -> bool:
+    """Whether a sampler is accounted for under a relation.
+
+    Args:
+      sampler: Name of a registered sampler.
+      neighboring_relation: One of ``RELATIONS``.
+      max_examples_per_user: k, at least 1; above 1 the privacy unit is a user.
+    """
+    if _reason(sampler, neighboring_relation) is not None:
+        return False
+    found = _under(sampler, neighboring_relation)
+    return max_examples_per_user == 1 or found.users is not None
+
+
+def _under(sampler: str, neighboring_relation: str) -> sampler_registry.Sampler:
+    found = sampler_registry.get(sampler)
+    return found.under.get(neighboring_relation, found)
+
+
+def check_relation(sampler: str, neighboring_relation: str) -> str:
+    """Returns ``neighboring_relation`` if ``sampler`` is accounted for under it.
+
+    Args:
+      sampler: Name of a registered sampler.
+      neighboring_relation: One of ``RELATIONS``.
+
+    Raises:
+      InputError: the relation is not accounted for; the message says why.
+    """
+    check_choice("neighboring_relation", neighboring_relation, RELATIONS)
+    reason = _reason(sampler, neighboring_relation)
+    if reason is not None:
+        proven = " or ".join(
+            repr(name) for name in sampler_registry.get(sampler).relations
+        )
+        raise InputError(
+            f"Expected neighboring_relation={neighboring_relation!r} to be "
+            f"{proven or 'one that is proven'} for sampler={sampler!r}: {reason}."
+        )
+    return neighboring_relation
+
+
+def brought(
+    sampler: str,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> sampler_registry.Sampler:
+    """Returns what ``sampler`` provides under a relation.
+
+    Args:
+      sampler: Name of a registered sampler.
+      neighboring_relation: One of ``RELATIONS``.
+      max_examples_per_user: k, at least 1; above 1 the privacy unit is a user.
+
+    Raises:
+      InputError: the sampler is not accounted for under the relation, or for users.
+    """
+    check_relation(sampler, neighboring_relation)
+    count = check_int(
+        "max_examples_per_user",
+        max_examples_per_user,
+        at_least=1,
+        at_most=MOST_EXAMPLES_PER_USER,
+        remedy=_GROUP,
+    )
+    found = _under(sampler, neighboring_relation)
+    if count == 1:
+        return found
+    if found.users is None:
+        raise InputError(
+            f"Expected max_examples_per_user={count} to be 1 for sampler={sampler!r}, "
+            f"neighboring_relation={neighboring_relation!r}. {_GROUP}"
+        )
+    return found.users(count)

@@ -1,0 +1,274 @@
+"""Searches for the least sufficient noise, and for what a lower bound refutes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from accounting.core.numerics.root_finding import log_ratio, threshold
+
+#: Relative distance of a sufficient and an insufficient value that ends a search.
+TOLERANCE = 1e-4
+_FINE_TOLERANCE = 2e-6
+_LEAST, _MOST = 1e-6, 1e12
+#: Largest number of secants before a search, and the largest logarithm of a change.
+_MOST_SECANTS, _FARTHEST = 12, 3.0
+#: Derivative of ``ln(-ln delta)`` by the logarithm of the noise, of a Gaussian tail.
+_RISE = 2.0
+#: Least ``-ln delta`` that is told from 0.
+_LEAST_LOG = 1e-16
+#: Largest epsilon that a search tries.
+_LARGEST_EPSILON = 2.0**60
+
+
+def smallest_noise(
+    log_excess: Callable[[float], float],
+    guess: float,
+    *,
+    tolerance: float = TOLERANCE,
+    stride: float = 1.5,
+) -> float:
+    """Returns the least noise multiplier with ``log_excess <= 0``, rounded up.
+
+    ``log_excess`` was evaluated at the value returned and is at most 0 there.
+
+    Args:
+      log_excess: Noise multiplier -> ``ln(delta / target)``; it need not be exactly
+        monotone.
+      guess: Noise multiplier at which the search starts.
+      tolerance: Largest relative distance of the result from an insufficient value.
+      stride: First factor by which the search moves away from ``guess``.
+
+    Returns:
+      0 if the target is met without noise; infinity if no noise multiplier meets it.
+    """
+    return _search(log_excess, guess, tolerance, stride)[1]
+
+
+def largest_insufficient_noise(
+    log_excess: Callable[[float], float],
+    guess: float,
+    *,
+    tolerance: float = TOLERANCE,
+    stride: float = 1.5,
+) -> float:
+    """Returns the largest noise multiplier with ``log_excess > 0``, rounded down.
+
+    If ``log_excess`` is of a lower bound on delta, no noise multiplier up to the one
+    returned meets the target, since less noise is never more private.
+
+    Args:
+      log_excess: Noise multiplier -> ``ln(delta / target)``; it need not be exactly
+        monotone.
+      guess: Noise multiplier at which the search starts.
+      tolerance: Largest relative distance of the result from a sufficient value.
+      stride: First factor by which the search moves away from ``guess``.
+
+    Returns:
+      0 if the target is met without noise.
+    """
+    return _search(log_excess, guess, tolerance, stride)[0]
+
+
+def _search(
+    log_excess: Callable[[float], float],
+    guess: float,
+    tolerance: float,
+    stride: float,
+) -> tuple[float, float]:
+    log_excess = functools.cache(log_excess)
+    if log_excess(0.0) <= 0:
+        return 0.0, 0.0
+    guess = _nearer(log_excess, guess, stride)
+    return threshold(
+        log_excess, guess, relative=tolerance, stride=stride, least=_LEAST, most=_MOST
+    )
+
+
+def _nearer(log_excess: Callable[[float], float], guess: float, stride: float) -> float:
+    """Returns a better guess, by the secant rule for the logarithm of the noise.
+
+    It is a choice alone: `threshold` decides.
+    """
+    guess = min(max(guess, _LEAST), _MOST)
+    last, value = guess, log_excess(guess)
+    point = guess * stride if value > 0 else guess / stride
+    for _ in range(_MOST_SECANTS):
+        before, value = value, log_excess(point)
+        slope = (value - before) / math.log(point / last) if point != last else 0.0
+        if slope >= 0.0 or abs(value / slope) < stride - 1:
+            break
+        change = math.exp(min(max(-value / slope, -_FARTHEST), _FARTHEST))
+        last, point = point, min(max(point * change, _LEAST), _MOST)
+    return point
+
+
+def round_up(value: float, digits: int) -> float:
+    """Returns ``value`` rounded up to a number of significant digits.
+
+    Args:
+      value: Above 0.
+      digits: Number of significant digits.
+    """
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.ceil(value * scale) / scale
+
+
+def approximate_noise(
+    log_delta: Callable[[float], float],
+    log_target: float,
+    guess: float,
+    tolerance: float,
+    rise: float = _RISE,
+) -> tuple[float, float] | None:
+    """Returns a noise multiplier that meets the target and hardly exceeds the least.
+
+    By secants for ``ln(-ln delta)``, which is nearly linear in the logarithm of the
+    noise where delta is small.
+
+    Args:
+      log_delta: Noise multiplier -> ln delta.
+      log_target: ln of the target delta, below 0.
+      guess: Noise multiplier at which the search starts.
+      tolerance: Largest relative distance from the least, if secants are right.
+      rise: First guess of the derivative of ``ln(-ln delta)``.
+
+    Returns:
+      The noise multiplier, at which ``log_delta`` was evaluated, and the derivative;
+      None if secants do not get there.
+    """
+
+    def bent(value: float) -> float:
+        return math.log(max(-value, _LEAST_LOG))
+
+    last, before = 0.0, 0.0
+    for _ in range(_MOST_SECANTS):
+        point = min(max(guess, _LEAST), _MOST)
+        found = log_delta(point)
+        value = bent(found)
+        # Nearer points differ by rounding, too.
+        if last and abs(math.log(point / last)) > tolerance:
+            rise = (value - before) / math.log(point / last)
+        if rise <= 0.0:
+            return None
+        away = (bent(log_target) - value) / rise
+        if found <= log_target and -tolerance <= away:
+            return point, rise
+        last, before = point, value
+        away = min(max(away, -_FARTHEST), _FARTHEST)
+        guess = point * math.exp(away + tolerance / 2)
+    return None
+
+
+def smallest_noise_in_two(
+    delta: Callable[[float, float], float],
+    target: float,
+    guess: float,
+    coarse: float,
+    fine: float,
+    coarse_tolerance: float = 1e-3,
+) -> float:
+    """Returns `smallest_noise` for ``delta(noise_multiplier, fineness) <= target``.
+
+    Searches with the cheap coarse bound, and then near its result with the fine bound,
+    which alone decides.
+
+    Args:
+      delta: (noise multiplier, fineness) -> an upper bound on delta.
+      target: Target delta, in (0, 1).
+      guess: Noise multiplier at which the search starts.
+      coarse: Fineness of the first search.
+      fine: Fineness of the second search.
+      coarse_tolerance: Relative tolerance of the first search.
+    """
+
+    @functools.cache
+    def log_excess(noise: float, fineness: float) -> float:
+        return log_ratio(delta(noise, fineness), target)
+
+    if log_excess(0.0, fine) <= 0:
+        return 0.0
+    start, rise, log_target = guess, _RISE, math.log(target)
+    for fineness, tolerance in ((coarse, coarse_tolerance), (fine, _FINE_TOLERANCE)):
+        excess = functools.partial(log_excess, fineness=fineness)
+
+        def log_delta(noise: float, fineness: float = fineness) -> float:
+            return log_excess(noise, fineness) + log_target
+
+        found = approximate_noise(log_delta, log_target, start, tolerance, rise)
+        if found is None:
+            start = smallest_noise(
+                excess, start, tolerance=tolerance, stride=1 + tolerance
+            )
+        else:
+            start, rise = found
+        if math.isinf(start):
+            break
+    return start
+
+
+def settled_epsilon(
+    needed: Callable[[float], float], *, margin: float, most_tries: int
+) -> float:
+    """Returns an epsilon >= 0 with ``needed(epsilon) <= epsilon``; infinite if none.
+
+    It serves bounds that spend a part of delta which depends on epsilon itself.
+
+    Args:
+      needed: Epsilon -> the epsilon that is proven with the delta left at it.  Rises.
+      margin: Each epsilon tried exceeds what the last one needed by this relative
+        margin, so that the search, which climbs from 0, ends on the private side.
+      most_tries: Number of tries after which infinity is returned.
+    """
+    epsilon = 0.0
+    for _ in range(most_tries):
+        found = needed(epsilon)
+        if math.isinf(found):
+            break
+        if found <= epsilon:
+            return epsilon
+        epsilon = found * (1 + margin)
+    return math.inf
+
+
+def epsilon_after_cost(
+    cost: Callable[[float], float],
+    needed_at: Callable[[float], float],
+    delta: float,
+) -> float:
+    """Returns an upper bound on epsilon at ``delta``, given an addition to delta.
+
+    Args:
+      cost: Epsilon -> the addition to delta.  Rises.
+      needed_at: Delta -> an upper bound on epsilon without the addition.
+      delta: In (0, 1).
+
+    Returns:
+      Infinity if the addition alone exceeds ``delta``.
+    """
+
+    def needed(epsilon: float) -> float:
+        added = cost(epsilon)
+        return math.inf if added >= delta else needed_at(delta - added)
+
+    return settled_epsilon(needed, margin=1e-7, most_tries=50)
+
+
+def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
+    """Returns the largest epsilon with ``lower(epsilon) > delta``, rounded down, or 0.
+
+    Args:
+      lower: Epsilon -> a lower bound on delta.
+      upper: An upper bound on epsilon at ``delta``, where the search starts; may be
+        infinite.
+      delta: In (0, 1).
+    """
+    low, high = threshold(
+        lambda epsilon: log_ratio(lower(epsilon), delta),
+        upper if math.isfinite(upper) else 1.0,
+        relative=1e-5,
+        most=_LARGEST_EPSILON,
+    )
+    # ``lower`` was evaluated at the lower end and exceeds delta there.
+    return high if math.isinf(high) else low

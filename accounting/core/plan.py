@@ -1,0 +1,298 @@
+"""The plan: a public, frozen, serialisable description of how batches are sampled.
+
+A plan says everything about sampling that an accountant needs, and nothing that an
+adversary may not know.  The pipeline writes it into the manifest beside the batches,
+the trainer refuses batches that do not satisfy it, and epsilon is computed from it.
+
+Formal guarantees:
+  - Every field is public; a plan may be logged, printed and published.
+  - Rates are exact fractions of integers; none is a rounded reciprocal.
+  - ``from_json(to_json(plan)) == plan``; JSON with unknown, missing or
+    ill-typed fields, or of another version, is refused.
+  - Equal plans, and only those, have equal fingerprints (up to SHA-256 collisions).
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, for the samplers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from fractions import Fraction
+from typing import Any
+
+from accounting.core import sampler_registry
+from accounting.core.validation import InputError, check_choice, check_int
+from accounting.core.versioned_json import header, read_fields
+
+#: Bump when the meaning of a field changes or a field is added or removed.
+PLAN_VERSION = 1
+
+DETERMINISTIC = "deterministic"
+PERSISTENT_SHUFFLE = "persistent-shuffle"
+DYNAMIC_SHUFFLE = "dynamic-shuffle"
+POISSON = "poisson"
+TRUNCATED_POISSON = "truncated-poisson"
+BALLS_AND_BINS = "balls-and-bins"
+#: The samplers of this package; `accounting.core.sampler_registry` may know more.
+SAMPLERS = sampler_registry.BUILT_IN
+
+
+def canonical_json(value: Any) -> bytes:
+    """Returns the canonical JSON encoding of ``value``, for fingerprints."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8")
+
+
+def fingerprint(value: Any) -> str:
+    """Returns the SHA-256 of ``canonical_json(value)``, 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DpSgdPlan:
+    """How the batches of one training run are sampled.  All fields are public.
+
+    Attributes:
+      sampler: One of ``SAMPLERS``, or registered with `sampler_registry`.
+      num_examples: Slots of the data set, real or ghost; public under the zero-out
+        relation.  At least 1.
+      expected_batch_size: Expected examples per step; gradients are divided by it.  In
+        [1, num_examples].
+      num_steps: Noisy updates in the whole run.  At least 1.
+      num_epochs: Rounds of ``num_steps / num_epochs`` steps each.  Divides
+        ``num_steps``.  Dynamic shuffling and balls-and-bins draw anew in each epoch;
+        Poisson sampling does not depend on it.
+      truncated_batch_size: For truncated Poisson, the cap on the examples of one step;
+        in [expected_batch_size, num_examples].  None for all other samplers.
+
+    Raises:
+      InputError: name, value, bound.
+
+    Example:
+      >>> plan = DpSgdPlan(
+      ...     sampler="truncated-poisson", num_examples=10_000,
+      ...     expected_batch_size=500, num_steps=40, num_epochs=2,
+      ...     truncated_batch_size=700)
+      >>> plan.sampling_probability
+      Fraction(1, 20)
+      >>> plan.steps_per_epoch
+      20
+    """
+
+    sampler: str
+    num_examples: int
+    expected_batch_size: int
+    num_steps: int
+    num_epochs: int = 1
+    truncated_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("sampler", self.sampler, sampler_registry.names())
+        check_int("num_examples", self.num_examples, at_least=1)
+        _check_batch_size(self.expected_batch_size, self.num_examples)
+        check_int("num_steps", self.num_steps, at_least=1)
+        check_int("num_epochs", self.num_epochs, at_least=1, at_most=self.num_steps)
+        if self.num_steps % self.num_epochs:
+            raise InputError(
+                f"Expected num_epochs={self.num_epochs} to divide "
+                f"num_steps={self.num_steps}."
+            )
+        self._check_truncation()
+
+    def _check_truncation(self) -> None:
+        if not sampler_registry.rules(self.sampler).truncates:
+            if self.truncated_batch_size is not None:
+                raise InputError(
+                    f"Expected truncated_batch_size={self.truncated_batch_size!r} to "
+                    f"be None for sampler={self.sampler!r}. Omit it, or take "
+                    "--sampler truncated-poisson."
+                )
+            return
+        if self.truncated_batch_size is None:
+            raise InputError(
+                "Expected truncated_batch_size=None to be an integer for "
+                f"sampler={self.sampler!r}. Give --truncated-batch-size; `dpsgd "
+                "plan` prints the least cap of negligible privacy cost."
+            )
+        check_int(
+            "truncated_batch_size",
+            self.truncated_batch_size,
+            at_least=self.expected_batch_size,
+            at_most=self.num_examples,
+            remedy=f"Give --truncated-batch-size from {self.expected_batch_size} to "
+            f"{self.num_examples}, or auto.",
+        )
+
+    @property
+    def sampling_probability(self) -> Fraction:
+        """Probability that an example is in a given step, before truncation."""
+        return Fraction(self.expected_batch_size, self.num_examples)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch."""
+        return self.num_steps // self.num_epochs
+
+    @property
+    def epochs_in_words(self) -> str:
+        """The number of epochs, as `epochs_in_words` says it."""
+        return epochs_in_words(
+            self.num_examples,
+            self.expected_batch_size,
+            num_steps=self.num_steps,
+            num_epochs=self.num_epochs,
+        )
+
+    @property
+    def largest_batch_size(self) -> int | None:
+        """Largest possible number of examples in a step; None if it has no bound."""
+        return sampler_registry.rules(self.sampler).largest_batch_size(self)
+
+    @property
+    def num_shuffles(self) -> int:
+        """Number of uniformly random orders of all rows that a run draws."""
+        return sampler_registry.rules(self.sampler).num_shuffles(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON of this plan, 64 hexadecimal digits."""
+        return fingerprint(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``version``."""
+        return {**header(PLAN_VERSION), **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> DpSgdPlan:
+        """Returns the plan that ``to_json`` wrote.
+
+        Raises:
+          InputError: unknown or missing fields, ill-typed values, another version.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**read_fields(fields, names, kind="plan", version=PLAN_VERSION))
+
+
+def goes_through_epochs(sampler: str) -> bool:
+    """Whether a sampler uses every example once in every epoch."""
+    return sampler_registry.rules(sampler).once_per_epoch
+
+
+def check_epochs(plan: DpSgdPlan) -> None:
+    """Refuses a plan whose epochs cannot use every example once, where they have to.
+
+    Raises:
+      InputError: the number of steps of an epoch is not n/b to the nearest integer.
+    """
+    if not goes_through_epochs(plan.sampler):
+        return
+    needed = steps_per_epoch(plan.num_examples, plan.expected_batch_size)
+    if plan.steps_per_epoch != needed:
+        raise InputError(
+            f"Expected steps_per_epoch={plan.steps_per_epoch} to be {needed} for "
+            f"sampler={plan.sampler!r}, which uses every example once per epoch. Give "
+            "--epochs instead of --num-steps."
+        )
+
+
+def _check_batch_size(expected_batch_size: int, num_examples: int) -> None:
+    check_int(
+        "expected_batch_size",
+        expected_batch_size,
+        at_least=1,
+        at_most=num_examples,
+        remedy=f"Give --batch-size from 1 to {num_examples}.",
+    )
+
+
+def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
+    """Returns ``num_examples / expected_batch_size`` to the nearest integer.
+
+    Halves round up, as in the paper's 35,938 steps for 36.8M examples and batches of
+    1,024.
+
+    Args:
+      num_examples: Slots of the data set.
+      expected_batch_size: Expected examples per step.
+
+    Raises:
+      InputError: a value out of range.
+
+    Example:
+      >>> steps_per_epoch(36_800_000, 1024)
+      35938
+    """
+    check_int("num_examples", num_examples, at_least=1)
+    _check_batch_size(expected_batch_size, num_examples)
+    return (2 * num_examples + expected_batch_size) // (2 * expected_batch_size)
+
+
+def epochs_in_words(
+    num_examples: int, expected_batch_size: int, *, num_steps: int, num_epochs: int
+) -> str:
+    """Returns how often an example is expected to be used, in words.
+
+    Steps that make no whole epochs have ``num_epochs=1`` in a plan, which is no number
+    of passes over the data.
+
+    Args:
+      num_examples: Slots of the data set.
+      expected_batch_size: Expected examples per step.
+      num_steps: Steps in all.
+      num_epochs: Epochs of the plan.
+
+    Example:
+      >>> epochs_in_words(1000, 10, num_steps=100, num_epochs=1)
+      '1 epoch'
+      >>> epochs_in_words(1000, 10, num_steps=250, num_epochs=1)
+      '2.5 epochs'
+    """
+    if num_steps != num_epochs * steps_per_epoch(num_examples, expected_batch_size):
+        return f"{num_steps * expected_batch_size / num_examples:.4g} epochs"
+    return f"{num_epochs:,} epoch{'s' * (num_epochs != 1)}"
+
+
+def steps_and_epochs(
+    num_examples: int,
+    expected_batch_size: int,
+    *,
+    epochs: int | None,
+    num_steps: int | None,
+) -> tuple[int, int]:
+    """Returns ``num_steps`` and ``num_epochs``, given one of epochs and steps.
+
+    A number of steps that is not a multiple of an epoch's counts as one epoch, which
+    samplers that use every example once per epoch refuse.
+
+    Args:
+      num_examples: Slots of the data set.
+      expected_batch_size: Expected examples per step.
+      epochs: Passes over the data; None if ``num_steps`` is given.
+      num_steps: Steps in all; None if ``epochs`` is given.
+
+    Example:
+      >>> steps_and_epochs(1000, 10, epochs=3, num_steps=None)
+      (300, 3)
+      >>> steps_and_epochs(1000, 10, epochs=None, num_steps=200)
+      (200, 2)
+      >>> steps_and_epochs(1000, 10, epochs=None, num_steps=250)
+      (250, 1)
+
+    Raises:
+      InputError: not exactly one of ``epochs`` and ``num_steps`` is given, or a value
+        is out of range.
+    """
+    if (epochs is None) == (num_steps is None):
+        remedy = "Give one." if epochs is None else "Omit one."
+        raise InputError(f"Expected exactly one of --epochs and --num-steps. {remedy}")
+    per_epoch = steps_per_epoch(num_examples, expected_batch_size)
+    if epochs is not None:
+        check_int("epochs", epochs, at_least=1)
+        return epochs * per_epoch, epochs
+    assert num_steps is not None  # exactly one is given
+    check_int("num_steps", num_steps, at_least=1)
+    whole = num_steps % per_epoch == 0
+    return num_steps, num_steps // per_epoch if whole else 1

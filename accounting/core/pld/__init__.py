@@ -1,0 +1,1 @@
+"""Privacy losses of steps, and bounds on their sums."""

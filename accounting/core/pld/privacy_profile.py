@@ -1,0 +1,342 @@
+"""The privacy profile of T independent losses, rounded up.
+
+`Composition` composes a discrete loss.  `StepComposition` composes a mixture of
+dominating pairs, which it discretises for each question, finely where delta depends on
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.core.numerics.root_finding import log_ratio, threshold
+from accounting.core.pld import inversion, loss_distribution, saddlepoint
+from accounting.core.pld.chernoff import LEAST_TIGHT_DELTA, Chernoff
+from accounting.core.pld.dominating_pairs import Step
+from accounting.core.pld.inversion import LaplaceSum
+from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.pld.saddlepoint import Cost, Focus
+
+#: Largest relative addition to delta: in an answer, in an early step of a search, and
+#: in a comparison of directions.
+FINE = 2e-5
+COARSE = 1e-3
+ROUGH = 0.1
+#: Choices are repeated if they add more than this times the allowed addition.
+_TOO_MUCH = 1.5
+#: A sum for one epsilon serves another if the logarithms of their Chernoff bounds
+#: differ by at most this.
+_NEAR = 0.3
+#: If not, the relative length of the interval in which epsilon is searched for, and the
+#: least epsilon that is told from 0.
+_SEARCHED = 1e-3
+_LEAST_EPSILON = 1e-12
+_MOST_TRIES = 8
+#: If rare steps lose most, a first guess can be a thousand times too large, and each
+#: sum reduces it by about a third.
+_MOST_GUESSES = 64
+#: If an approximation of ln delta is larger, Chernoff's bound is not needed.
+_FEW = -36.0
+
+
+class Composition:
+    """The sum of T independent losses, tight at a chosen epsilon.
+
+    Attributes:
+      loss: Discrete loss of one step.  A subclass that overrides `_dominating` uses it
+        for choices only.
+      num_steps: T.
+    """
+
+    def __init__(self, loss: Atoms, num_steps: int) -> None:
+        self.loss = loss
+        self.num_steps = num_steps
+        self._rough: dict[float, tuple[LaplaceSum, float]] = {}
+        self._rough_deltas: dict[float, float] = {}
+
+    def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
+        """Returns a discrete loss that dominates the exact loss of one step.
+
+        Args:
+          focus: The question.
+          cost: Known properties of the sum.
+          fineness: Largest relative addition to delta.
+        """
+        return focus.loss
+
+    def at(self, epsilon: float, fineness: float, enough: float = 0.0) -> LaplaceSum:
+        """Returns a pessimistic sum that is tight at ``epsilon``.
+
+        Args:
+          epsilon: At least 0.
+          fineness: Largest relative addition to delta.
+          enough: A delta for which a looser sum suffices.
+        """
+        focus = saddlepoint.focus(self.loss, self.num_steps, epsilon)
+        cost = saddlepoint.expected_cost(focus)
+        for _ in range(_MOST_TRIES):
+            loss = self._dominating(focus, cost, fineness / 2)
+            contour = saddlepoint.contour(focus, cost, fineness / 2)
+            total = inversion.invert(loss, self.num_steps, contour)
+            found = saddlepoint.found_cost(total, epsilon)
+            if not found.exceeds(cost, _TOO_MUCH) or total.delta(epsilon) <= enough:
+                break
+            cost = found.or_more(cost)
+        return total
+
+    def approximate_epsilon(self, delta: float) -> float:
+        """Returns an approximation of epsilon at ``delta``."""
+        return saddlepoint.approximate_epsilon(self.loss, self.num_steps, delta)
+
+    def rough_delta(self, epsilon: float, enough: float = 0.0) -> float:
+        """Returns a rough upper bound on delta; arguments as for `at`."""
+        if epsilon not in self._rough_deltas:
+            found = self.at(epsilon, ROUGH, enough).delta(epsilon)
+            self._rough_deltas[epsilon] = found
+        return self._rough_deltas[epsilon]
+
+    def roughly(self, delta: float) -> tuple[LaplaceSum, float]:
+        """Returns a rough sum near epsilon at ``delta``, and its epsilon."""
+        if delta not in self._rough:
+            self._rough[delta] = self._roughly(delta)
+        return self._rough[delta]
+
+    def _roughly(self, delta: float) -> tuple[LaplaceSum, float]:
+        epsilon = self.approximate_epsilon(delta)
+        for _ in range(_MOST_GUESSES):
+            total = self.at(epsilon, ROUGH)
+            found = total.epsilon(delta)
+            if math.isinf(found):
+                return total, epsilon
+            if abs(found - epsilon) * total.contour.order <= _NEAR:
+                break
+            epsilon = found
+        return total, found
+
+    def epsilon(self, delta: float, fineness: float = FINE) -> float:
+        """Returns an upper bound on epsilon.
+
+        Args:
+          delta: In (0, 1).
+          fineness: Largest relative addition to delta.
+        """
+        return self.near(delta, fineness)[0].epsilon(delta)
+
+    def near(self, delta: float, fineness: float) -> tuple[LaplaceSum, float]:
+        """Returns a sum that is tight near epsilon at ``delta``, and where it is tight.
+
+        Args:
+          delta: In (0, 1).
+          fineness: Largest relative addition to delta.
+        """
+        epsilon = self.roughly(delta)[1]
+        total = self.at(epsilon, fineness)
+        nearest = epsilon - _NEAR / total.contour.order
+        if nearest < 0 or total.delta(nearest) > delta:
+            return total, epsilon
+
+        # Delta hardly depends on epsilon, and what a rough sum adds to it decides.
+        def excess(point: float) -> float:
+            return log_ratio(self.at(point, fineness).delta(point), delta)
+
+        guess = total.epsilon(delta)
+        _, epsilon = threshold(excess, guess, relative=_SEARCHED, least=_LEAST_EPSILON)
+        return self.at(epsilon, fineness), epsilon
+
+
+class StepComposition(Composition):
+    """The sum of the losses of T steps.
+
+    Attributes:
+      step: Mixture of dominating pairs.
+    """
+
+    def __init__(self, step: Step, num_steps: int) -> None:
+        self.step = step
+        self._x: list[NDArray[np.float64]] = []
+        self._parts: list[Atoms] = []
+        for weight, pair in step:
+            x, masses = pair.sketch(*loss_distribution.support(pair))
+            self._x.append(x)
+            self._parts.append(Atoms(weight * masses, pair.loss(x)))
+        parts = [(1.0, part) for part in self._parts]
+        super().__init__(loss_distribution.mix(parts), num_steps)
+
+    def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
+        flows = saddlepoint.flows(focus, cost, fineness, self._parts)
+        found = []
+        for (weight, pair), x, part, flow in zip(
+            self.step, self._x, self._parts, flows, strict=True
+        ):
+            edges = np.interp(np.linspace(0, flow[-1], int(flow[-1]) + 2), flow, x)
+            first, last = focus.kept(part)
+            ends = x[first], x[last]
+            edges = np.union1d(np.clip(edges, *ends), np.array(ends))
+            found.append((weight, loss_distribution.spread(pair, edges, *focus.ends)))
+        return loss_distribution.mix(found)
+
+
+def lower_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
+    """Returns a lower bound on delta of a sum of independent losses.
+
+    Args:
+      loss: Finite loss of one step, dominated by the exact one.
+      num_steps: T.
+      epsilon: At least 0.
+    """
+    focus = saddlepoint.focus(loss, num_steps, epsilon)
+    low, high = focus.ends
+    # Small losses are omitted.  Large ones are split as if any sum with one of them
+    # exceeded epsilon; the probability that one does not is subtracted.
+    split = loss.clipped(-math.inf, high)
+    kept = split.losses >= low
+    left_out = float(split.masses[~kept].sum())
+    infinite = split.infinite_mass
+    below = Atoms(split.masses[kept], split.losses[kept], infinite + left_out)
+    cost = saddlepoint.expected_cost(focus)
+    for _ in range(_MOST_TRIES):
+        contour = saddlepoint.contour(focus, cost, FINE / 2)
+        total = inversion.invert(below, num_steps, contour)
+        found = saddlepoint.found_cost(total, epsilon)
+        if not found.exceeds(cost, _TOO_MUCH):
+            break
+        cost = found.or_more(cost)
+    wrapped = inversion.wrapped(below, num_steps, contour, epsilon)
+    ever = -math.expm1(num_steps * math.log1p(-infinite)) * (1 - left_out) ** num_steps
+    not_above = num_steps * infinite * _falls(below, num_steps - 1, epsilon - high)
+    certain = ever * (2 - total.slack) - not_above
+    return max(0.0, total.lower_delta(epsilon, wrapped) + certain)
+
+
+def _falls(loss: Atoms, num_steps: int, most: float) -> float:
+    """Returns a Chernoff bound on the probability that a sum is at most ``most``."""
+    deviation = math.sqrt(max(num_steps, 1) * loss.cumulants(0.0)[2])
+    rates = [factor / max(deviation, 1e-100) for factor in (0.5, 1.0, 2.0, 4.0, 8.0)]
+    exponents = [num_steps * loss.tilted(-rate)[1] + rate * most for rate in rates]
+    return math.exp(min(*exponents, 0.0))
+
+
+def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
+    """Returns an approximation of ln delta, for the start of a search.
+
+    Args:
+      step: Mixture of dominating pairs.
+      num_steps: T.
+      epsilon: At least 0.
+    """
+    loss = StepComposition(step, num_steps).loss
+    return saddlepoint.focus(loss, num_steps, epsilon).log_delta
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """An upper bound on delta as a function of epsilon, over both directions.
+
+    Attributes:
+      directions: The step in each direction, as a public mixture of dominating pairs:
+        example against ghost, and ghost against example.
+      num_steps: T.
+      fineness: Largest relative addition to delta: ``FINE`` or ``COARSE``.
+
+    Below `LEAST_TIGHT_DELTA` the bounds are Chernoff's.
+    """
+
+    directions: tuple[Step, ...]
+    num_steps: int
+    fineness: float = FINE
+
+    @functools.cached_property
+    def _sums(self) -> tuple[StepComposition, ...]:
+        return tuple(StepComposition(step, self.num_steps) for step in self.directions)
+
+    @functools.cached_property
+    def _chernoffs(self) -> tuple[Chernoff, ...]:
+        return tuple(Chernoff(step, self.num_steps) for step in self.directions)
+
+    def _tiny(self, place: int, epsilon: float) -> float | None:
+        """Returns Chernoff's bound in one direction, if it is the one to take."""
+        one = self._sums[place]
+        if saddlepoint.approximate_log_delta(one.loss, one.num_steps, epsilon) > _FEW:
+            return None
+        found = self._chernoffs[place].delta(epsilon)
+        return found if found < LEAST_TIGHT_DELTA else None
+
+    def _delta_of(self, place: int, epsilon: float) -> float:
+        tiny = self._tiny(place, epsilon)
+        if tiny is not None:
+            return tiny
+        found = self._sums[place].at(epsilon, self.fineness).delta(epsilon)
+        # Where Chernoff's bound is larger: delta falls with epsilon.
+        return max(found, LEAST_TIGHT_DELTA)
+
+    def delta(self, epsilon: float) -> float:
+        """Returns a delta >= 0 at which ``(epsilon, delta)`` is proven."""
+        worst = 0.0
+        for place, one in enumerate(self._sums):
+            # A rough bound may show that this direction is the better one.
+            small = worst < LEAST_TIGHT_DELTA
+            if small or one.rough_delta(epsilon, worst) > worst:
+                worst = max(worst, self._delta_of(place, epsilon))
+        return worst
+
+    def rough_epsilon(self, delta: float) -> float:
+        """Returns a rough epsilon, for a choice between profiles."""
+        if delta < LEAST_TIGHT_DELTA:
+            return max(one.epsilon(delta) for one in self._chernoffs)
+        return self._worst_first(delta)[0].roughly(delta)[1]
+
+    def rough_delta(self, epsilon: float) -> float:
+        """Returns a rough delta, for a choice between profiles."""
+        tiny = [self._tiny(place, epsilon) for place in range(len(self._sums))]
+        return max(
+            one.rough_delta(epsilon) if small is None else small
+            for one, small in zip(self._sums, tiny, strict=True)
+        )
+
+    def _worst_first(self, delta: float) -> list[StepComposition]:
+        """Returns the directions, the one with the largest epsilon probably first."""
+        return sorted(self._sums, key=lambda one: -one.approximate_epsilon(delta))
+
+    def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
+        """Returns an upper bound on delta in each direction."""
+        return tuple(self._delta_of(place, epsilon) for place in range(len(self._sums)))
+
+    def sums_at(self, delta: float) -> tuple[LaplaceSum | Chernoff, ...]:
+        """Returns the sums of losses in each direction, near epsilon at ``delta``.
+
+        The worse direction comes first; the other is rough if that shows it is better.
+        """
+        if delta < LEAST_TIGHT_DELTA:
+            return self._chernoffs
+        sums = self._worst_first(delta)
+        worst, epsilon = sums[0].near(delta, self.fineness)
+        found: list[LaplaceSum | Chernoff] = [worst]
+        for one in sums[1:]:
+            total = one.at(epsilon, ROUGH, delta / 2)
+            if total.delta(epsilon) > delta / 2:
+                total, _ = one.near(delta, self.fineness)
+            found.append(total)
+        return tuple(found)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns an epsilon >= 0 at which ``(epsilon, delta)`` is proven."""
+        return epsilon_of(self.sums_at(delta), delta)
+
+
+def epsilon_of(sums: tuple[LaplaceSum | Chernoff, ...], delta: float) -> float:
+    """Returns the largest epsilon of several sums.
+
+    Args:
+      sums: Sums of losses, usually the worst first.
+      delta: In (0, 1).
+    """
+    worst = sums[0].epsilon(delta)
+    for total in sums[1:]:
+        if math.isfinite(worst) and total.delta(worst) > delta:
+            worst = max(worst, total.epsilon(delta))
+    return worst

@@ -1,0 +1,206 @@
+"""Dominating pairs of one step for a user with several rows.
+
+Each of the k rows is sampled with probability q, so that j of them are with probability
+``w_j = Binom(k, q)(j)``.  The pair is ``P = sum_j w_j N(a_j, s^2)`` against
+``Q = sum_j w_j N(-b_j, s^2)``, for ``a_j, b_j >= 0``.  Without a cap on the rows of a
+step, ``a_j = j`` and ``b_j = 0`` if the user is present under P, and the reverse if
+absent.  The loss is monotone.
+
+Theorem.  Mixtures ``sum_i w_i N(u_i, s^2 I)`` and ``sum_i w_i N(v_i, s^2 I)`` of
+vectors with ``|u_i| <= a_i`` and ``|v_i| <= b_i`` have no larger hockey-stick
+divergences than the pair with the same weights.  Those of the pair rise with each a_i
+and b_i.  If a_j and b_j rise with j, they also rise if w is replaced by stochastically
+larger numbers.
+
+Proof.  In densities relative to N(0, s^2 I), the components are exponential martingales
+``X_i = e^(G_i - Var G_i / 2)`` and ``Y_i = e^(H_i - Var H_i / 2)`` of jointly Gaussian
+G_i and H_i, whose covariances are the inner products of the means over s^2.  The
+divergence at ``e^eps = c`` is ``E g(X, Y)`` for ``g = (sum_i w_i X_i - c sum_i w_i
+Y_i)+``, a convex function of a linear one: its second derivatives are at least 0 for
+two X or two Y, and at most 0 for an X with a Y.  Along a line between two covariance
+matrices, ``E g`` changes by ``E[sum Z_i Z_j g_ij dC_ij] / 2`` over all components Z:
+it rises with a covariance of two X or of two Y, variances among them, and falls with
+that of an X and a Y.  By Cauchy and Schwarz these are at most ``a_i a_j`` and
+``b_i b_j``, and at least ``-a_i b_j`` (over s^2): the covariances of the pair.  Larger
+a_i or b_i raise the first two and lower the last.  For the last claim, couple the
+smaller number i with the larger one j, and index components by both: the same weights,
+and larger means.
+
+References:
+  Choquette-Choo et al. (2024), arXiv:2310.15526, and Charles et al. (2024),
+  arXiv:2407.07737, for mixtures of Gaussians and user-level sampling of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from accounting.core.pld.dominating_pairs import MonotonePair, Step
+from accounting.core.pld.poisson_lower_bound import Component
+
+#: Smaller losses are summed as differences from 0.
+_SMALL = 0.4
+#: Probability of improbable numbers of rows: far below any delta.
+_LEAST_TAIL = 1e-40
+
+
+def weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
+    """Returns the probabilities of sampling 0 ... k rows.
+
+    Args:
+      num_rows: k, at least 1.
+      sampling_probability: q, in (0, 1).
+    """
+    counts = np.arange(num_rows + 1)
+    return tuple(map(float, stats.binom.pmf(counts, num_rows, sampling_probability)))
+
+
+def upper_weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
+    """Returns `weights` that are stochastically larger, most of them 0 if q is small.
+
+    Improbable numbers of rows count as all k: few components are left.
+
+    Args:
+      num_rows: k, at least 1.
+      sampling_probability: q, in (0, 1).
+    """
+    found = np.array(weights(num_rows, sampling_probability))
+    more = np.cumsum(found[::-1])[::-1]  # of as many rows or more
+    improbable = more < _LEAST_TAIL
+    rest = float(found[improbable].sum())
+    found[improbable] = 0.0
+    found[-1] += rest
+    return tuple(map(float, found))
+
+
+def components(num_rows: int, sampling_probability: float) -> tuple[Component, ...]:
+    """Returns the pair for the lower bound; arguments as for `weights`."""
+    _, *rest = weights(num_rows, sampling_probability)
+    return tuple(
+        Component(float(count), weight, 0.0) for count, weight in enumerate(rest, 1)
+    )
+
+
+def _by_mean(weights: tuple[float, ...], means: tuple[int, ...]) -> dict[int, float]:
+    """Returns the weight of each mean, if it is above 0."""
+    if not any(means):
+        return {0: 1.0}
+    found: dict[int, float] = {}
+    for mean, weight in zip(means, weights, strict=True):
+        if weight > 0.0:
+            found[mean] = found.get(mean, 0.0) + weight
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UserPair(MonotonePair):
+    """The pair of the module docstring.
+
+    Attributes:
+      weights: ``w_0 ... w_k``.
+      upper: ``a_0 ... a_k``, at least 0, in clip norms.
+      lower: ``b_0 ... b_k``, likewise.
+      noise_multiplier: s, above 0.
+    """
+
+    weights: tuple[float, ...]
+    upper: tuple[int, ...]
+    lower: tuple[int, ...]
+    noise_multiplier: float
+
+    def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the loss at ``x``, which increases with x."""
+        return self._log_ratio(x, self.upper) - self._log_ratio(-x, self.lower)
+
+    def _log_ratio(
+        self, x: NDArray[np.float64], means: tuple[int, ...]
+    ) -> NDArray[np.float64]:
+        """Returns the logarithm of a mixture over N(0, s^2)."""
+        found = _by_mean(self.weights, means)
+        at = np.array(list(found), dtype=np.float64)
+        logs = np.log(np.array(list(found.values())))
+        scale = 2 * self.noise_multiplier**2
+        exponents = np.multiply.outer(2 * at / scale, x)
+        exponents += (logs - at**2 / scale).reshape(-1, *(1,) * x.ndim)
+        largest = exponents.max(axis=0)
+        exponents -= largest
+        total = largest + np.log(np.exp(exponents, out=exponents).sum(axis=0))
+        # Small losses keep their digits.
+        small = np.abs(total) < _SMALL
+        total[small] = self._small_log_ratio(x[small], found)
+        return total
+
+    def _small_log_ratio(
+        self, x: NDArray[np.float64], found: dict[int, float]
+    ) -> NDArray[np.float64]:
+        excess = np.zeros_like(x)
+        for mean, weight in found.items():
+            exponent = (2 * mean * x - mean**2) / (2 * self.noise_multiplier**2)
+            large = np.exp(math.log(weight) + np.maximum(exponent, 1.0)) - weight
+            small = weight * np.expm1(np.minimum(exponent, 1.0))
+            excess += np.where(exponent < 1.0, small, large)
+        return np.log1p(excess)
+
+    def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the density of P."""
+        scale = self.noise_multiplier
+        density = np.zeros_like(x)
+        for mean, weight in self._upper.items():
+            density += weight * np.exp(-(((x - mean) / scale) ** 2) / 2)
+        return density / (scale * math.sqrt(2 * math.pi))
+
+    @functools.cached_property
+    def _upper(self) -> dict[int, float]:
+        """The weight of each mean under P."""
+        return _by_mean(self.weights, self.upper)
+
+    def support(self, tail_mass: float) -> tuple[float, float]:
+        """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
+        width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
+        most = max(mean for mean, weight in self._upper.items() if weight > 1e-300)
+        return -width, width + most
+
+    def upper_tails(self, low: float, high: float) -> tuple[float, float]:
+        """Returns ``P(x < low)`` and ``P(x > high)``.
+
+        Args:
+          low: Lower end, in clip norms.
+          high: Upper end, in clip norms.
+        """
+
+        def tail(point: float, sign: float) -> float:
+            return sum(
+                weight
+                * float(special.ndtr(sign * (point - mean) / self.noise_multiplier))
+                for mean, weight in self._upper.items()
+            )
+
+        return tail(low, 1.0), tail(high, -1.0)
+
+
+def steps(
+    num_rows: int, sampling_probability: float, noise_multiplier: float
+) -> tuple[Step, Step]:
+    """Returns one step without a cap in both directions, remove first.
+
+    Args:
+      num_rows: k, at least 1.
+      sampling_probability: q, in (0, 1).
+      noise_multiplier: s, above 0.
+    """
+    make = functools.partial(
+        UserPair,
+        weights=upper_weights(num_rows, sampling_probability),
+        noise_multiplier=noise_multiplier,
+    )
+    present, absent = tuple(range(num_rows + 1)), (0,) * (num_rows + 1)
+    return (
+        [(1.0, make(upper=present, lower=absent))],
+        [(1.0, make(upper=absent, lower=present))],
+    )

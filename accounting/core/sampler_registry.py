@@ -1,0 +1,349 @@
+"""The registry of samplers, and the interface that each of them implements.
+
+A sampler is registered under a name with its `PlanRules`, which every plan needs, and
+with a `Sampler`: its bounds, its words in a privacy statement and its audit.  The
+`Sampler` may be given as a place to import from at the first use.  The rest of the
+project asks for these capabilities and never for a name.  The function that assigns
+rows to steps is registered with `pipelines.core.sampling.samplers.register`.
+
+Formal guarantees:
+  - nothing by default: what a sampler does not provide is refused.
+  - one meaning per name: a name cannot be registered twice.
+  - a plan loads the standard library alone: registering loads no sampler's module.
+
+Example:
+  >>> rules("balls-and-bins").once_per_epoch
+  True
+  >>> get("dynamic-shuffle").relations
+  ('REPLACE_SPECIAL',)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from accounting.core.validation import InputError, check_choice
+
+if TYPE_CHECKING:
+    from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
+    from accounting.core.plan import DpSgdPlan
+    from accounting.core.samplers.audit_case import Audit
+
+
+def by_chance(plan: DpSgdPlan) -> None:
+    """Returns None: rows are chosen independently, and batch sizes are unbounded."""
+    del plan
+
+
+def equal_batches(plan: DpSgdPlan) -> int:
+    """Returns the largest batch of an epoch cut into steps of nearly equal sizes."""
+    return -(-plan.num_examples // plan.steps_per_epoch)
+
+
+def truncated_batches(plan: DpSgdPlan) -> int | None:
+    """Returns the plan's cap on the examples of a step."""
+    return plan.truncated_batch_size
+
+
+def no_shuffle(plan: DpSgdPlan) -> int:
+    """Returns 0: no order is drawn over all rows together."""
+    del plan
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanRules:
+    """Properties of a sampler that its plans depend on.
+
+    Attributes:
+      once_per_epoch: Whether every example is in exactly one step of each epoch.
+      largest_batch_size: Plan -> largest possible number of examples in a step; None
+        if it has no bound.
+      truncates: Whether the plan must have a ``truncated_batch_size``.
+      num_shuffles: Plan -> number of uniformly random orders of all rows that a run
+        draws and cuts into steps; epoch e uses order ``e % num_shuffles``.  0 without
+        shuffling.
+    """
+
+    once_per_epoch: bool
+    largest_batch_size: Callable[[DpSgdPlan], int | None]
+    truncates: bool = False
+    num_shuffles: Callable[[DpSgdPlan], int] = no_shuffle
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wording:
+    """How a privacy statement describes a sampler.
+
+    Attributes:
+      sampling: How batches are sampled, as part of a sentence.
+      discretization: How the bounds are computed, as part of a sentence.
+      num_examples: The condition on the plan's number of examples, as part of a
+        sentence.
+    """
+
+    sampling: str
+    discretization: str
+    num_examples: str = "the number of slots is public"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LowerBound:
+    """A lower bound that is too slow to be computed with every upper one.
+
+    Attributes:
+      delta: (plan, noise multiplier, epsilon) -> a lower bound on delta.
+      method: The theorem behind it.
+    """
+
+    delta: Callable[[DpSgdPlan, float, float], float]
+    method: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Truncation:
+    """A cap on the examples of a step, and its privacy cost for any mechanism.
+
+    Attributes:
+      untruncated: Name of the sampler without the cap.
+      delta: (plan, epsilon) -> an upper bound on what the cap adds to delta.
+      smallest_cap: (untruncated plan, epsilon, delta) -> the least cap that adds a
+        negligible part of ``delta``.
+    """
+
+    untruncated: str
+    delta: Callable[[DpSgdPlan, float], float]
+    smallest_cap: Callable[[DpSgdPlan, float, float], int]
+
+    def without(self, plan: DpSgdPlan) -> DpSgdPlan:
+        """Returns ``plan`` without its cap."""
+        return dataclasses.replace(
+            plan, sampler=self.untruncated, truncated_batch_size=None
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """dp_accounting's description of a plan.
+
+    Attributes:
+      build: (the package dp_accounting, plan, noise multiplier) -> the ``DpEvent`` of
+        the run; None if the installed release has none.
+      relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
+      tight: Whether neighbouring data sets attain the pairs, so that no smaller epsilon
+        holds.
+    """
+
+    build: Callable[[Any, DpSgdPlan, float], Any]
+    relation: str
+    tight: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomAllocation:
+    """Each example is in one uniformly random step of each of several epochs.
+
+    Attributes:
+      num_steps: Steps of an epoch.
+      num_epochs: Independent epochs of the run.
+      noise_multiplier: Noise standard deviation of a step over the clip norm.
+    """
+
+    num_steps: int
+    num_epochs: int
+    noise_multiplier: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomOrders:
+    """All examples are cut into steps in several uniformly random orders.
+
+    Attributes:
+      num_steps: Steps of an epoch.
+      num_orders: Independent orders of the run.
+      num_examples: Slots of the data set.
+      noise: Noise standard deviation of a step over the clip norm, and over the root of
+        the number of epochs that follow one order.
+    """
+
+    num_steps: int
+    num_orders: int
+    num_examples: int
+    noise: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """What a sampler provides.  A capability that is None is refused.
+
+    Bounds are functions of (plan, noise multiplier, epsilon or delta), which the
+    accountant has checked.  They hold for the worse of both directions.
+
+    Attributes:
+      epsilon: Bounds on epsilon at a delta.
+      delta: Bounds on delta at an epsilon.
+      noise_multiplier: (plan, epsilon, delta) -> bounds on the noise multiplier.
+      closed_form: Whether the noise multiplier is exact up to rounding.
+      relations: The neighbouring relations under which the bounds are proven.
+      refusals: Relation -> why it is refused.
+      under: Relation -> the `Sampler` that replaces this one under it.
+      users: k -> the `Sampler` for users with at most k examples, under the relation.
+      delta_by_direction: Bounds on delta for removing an example, and for adding one.
+      lower_bound: A slow lower bound, if ``epsilon`` and ``delta`` return none.
+      poisson_rate: Plan -> q, rounded up, if each example is in each step independently
+        with probability q before truncation.  Theorems on Poisson subsampling apply.
+      truncation: The cap, for samplers whose plans have one.
+      gaussian_dp: (plan, noise multiplier) -> a mu for which the mechanism is mu-GDP.
+      event: dp_accounting's event, for `accounting.events`.
+      allocation: (plan, noise multiplier) -> the plan as random allocation, which
+        `accounting.cross_check` simulates.
+      orders: (plan, noise multiplier) -> the plan as random orders, whose opponent
+        `accounting.cross_check` simulates.
+      wording: Words of the privacy statement.
+      claims: Method of a bound -> name of the claim that it relies on; a method of the
+        core's own bounds is not in it.
+      audit: The worst case and its score, for `dpsgd audit`.
+    """
+
+    epsilon: Callable[[DpSgdPlan, float, float], Bounds]
+    delta: Callable[[DpSgdPlan, float, float], Bounds]
+    noise_multiplier: Callable[[DpSgdPlan, float, float], NoiseBounds]
+    closed_form: bool
+    relations: tuple[str, ...]
+    refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    under: Mapping[str, Sampler] = dataclasses.field(default_factory=dict)
+    users: Callable[[int], Sampler] | None = None
+    delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
+    lower_bound: LowerBound | None = None
+    poisson_rate: Callable[[DpSgdPlan], float] | None = None
+    truncation: Truncation | None = None
+    gaussian_dp: Callable[[DpSgdPlan, float], float] | None = None
+    event: Event | None = None
+    allocation: Callable[[DpSgdPlan, float], RandomAllocation] | None = None
+    orders: Callable[[DpSgdPlan, float], RandomOrders] | None = None
+    wording: Wording | None = None
+    claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    audit: Audit | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    rules: PlanRules
+    sampler: Sampler | str
+
+
+_ENTRIES: dict[str, _Entry] = {}
+
+
+def register(name: str, rules: PlanRules, sampler: Sampler | str) -> None:
+    """Registers a sampler, in this process, with plans and the accountant.
+
+    Args:
+      name: Name in plans; it must not be taken.
+      rules: What a plan must satisfy.
+      sampler: The sampler, or its place ``module:attribute``, which is imported at the
+        first use.
+
+    Raises:
+      InputError: the name is taken.
+    """
+    if name in _ENTRIES:
+        raise InputError(
+            f"Expected sampler={name!r} not to be registered yet. Take another name."
+        )
+    _ENTRIES[name] = _Entry(rules=rules, sampler=sampler)
+
+
+def names() -> tuple[str, ...]:
+    """Returns the samplers that are registered, in order of registration."""
+    return tuple(_ENTRIES)
+
+
+def _entry(name: str) -> _Entry:
+    return _ENTRIES[check_choice("sampler", name, names())]
+
+
+def rules(name: str) -> PlanRules:
+    """Returns what a plan must satisfy.
+
+    Raises:
+      InputError: no such sampler.
+    """
+    return _entry(name).rules
+
+
+def get(name: str) -> Sampler:
+    """Returns a sampler.
+
+    Raises:
+      InputError: no such sampler.
+    """
+    sampler = _entry(name).sampler
+    if isinstance(sampler, Sampler):
+        return sampler
+    module, attribute = sampler.split(":")
+    # By name: an import statement would make every plan depend on numpy.
+    found: Sampler = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def poisson_samplers() -> tuple[str, ...]:
+    """Returns the registered samplers to which theorems on Poisson batches apply."""
+    return tuple(name for name in names() if get(name).poisson_rate is not None)
+
+
+def refuse(name: str, need: str, remedy: str) -> NoReturn:
+    """Refuses a question that a sampler does not answer.
+
+    Args:
+      name: Name of the sampler.
+      need: The missing capability.
+      remedy: What to do instead.
+
+    Raises:
+      InputError: always.
+    """
+    raise InputError(f"Expected sampler={name!r} to provide {need}. {remedy}")
+
+
+def _once_per_run(plan: DpSgdPlan) -> int:
+    del plan
+    return 1
+
+
+def _once_per_epoch(plan: DpSgdPlan) -> int:
+    return plan.num_epochs
+
+
+_BY_CHANCE = PlanRules(once_per_epoch=False, largest_batch_size=by_chance)
+_EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches)
+
+_BUILT_IN = {
+    "deterministic": (_EQUAL, "core.samplers.deterministic:SAMPLER"),
+    "persistent-shuffle": (
+        dataclasses.replace(_EQUAL, num_shuffles=_once_per_run),
+        "claims.shuffles.shuffle:PERSISTENT",
+    ),
+    "dynamic-shuffle": (
+        dataclasses.replace(_EQUAL, num_shuffles=_once_per_epoch),
+        "claims.shuffles.shuffle:DYNAMIC",
+    ),
+    "poisson": (_BY_CHANCE, "core.samplers.poisson:SAMPLER"),
+    "truncated-poisson": (
+        PlanRules(
+            once_per_epoch=False, largest_batch_size=truncated_batches, truncates=True
+        ),
+        "core.samplers.truncated_poisson:SAMPLER",
+    ),
+    "balls-and-bins": (
+        dataclasses.replace(_BY_CHANCE, once_per_epoch=True),
+        "claims.balls_and_bins:SAMPLER",
+    ),
+}
+for _name, (_rules, _place) in _BUILT_IN.items():
+    register(_name, _rules, f"accounting.{_place}")
+#: The samplers of this package.
+BUILT_IN = names()

@@ -1,0 +1,1 @@
+"""Samplers whose bounds need no claim."""

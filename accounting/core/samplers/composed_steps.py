@@ -1,0 +1,278 @@
+"""T independent steps of given dominating pairs.
+
+Formal guarantees:
+  - ``delta(...).upper`` and ``epsilon(...).upper`` bound both directions from above:
+    discretisation, truncation and rounding are added on the private side.
+  - They never exceed the bounds of the Gaussian mechanism without subsampling, nor
+    those that reveal in which steps the differing rows took part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, least
+from accounting.core.numerics.calibration import (
+    approximate_noise,
+    smallest_noise_in_two,
+)
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import gaussian, poisson_lower_bound, privacy_profile
+from accounting.core.pld.chernoff import Chernoff
+from accounting.core.pld.dominating_pairs import Step
+from accounting.core.pld.inversion import LaplaceSum
+from accounting.core.pld.poisson_lower_bound import Component
+from accounting.core.pld.privacy_profile import Profile
+
+EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
+PARTICIPATION = "probability of taking part at all"
+#: More than the relative rounding error of a few operations.
+_SLACK = 1e-15
+
+
+def probability(plan: DpSgdPlan) -> float:
+    """Returns the sampling probability, rounded up, which is less private."""
+    exact = plan.sampling_probability
+    rounded = float(exact)
+    return rounded if rounded >= exact else min(1.0, math.nextafter(rounded, 1.0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComposedSteps:
+    """Bounds on Poisson batches, given the dominating pair of one step.
+
+    Attributes:
+      steps: (q, noise multiplier) -> the pair of one step, in each direction.
+      components: q -> the same pair, for the lower bound.
+      sensitivity: L2 sensitivity of a step's sum, in clip norms.
+      num_rows: Number of rows in which neighbours differ, each sampled with
+        probability q.
+      method: Theorem of the composition.
+      least_noise: Noise multiplier over the sensitivity, below which closed forms are
+        tighter, because the loss of a step spans so much.
+      symmetric: Whether both directions have the same pair.
+    """
+
+    steps: Callable[[float, float], tuple[Step, ...]]
+    components: Callable[[float], tuple[Component, ...]]
+    sensitivity: int
+    num_rows: int
+    method: str
+    least_noise: float = 0.01
+    symmetric: bool = False
+
+    def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
+        """Returns the noise multiplier of all steps as one, without subsampling."""
+        return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
+
+    def _log_never(self, plan: DpSgdPlan) -> float:
+        """Returns ln of the probability that no row is ever sampled, rounded down."""
+        rate = probability(plan)
+        if rate == 1.0:
+            return -math.inf
+        exponent = self.num_rows * plan.num_steps * math.log1p(-rate)
+        return exponent * (1 + _SLACK)
+
+    def participation(self, plan: DpSgdPlan) -> float:
+        """Returns the probability that any row is ever sampled, rounded up.
+
+        No delta exceeds it: without any of the rows, both data sets have the same
+        outputs.  Without noise it is delta of removing the rows.
+        """
+        return min(1.0, -math.expm1(self._log_never(plan)) * (1 + _SLACK))
+
+    def _added(self, plan: DpSgdPlan, epsilon: float) -> float:
+        """Returns delta of adding the rows, if their participation is revealed."""
+        shifted = epsilon * (1 - _SLACK) + self._log_never(plan)
+        return -math.expm1(min(0.0, shifted)) * (1 + _SLACK)
+
+    def composes(self, plan: DpSgdPlan, noise_multiplier: float) -> bool:
+        """Returns whether losses are composed numerically, beside closed forms.
+
+        Args:
+          plan: A plan of Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+        """
+        noise = noise_multiplier / self.sensitivity
+        return probability(plan) < 1.0 and self.least_noise <= noise < math.inf
+
+    def _profile(
+        self,
+        plan: DpSgdPlan,
+        noise_multiplier: float,
+        fineness: float = privacy_profile.FINE,
+    ) -> Profile:
+        return Profile(
+            directions=self.steps(probability(plan), noise_multiplier),
+            num_steps=plan.num_steps,
+            fineness=fineness,
+        )
+
+    def delta(
+        self,
+        plan: DpSgdPlan,
+        noise_multiplier: float,
+        epsilon: float,
+        fineness: float = privacy_profile.FINE,
+    ) -> Bounds:
+        """Returns bounds on delta at ``epsilon``.
+
+        Args:
+          plan: A plan of Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          epsilon: At least 0.
+          fineness: Largest relative addition to a numerical delta; see
+            `privacy_profile.Profile`.
+        """
+        effective = self._effective(plan, noise_multiplier)
+        closed = gaussian.gaussian_delta(effective, epsilon)
+        if plan.sampling_probability == 1:
+            lower = gaussian.gaussian_delta(effective, epsilon, upper=False)
+            return Bounds(upper=closed, lower=lower, method=EXACT_METHOD)
+        options = [(closed, EXACT_METHOD), (self.participation(plan), PARTICIPATION)]
+        if self.composes(plan, noise_multiplier):
+            profile = self._profile(plan, noise_multiplier, fineness)
+            options.insert(0, (profile.delta(epsilon), self.method))
+        return least(*options)
+
+    def delta_by_direction(
+        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    ) -> ByDirection:
+        """Returns bounds on delta in each direction; arguments as for `delta`."""
+        if self.symmetric or plan.sampling_probability == 1:
+            both = self.delta(plan, noise_multiplier, epsilon)
+            return ByDirection(remove=both, add=both)
+        effective = self._effective(plan, noise_multiplier)
+        closed = gaussian.gaussian_delta(effective, epsilon)
+        revealed_deltas = self.participation(plan), self._added(plan, epsilon)
+        numerical: tuple[float, ...] = (1.0, 1.0)
+        if self.composes(plan, noise_multiplier):
+            numerical = self._profile(plan, noise_multiplier).delta_by_direction(
+                epsilon
+            )
+        remove, add = (
+            least(
+                (value, self.method), (closed, EXACT_METHOD), (revealed, PARTICIPATION)
+            )
+            for value, revealed in zip(numerical, revealed_deltas, strict=True)
+        )
+        return ByDirection(remove=remove, add=add)
+
+    def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+        """Returns bounds on epsilon; arguments as for `epsilon_function`."""
+        found = self.epsilon_function(plan, noise_multiplier, delta)(delta)
+        if plan.sampling_probability < 1:
+            return found
+        effective = self._effective(plan, noise_multiplier)
+        lower = gaussian.gaussian_epsilon(effective, delta, upper=False)
+        return dataclasses.replace(found, lower=lower)
+
+    def epsilon_function(
+        self, plan: DpSgdPlan, noise_multiplier: float, delta: float
+    ) -> Callable[[float], Bounds]:
+        """Returns a function: delta -> an upper bound on epsilon.
+
+        The numerical part is computed once, and is tight near ``delta``.
+
+        Args:
+          plan: A plan of Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          delta: In (0, 1).
+        """
+        effective = self._effective(plan, noise_multiplier)
+        participation = self.participation(plan)
+        sums: tuple[LaplaceSum | Chernoff, ...] = ()
+        if self.composes(plan, noise_multiplier):
+            sums = self._profile(plan, noise_multiplier).sums_at(delta)
+
+        def upper(point: float) -> Bounds:
+            options = [(gaussian.gaussian_epsilon(effective, point), EXACT_METHOD)]
+            if participation <= point:
+                options.append((0.0, PARTICIPATION))
+            if sums:
+                options.append((privacy_profile.epsilon_of(sums, point), self.method))
+            return least(*options)
+
+        return upper
+
+    def guess(self, plan: DpSgdPlan, epsilon: float, delta: float) -> float:
+        """Returns a cheap approximation of the noise multiplier that is needed.
+
+        Args:
+          plan: A plan of Poisson batches; a cap is ignored.
+          epsilon: At least 0.
+          delta: In (0, 1).
+        """
+        if plan.sampling_probability == 1:
+            scale = self.sensitivity * math.sqrt(plan.num_steps)
+            return gaussian.gaussian_noise(epsilon, delta) * scale
+
+        def log_delta(noise: float) -> float:
+            if not self.composes(plan, noise):
+                return 0.0
+            step = self.steps(probability(plan), noise)[0]
+            return privacy_profile.approximate_log_delta(step, plan.num_steps, epsilon)
+
+        start = float(self.sensitivity)
+        found = approximate_noise(log_delta, math.log(delta), start, 3e-3)
+        return start if found is None else found[0]
+
+    def noise_multiplier(
+        self, plan: DpSgdPlan, epsilon: float, delta: float
+    ) -> NoiseBounds:
+        """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
+
+        Args:
+          plan: A plan of Poisson batches.
+          epsilon: At least 0.
+          delta: In (0, 1).
+        """
+
+        def reached(noise: float, fineness: float) -> float:
+            return self.delta(plan, noise, epsilon, fineness).guarantee
+
+        value = smallest_noise_in_two(
+            reached,
+            target=delta,
+            guess=self.guess(plan, epsilon, delta),
+            coarse=privacy_profile.COARSE,
+            fine=privacy_profile.FINE,
+            coarse_tolerance=privacy_profile.COARSE / 5,
+        )
+        return NoiseBounds(sufficient=value, method=self.method)
+
+    def lower_delta(
+        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    ) -> float:
+        """Returns a lower bound on delta; takes about a second.
+
+        Arguments as for `delta`.
+        """
+        if plan.sampling_probability == 1:
+            return self.delta(plan, noise_multiplier, epsilon).lower or 0.0
+        # Rounded down, as less sampling is more private.
+        rate = math.nextafter(float(plan.sampling_probability), 0.0)
+        return self.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
+
+    def lower_delta_at(
+        self, rate: float, num_steps: int, noise_multiplier: float, epsilon: float
+    ) -> float:
+        """Returns a lower bound on delta at any sampling probability.
+
+        Args:
+          rate: Probability that a row is in a step, rounded down; below 1.
+          num_steps: T.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          epsilon: At least 0.
+        """
+        if noise_multiplier == 0.0:
+            # Participation is visible.
+            never = self.num_rows * num_steps * math.log1p(-rate)
+            return -math.expm1(never) * (1 - 1e-14)
+        if rate <= 0.0 or noise_multiplier < self.least_noise * self.sensitivity:
+            return 0.0
+        return poisson_lower_bound.lower_delta_of(
+            self.components(rate), noise_multiplier, num_steps, epsilon
+        )

@@ -1,0 +1,205 @@
+"""Deterministic batches: every example in exactly one step of each epoch.
+
+The bounds are exact.  An example is used in E steps, with independent noise in each:
+this is one Gaussian mechanism with noise multiplier ``s / sqrt(E)``, whichever the
+steps are.  Under replace-one a step changes by twice the clip norm, which halves the
+noise multiplier.  All k rows of a user may be in one step, which then changes by k clip
+norms.
+
+References:
+  Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from accounting.core import neighboring_relation, sampler_registry
+from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.core.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+)
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import dominating_pairs, gaussian
+from accounting.core.samplers import audit_case
+from accounting.core.samplers.audit_case import Observe
+
+METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
+#: Why samplers that use every example once per epoch refuse add-or-remove.
+MOVES_OTHERS = (
+    "one example more or less moves others to other steps, so that many steps change"
+)
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns the exact delta at ``epsilon``, up to rounding.
+
+    Args:
+      plan: A plan of deterministic batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+    """
+    noise = noise_multiplier / math.sqrt(plan.num_epochs)
+    return Bounds(
+        upper=gaussian.gaussian_delta(noise, epsilon),
+        lower=gaussian.gaussian_delta(noise, epsilon, upper=False),
+        method=METHOD,
+    )
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns the exact delta, the same in each direction; arguments as for `delta`."""
+    exact = delta(plan, noise_multiplier, epsilon)
+    return ByDirection(remove=exact, add=exact)
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns the exact epsilon at ``delta``, up to rounding.
+
+    Args:
+      plan: A plan of deterministic batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      delta: In (0, 1).
+    """
+    noise = noise_multiplier / math.sqrt(plan.num_epochs)
+    return Bounds(
+        upper=gaussian.gaussian_epsilon(noise, delta),
+        lower=gaussian.gaussian_epsilon(noise, delta, upper=False),
+        method=METHOD,
+    )
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns the noise multiplier that ``(epsilon, delta)`` needs, up to rounding.
+
+    Args:
+      plan: A plan of deterministic batches.
+      epsilon: At least 0.
+      delta: In (0, 1).
+    """
+    scale = math.sqrt(plan.num_epochs)
+    return NoiseBounds(
+        sufficient=gaussian.gaussian_noise(epsilon, delta) * scale,
+        necessary=gaussian.gaussian_noise(epsilon, delta, upper=False) * scale,
+        method=METHOD,
+    )
+
+
+def gaussian_dp(plan: DpSgdPlan, noise_multiplier: float) -> float:
+    """Returns the mu for which the mechanism is mu-GDP, rounded up; may be infinite.
+
+    Args:
+      plan: A plan of deterministic batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+    """
+    if noise_multiplier == 0.0:
+        return math.inf
+    return math.sqrt(plan.num_epochs) / noise_multiplier * (1 + 1e-15)
+
+
+def of_sensitivity(count: int) -> sampler_registry.Sampler:
+    """Returns the exact bounds for a larger sensitivity.
+
+    Args:
+      count: L2 sensitivity of a step's sum, in clip norms.
+    """
+
+    def needed(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+        one = noise_multiplier(plan, epsilon, delta)
+        assert one.necessary is not None
+        # A product of doubles is off by half a unit in the last place.
+        return dataclasses.replace(
+            one,
+            sufficient=math.nextafter(one.guarantee * count, math.inf),
+            necessary=math.nextafter(one.necessary * count, 0.0),
+        )
+
+    return dataclasses.replace(
+        _ZERO_OUT,
+        epsilon=lambda plan, noise, point: epsilon(plan, noise / count, point),
+        delta=lambda plan, noise, point: delta(plan, noise / count, point),
+        noise_multiplier=needed,
+        delta_by_direction=lambda plan, noise, point: delta_by_direction(
+            plan, noise / count, point
+        ),
+        gaussian_dp=lambda plan, noise: gaussian_dp(plan, noise / count),
+        event=sampler_registry.Event(
+            build=lambda package, plan, noise: event(package, plan, noise / count),
+            relation=ADD_OR_REMOVE_ONE,
+        ),
+        audit=None,
+    )
+
+
+def score(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    observe: Observe,
+    positions: np.ndarray,
+    means: tuple[float, float],
+) -> np.ndarray:
+    """Returns the score of an audit, where the example's steps are known.
+
+    Arguments as for `audit_case.Score`.
+    """
+    del means  # others contribute nothing
+    # Step t starts at row ceil(t n / T).
+    own = positions * plan.steps_per_epoch // plan.num_examples
+    pair = dominating_pairs.remove_pair(1.0, noise_multiplier)
+    total = np.zeros(())
+    for step in range(plan.num_steps):
+        takes_part = own == step % plan.steps_per_epoch
+        if takes_part.any():
+            total = total + np.where(takes_part, pair.loss(observe(step)), 0.0)
+    return total
+
+
+def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
+    """Returns the ``DpEvent`` of a run, where an example is used once per epoch.
+
+    Args:
+      dp_accounting: The package of this name.
+      plan: A plan of deterministic batches.
+      noise_multiplier: Noise standard deviation over the clip norm.
+    """
+    gaussian_event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    return dp_accounting.SelfComposedDpEvent(gaussian_event, plan.num_epochs)
+
+
+_WORDING = sampler_registry.Wording(
+    sampling="fixed batches, every example in one step of each epoch",
+    discretization="none, closed form",
+)
+_ZERO_OUT = sampler_registry.Sampler(
+    epsilon=epsilon,
+    delta=delta,
+    noise_multiplier=noise_multiplier,
+    closed_form=True,
+    relations=(REPLACE_SPECIAL, REPLACE_ONE),
+    refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
+    delta_by_direction=delta_by_direction,
+    gaussian_dp=gaussian_dp,
+    event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
+    wording=_WORDING,
+    audit=audit_case.Audit(worst_case=audit_case.own_block, score=score),
+)
+SAMPLER = dataclasses.replace(
+    _ZERO_OUT,
+    users=of_sensitivity,
+    under={
+        REPLACE_ONE: dataclasses.replace(
+            of_sensitivity(2),
+            wording=dataclasses.replace(
+                _WORDING, num_examples=neighboring_relation.SAME_NUMBER
+            ),
+        )
+    },
+)

@@ -1,0 +1,581 @@
+"""Truncated Poisson subsampling: a random subset of at most B examples per step.
+
+Several upper bounds hold; the smallest one is used, and the answer names it:
+
+  - Additive: that of Poisson batches, and the cost of the cap; see `truncation`.
+  - Mixture: one step is dominated by the public mixture of the Poisson pair (if fewer
+    than B other examples are sampled) and of a subsampled pair of twice the sensitivity
+    (if at least B are: the example then displaces another one).
+  - Revealed (zero-out): which rows a truncated step keeps is revealed; see
+    `truncated_users`, which also has the mixture for users.
+  - Closed form: all draws are revealed.  Under zero-out, both data sets keep the same
+    rows, and a step's sum has the sensitivity of the rows in which they differ; under
+    add-or-remove twice that, since as many others may be displaced.
+  - Participation: ``delta(eps) <= 1 - (1-q)^T``, the probability that the example is
+    ever sampled.  If it is not, its presence changes nothing.
+
+Under add-or-remove, all hold for data sets of at most n examples, with q fixed.  If
+M >= B others are sampled, the example x displaces another example y with probability
+``r = q B / (M + 1)``: the pair is ``((1-r) N(y) + r N(x), N(y))``, with x and y at a
+distance of at most 2.  Since r <= q, and since this pair at r = q dominates the Poisson
+pair, delta increases with the probability of M >= B, and so with the number of
+examples: the bound at n holds for every smaller number.
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
+  and section 5.3 of Google's "Privacy Loss Distributions".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from scipy import optimize
+
+from accounting.core import sampler_registry
+from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, least
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.core.numerics.calibration import (
+    epsilon_after_cost,
+    smallest_noise_in_two,
+)
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import (
+    dominating_pairs,
+    gaussian,
+    poisson_lower_bound,
+    privacy_profile,
+)
+from accounting.core.pld.dominating_pairs import Step
+from accounting.core.samplers import audit_case, kept_rows, poisson, truncated_users
+from accounting.core.samplers.audit_case import Case
+from accounting.core.samplers.composed_steps import (
+    PARTICIPATION,
+    ComposedSteps,
+    probability,
+)
+from accounting.core.samplers.truncation import (
+    TAIL_SLACK,
+    TRUNCATION,
+    any_truncation_probability,
+    tail_probability,
+    truncation_delta,
+)
+from accounting.core.validation import check_int
+
+ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
+USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
+USER_LOWER_METHOD = poisson.USER_LOWER_METHOD + ", as many as are kept"
+MIXTURE = "truncated mixture (Ganesh 2025)"
+USER_MIXTURE = poisson.USER_METHOD + ", which displace others if a step is truncated"
+REVEALED = poisson.METHOD + ", with the rows of truncated steps revealed"
+USER_REVEALED = poisson.USER_METHOD + ", with the rows of truncated steps revealed"
+CLOSED = "Gaussian mechanism in every step, with all draws revealed, closed form"
+LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
+_UNTRUNCATED = poisson.OF_EXAMPLE
+#: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
+_Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
+#: Share of delta that is negligible in a choice between bounds.
+_NEGLIGIBLE = 1e-6
+#: Relative distance of epsilons in the search for the least delta.
+_NEARBY = 1e-3
+#: Of two rough bounds with a larger ratio, the larger one is not computed finely.
+_NEAR = 1.0 + 3 * privacy_profile.ROUGH
+#: At less noise, the range of a step's loss exceeds the lower bound's grid.
+_LEAST_USER_NOISE = 0.01
+
+
+def adding_steps(
+    num_examples: int,
+    sampling_probability: float,
+    truncated_batch_size: int,
+    noise_multiplier: float,
+) -> tuple[Step, Step]:
+    """Returns one step under add-or-remove; arguments as for `mixture_steps`.
+
+    Args:
+      num_examples: n, upper bound on the number of examples.
+      sampling_probability: q, in (0, 1).
+      truncated_batch_size: B.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+    """
+    rate = sampling_probability
+    crowded = tail_probability(num_examples - 1, rate, truncated_batch_size - 1)
+    alone = poisson.steps(rate, noise_multiplier)
+    if crowded == 0.0:
+        return alone
+    # Twice the sensitivity is half the noise.
+    evicting = poisson.steps(rate, noise_multiplier / 2)
+    remove, add = (
+        [(1 - crowded, one[0][1]), (crowded, two[0][1])]
+        for one, two in zip(alone, evicting, strict=True)
+    )
+    return remove, add
+
+
+def mixture_steps(
+    num_examples: int,
+    sampling_probability: float,
+    truncated_batch_size: int,
+    noise_multiplier: float,
+) -> tuple[Step, Step]:
+    """Returns one step of the mixture in both directions, remove first.
+
+    Args:
+      num_examples: n.
+      sampling_probability: q, in (0, 1).
+      truncated_batch_size: B.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+    """
+    rate, size = sampling_probability, truncated_batch_size
+    remove, add = poisson.steps(rate, noise_multiplier)
+    crowded = tail_probability(num_examples - 1, rate, size - 1)
+    if crowded == 0.0:
+        return remove, add
+    truncated = tail_probability(num_examples, rate, size)
+    # The slack rounds up the ratio of two tails.  Twice the sensitivity is half the
+    # noise.
+    kept = min(1.0, truncated * size / (num_examples * crowded) * TAIL_SLACK)
+    evicting = dominating_pairs.replace_pair(kept, noise_multiplier / 2)
+    return (
+        [(1 - crowded, remove[0][1]), (crowded, evicting)],
+        [(1 - crowded, add[0][1]), (crowded, evicting)],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TruncatedSteps:
+    """Upper bounds on truncated Poisson batches, for an example or a user.
+
+    Attributes:
+      untruncated: The bounds without the cap.
+      additive: Name of the additive bound.
+      mixtures: Public mixtures that dominate one step, by name.
+      sensitivity: L2 sensitivity of a step's sum in clip norms, if all draws are
+        revealed.
+    """
+
+    untruncated: ComposedSteps
+    additive: str
+    mixtures: dict[str, _Mixing]
+    sensitivity: int
+
+    def _profiles(
+        self, plan: DpSgdPlan, noise_multiplier: float, fineness: float
+    ) -> dict[str, privacy_profile.Profile]:
+        """Returns the profiles of the mixtures, none if there is too little noise."""
+        if not self.untruncated.composes(plan, noise_multiplier / 2):
+            return {}
+        size = plan.truncated_batch_size
+        assert size is not None
+        asked = plan.num_examples, probability(plan), size, noise_multiplier
+        return {
+            name: privacy_profile.Profile(
+                directions=mixing(*asked), num_steps=plan.num_steps, fineness=fineness
+            )
+            for name, mixing in self.mixtures.items()
+        }
+
+    def _tightest_at(
+        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    ) -> TruncatedSteps:
+        """Returns these bounds with the mixtures that may be the tightest there."""
+        if len(self.mixtures) < 2:
+            return self
+        rough = self._profiles(plan, noise_multiplier, privacy_profile.ROUGH)
+        near = _tightest(rough, lambda one: one.rough_delta(epsilon))
+        kept = {name: self.mixtures[name] for name in near or self.mixtures}
+        return dataclasses.replace(self, mixtures=kept)
+
+    def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
+        """Returns the noise multiplier of all steps as one, with all draws revealed."""
+        return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
+
+    def delta(
+        self,
+        plan: DpSgdPlan,
+        noise_multiplier: float,
+        epsilon: float,
+        fineness: float = privacy_profile.FINE,
+    ) -> Bounds:
+        """Returns bounds on delta at ``epsilon``.
+
+        Args:
+          plan: A plan of truncated Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          epsilon: At least 0.
+          fineness: Largest relative addition to a numerical delta; see
+            `privacy_profile.Profile`.
+        """
+
+        @functools.cache
+        def alone(point: float) -> float:
+            found = self.untruncated.delta(plan, noise_multiplier, point, fineness)
+            return found.guarantee
+
+        def additive(point: float) -> float:
+            return min(1.0, alone(point) + truncation_delta(plan, point))
+
+        effective = self._effective(plan, noise_multiplier)
+        options = [
+            (self.untruncated.participation(plan), PARTICIPATION),
+            (gaussian.gaussian_delta(effective, epsilon), CLOSED),
+        ]
+        cost = truncation_delta(plan, epsilon)
+        if cost < 1.0:
+            options.insert(0, (additive(epsilon), self.additive))
+            if cost <= _NEGLIGIBLE * options[0][0]:
+                return least(*options)
+        profiles = _tightest(
+            self._profiles(plan, noise_multiplier, fineness),
+            lambda one: one.rough_delta(epsilon),
+        )
+        options += [(one.delta(epsilon), name) for name, one in profiles.items()]
+        best = least(*options)
+        # At a smaller epsilon the cap costs less, but never less than at 0, and without
+        # it delta is larger.
+        rest = best.guarantee - truncation_delta(plan, 0.0)
+        if rest > 0.0 and alone(epsilon) < rest:
+            nearby = _least_nearby(additive, epsilon)
+            return least((nearby, self.additive), *options)
+        return best
+
+    def delta_by_direction(
+        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    ) -> ByDirection:
+        """Returns bounds on delta in each direction: every theorem holds in each.
+
+        Arguments as for `delta`.
+        """
+        untruncated = self.untruncated.delta_by_direction(
+            plan, noise_multiplier, epsilon
+        )
+        # What holds for both directions together holds for each.
+        both = self.delta(plan, noise_multiplier, epsilon)
+        correction = truncation_delta(plan, epsilon)
+        profiles: dict[str, privacy_profile.Profile] = {}
+        if correction > 0.0:
+            profiles = self._profiles(plan, noise_multiplier, privacy_profile.FINE)
+        mixtures = {
+            name: one.delta_by_direction(epsilon) for name, one in profiles.items()
+        }
+        remove, add = (
+            least(
+                (min(1.0, bound.guarantee + correction), self.additive),
+                *((deltas[place], name) for name, deltas in mixtures.items()),
+                (both.guarantee, both.method),
+            )
+            for place, bound in enumerate((untruncated.remove, untruncated.add))
+        )
+        return ByDirection(remove=remove, add=add)
+
+    def additive_epsilon(
+        self, plan: DpSgdPlan, noise_multiplier: float, delta: float
+    ) -> float:
+        """Returns the epsilon of the additive bound; infinite if there is none.
+
+        Args:
+          plan: A plan of truncated Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          delta: In (0, 1).
+        """
+        if truncation_delta(plan, 0.0) >= delta:
+            return math.inf
+        needed_at = self.untruncated.epsilon_function(plan, noise_multiplier, delta)
+        cost = functools.partial(truncation_delta, plan)
+        return epsilon_after_cost(cost, lambda point: needed_at(point).guarantee, delta)
+
+    def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+        """Returns bounds on epsilon at ``delta``; arguments as for `delta`."""
+        if self.untruncated.participation(plan) <= delta:
+            return Bounds(upper=0.0, method=PARTICIPATION)
+        additive = self.additive_epsilon(plan, noise_multiplier, delta)
+        if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
+            return Bounds(upper=additive, method=self.additive)
+        effective = self._effective(plan, noise_multiplier)
+        profiles = _tightest(
+            self._profiles(plan, noise_multiplier, privacy_profile.FINE),
+            lambda one: one.rough_epsilon(delta),
+        )
+        return least(
+            (additive, self.additive),
+            *((one.epsilon(delta), name) for name, one in profiles.items()),
+            (gaussian.gaussian_epsilon(effective, delta), CLOSED),
+        )
+
+    def noise_multiplier(
+        self, plan: DpSgdPlan, epsilon: float, delta: float
+    ) -> NoiseBounds:
+        """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
+
+        Args:
+          plan: A plan of truncated Poisson batches.
+          epsilon: At least 0.
+          delta: In (0, 1).
+        """
+
+        chosen: dict[float, TruncatedSteps] = {}
+
+        def reached(noise: float, fineness: float) -> float:
+            if noise == 0.0:
+                return self.delta(plan, noise, epsilon).guarantee
+            # Asked once for each fineness: the last one is near the result.
+            if fineness not in chosen:
+                chosen[fineness] = self._tightest_at(plan, noise, epsilon)
+            return chosen[fineness].delta(plan, noise, epsilon, fineness).guarantee
+
+        value = smallest_noise_in_two(
+            reached,
+            target=delta,
+            guess=self.untruncated.guess(plan, epsilon, delta),
+            coarse=privacy_profile.COARSE,
+            fine=privacy_profile.FINE,
+            coarse_tolerance=privacy_profile.COARSE / 5,
+        )
+        return NoiseBounds(sufficient=value, method=next(iter(self.mixtures)))
+
+
+def _tightest(
+    profiles: dict[str, privacy_profile.Profile],
+    roughly: Callable[[privacy_profile.Profile], float],
+) -> dict[str, privacy_profile.Profile]:
+    """Returns the profiles that may be the tightest.
+
+    Args:
+      profiles: By name.
+      roughly: Profile -> a rough bound.
+    """
+    if len(profiles) < 2:
+        return profiles
+    found = {name: roughly(one) for name, one in profiles.items()}
+    most = _NEAR * min(found.values())
+    return {name: one for name, one in profiles.items() if found[name] <= most}
+
+
+def _least_nearby(total: Callable[[float], float], epsilon: float) -> float:
+    """Returns the least value of ``total`` at any epsilon up to ``epsilon``.
+
+    The correction rises with epsilon, but delta does not: a bound at one epsilon holds
+    at every larger one.
+
+    Args:
+      total: Epsilon -> an additive bound.
+      epsilon: At least 0.
+    """
+    found = total(epsilon)
+    if total(epsilon * (1 - _NEARBY)) < found:
+        best = optimize.minimize_scalar(
+            lambda point: math.log(total(point)),
+            bounds=(0.0, epsilon),
+            method="bounded",
+            options={"xatol": _NEARBY * epsilon},
+        )
+        found = min(found, total(float(best.x)))
+    return found
+
+
+def of_example(mixing: _Mixing, *, ghosts: bool) -> TruncatedSteps:
+    """Returns the bounds for one example.
+
+    Args:
+      mixing: `mixture_steps`, or `adding_steps` under add-or-remove.
+      ghosts: Whether a ghost is in the slot of an absent example.
+    """
+    mixtures = {MIXTURE: mixing}
+    if ghosts:
+        mixtures[REVEALED] = functools.partial(truncated_users.revealed_steps, 1)
+    return TruncatedSteps(
+        untruncated=_UNTRUNCATED,
+        additive=ADDITIVE,
+        mixtures=mixtures,
+        sensitivity=1 if ghosts else 2,
+    )
+
+
+def of_user(count: int, *, ghosts: bool) -> TruncatedSteps:
+    """Returns the bounds for a user with ``count`` examples; see `of_example`."""
+    displaced = functools.partial(truncated_users.displaced_steps, count, ghosts)
+    mixtures: dict[str, _Mixing] = {USER_MIXTURE: displaced}
+    if ghosts:
+        revealed = functools.partial(truncated_users.revealed_steps, count)
+        mixtures[USER_REVEALED] = revealed
+    return TruncatedSteps(
+        untruncated=poisson.of_user(count),
+        additive=USER_ADDITIVE,
+        mixtures=mixtures,
+        sensitivity=count if ghosts else 2 * count,
+    )
+
+
+def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns a lower bound on delta at ``epsilon``; takes about a second.
+
+    It is delta of the data set whose other gradients are zero, where evicting another
+    example has no effect.  Arguments as for `delta`.
+    """
+    rate = kept_probability(plan)
+    return _UNTRUNCATED.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
+
+
+def kept_probability(plan: DpSgdPlan) -> float:
+    """Returns the probability that an example is sampled and kept, rounded down.
+
+    ``E[min(K, B)] / n = q Pr[Bin(n-1, q) < B] + Pr[K > B] B / n`` for K = Bin(n, q).
+    """
+    size = plan.truncated_batch_size
+    assert size is not None
+    # It increases with q.
+    rate = math.nextafter(float(plan.sampling_probability), 0.0)
+    crowded = tail_probability(plan.num_examples - 1, rate, size - 1)
+    truncated = tail_probability(plan.num_examples, rate, size) / TAIL_SLACK**2
+    kept = rate * (1 - crowded) + truncated * size / plan.num_examples
+    return max(0.0, kept * (1 - 1e-14))
+
+
+def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
+    """Returns the data set of an audit: all rows, or a few without the cap.
+
+    Omitting the cap changes any probability by at most the probability that any step is
+    truncated.
+
+    Args:
+      plan: The audited plan.
+      canary_rows: Number of rows of the canary.
+
+    Raises:
+      InputError: the data set has fewer rows than the canary.
+    """
+    check_int("canary_rows", canary_rows, at_least=1, at_most=plan.num_examples)
+    drawn = max(plan.num_examples, plan.expected_batch_size * plan.num_steps)
+    if drawn <= audit_case.MOST_ROWS:
+        rows = plan.num_examples
+        sizes = audit_case.two_blocks(rows)
+        first = (rows - canary_rows + 1) // 2
+        return Case(plan=plan, block_rows=sizes, canary=first, canary_rows=canary_rows)
+    slack = any_truncation_probability(plan)
+    return dataclasses.replace(
+        audit_case.own_block(TRUNCATION.without(plan), canary_rows),
+        slack=slack,
+        scaled=(
+            f"steps are not truncated at {plan.truncated_batch_size:,} examples; they "
+            f"would be with probability {slack:.1g} or less, which is taken off"
+        ),
+    )
+
+
+def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
+    """Returns the ``DpEvent`` of a run; None before dp_accounting 0.6.
+
+    Args:
+      dp_accounting: The package of this name.
+      plan: A plan of truncated Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm.
+    """
+    step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
+    if step is None:
+        return None
+    return dp_accounting.SelfComposedDpEvent(
+        step(
+            plan.num_examples,
+            probability(plan),
+            plan.truncated_batch_size,
+            noise_multiplier,
+        ),
+        plan.num_steps,
+    )
+
+
+def user_lower_delta(
+    count: int, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> float:
+    """Returns a lower bound on delta of a user, on the data set of `lower_delta`.
+
+    Args:
+      count: k, number of rows of the user.
+      plan: A plan of truncated Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+    """
+    if noise_multiplier < _LEAST_USER_NOISE * count:
+        return 0.0
+    return poisson_lower_bound.lower_delta_of(
+        kept_rows.components(plan, count), noise_multiplier, plan.num_steps, epsilon
+    )
+
+
+def _of(
+    base: sampler_registry.Sampler, found: TruncatedSteps
+) -> sampler_registry.Sampler:
+    return dataclasses.replace(
+        base,
+        epsilon=found.epsilon,
+        delta=found.delta,
+        noise_multiplier=found.noise_multiplier,
+        delta_by_direction=found.delta_by_direction,
+    )
+
+
+def _of_users(
+    base: sampler_registry.Sampler, ghosts: bool, count: int
+) -> sampler_registry.Sampler:
+    """Returns the `Sampler` for users with at most ``count`` examples."""
+    lower = functools.partial(user_lower_delta, count)
+    return dataclasses.replace(
+        _of(base, of_user(count, ghosts=ghosts)),
+        delta_by_direction=None,
+        lower_bound=sampler_registry.LowerBound(delta=lower, method=USER_LOWER_METHOD),
+        event=None,
+        audit=audit_case.Audit(
+            worst_case=functools.partial(worst_case, canary_rows=count),
+            score=poisson.user_score(count),
+        ),
+    )
+
+
+OF_EXAMPLE = of_example(mixture_steps, ghosts=True)
+OF_ADDED = of_example(adding_steps, ghosts=False)
+_WORDING = sampler_registry.Wording(
+    sampling="Poisson subsampling, each example in each step independently; a step "
+    "with more than truncated_batch_size examples keeps a uniformly random subset",
+    discretization=poisson.DISCRETIZATION,
+)
+_ZERO_OUT = sampler_registry.Sampler(
+    epsilon=OF_EXAMPLE.epsilon,
+    delta=OF_EXAMPLE.delta,
+    noise_multiplier=OF_EXAMPLE.noise_multiplier,
+    closed_form=False,
+    relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
+    delta_by_direction=OF_EXAMPLE.delta_by_direction,
+    lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
+    poisson_rate=probability,
+    truncation=TRUNCATION,
+    event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL, tight=False),
+    wording=_WORDING,
+    audit=audit_case.Audit(worst_case=worst_case, score=poisson.score),
+)
+_ADD_OR_REMOVE = dataclasses.replace(
+    _of(_ZERO_OUT, OF_ADDED),
+    event=sampler_registry.Event(
+        build=event,
+        relation=ADD_OR_REMOVE_ONE,
+        tight=False,
+    ),
+    wording=dataclasses.replace(
+        _WORDING,
+        num_examples="num_examples is a public upper bound on the number of "
+        "examples, independent of the data",
+    ),
+)
+SAMPLER = dataclasses.replace(
+    _ZERO_OUT,
+    users=functools.partial(_of_users, _ZERO_OUT, True),
+    under={
+        ADD_OR_REMOVE_ONE: dataclasses.replace(
+            _ADD_OR_REMOVE, users=functools.partial(_of_users, _ADD_OR_REMOVE, False)
+        )
+    },
+)

@@ -1,0 +1,137 @@
+"""One step of truncated Poisson batches for a user with several rows, in two ways.
+
+A step samples m rows of others and i of the user's, each with probability q, and puts
+all of them in a uniformly random order, of which it keeps the first B.  None of this
+depends on what rows contain.  The user has at most k rows, hence i is stochastically
+at most Bin(k, q).  By the theorem of `user_pairs`, a step may be bounded with more
+rows, or with larger changes of the sum.
+
+Displaced rows (under both relations).  Reveal the sampled rows of others in order.
+Without the user, the step keeps the first ``min(m, B)`` of them.  If j <= min(i, B)
+rows of the user are kept, it keeps the first ``min(m, B - j)``: the user displaces
+``d = max(0, j - (B - m)+)`` others, and changes the sum by at most ``j + d`` clip
+norms.  Under zero-out, ghosts displace as many others, and change the sum by at most d.
+Under add-or-remove there is no change without the user.  Both numbers rise with j and
+with m.  The step is dominated by the public mixture, over m, of the pair with Bin(k, q)
+rows.  There are at most n - 1 others: m is stochastically at most Bin(n - 1, q).  So it
+holds for at most n examples and for users with fewer rows; m is rounded up to a few
+values.
+
+Revealed rows (under zero-out alone).  With ghosts in the user's slots, n rows are
+drawn, and the same ones are kept: which ones may be revealed.  If ``i + m <= B``,
+nothing is truncated.  Reveal which others are sampled: the number of the user's rows is
+Bin(k, q) under the condition that it is at most B - m, hence stochastically at most
+Bin(k, q), and the step has the pair without a cap.  If ``i + m > B``, reveal the kept
+rows: a Gaussian mechanism of sensitivity ``min(i, B)``, where i has the probability
+``w_i Pr[Bin(n - k, q) > B - i]``.  Fewer rows lose less: count as the user's as many
+other slots as are missing to k.  This leaves ``i + m`` as it is, and i can only grow.
+
+The first bound is better for much noise, which hides whether a row is kept, the second
+for little noise or many rows.  Neither costs anything that counts where a step is
+truncated with a probability far below delta.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+from accounting.core.pld import user_pairs
+from accounting.core.pld.dominating_pairs import Step, remove_pair
+from accounting.core.pld.user_pairs import UserPair
+from accounting.core.samplers.truncation import TAIL_SLACK, tail_probability
+
+
+def displaced_steps(
+    num_rows: int,
+    ghosts: bool,
+    num_examples: int,
+    sampling_probability: float,
+    truncated_batch_size: int,
+    noise_multiplier: float,
+) -> tuple[Step, Step]:
+    """Returns one step with displaced rows in both directions, remove first.
+
+    Args:
+      num_rows: k, at least 1.
+      ghosts: Whether ghosts are in the slots of an absent user, as under zero-out.
+      num_examples: n, upper bound on the number of examples.
+      sampling_probability: q, in (0, 1).
+      truncated_batch_size: B.
+      noise_multiplier: s, above 0.
+    """
+    make = functools.partial(
+        UserPair,
+        weights=user_pairs.upper_weights(num_rows, sampling_probability),
+        noise_multiplier=noise_multiplier,
+    )
+    remove: Step = []
+    add: Step = []
+    others = num_examples - 1
+    for room, mass in _rooms(
+        others, sampling_probability, truncated_batch_size, num_rows
+    ):
+        kept = [min(count, truncated_batch_size) for count in range(num_rows + 1)]
+        displaced = tuple(max(0, count - room) for count in kept)
+        present = tuple(map(sum, zip(kept, displaced, strict=True)))
+        absent = displaced if ghosts else (0,) * (num_rows + 1)
+        remove.append((mass, make(upper=present, lower=absent)))
+        add.append((mass, make(upper=absent, lower=present)))
+    return remove, add
+
+
+def _rooms(
+    num_others: int, rate: float, size: int, num_rows: int
+) -> list[tuple[int, float]]:
+    """Returns how many of the user's rows fit beside the others, rounded down.
+
+    Each with its probability: 0, powers of two, and k, for which nothing is displaced.
+    """
+    powers = (1 << power for power in range(num_rows.bit_length()))
+    rooms = [0, *(room for room in powers if room < num_rows), num_rows]
+    # Probability of less room than each: that of less than 0 is counted at 0.
+    less = [
+        0.0,
+        *(tail_probability(num_others, rate, size - r) for r in rooms[1:]),
+        1.0,
+    ]
+    # Tails are rounded up: the largest room has what is left.
+    masses = (after - before for before, after in itertools.pairwise(less))
+    return [
+        (room, mass) for room, mass in zip(rooms, masses, strict=True) if mass > 0.0
+    ]
+
+
+def revealed_steps(
+    num_rows: int,
+    num_examples: int,
+    sampling_probability: float,
+    truncated_batch_size: int,
+    noise_multiplier: float,
+) -> tuple[Step, Step]:
+    """Returns one step with revealed rows in both directions, remove first.
+
+    Args:
+      num_rows: k, at least 1.
+      num_examples: n, number of slots.
+      sampling_probability: q, in (0, 1).
+      truncated_batch_size: B.
+      noise_multiplier: s, above 0.
+    """
+    rate, size = sampling_probability, truncated_batch_size
+    alone = user_pairs.steps(num_rows, rate, noise_multiplier)
+    truncated = tail_probability(num_examples, rate, size)
+    whole = 1 - truncated / TAIL_SLACK**2
+    others = max(num_examples - num_rows, 0)
+    shown: Step = []
+    for count, weight in enumerate(user_pairs.upper_weights(num_rows, rate)):
+        mass = weight * tail_probability(others, rate, size - count)
+        if count and mass > 0.0:
+            noise = noise_multiplier / min(count, size)
+            shown.append((mass, remove_pair(1.0, noise)))
+    # All masses but that of a step without the user are rounded up.
+    nothing = 1 - whole - sum(mass for mass, _ in shown)
+    if nothing > 0.0:
+        shown.append((nothing, remove_pair(0.0, noise_multiplier)))
+    remove, add = ([(whole, one[0][1]), *shown] for one in alone)
+    return remove, add

@@ -1,0 +1,447 @@
+"""The privacy statement of a run: the claim, its theorem, and what it does not cover.
+
+Epsilon is never stated alone.  A statement has delta, the neighbouring relation, the
+sampler, the noise, the kind of bound and its theorem, the accountant with its version,
+discretisation and direction of error, what it relies on without a check, and the
+outputs that the claim does not cover.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from accounting.core import accountant, deltas, intervals, sampler_registry
+from accounting.core import neighboring_relation as relations
+from accounting.core import trade_off as trade_off_bounds
+from accounting.core.intervals import lower_text, upper_text
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.trade_off import TradeOff
+from accounting.core.validation import InputError, check_float
+from accounting.core.versioned_json import installed_version
+
+if TYPE_CHECKING:
+    from accounting.core.theorem import Theorem
+    from accounting.core.theorem import Wording as TheoremWording
+
+STATEMENT_VERSION = 1
+#: The versions in the lock files, against which the tests compare the accountant; the
+#: installed version may be another.
+REFERENCE_ACCOUNTANT = "dp-accounting 0.4.3 and 0.6.0"
+
+_PESSIMISM = (
+    "every approximation (grid, truncated tails, wrap-around, rounding) is added to "
+    "the upper bound"
+)
+
+#: The default of ``gradients``.
+DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
+
+#: Parts of the project outside of what a reviewer reads, and what a claim relies on
+#: them for.
+BATCH_JOB, BOUND_JOB = "batch job", "bound job"
+#: Theorems of `accounting.claims` that give samplers their epsilon.
+NULL_CLONES, RANDOM_ALLOCATION = "null clones", "random allocation"
+RELIANCES = {
+    BATCH_JOB: "sampled the batches as the plan says; they are not certified "
+    "(`dpsgd verify --resample` does it)",
+    BOUND_JOB: "kept at most so many rows of each user, before batches were sampled",
+    NULL_CLONES: "other steps hide the step of an example in a shuffle",
+    RANDOM_ALLOCATION: "an example is in one uniformly random step of each epoch",
+}
+CERTIFIED = (
+    "certified: the reference sampler made the same bytes from key, plan and input"
+)
+
+#: Outputs of a training run that no privacy statement covers.
+NOT_COVERED = (
+    "training losses and metrics, clip fractions and batch statistics",
+    "gradient norms",
+    "realised batch sizes and weights, and which example was in which step",
+    "hyper-parameter search and earlier runs on the same data",
+    "the evaluation set, and everything computed from it; it must share no example "
+    "with the training set",
+    "the sampling key and the noise key, which must stay secret",
+)
+
+
+def _wording(
+    plan: DpSgdPlan,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> sampler_registry.Wording:
+    wording = relations.brought(
+        plan.sampler, neighboring_relation, max_examples_per_user
+    ).wording
+    if wording is None:
+        sampler_registry.refuse(
+            plan.sampler,
+            "the wording of its privacy statement",
+            "Give its Sampler a Wording, or ask the accountant alone.",
+        )
+    return wording
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """A privacy claim, with everything that a reader needs to check it.
+
+    Attributes:
+      plan: What was executed.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if not stated.
+      delta: The delta of the claim.
+      epsilon: Bounds on epsilon at ``delta``.
+      gradients: The method and what it clips, in words.  It clips a function of one
+        example and of earlier releases.
+      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
+      learned_before: What was learned from the examples before training, without
+        privacy.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
+      unit: The privacy unit in words, if the batches record it: a user with at most k
+        examples after `dpsgd bound`.  Else None.
+      batches_certified: Whether a certificate is about the batches of the run; None for
+        a plan without batches.
+      claims: What the run did by proofs of their own: name -> what is relied on.
+    """
+
+    plan: DpSgdPlan
+    noise_multiplier: float
+    l2_norm_clip: float | None
+    delta: float
+    epsilon: accountant.Bounds
+    gradients: str = DP_SGD_GRADIENTS
+    theorem: Theorem | None = None
+    learned_before: tuple[str, ...] = ()
+    neighboring_relation: str = REPLACE_SPECIAL
+    max_examples_per_user: int = 1
+    unit: str | None = None
+    batches_certified: bool | None = None
+    claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def relies_on(self) -> tuple[str, ...]:
+        """Names of ``RELIANCES`` that nothing checked, and of ``claims``."""
+        relied = {
+            BATCH_JOB: self.batches_certified is False,
+            BOUND_JOB: self.unit is not None,
+        }
+        jobs = (name for name, is_relied in relied.items() if is_relied)
+        sampler = sampler_registry.get(self.plan.sampler)
+        theorem = sampler.claims.get(self.epsilon.method)
+        return (*jobs, *([theorem] if theorem else []), *self.claims)
+
+    @property
+    def relation_text(self) -> str:
+        """Definition of neighbouring data sets, and the condition on their size."""
+        number = self._wording.num_examples
+        text = relations.TEXTS[self.neighboring_relation]
+        if self._is_for_users:
+            text = relations.TEXTS_OF_USER.get(self.neighboring_relation, text)
+        return f"{text}; {number}"
+
+    @property
+    def privacy_unit(self) -> str:
+        """The privacy unit: the example or user whose presence is hidden."""
+        if self.unit is not None:
+            return self.unit
+        if not self._is_for_users:
+            return "one example"
+        return (
+            f"one user, who must have at most {self.max_examples_per_user} examples: "
+            "drop the others before batches are made"
+        )
+
+    @property
+    def _is_for_users(self) -> bool:
+        return self.unit is not None or self.max_examples_per_user > 1
+
+    @property
+    def _wording(self) -> sampler_registry.Wording:
+        relation, count = self.neighboring_relation, self.max_examples_per_user
+        return _wording(self.plan, relation, count)
+
+    @property
+    def is_guarantee(self) -> bool:
+        """Whether a finite epsilon is proven."""
+        return self.epsilon.upper is not None and math.isfinite(self.epsilon.upper)
+
+    @property
+    def weakness(self) -> str | None:
+        """A warning if ``delta`` is at least ``1 / num_examples``, else None."""
+        return deltas.weakness(self.delta, self.plan.num_examples)
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism in words."""
+        words = self._own_words
+        clipped, released = (words.clipped, words.released) if words else ("", "")
+        return (
+            f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, Gaussian "
+            "noise of standard deviation noise_multiplier * l2_norm_clip added once "
+            f"per step, divided by the constant expected_batch_size{released}"
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Outputs of the run that the claim does not cover."""
+        words = self._own_words
+        of_method = words.not_covered if words else ()
+        return (*NOT_COVERED, *of_method, *self.learned_before)
+
+    @property
+    def discretization(self) -> str:
+        """How the bounds are computed."""
+        words = self._own_words
+        own = words.discretization if words else None
+        return self._wording.discretization if own is None else own
+
+    @property
+    def _own_words(self) -> TheoremWording | None:
+        return None if self.theorem is None else self.theorem.wording(self.epsilon)
+
+    @property
+    def trade_off(self) -> TradeOff | None:
+        """Bounds on membership tests; None without a guarantee."""
+        if not self.is_guarantee:
+            return None
+        epsilon = self.epsilon.guarantee
+        # A theorem is asked for its claim alone, not for a privacy profile.
+        if self.theorem is not None:
+            return TradeOff(((epsilon, self.delta),))
+        return trade_off_bounds.of_claim(
+            self.plan,
+            noise_multiplier=self.noise_multiplier,
+            epsilon=epsilon,
+            delta=self.delta,
+            neighboring_relation=self.neighboring_relation,
+            max_examples_per_user=self.max_examples_per_user,
+        )
+
+    @property
+    def claim(self) -> str:
+        """The claim in one sentence, or that there is none."""
+        if self.is_guarantee:
+            weakness = self.weakness
+            return (
+                f"The released model is ({upper_text(self.epsilon.guarantee)}, "
+                f"{self.delta!r})-differentially private under the "
+                f"{relations.NAMES[self.neighboring_relation]} relation"
+                f"{self._for_users}, {self._bound}."
+                + (f" {weakness}" if weakness else "")
+            )
+        if self.epsilon.upper is None:
+            return (
+                "No guarantee is claimed: no upper bound is known for these batches. "
+                f"Epsilon is at least {lower_text(self.epsilon.lower or 0.0)} "
+                f"at delta {self.delta!r}."
+            )
+        return (
+            f"No guarantee is claimed: no finite epsilon is proven at {self.delta!r}."
+        )
+
+    @property
+    def _for_users(self) -> str:
+        if self.unit is not None:
+            return " for users"
+        count = self.max_examples_per_user
+        if count == 1:
+            return ""
+        return (
+            f" for users with at most {count} examples, which nothing here enforces: "
+            "who has more is not protected"
+        )
+
+    @property
+    def _bound(self) -> str:
+        if self.epsilon.kind == intervals.EXACT:
+            return "exactly"
+        if self.epsilon.lower is None:
+            return "an upper bound"
+        return f"an upper bound; no proof can go below {lower_text(self.epsilon.lower)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        found = self.trade_off
+        return {
+            "version": STATEMENT_VERSION,
+            "claim": self.claim,
+            "is_guarantee": self.is_guarantee,
+            "epsilon": _finite(self.epsilon.upper),
+            "epsilon_lower_bound": _finite(self.epsilon.lower),
+            "delta": self.delta,
+            "weakness": self.weakness,
+            "bound": self.epsilon.kind,
+            "theorem": self.epsilon.method,
+            "lower_bound_theorem": self.epsilon.lower_method,
+            "neighboring_relation": self.neighboring_relation,
+            "neighboring_relation_text": self.relation_text,
+            "privacy_unit": self.privacy_unit,
+            "mechanism": self.mechanism,
+            "sampling": self._wording.sampling,
+            "plan": self.plan.to_json(),
+            "plan_fingerprint": self.plan.fingerprint,
+            "sampling_probability": str(self.plan.sampling_probability),
+            "noise_multiplier": self.noise_multiplier,
+            "l2_norm_clip": self.l2_norm_clip,
+            "accountant": f"dpsgd {installed_version('dpsgd')}",
+            "reference_accountant": REFERENCE_ACCOUNTANT,
+            "discretization": self.discretization,
+            "pessimism": _PESSIMISM,
+            "attacks": found and found.to_json(),
+            "batches_certified": self.batches_certified,
+            "relies_on": list(self.relies_on),
+            "not_covered": list(self.not_covered),
+        }
+
+    def to_text(self) -> str:
+        """Returns the statement as lines of text."""
+        fields = self.to_json()
+        plan = self.plan
+        lines = [
+            self.claim,
+            f"  mechanism   {fields['mechanism']}.",
+            f"  sampling    {fields['sampling']}.",
+            f"  relation    {self.relation_text} ({self.neighboring_relation}).",
+            f"  unit        {fields['privacy_unit']}; {self._number()}.",
+            f"  steps       T={plan.num_steps:,} in {plan.epochs_in_words}, "
+            f"q={plan.sampling_probability}, "
+            f"expected batch size {plan.expected_batch_size:,}{self._cap()}.",
+            f"  noise       multiplier {self.noise_multiplier!r}, clip "
+            f"{'not stated' if self.l2_norm_clip is None else self.l2_norm_clip}.",
+            f"  bound       {fields['bound']}: {fields['theorem']}.",
+            f"  accountant  {fields['accountant']}, tested against "
+            f"{fields['reference_accountant']}; {fields['discretization']}; "
+            f"{_PESSIMISM}.",
+            *self._attacks(),
+            *self._reliances(),
+            "  not covered",
+            *(f"    - {item}" for item in self.not_covered),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _attacks(self) -> list[str]:
+        if (found := self.trade_off) is None:
+            return []
+        unit = "the examples of a user were" if self._is_for_users else "an example was"
+        replaced = self.neighboring_relation == relations.REPLACE_ONE
+        return [f"  attacks     {found.to_text(unit, replaced=replaced)}."]
+
+    def _reliances(self) -> list[str]:
+        lines = [f"  batches     {CERTIFIED}."] if self.batches_certified else []
+        texts = {**RELIANCES, **self.claims}
+        for name in self.relies_on:
+            lines.append(f"  relies on   the {name}: {texts[name]}.")
+        return lines
+
+    def _number(self) -> str:
+        zero_out = self.neighboring_relation == REPLACE_SPECIAL
+        return f"n={self.plan.num_examples:,}{' slots' if zero_out else ''}"
+
+    def _cap(self) -> str:
+        size = self.plan.truncated_batch_size
+        return "" if size is None else f", at most B={size:,}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:
+    """Refuses a theorem that is not proven for the privacy unit.
+
+    Args:
+      theorem: The theorem of the training method.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
+
+    Raises:
+      InputError: the unit is a user, and the theorem is for one example.
+    """
+    if max_examples_per_user > 1:
+        raise InputError(
+            f"Expected max_examples_per_user={max_examples_per_user} to be 1 for "
+            f"{theorem.name}: its theorem is proven for one example. Omit it, or bound "
+            "users to 1 example."
+        )
+
+
+def privacy_statement(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    l2_norm_clip: float | None = None,
+    gradients: str = DP_SGD_GRADIENTS,
+    theorem: Theorem | None = None,
+    allow_large_delta: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+    unit: str | None = None,
+) -> PrivacyStatement:
+    """Returns the statement for a run that executed ``plan``.
+
+    Args:
+      plan: What was executed.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+      delta: The delta of the claim, in (0, 1).
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None to leave it
+        out.  With ``theorem`` it must be the theorem's.
+      gradients: The method and what it clips, in words.  It must clip a function of one
+        example and of earlier releases.
+      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
+      allow_large_delta: Whether to accept `deltas.LARGEST_DELTA` or more.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`; with ``theorem``
+        only zero-out.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
+      unit: The privacy unit in words, if the batches record it: a user with at most k
+        examples after `dpsgd bound`.  Else None.
+
+    Raises:
+      InputError: a value out of range, a clip norm other than the theorem's, a relation
+        that is not accounted for, or a sampler without wording.
+    """
+    # Refused before epsilon is computed, which may take seconds.
+    _wording(plan, neighboring_relation, max_examples_per_user)
+    deltas.check(delta, allow_large=allow_large_delta)
+    if l2_norm_clip is not None:
+        check_float("l2_norm_clip", l2_norm_clip, above=0.0)
+    # A theorem's parameters have the clip norm as their unit.
+    if theorem is not None and theorem.l2_norm_clip != l2_norm_clip:
+        raise InputError(
+            f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
+            f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
+        )
+    if theorem is not None:
+        check_unit(theorem, max_examples_per_user)
+    if theorem is not None and neighboring_relation != REPLACE_SPECIAL:
+        raise InputError(
+            f"Expected neighboring_relation={neighboring_relation!r} to be "
+            f"{REPLACE_SPECIAL!r} for {theorem.name}: its theorem is proven for "
+            "zero-out. Omit the relation."
+        )
+    bound = (
+        functools.partial(
+            accountant.epsilon,
+            neighboring_relation=neighboring_relation,
+            max_examples_per_user=max_examples_per_user,
+        )
+        if theorem is None
+        else theorem.epsilon
+    )
+    return PrivacyStatement(
+        plan=plan,
+        noise_multiplier=float(noise_multiplier),
+        l2_norm_clip=l2_norm_clip,
+        delta=float(delta),
+        epsilon=bound(plan, noise_multiplier=noise_multiplier, delta=delta),
+        gradients=gradients,
+        theorem=theorem,
+        neighboring_relation=neighboring_relation,
+        max_examples_per_user=max_examples_per_user,
+        unit=unit,
+    )

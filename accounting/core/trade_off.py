@@ -1,0 +1,266 @@
+"""Upper bounds on membership tests: the trade-off function of f-DP.
+
+A membership test decides, from the released model and all other examples, whether an
+example was used or a ghost replaced it.  Its false positive rate a is the probability
+of "used" for a ghost; its true positive rate that of "used" for the example.  If
+(epsilon, delta) holds in both directions, the true positive rate is at most
+
+    min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
+
+The least of these over the privacy profile is 1 - f(a), with f the trade-off function.
+No test is better; where delta is exact, some test is as good.  The membership
+advantage, the true minus the false positive rate, is at most delta(0), the total
+variation distance.
+
+If a mechanism is mu-GDP, the true positive rate is at most ``Phi(Phi^-1(a) + mu)``.
+This holds for deterministic and shuffled batches, where each use of an example is one
+Gaussian mechanism.  For Poisson batches mu-GDP is a limit for many steps (Dong et al.
+2022, Theorem 11) and no bound, so that no mu is stated.
+
+Formal guarantees:
+  - every rate and advantage is an upper bound, whichever points of the profile are
+    taken: each delta is an upper bound, and results are rounded up.
+  - more points never give a larger bound.
+
+References:
+  Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1; Dong, Roth and Su
+  (2022), arXiv:1905.02383, Proposition 2.12, for f and Definition 2.6 for mu-GDP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from statistics import NormalDist
+from typing import Any
+
+from accounting.core import accountant
+from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.core.numerics.root_finding import threshold
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import check_float
+
+#: False positive rates in statements and reports.
+RATES = (0.001, 0.01, 0.1)
+#: False positive rates of a curve.
+CURVE_RATES = (0.0, *(10 ** (-power / 4) for power in range(24, 0, -1)), 0.75, 1.0)
+#: Bound on the relative rounding error of the formulas below.
+_ROUNDING = 1e-12
+
+
+def _up(value: float) -> float:
+    return min(1.0, value * (1 + _ROUNDING))
+
+
+@dataclasses.dataclass(frozen=True)
+class TradeOff:
+    """Upper bounds on every membership test.
+
+    Attributes:
+      points: Pairs (epsilon, delta), each proven in both directions.
+      mu: The mechanism is mu-GDP with this mu; None if none is known.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    mu: float | None = None
+
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """Returns an upper bound on the true positive rate.
+
+        Args:
+          false_positive_rate: In [0, 1].
+
+        Raises:
+          InputError: a rate outside [0, 1].
+        """
+        rate = check_float(
+            "false_positive_rate", false_positive_rate, at_least=0.0, at_most=1.0
+        )
+        bounds = [1.0, *(_most(rate, *point) for point in self.points)]
+        if self.mu is not None and 0.0 < rate < 1.0:
+            bounds.append(_normal_cdf(NormalDist().inv_cdf(rate) + self.mu))
+        return _up(min(bounds))
+
+    @property
+    def advantage(self) -> float:
+        """Upper bound on the true minus the false positive rate of any test."""
+        bounds = [1.0]
+        for epsilon, delta in self.points:
+            # The largest difference is where both terms of the minimum are equal.
+            share = math.tanh(epsilon / 2)
+            bounds.append(share + delta * (1 - share))
+        if self.mu is not None:
+            bounds.append(math.erf(self.mu / math.sqrt(8)))
+        return _up(min(bounds))
+
+    def to_json(self, rates: Iterable[float] = RATES) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict.
+
+        Args:
+          rates: False positive rates, each in [0, 1].
+        """
+        return {
+            "membership_advantage_at_most": self.advantage,
+            "mu": self.mu,
+            "tests": [
+                {
+                    "false_positive_rate": rate,
+                    "true_positive_rate_at_most": self.true_positive_rate(rate),
+                }
+                for rate in rates
+            ],
+        }
+
+    def to_text(self, unit: str = "an example was", *, replaced: bool = False) -> str:
+        """Returns the bounds in words, as part of a sentence.
+
+        Args:
+          unit: The privacy unit with its verb, such as "an example was".
+          replaced: Whether the relation is replace-one: the test tells one example from
+            another instead of from a ghost.
+        """
+        asked = f"whether {unit} used"
+        wrong, right = "of those that were not", "of those that were"
+        if replaced:
+            asked = "which of two examples was used"
+            wrong, right = "of the second", "of the first"
+        first, second = (
+            (percent_up(rate), percent_up(self.true_positive_rate(rate)))
+            for rate in (0.01, 0.001)
+        )
+        return (
+            f"no test that tells from the model, and from all other examples, {asked} "
+            f"does better than this: if it says so of {first[0]} {wrong}, it says so "
+            f"of at most {first[1]} {right}; if of {second[0]}, of at most "
+            f"{second[1]}; "
+            f"the two rates differ by at most {percent_up(self.advantage)} in any test "
+            "(membership advantage; guessing has 0 %)"
+        )
+
+
+def percent_up(rate: float) -> str:
+    """Returns a rate in percent, rounded up to one decimal, or two below 1 %.
+
+    Example:
+      >>> percent_up(0.27183), percent_up(0.001), percent_up(0.0027183)
+      ('27.2 %', '0.1 %', '0.28 %')
+    """
+    digits = 1 if rate >= 0.01 else 2
+    # The factor keeps a rounding error of 0.01 from being rounded up to 0.02.
+    value = math.ceil(rate * 100 * 10**digits * (1 - 1e-11)) / 10**digits
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".") + " %"
+
+
+def _most(rate: float, epsilon: float, delta: float) -> float:
+    factor = math.exp(min(epsilon, 700.0))
+    # The second term of the module docstring, written without cancellation.
+    return min(factor * rate + delta, (delta + rate) / factor - math.expm1(-epsilon))
+
+
+def trade_off(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    rates: tuple[float, ...] = CURVE_RATES,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> TradeOff:
+    """Returns the bounds of a plan.  Takes some seconds for ``CURVE_RATES``.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      rates: False positive rates at which the bounds should be tight.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 a test is of all examples of a user.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    asked = neighboring_relation, max_examples_per_user
+    claim = accountant.epsilon(
+        plan,
+        noise_multiplier=noise_multiplier,
+        delta=1e-5,
+        neighboring_relation=neighboring_relation,
+        max_examples_per_user=max_examples_per_user,
+    ).guarantee
+    return _of_rates(plan, noise_multiplier, *asked, (claim, 1e-5), rates)
+
+
+def of_claim(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> TradeOff:
+    """Returns the bounds at ``RATES``, from few points of the privacy profile.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: Proven at ``delta``.
+      delta: In (0, 1).
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 a test is of all examples of a user.
+
+    Raises:
+      InputError: a relation that is not accounted for.
+    """
+    asked = neighboring_relation, max_examples_per_user
+    return _of_rates(plan, noise_multiplier, *asked, (epsilon, delta), RATES)
+
+
+@functools.lru_cache
+def _of_rates(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    neighboring_relation: str,
+    max_examples_per_user: int,
+    claim: tuple[float, float],
+    rates: tuple[float, ...],
+) -> TradeOff:
+    sampler = brought(plan.sampler, neighboring_relation, max_examples_per_user)
+    mu = sampler.gaussian_dp and sampler.gaussian_dp(plan, noise_multiplier)
+    epsilons = [0.0, *_epsilons_for(claim, rates)]
+    found = {
+        epsilon: sampler.delta(plan, noise_multiplier, epsilon).guarantee
+        for epsilon in epsilons
+    }
+    return TradeOff((claim, *sorted(found.items())), mu)
+
+
+def _epsilons_for(claim: tuple[float, float], rates: Iterable[float]) -> list[float]:
+    """Returns the epsilons with the best bounds at ``rates`` for a Gaussian profile.
+
+    Other profiles get valid bounds from the same epsilons, which may be less tight.
+    """
+    if not math.isfinite(claim[0]):
+        return []
+    mu = _gaussian_mu(*claim)
+    inner = [-NormalDist().inv_cdf(rate) for rate in rates if 0.0 < rate < 1.0]
+    # The slope of the trade-off function at each rate.
+    return [abs(mu * normal - mu**2 / 2) for normal in inner]
+
+
+def _normal_cdf(value: float) -> float:
+    # Accurate in the lower tail, where `NormalDist.cdf` need not be.
+    return math.erfc(-value / math.sqrt(2)) / 2
+
+
+def _gaussian_mu(epsilon: float, delta: float) -> float:
+    """Returns about the mu of a Gaussian mechanism that is (epsilon, delta)-private."""
+    factor = math.exp(min(epsilon, 700.0))
+
+    def excess(noise: float) -> float:
+        if noise == 0.0:
+            return 1.0
+        half, shift = 1 / (2 * noise), epsilon * noise
+        return _normal_cdf(half - shift) - factor * _normal_cdf(-half - shift) - delta
+
+    return 1 / threshold(excess, 1.0, relative=1e-9)[1]

@@ -1,1 +1,0 @@
-"""ModelMix's theorem, and the proofs of what it rests on."""

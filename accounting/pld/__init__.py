@@ -1,1 +1,0 @@
-"""Privacy loss distributions: dominating pairs, composition, and their profiles."""
