@@ -248,7 +248,7 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
 
 def _in_order(names: list[str]) -> list[str]:
     """Returns the names of metrics in the order of ``METRICS``."""
-    known = next((task for task in METRICS.values() if task[0] in names), ())
+    known = next((t for t in METRICS.values() if set(t[:2]) <= set(names)), ())
     return sorted(names, key=lambda name: (*known, name).index(name))
 
 
