@@ -55,6 +55,8 @@ __all__ = [
 MOST_STEPS = 10**9
 #: Noise for a smaller delta is not computed: its bounds leave the range of numbers.
 LEAST_TARGET_DELTA = 1e-200
+#: Relative width at which searches for epsilon end, or less.
+_LEFT = 1e-6
 
 
 def _sampler(
@@ -120,6 +122,7 @@ def epsilon(
     result = sampler.epsilon(plan, noise, target)
     if target < LEAST_TIGHT_DELTA and not sampler.closed_form:
         result = _consistent(sampler, plan, noise, target, result)
+    result = _six_digits(sampler, plan, noise, target, result)
     if not both or result.lower is not None:
         return result
     bound = _lower_bound(plan, sampler)
@@ -127,6 +130,27 @@ def epsilon(
         lambda point: bound.delta(plan, noise, point), result.guarantee, target
     )
     return dataclasses.replace(result, lower=lower, lower_method=bound.method)
+
+
+def _six_digits(
+    sampler: sampler_registry.Sampler,
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    delta: float,
+    found: Bounds,
+) -> Bounds:
+    """Returns bounds on epsilon without what a search leaves after six digits.
+
+    Noise that was found for an epsilon of six digits then has at most this epsilon.
+    """
+    upper = found.guarantee
+    if not 0.0 < upper < math.inf:
+        return found
+    rounded = float(f"{upper:.6g}")
+    if not (found.lower or 0.0) <= rounded < upper <= rounded * (1 + _LEFT):
+        return found
+    proven = sampler.delta(plan, noise_multiplier, rounded).guarantee <= delta
+    return dataclasses.replace(found, upper=rounded) if proven else found
 
 
 def _consistent(

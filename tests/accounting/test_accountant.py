@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from accounting.core import accountant, intervals
 from accounting.core.intervals import Bounds, NoiseBounds
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, DpSgdPlan, steps_and_epochs
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
@@ -166,6 +167,18 @@ def test_calibrated_noise_of_many_epochs_never_overshoots(epsilon):
                 plan, noise_multiplier=noise.guarantee, epsilon=epsilon
             )
             assert answer.guarantee <= delta
+
+
+def test_noise_for_an_epsilon_has_at_most_this_epsilon():
+    # The search for epsilon ended at 3.0000001, though delta is proven at 3.
+    plan = DpSgdPlan(
+        sampler="truncated-poisson", num_examples=65_000, expected_batch_size=1015,
+        num_steps=128, truncated_batch_size=1289,
+    )  # fmt: skip
+    unit = {"neighboring_relation": ADD_OR_REMOVE_ONE, "max_examples_per_user": 10}
+    of_noise = {"noise_multiplier": 2.99552, **unit}
+    assert accountant.delta(plan, epsilon=3, **of_noise).guarantee <= 1e-6
+    assert accountant.epsilon(plan, delta=1e-6, **of_noise).guarantee == 3
 
 
 def test_import_is_light():
