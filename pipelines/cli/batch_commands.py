@@ -116,7 +116,10 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
 
 
 def make_batches(source: str, out: str, settings: BatchSettings) -> None:
-    """Calls ``make_batches``, with bars, in a process of its own: it silences Beam."""
+    """Makes batches, with bars, in a process of its own: it silences Beam.
+
+    Arguments as for ``pipelines.job.make_batches.make_batches``.
+    """
     quiet_beam()
     from pipelines.cli import batch_job
     from pipelines.job.make_batches import open_input
