@@ -24,19 +24,24 @@ PLAN = DpSgdPlan(
     expected_batch_size=60,
     num_steps=10,
 )
+CONTEXT = click.Context(dpsgd.cli)
 COMMANDS = [
     name
     for name in command_line.COMMANDS
     if any(
         "--delta" in option.opts
-        for option in dpsgd.cli.get_command(click.Context(dpsgd.cli), name).params
+        for option in dpsgd.cli.get_command(CONTEXT, name).get_params(CONTEXT)
     )
 ]
+#: What a command needs besides, to refuse a delta, or for nothing else to run.
+MORE = {
+    "demo": ("--rows=1",),
+    "train": ("--batches=no", "--eval=no", "--out=no", "--noise-multiplier=1"),
+}
 
 
 def refused(command: str, *arguments: str) -> str:
-    # The demo needs nothing else to run.
-    more = ("--rows=1",) if command == "demo" else ()
+    more = MORE.get(command, ())
     result = CliRunner().invoke(dpsgd.cli, [command, *arguments, *more])
     if isinstance(result.exception, InputError):
         return str(result.exception)

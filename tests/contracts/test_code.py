@@ -91,7 +91,7 @@ def test_docstring_examples_run(path: pathlib.Path) -> None:
 
 SHARED_FLAGS = {
     "--allow-large-delta", "--batch-size", "--batches", "--data-is-public", "--delta",
-    "--epochs", "--epsilon", "--eval", "--json", "--keep-last", "--key-file",
+    "--epochs", "--epsilon", "--eval", "--json", "--key-file",
     "--l2-norm-clip", "--max-examples-per-user", "--memory-limit", "--method",
     "--noise-key-file", "--noise-multiplier", "--num-examples", "--num-steps", "--plot",
     "--relation", "--runner", "--sample", "--sampler", "--threads", "--user-column",

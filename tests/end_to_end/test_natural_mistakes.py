@@ -105,7 +105,7 @@ MISTAKES = [
     ("a file as model", f"{TRAIN} batches --eval data/test --model my_model.py",
      "Give --model as module:function"),
     ("epsilon alone", "train --out new --batches batches --eval data/test --epsilon 3",
-     "--delta beside epsilon=3.0"),
+     "epsilon=3.0 is not complete without --delta"),
     ("epsilon misspelt", "train --out new --batches batches --epislon 3", "--epsilon"),
     ("no run yet", "predict data --input churn.csv --out scores.parquet",
      "Name a folder that `dpsgd train` wrote"),

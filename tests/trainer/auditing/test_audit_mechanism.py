@@ -318,8 +318,8 @@ def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
     report = run_audit(settings)
     assert not report.verdict.violated, report.verdict.text
     assert report.verdict.claim.max_examples_per_user == 4
-    assert report.notes[-1].startswith("canaries are users with 4 row(s)")
-    assert "several rows of one person" not in report.cannot_see
+    assert report.fields["notes"][-1].startswith("canaries are users with 4 row(s)")
+    assert "several rows of one person" not in report.fields["cannot_see"]
 
 
 def test_users_that_nobody_bounded_are_found() -> None:
@@ -329,7 +329,7 @@ def test_users_that_nobody_bounded_are_found() -> None:
     assert report.verdict.claim.epsilon < 5
     honest = run_audit(_settings(canary_rows=1))
     assert not honest.verdict.violated
-    assert "several rows of one person" in honest.cannot_see
+    assert "several rows of one person" in honest.fields["cannot_see"]
 
 
 def test_all_rows_of_a_user_are_sampled() -> None:

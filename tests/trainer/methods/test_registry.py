@@ -211,7 +211,7 @@ def test_a_method_says_whether_it_reads_whole_tables(
 ) -> None:
     lazy = {"optimizer": "sgd", "embedding_noise": "lazy"}
     register(dataclasses.replace(WHOLE, whole_tables=lambda _: "it reads all rows"))
-    with pytest.raises(InputError, match="exact here: it reads all rows"):
+    with pytest.raises(InputError, match="not exact here: it reads all rows"):
         _settings(**lazy)
 
 

@@ -21,9 +21,9 @@ from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account
 from trainer.core.run.run_record import read_run
 from trainer.papers import simulation_report
+from trainer.papers.cli.simulate_command import simulate
 from trainer.papers.extrapolation import fit_line
 from trainer.papers.settings import SimulationSettings
-from trainer.papers.simulate_command import simulate
 from trainer.papers.simulation import (
     Point,
     Protocol,
