@@ -30,12 +30,12 @@ import math
 from collections.abc import Iterable
 
 from accounting.core import sampler_registry
+from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.core.numerics.calibration import lower_epsilon, round_up
 from accounting.core.numerics.root_finding import log_ratio, threshold
 from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
-from accounting.core.pld.chernoff import LEAST_TIGHT_DELTA
 from accounting.core.validation import InputError, check_float, check_int
 
 __all__ = [

@@ -19,6 +19,8 @@ from accounting.core.validation import InputError, check_float
 
 #: The least delta that is refused: one example in a hundred could be published.
 LARGEST_DELTA = 0.01
+#: Bounds at a smaller delta hold, but may be far from tight.
+LEAST_TIGHT_DELTA = 1e-20
 #: A remedy for data sets of up to ten million examples.
 _USUAL_DELTA = 1e-8
 

@@ -1,4 +1,4 @@
-"""Chernoff's bound on delta of a sum of losses, for deltas below `LEAST_TIGHT_DELTA`.
+"""Chernoff's bound on delta of a sum of losses, for deltas below `deltas.LEAST_TIGHT_DELTA`.
 
 With ``M(r) = E[e^(r L)]`` and S the sum of T independent losses under P, for any r > 0
 
@@ -29,8 +29,6 @@ from accounting.core.pld.dominating_pairs import Step
 from accounting.core.pld.inversion import UNIT
 from accounting.core.pld.loss_distribution import Atoms
 
-#: Bounds on a delta that is not below this are those of `inversion`.
-LEAST_TIGHT_DELTA = 1e-20
 _ORDERS = np.geomspace(1e-3, 1e6, 400)
 #: Width of a cell in noise standard deviations: with the four nodes of
 #: `dominating_pairs`, even the density 37 of them from its mean is integrated with a

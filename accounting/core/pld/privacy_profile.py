@@ -14,9 +14,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.numerics.root_finding import log_ratio, threshold
 from accounting.core.pld import inversion, loss_distribution, saddlepoint
-from accounting.core.pld.chernoff import LEAST_TIGHT_DELTA, Chernoff
+from accounting.core.pld.chernoff import Chernoff
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.pld.inversion import LaplaceSum
 from accounting.core.pld.loss_distribution import Atoms

@@ -6,9 +6,10 @@ import mpmath
 import pytest
 
 from accounting.core import accountant
+from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
-from accounting.core.pld.chernoff import LEAST_TIGHT_DELTA, Chernoff
+from accounting.core.pld.chernoff import Chernoff
 
 
 def tail(point, mean, noise):
