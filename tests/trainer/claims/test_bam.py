@@ -454,7 +454,7 @@ def test_rows_may_come_in_chunks(
 ) -> None:
     model, data = make_model(layer_normalization), rows(NUM_ROWS)
     num_values = 3 * sum(int(np.prod(v.shape)) for v in model.variables)
-    for module in ("gradients.single_examples", "methods.bam"):
+    for module in ("core.step.single_examples", "claims.bam"):
         name = f"trainer.{module}.MOST_GRADIENT_VALUES"
         monkeypatch.setattr(name, num_rows * num_values + 1)
     gradient_sum = _sum(model, path=path)
