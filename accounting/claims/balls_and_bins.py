@@ -33,6 +33,7 @@ from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.numerics.calibration import (
+    TOLERANCE,
     largest_insufficient_noise,
     lower_epsilon,
     smallest_noise_in_two,
@@ -216,11 +217,14 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         fine=random_allocation.NUM_CELLS,
     )
     sufficient = min(sufficient, closed)
-    necessary = largest_insufficient_noise(
-        lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
-        sufficient / 1.0005,
-        stride=1.001,
-    )
+    # The bounds nearly meet: the next number to try is usually the answer.
+    necessary = sufficient * (1 - TOLERANCE)
+    if lower_delta(plan, necessary, epsilon) <= delta:
+        necessary = largest_insufficient_noise(
+            lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
+            sufficient / 1.0005,
+            stride=1.001,
+        )
     return NoiseBounds(
         sufficient=sufficient,
         necessary=min(necessary, sufficient),

@@ -53,12 +53,20 @@ def make(small_plan, sampler):
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("sampler", ["poisson", "balls-and-bins"])
-def test_independent_rows_are_the_same_under_add_or_remove(small_plan, entry, sampler):
-    plan = small_plan(sampler)
+def test_independent_rows_are_the_same_under_add_or_remove(small_plan, entry):
+    plan = small_plan("poisson")
     default = entry(plan)
     assert entry(plan, neighboring_relation="REPLACE_SPECIAL") == default
     assert entry(plan, **ADD_OR_REMOVE) == default
+
+
+@pytest.mark.parametrize("bound", ["epsilon", "delta", "noise_multiplier"])
+def test_balls_and_bins_has_the_same_bounds_under_add_or_remove(bound):
+    default, other = (
+        getattr(neighboring_relation.brought("balls-and-bins", relation), bound)
+        for relation in ("REPLACE_SPECIAL", "ADD_OR_REMOVE_ONE")
+    )
+    assert default is other
 
 
 def test_poisson_agrees_with_dp_accounting_under_add_or_remove(small_plan):

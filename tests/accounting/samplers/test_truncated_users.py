@@ -211,22 +211,19 @@ def test_a_cap_that_hardly_binds_costs_hardly_anything(relation):
     assert found[4] < 1.0001 * untruncated
 
 
-@pytest.mark.parametrize("noise", [0.3, 1.0, 4.0])
-@pytest.mark.parametrize("cap", [100, 130])
+@pytest.mark.parametrize(("noise", "cap"), [(0.3, 130), (1.0, 100), (4.0, 130)])
 def test_no_proven_number_is_smaller(noise, cap):
     """Of the group of the rows, and of users with more rows."""
     plan = tight_plan(cap)
     for relation in (REPLACE_SPECIAL, ADD_OR_REMOVE_ONE):
-        found = [
-            epsilon_of(plan, rows, relation, noise).guarantee for rows in (1, 2, 3)
-        ]
+        found = [epsilon_of(plan, rows, relation, noise).guarantee for rows in (1, 2)]
         assert found == sorted(found)
     asked = {"noise_multiplier": noise, "delta": 1e-6}
     by_groups = budget.group_epsilon(plan, group_size=2, **asked)
     assert epsilon_of(plan, 2, noise=noise).guarantee <= by_groups
 
 
-@pytest.mark.parametrize("cap", [100, 125, 150])
+@pytest.mark.parametrize("cap", [100, 150])
 def test_lower_bounds_of_users_stay_below(cap):
     for rows in (2, 20):
         for relation in (REPLACE_SPECIAL, ADD_OR_REMOVE_ONE):
