@@ -4,8 +4,9 @@ Zero-out (``REPLACE_SPECIAL``): an example is replaced by a ghost that keeps its
 and contributes zero.  The number of slots is public.  Every sampler of this package is
 accounted for.
 
-Add-or-remove (``ADD_OR_REMOVE_ONE``): an example is added or removed.  The sampling
-probability is fixed beforehand: it must not be computed from the size of the data set.
+Add-or-remove (``ADD_OR_REMOVE_ONE``): an example is added or removed.  The plan, with
+the sampling probability or the number of steps, is fixed beforehand: it must not be
+computed from the size of the data set.
 Accounted for: Poisson sampling and balls and bins, whose dominating pairs are those of
 zero-out, and truncated Poisson sampling of at most ``num_examples`` examples.
 
@@ -39,8 +40,8 @@ TEXTS = {
         "contributes zero"
     ),
     ADD_OR_REMOVE_ONE: (
-        "add-or-remove: one example is added or removed; the sampling probability "
-        "stays the same"
+        "add-or-remove: one example is added or removed; the plan of the batches stays "
+        "the same"
     ),
     REPLACE_ONE: "replace-one: one example is replaced by any other",
 }
@@ -51,8 +52,8 @@ TEXTS_OF_USER = {
         "slots and contribute zero"
     ),
     ADD_OR_REMOVE_ONE: (
-        "add-or-remove: all examples of one user are added or removed; the sampling "
-        "probability stays the same"
+        "add-or-remove: all examples of one user are added or removed; the plan of the "
+        "batches stays the same"
     ),
 }
 #: The condition on the number of examples under replace-one.

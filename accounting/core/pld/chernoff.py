@@ -1,4 +1,4 @@
-"""Chernoff's bound on delta of a sum of losses, for deltas below `deltas.LEAST_TIGHT_DELTA`.
+"""Chernoff's bound on delta of a sum of losses, for tiny deltas (`LEAST_TIGHT_DELTA`).
 
 With ``M(r) = E[e^(r L)]`` and S the sum of T independent losses under P, for any r > 0
 
