@@ -199,7 +199,7 @@ def smallest_noise_in_two(
         found = approximate_noise(log_delta, log_target, start, tolerance, rise)
         if found is None:
             start = smallest_noise(
-                excess, start, tolerance=tolerance, stride=1 + tolerance
+                excess, start, tolerance=max(tolerance, 3e-5), stride=1.001
             )
         else:
             start, rise = found
