@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.core import claims
+from trainer.core.step.kernel_faults import is_safe_together
 from trainer.core.step.per_example import (
     ExampleGradients,
     cap_coordinates,
@@ -84,10 +85,10 @@ class SingleExamples(ExampleGradients):
         def of_loss(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
             return example_gradient(model, row), tf.constant(True)
 
-        of_example, of_trace = _traced(model, gradient or of_loss)
+        of_examples, of_trace = _traced(model, gradient or of_loss)
 
         def of_rows(columns: dict[str, Any], real: Any) -> tuple[_Stacked, Any]:
-            stacked, valid = tf.vectorized_map(of_example, columns)
+            stacked, valid = of_examples(columns)
             return _Stacked(stacked), valid
 
         num_values = (
@@ -124,7 +125,7 @@ class _Stacked:
 def _traced(
     model: TrainableModel, gradient: ExampleGradient
 ) -> tuple[Callable[[Any], Any], int]:
-    """Returns the traced gradient of an example, and how often memory holds it.
+    """Returns the traced gradient for several examples, and how often memory holds it.
 
     The columns of an example have no batch axis.  A backward pass through a recurrent
     layer holds a copy for each time step.
@@ -145,4 +146,18 @@ def _traced(
     traced = trace_eagerly(of_example, specs)
     check_pure(traced.graph, "the gradient of the model's loss")
     copies = max(lengths, default=1)
-    return lambda example: traced({name: example[name] for name in specs}), copies
+    together = is_safe_together(traced.graph, traced.inputs[: len(specs)])
+
+    def of_one(example: Mapping[str, Any]) -> Any:
+        return traced({name: example[name] for name in specs})
+
+    def of_examples(columns: Mapping[str, Any]) -> Any:
+        if together:
+            return tf.vectorized_map(of_one, columns)
+        return tf.map_fn(of_one, columns, fn_output_signature=results)
+
+    results = tf.nest.map_structure(
+        lambda value: tf.TensorSpec(value.shape, value.dtype),
+        traced.structured_outputs,
+    )
+    return of_examples, copies

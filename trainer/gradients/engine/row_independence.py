@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core.step.kernel_faults import reads_beyond
 from trainer.gradients.engine.static_values import static_value
 from trainer.tf_compat import gradient_registry, tf
 
@@ -499,7 +500,7 @@ def _mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _batch_mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rank = max(value.shape.rank or 0 for value in op.inputs)
-    return _aligned(op, kinds) if rank >= 3 else None
+    return _aligned(op, kinds) if rank >= 3 and not reads_beyond(op) else None
 
 
 def _gather(op: Any, kinds: Sequence[Kind]) -> Kind | None:
