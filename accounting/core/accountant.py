@@ -149,8 +149,11 @@ def _six_digits(
     rounded = float(f"{upper:.6g}")
     if not (found.lower or 0.0) <= rounded < upper <= rounded * (1 + _LEFT):
         return found
-    proven = sampler.delta(plan, noise_multiplier, rounded).guarantee <= delta
-    return dataclasses.replace(found, upper=rounded) if proven else found
+    proof = sampler.delta(plan, noise_multiplier, rounded)
+    if proof.guarantee > delta:
+        return found
+    # The bound on delta may have another proof, with a claim of its own.
+    return dataclasses.replace(found, upper=rounded, method=proof.method)
 
 
 def _consistent(

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -179,6 +180,16 @@ def test_noise_for_an_epsilon_has_at_most_this_epsilon():
     of_noise = {"noise_multiplier": 2.99552, **unit}
     assert accountant.delta(plan, epsilon=3, **of_noise).guarantee <= 1e-6
     assert accountant.epsilon(plan, delta=1e-6, **of_noise).guarantee == 3
+
+
+def test_an_epsilon_of_six_digits_has_the_proof_of_its_delta(small_plan):
+    """Seen to fail: it named a theorem, and no claim, that proves only more."""
+    found = Bounds(upper=3.0000001, method="core")
+    for proven, wanted in ((1e-6, (3.0, "claim")), (2e-6, (3.0000001, "core"))):
+        sampler = mock.Mock()
+        sampler.delta.return_value = Bounds(upper=proven, method="claim")
+        cut = accountant._six_digits(sampler, small_plan("poisson"), 1.0, 1e-6, found)
+        assert (cut.upper, cut.method) == wanted
 
 
 def test_import_is_light():

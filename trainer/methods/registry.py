@@ -36,7 +36,8 @@ def modules_of(method: str) -> set[str]:
       InputError: as ``hooks_of``.
     """
     hooks = hooks_of(method)
-    called = (hooks.choose_path, hooks.gradients, hooks.optimizer, hooks.draw)
+    of_sum = (hooks.choose_path, hooks.gradients, hooks.linf_factor)
+    called = (*of_sum, hooks.optimizer, hooks.draw)
     found = (getattr(function, "__module__", None) for function in called)
     return {module for module in found if module is not None}
 

@@ -67,7 +67,8 @@ class Method:
       sentence: Its settings -> what is clipped, in words: a function of one example
         and of earlier releases.
       settings: Its own settings, by name.
-      claim: Name of what its privacy relies on besides the core; None for nothing.
+      claim: Name of what its privacy relies on besides the core; None for nothing, as
+        of the core's own methods alone.
       check: Raises an InputError for settings of a run that it does not support.
     """
 
@@ -102,11 +103,16 @@ def register(name: str, method: Method) -> None:
       method: The method.
 
     Raises:
-      InputError: the name of the method or of a setting is taken.
+      InputError: the name of the method or of a setting is taken, or it names no claim.
     """
     if name in _ENTRIES:
         raise InputError(
             f"Expected method={name!r} not to be registered yet. Take another name."
+        )
+    if method.claim is None and name not in (DP_SGD, NON_PRIVATE):
+        raise InputError(
+            f"Expected claim=None of method={name!r} to be a name: the core does not "
+            f"vouch for it. Omit it, for {claims.OTHER_METHOD!r}."
         )
     for own in method.settings:
         if own in owners() or not own.isidentifier():

@@ -33,7 +33,7 @@ from accounting.core.versioned_json import header, read_fields
 from pipelines.core.batches import record_checksums
 from pipelines.core.batches.columns import Column, check_record
 from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.keys import derive
+from pipelines.core.keys import KEY_BYTES, derive
 
 #: Raise it when a reader of the old version would misread the new one, or when the same
 #: key and input would give other batches.
@@ -231,7 +231,8 @@ class Checksums:
             sums = {name: FileChecksum.from_json(each) for name, each in files}
             inputs = tuple(fields["inputs"])
             found = cls(**{**fields, "files": sums, "inputs": inputs})
-            bytes.fromhex(found.seal_key)
+            if len(bytes.fromhex(found.seal_key)) != KEY_BYTES:
+                raise ValueError("without its key, anybody could make the seal")
         except (KeyError, TypeError, AttributeError, ValueError):
             raise InputError(
                 "Expected private/checksums.json to hold checksums and digests of the "

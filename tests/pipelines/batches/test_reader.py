@@ -421,6 +421,17 @@ def test_malformed_checksums_are_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["", "5", "g" * 64, "5" * 62])
+def test_checksums_without_a_whole_key_of_their_seal_are_refused(
+    batches: pathlib.Path, key: str
+) -> None:
+    """Seen to fail: without a key, anybody who knows the records makes the seal."""
+    path = batches / "private" / "checksums.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "seal_key": key}))
+    with pytest.raises(InputError, match="to hold checksums"):
+        read_batches(batches)
+
+
 def test_a_record_checksum_round_trips() -> None:
     found = record_checksums.RecordChecksum(step=3, part=1, size=9, sha256="a" * 64)
     assert record_checksums.parse(str(found)) == found

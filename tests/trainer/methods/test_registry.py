@@ -151,6 +151,25 @@ def test_a_method_from_outside_sums_its_own_gradients(
     assert __name__ in registry.modules_of(NAME)
 
 
+@pytest.mark.parametrize("name", ["gradients", "linf_factor", "optimizer", "draw"])
+def test_all_hooks_of_a_step_are_code_of_the_run(
+    name: str, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hook() -> None: ...
+
+    hook.__module__ = "own_hook"
+    found = {"optimizer": _told, "gradients": dp_sgd.gradients, name: hook}
+    hooks = Hooks(choose_path=dp_sgd.choose_path, **found)  # type: ignore[arg-type]
+    register(dataclasses.replace(WHOLE, hooks=lambda: hooks))
+    assert "own_hook" in registry.modules_of(NAME)
+
+
+def test_a_method_from_outside_names_a_claim(register: Register) -> None:
+    assert WHOLE.claim == "added method"
+    with pytest.raises(InputError, match=f"claim=None of method='{NAME}'"):
+        register(dataclasses.replace(WHOLE, claim=None))
+
+
 @pytest.mark.parametrize("multiplier", [1.0, 2.0**20])
 @pytest.mark.parametrize("most", [None, 1 << 36])
 def test_the_grid_is_of_the_plan_the_clip_and_the_noise_of_the_run(

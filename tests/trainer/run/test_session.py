@@ -131,6 +131,18 @@ def test_a_run_in_pieces_is_the_run_at_once(session: Any) -> None:
     assert np.array_equal(whole.drawn, pieces.drawn)
 
 
+def test_a_run_names_the_claims_of_all_steps_that_it_executed(session: Any) -> None:
+    """Seen to fail: a second ``fit`` by another step dropped those of the first."""
+    made, later, unused = session(StepOfTests()), StepOfTests(), StepOfTests()
+    for step, claims in ((unused, ("workers",)), (later, ("graph gradients",))):
+        step.relies_on = claims
+        made.use(step.of(made.manifest.plan), optimizer={}, model={})
+    _execute(made, end=2)
+    made.use(StepOfTests().of(made.manifest.plan), optimizer={}, model={})
+    _execute(made)
+    assert made.record(complete=True).relies_on == ["graph gradients"]
+
+
 def test_a_step_counts_once_it_is_finished(
     session: Any, tmp_path: pathlib.Path
 ) -> None:

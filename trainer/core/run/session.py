@@ -79,7 +79,7 @@ class Session:
       noise_key_file: File of the noise key, made if missing; in ``run`` if None.
       num_steps_executed: Number of steps in the weights; set on resuming.
       workers: The workers that share each step.
-      relied_on: Claims of the steps before this process; set on resuming.
+      relied_on: Claims of the executed steps; set on resuming.
       fits: For every call of ``fit``, its first step, weights and metrics, as JSON.
     """
 
@@ -289,6 +289,7 @@ class Session:
             stop,
         )
         withhold_values(self._step.finish)()
+        self.relied_on = self.relies_on  # a later step may be another one
         self.num_steps_executed += 1
         return stop
 

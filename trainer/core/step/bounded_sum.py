@@ -14,7 +14,8 @@ Formal guarantees:
     gradients a method brings.
   - Grid, noise and divisor are functions of ``bound``, ``noise_multiplier`` and
     ``plan``.  A grid whose clip and rounding exceed the bound is refused.
-  - ``relies_on`` names every claim by which the bound holds; an unknown one is refused.
+  - ``relies_on`` names every claim by which the bound holds; an unknown one is refused,
+    and so is none for gradients that the core did not form.
   - A ``StepSum`` that is no ``BoundedSum`` has no noise; no private run accepts it.
 
 Public: everything but the value.  Sensitive: the value.
@@ -32,6 +33,7 @@ from trainer.core import claims
 from trainer.core.step import grid
 from trainer.core.step.grid import Grid
 from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
+from trainer.core.step.single_examples import SingleExamples
 from trainer.tf_compat import tf
 
 
@@ -55,6 +57,9 @@ class StepSum:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Expected no change of {name}: make another sum.")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
 
     def __call__(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:
         """Returns the sum of a physical batch: a tensor or slices per variable.
@@ -100,7 +105,8 @@ class BoundedSum(StepSum):
       plan: Plan of the batches.
       l2_norm_clip: C, the bound, above 0.
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
-      linf_factor: p; each coordinate is clipped to the clip norm over the root of p.
+      linf_factor: p, from 1 to the number of values; each coordinate is clipped to the
+        clip norm over the root of p.
       relies_on: Further claims that the bound relies on, such as how rows are made.
 
     Raises:
@@ -118,8 +124,12 @@ class BoundedSum(StepSum):
         relies_on: Iterable[str] = (),
     ) -> None:
         check_float("noise_multiplier", noise_multiplier, at_least=0)
+        of_core = type(gradients) is SingleExamples
+        claims.check(gradients.relies_on, at_least=0 if of_core else 1)
         model = gradients.model
         size = sum(variable.shape.num_elements() for variable in model.variables)
+        # Of more than size, rounding to the grid could exceed the cap (see grid).
+        check_float("linf factor", linf_factor, at_least=1, at_most=size)
         found = grid.make(
             l2_norm_clip=l2_norm_clip,
             noise_multiplier=noise_multiplier,

@@ -8,6 +8,7 @@ another plan; a claim that no release knows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 from unittest import mock
 
@@ -85,6 +86,13 @@ def test_a_clip_to_twice_the_bound_is_seen(
     assert _longest(bounded(make_model(linear), CLIP, DIVISOR), rows) > 1.5 * CLIP
 
 
+@pytest.mark.parametrize("factor", [math.nan, 0.5, -1.0, 15])
+def test_a_cap_on_coordinates_that_would_be_none_is_refused(factor: float) -> None:
+    """Seen to fail: there was no cap, or of more than 14 values a wrong one."""
+    with pytest.raises(InputError, match="linf factor="):
+        bounded(make_model(linear), CLIP, DIVISOR, linf_factor=factor)
+
+
 def test_a_row_that_may_not_contribute_cannot_be_brought_back(rows: Any) -> None:
     model = make_model(linear)
     honest = example_gradients(model)
@@ -121,6 +129,8 @@ def test_a_step_takes_no_clip_grid_noise_or_divisor_of_its_own() -> None:
     for name in ("bound", "unit", "divisor", "noise_stddev", "plan"):
         with pytest.raises(AttributeError):
             setattr(found, name, 1)
+        with pytest.raises(AttributeError):
+            delattr(found, name)
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 1.5])
@@ -190,6 +200,18 @@ def test_every_claim_is_named_and_an_unknown_one_is_refused() -> None:
         ExampleGradients(model, of_rows, relies_on=["magic"])
     with pytest.raises(InputError, match="relies_on to name the claim"):
         ExampleGradients(model, of_rows, relies_on=[])
+
+
+def test_gradients_that_the_core_did_not_form_name_a_claim() -> None:
+    """Seen to fail for a subclass, which the check of ``ExampleGradients`` misses."""
+    model = make_model(linear)
+
+    class Silent(SingleExamples):
+        def __init__(self) -> None:
+            vars(self).update(vars(example_gradients(model)), relies_on=())
+
+    with pytest.raises(InputError, match="relies_on to name the claim"):
+        bounded(Silent(), 1.0, 8, relies_on=["views"])
 
 
 def test_a_plan_of_larger_steps_has_a_coarser_grid_or_none() -> None:
