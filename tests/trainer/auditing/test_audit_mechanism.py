@@ -377,6 +377,6 @@ def test_more_rows_than_the_data_has_are_refused() -> None:
 
 def test_the_largest_noise_is_what_the_grid_holds() -> None:
     unit = audit_mechanism._UNIT
-    noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE, [unit])
+    noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE, unit)
     with pytest.raises(ValueError, match=r"at most 2\^47 units"):
-        noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE * 1.001, [unit])
+        noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE * 1.001, unit)
