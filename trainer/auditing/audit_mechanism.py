@@ -5,7 +5,7 @@ ghost that contributes nothing.  If the privacy unit is a user, the canary has s
 such examples.  Each step releases the sum over its examples plus noise: one number per
 step, in clip norms, since other directions do not help to tell the two data sets apart.
 
-Sampler and noise are those of a run (``pipelines.core.sampling.samplers``,
+Sampler and noise are those of a run (``pipelines.sampling.samplers``,
 ``trainer.core.step.noise``).  With samplers that choose rows independently, the other
 examples contribute nothing.  With shuffles they contribute the opposite of the canary,
 which reveals the step in which the canary replaced one of them; under Poisson sampling,
@@ -50,9 +50,9 @@ from accounting.auditing import audit_case, audits
 from accounting.auditing.audit_case import Case, Observe
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.keys import KEY_BYTES
-from pipelines.core.sampling import samplers
-from pipelines.core.sampling.samplers import BlockRows
-from pipelines.core.sampling.shuffle import first_positions
+from pipelines.sampling import samplers
+from pipelines.sampling.samplers import BlockRows
+from pipelines.sampling.shuffle import first_positions
 from trainer.core.step import noise
 
 #: Largest number of noise values in a chunk of trials (128 MiB), and of its trials.

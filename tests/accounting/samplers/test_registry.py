@@ -41,13 +41,13 @@ from accounting.planning import budget, comparison, sweeps, tan
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.keys import derive
-from pipelines.core.sampling import samplers
-from pipelines.core.sampling.samplers import BlockRows
 from pipelines.core.streams import Stream
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
+from pipelines.sampling import samplers
+from pipelines.sampling.samplers import BlockRows
 from trainer.auditing import audit_mechanism
 
 NAME = "all-or-nothing"

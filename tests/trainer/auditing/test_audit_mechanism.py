@@ -17,7 +17,7 @@ from accounting.claims.shuffles import shuffle
 from accounting.core import accountant
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.sampling import samplers
+from pipelines.sampling import samplers
 from trainer.auditing import audit_mechanism
 from trainer.auditing.audit import audit as run_audit
 from trainer.core.step import noise

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 import dpsgd
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
-from pipelines.core.sampling import samplers
+from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE, _assign
 from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
