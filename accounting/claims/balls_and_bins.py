@@ -41,10 +41,12 @@ from accounting.core.numerics.calibration import (
 from accounting.core.numerics.root_finding import log_ratio
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import privacy_profile
-from accounting.core.samplers import audit_case, deterministic
+from accounting.core.samplers import deterministic
 
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
+#: Mean of an example's step with the example, and with its ghost.
+_MEANS = (1.0, 0.0)
 #: At less noise, closed forms are used: the logarithm of a likelihood ratio has a range
 #: of hundreds, and all positive ratios together may have less mass than is kept.
 _LEAST_NOISE = 0.06
@@ -125,9 +127,7 @@ def lower_delta(
         return deterministic.delta(plan, noise_multiplier, epsilon).lower or 0.0
     options = [0.0]
     if epochs == 1:
-        options.append(
-            shuffle.event_delta(noise_multiplier, steps, epsilon, audit_case.MEANS)
-        )
+        options.append(shuffle.event_delta(noise_multiplier, steps, epsilon, _MEANS))
     if _is_numerical(plan, noise_multiplier) and noise_multiplier <= _MOST_NOISE:
         both = directions(plan, noise_multiplier, False, num_cells)
         options += [_lower_delta(one, epochs, epsilon) for one in both]
@@ -266,7 +266,6 @@ _ZERO_OUT = sampler_registry.Sampler(
     allocation=allocation,
     wording=_WORDING,
     claims={METHOD: "random allocation"},
-    audit=audit_case.Audit(worst_case=audit_case.own_block, score=shuffle.score),
 )
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,

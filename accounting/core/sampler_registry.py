@@ -1,10 +1,11 @@
 """The registry of samplers, and the interface that each of them implements.
 
 A sampler is registered under a name with its `PlanRules`, which every plan needs, and
-with a `Sampler`: its bounds, its words in a privacy statement and its audit.  The
-`Sampler` may be given as a place to import from at the first use.  The rest of the
-project asks for these capabilities and never for a name.  The function that assigns
-rows to steps is registered with `pipelines.core.sampling.samplers.register`.
+with a `Sampler`: its bounds and its words in a privacy statement.  The `Sampler` may be
+given as a place to import from at the first use.  The rest of the project asks for
+these capabilities and never for a name.  The function that assigns rows to steps is
+registered with `pipelines.sampling.samplers.register`, and an audit with
+`accounting.auditing.audits.register`.
 
 Formal guarantees:
   - nothing by default: what a sampler does not provide is refused.
@@ -30,7 +31,6 @@ from accounting.core.validation import InputError, check_choice
 if TYPE_CHECKING:
     from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
     from accounting.core.plan import DpSgdPlan
-    from accounting.core.samplers.audit_case import Audit
 
 
 def by_chance(plan: DpSgdPlan) -> None:
@@ -205,7 +205,6 @@ class Sampler:
       wording: Words of the privacy statement.
       claims: Method of a bound -> name of the claim that it relies on; a method of the
         core's own bounds is not in it.
-      audit: The worst case and its score, for `dpsgd audit`.
     """
 
     epsilon: Callable[[DpSgdPlan, float, float], Bounds]
@@ -226,7 +225,6 @@ class Sampler:
     orders: Callable[[DpSgdPlan, float], RandomOrders] | None = None
     wording: Wording | None = None
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    audit: Audit | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,6 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.cli.console import show
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.sampling.shuffle import num_block_passes
 from pipelines.core.users.bounded import Bounded
 from pipelines.files import storage
 from pipelines.files.paths import absolute
@@ -33,6 +32,7 @@ from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
 from pipelines.job.job_folder import check_out
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
+from pipelines.sampling.shuffle import num_block_passes
 
 #: Bytes of a bundle's output that Beam's Java modules can queue, less a margin.
 MOST_BUNDLE_BYTES = 850 << 20

@@ -7,7 +7,5 @@ whether the files can be trusted:
     choices                    the steps of each row: the definition of every sampler
     rows, records, resample    the rows of a file, the bytes of a record, all batches
     batches                    the format, the manifest, the reader and its checks
-    sampling                   the choices of the batch job: only for batches that
-                               nobody certified
     users                      which rows of a user are kept: only for users
 """

@@ -1,7 +1,7 @@
 """Which rows are in which step, by the definition of each sampler: the reference.
 
-The batch job makes the same choices faster, in ``pipelines.core.sampling``.  This
-module shares no code with it except sub-keys and the stream cipher.
+The batch job makes the same choices faster, in ``pipelines.sampling``.  This module
+shares no code with it except sub-keys and the stream cipher.
 
 Every block of rows has a ChaCha20 stream of its own, keyed by (key, plan, label).  From
 it are drawn, in this order:

@@ -33,12 +33,12 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import DTYPES, Column
-from pipelines.core.sampling.samplers import BlockRows
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.type_kinds import not_numbers, with_nulls
+from pipelines.sampling.samplers import BlockRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

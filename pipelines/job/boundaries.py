@@ -27,9 +27,9 @@ import numpy as np
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.keys import KEY_BYTES, derive
-from pipelines.core.sampling import shuffle
 from pipelines.files.storage import new_file, read_bytes
 from pipelines.job import progress
+from pipelines.sampling import shuffle
 
 #: Seconds between two stores of the epochs found so far.
 _SECONDS = 60.0

@@ -28,9 +28,9 @@ from pipelines.core.batches.columns import Column, check_record, row_bytes
 from pipelines.core.batches.manifest import BatchFile, FileChecksum
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.tfrecord import write_record
-from pipelines.core.sampling.samplers import Participations, arrange_steps, sample_block
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
+from pipelines.sampling.samplers import Participations, arrange_steps, sample_block
 
 _STEP = np.dtype("<u4")
 _PRIORITY = np.dtype("<u8")

@@ -16,16 +16,16 @@ import math
 from accounting.core.plan import DpSgdPlan, check_epochs
 from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.columns import record_bytes, row_bytes
-from pipelines.core.sampling.samplers import check_assigned
-from pipelines.core.sampling.shuffle import (
-    boundaries_bytes,
-    num_epochs_drawn,
-    search_bytes,
-)
 from pipelines.core.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.fan_in import FILE_BYTES, FanIn
 from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes, unit_bytes
+from pipelines.sampling.samplers import check_assigned
+from pipelines.sampling.shuffle import (
+    boundaries_bytes,
+    num_epochs_drawn,
+    search_bytes,
+)
 
 #: Maximum rows and bytes of a record by default: a small step is one record, and
 #: readers hold no large record.

@@ -68,7 +68,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("accounting.core.statement", FRAMEWORKS | {"matplotlib"}),
         ("pipelines.core.resample", FRAMEWORKS),
         ("pipelines.certify", FRAMEWORKS),
-        ("pipelines.core.sampling.samplers", FRAMEWORKS),
+        ("pipelines.sampling.samplers", FRAMEWORKS),
         ("pipelines.core.batches.batch_format", FRAMEWORKS),
         # An accountant reads manifests, and installs nothing that reads batches.
         ("pipelines.batches.folder", FRAMEWORKS | {"google_crc32c", "pyarrow"}),

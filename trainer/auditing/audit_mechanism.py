@@ -5,7 +5,7 @@ ghost that contributes nothing.  If the privacy unit is a user, the canary has s
 such examples.  Each step releases the sum over its examples plus noise: one number per
 step, in clip norms, since other directions do not help to tell the two data sets apart.
 
-Sampler and noise are those of a run (``pipelines.core.sampling.samplers``,
+Sampler and noise are those of a run (``pipelines.sampling.samplers``,
 ``trainer.core.step.noise``).  With samplers that choose rows independently, the other
 examples contribute nothing.  With shuffles they contribute the opposite of the canary,
 which reveals the step in which the canary replaced one of them; under Poisson sampling,
@@ -46,14 +46,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from accounting.core import neighboring_relation, sampler_registry
+from accounting.auditing import audit_case, audits
+from accounting.auditing.audit_case import Case, Observe
 from accounting.core.plan import DpSgdPlan
-from accounting.core.samplers import audit_case
-from accounting.core.samplers.audit_case import Audit, Case, Observe
 from pipelines.core.keys import KEY_BYTES
-from pipelines.core.sampling import samplers
-from pipelines.core.sampling.samplers import BlockRows
-from pipelines.core.sampling.shuffle import first_positions
+from pipelines.sampling import samplers
+from pipelines.sampling.samplers import BlockRows
+from pipelines.sampling.shuffle import first_positions
 from trainer.core.step import noise
 
 #: Largest number of noise values in a chunk of trials (128 MiB), and of its trials.
@@ -73,21 +72,7 @@ def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     Raises:
       InputError: the sampler has no audit.
     """
-    return _audit(plan, canary_rows).worst_case(plan)
-
-
-def _audit(plan: DpSgdPlan, canary_rows: int) -> Audit:
-    brought = neighboring_relation.brought(
-        plan.sampler, max_examples_per_user=canary_rows
-    )
-    audit = brought.audit
-    if audit is None:
-        sampler_registry.refuse(
-            plan.sampler,
-            "a worst case and a score for audits",
-            "Give its Sampler an Audit.",
-        )
-    return audit
+    return audits.audit_of(plan.sampler, canary_rows).worst_case(plan)
 
 
 def _blocks(case: Case) -> list[BlockRows]:
@@ -212,6 +197,5 @@ def score(
       means: Means of a step with the canary and with the ghost, relative to steps
         without.
     """
-    return _audit(plan, canary_rows).score(
-        plan, noise_multiplier, observe, positions, means
-    )
+    audit = audits.audit_of(plan.sampler, canary_rows)
+    return audit.score(plan, noise_multiplier, observe, positions, means)

@@ -44,10 +44,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from accounting.auditing import worst_cases
 from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
 from accounting.core.plan import DpSgdPlan
-from accounting.core.samplers import truncation
 from pipelines.core.users.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
@@ -211,7 +211,7 @@ class Outcome:
     @property
     def slack(self) -> float:
         """Probability that a step is truncated, which makes rows dependent."""
-        return truncation.any_truncation_probability(self.plan)
+        return worst_cases.any_truncation_probability(self.plan)
 
 
 def runs(

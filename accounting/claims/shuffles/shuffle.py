@@ -48,8 +48,7 @@ from accounting.core.numerics.root_finding import log_ratio
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian, privacy_profile
 from accounting.core.pld.loss_distribution import Atoms
-from accounting.core.samplers import audit_case, deterministic
-from accounting.core.samplers.audit_case import Case, Observe
+from accounting.core.samplers import deterministic
 
 UPPER_METHOD = "each use of an example is a Gaussian mechanism: the order is revealed"
 CLONES_METHOD = "null clones of the example's step (accounting.claims.shuffles)"
@@ -276,79 +275,6 @@ def necessary_noise(
     return min(found, sufficient)
 
 
-def worst_case(plan: DpSgdPlan) -> Case:
-    """Returns the data set of an audit: all other gradients are opposite.
-
-    If shuffling all rows in each trial is too expensive, fewer rows are shuffled into
-    the same number of equal batches: the canary's step is uniform either way (exactly,
-    if the batch size divides the number of examples).
-    """
-    if plan.num_examples * plan.num_epochs <= audit_case.MOST_ROWS:
-        rows, scaled = plan.num_examples, None
-        sizes = audit_case.two_blocks(rows)
-    else:
-        rows = min(2 * plan.steps_per_epoch, plan.num_examples)
-        sizes = (rows,)
-        scaled = (
-            f"{rows:,} of {plan.num_examples:,} examples are shuffled, in as many "
-            "equal batches: the canary's step follows the same law"
-        )
-    smaller = dataclasses.replace(
-        plan,
-        num_examples=rows,
-        expected_batch_size=max(1, rows // plan.steps_per_epoch),
-    )
-    return Case(
-        plan=smaller,
-        block_rows=sizes,
-        canary=rows // 2,
-        others=-1,
-        means=MEANS,
-        scaled=scaled,
-    )
-
-
-def score(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    positions: np.ndarray,
-    means: tuple[float, float],
-) -> np.ndarray:
-    """Returns the score of an audit; arguments as for `audit_case.Score`.
-
-    The canary's step of an epoch is uniform; a persistent shuffle has one for all.
-    """
-    del positions  # every row is alike
-    per_epoch = plan.steps_per_epoch
-    starts = range(0, plan.num_steps, per_epoch)
-    together = plan.num_shuffles == 1
-    groups = [list(starts)] if together else [[start] for start in starts]
-    total = np.zeros(())
-    for group in groups:
-        # The sum over k epochs has k times the mean and the variance.
-        sums = [
-            np.sum([observe(start + step) for start in group], axis=0)
-            for step in range(per_epoch)
-        ]
-        upper, lower = (
-            _log_mean_ratio(sums, mean, len(group), noise_multiplier) for mean in means
-        )
-        total = total + upper - lower
-    return total
-
-
-def _log_mean_ratio(
-    sums: list[np.ndarray], mean: float, epochs: int, noise_multiplier: float
-) -> np.ndarray:
-    """Returns ``ln sum_t exp((mean x_t - epochs mean^2 / 2) / s^2)``."""
-    total = np.full(sums[0].shape, -np.inf)
-    for observed in sums:
-        exponent = (mean * observed - epochs * mean**2 / 2) / noise_multiplier**2
-        np.logaddexp(total, exponent, out=total)
-    return total
-
-
 _DISCRETIZATION = (
     "for the upper bound, sums of likelihood ratios spread on geometric grids; for the "
     "lower, slices of the largest coordinate with losses rounded down; epochs by a "
@@ -373,7 +299,6 @@ def _sampler(lower_method: str, sampling: str) -> sampler_registry.Sampler:
         ),
         orders=orders,
         claims={CLONES_METHOD: "null clones"},
-        audit=audit_case.Audit(worst_case=worst_case, score=score),
     )
 
 

@@ -16,8 +16,6 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
-
 from accounting.core import neighboring_relation, sampler_registry
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.core.neighboring_relation import (
@@ -26,9 +24,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import dominating_pairs, gaussian
-from accounting.core.samplers import audit_case
-from accounting.core.samplers.audit_case import Observe
+from accounting.core.pld import gaussian
 
 METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 #: Why samplers that use every example once per epoch refuse add-or-remove.
@@ -135,31 +131,7 @@ def of_sensitivity(count: int) -> sampler_registry.Sampler:
             build=lambda package, plan, noise: event(package, plan, noise / count),
             relation=ADD_OR_REMOVE_ONE,
         ),
-        audit=None,
     )
-
-
-def score(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    positions: np.ndarray,
-    means: tuple[float, float],
-) -> np.ndarray:
-    """Returns the score of an audit, where the example's steps are known.
-
-    Arguments as for `audit_case.Score`.
-    """
-    del means  # others contribute nothing
-    # Step t starts at row ceil(t n / T).
-    own = positions * plan.steps_per_epoch // plan.num_examples
-    pair = dominating_pairs.remove_pair(1.0, noise_multiplier)
-    total = np.zeros(())
-    for step in range(plan.num_steps):
-        takes_part = own == step % plan.steps_per_epoch
-        if takes_part.any():
-            total = total + np.where(takes_part, pair.loss(observe(step)), 0.0)
-    return total
 
 
 def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
@@ -189,7 +161,6 @@ _ZERO_OUT = sampler_registry.Sampler(
     gaussian_dp=gaussian_dp,
     event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
     wording=_WORDING,
-    audit=audit_case.Audit(worst_case=audit_case.own_block, score=score),
 )
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,

@@ -25,10 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from accounting.core import neighboring_relation, sampler_registry
 from accounting.core.neighboring_relation import (
@@ -39,8 +36,6 @@ from accounting.core.neighboring_relation import (
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs, poisson_lower_bound, user_pairs
 from accounting.core.pld.dominating_pairs import Step
-from accounting.core.samplers import audit_case
-from accounting.core.samplers.audit_case import Observe
 from accounting.core.samplers.composed_steps import ComposedSteps, probability
 
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
@@ -78,32 +73,6 @@ def replacing_steps(
     """
     pair = dominating_pairs.replace_pair(sampling_probability, noise_multiplier)
     return ([(1.0, pair)],)
-
-
-def _score(
-    steps: Callable[[float, float], tuple[Step, ...]],
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    positions: np.ndarray,
-    means: tuple[float, float],
-) -> np.ndarray:
-    """Returns the score of an audit, given the pair of a step with the canary first."""
-    del positions, means  # every row is alike, and others contribute nothing
-    ((_, pair),), *_ = steps(float(plan.sampling_probability), noise_multiplier)
-    total = pair.loss(observe(0))
-    for step in range(1, plan.num_steps):
-        total += pair.loss(observe(step))
-    return total
-
-
-#: The score of an audit of one example.
-score: audit_case.Score = functools.partial(_score, steps)
-
-
-def user_score(count: int) -> audit_case.Score:
-    """Returns the score of an audit of users with ``count`` examples."""
-    return functools.partial(_score, functools.partial(user_pairs.steps, count))
 
 
 def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
@@ -177,7 +146,6 @@ def _sampler(
     found: ComposedSteps,
     lower_method: str,
     event: sampler_registry.Event,
-    audit: audit_case.Audit | None = None,
 ) -> sampler_registry.Sampler:
     return sampler_registry.Sampler(
         epsilon=found.epsilon,
@@ -192,7 +160,6 @@ def _sampler(
         poisson_rate=probability,
         event=event,
         wording=WORDING,
-        audit=audit,
     )
 
 
@@ -201,11 +168,7 @@ def of_users(count: int) -> sampler_registry.Sampler:
     event = sampler_registry.Event(
         build=functools.partial(user_event, count), relation=ADD_OR_REMOVE_ONE
     )
-    audit = audit_case.Audit(
-        worst_case=functools.partial(audit_case.own_block, canary_rows=count),
-        score=user_score(count),
-    )
-    return _sampler(of_user(count), USER_LOWER_METHOD, event, audit)
+    return _sampler(of_user(count), USER_LOWER_METHOD, event)
 
 
 _ADDED_WORDING = dataclasses.replace(
@@ -223,7 +186,6 @@ _ZERO_OUT = _sampler(
     OF_EXAMPLE,
     LOWER_METHOD,
     sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
-    audit_case.Audit(worst_case=audit_case.own_block, score=score),
 )
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,

@@ -51,8 +51,7 @@ from accounting.core.pld import (
     privacy_profile,
 )
 from accounting.core.pld.dominating_pairs import Step
-from accounting.core.samplers import audit_case, kept_rows, poisson, truncated_users
-from accounting.core.samplers.audit_case import Case
+from accounting.core.samplers import kept_rows, poisson, truncated_users
 from accounting.core.samplers.composed_steps import (
     PARTICIPATION,
     ComposedSteps,
@@ -61,11 +60,9 @@ from accounting.core.samplers.composed_steps import (
 from accounting.core.samplers.truncation import (
     TAIL_SLACK,
     TRUNCATION,
-    any_truncation_probability,
     tail_probability,
     truncation_delta,
 )
-from accounting.core.validation import check_int
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
@@ -436,37 +433,6 @@ def kept_probability(plan: DpSgdPlan) -> float:
     return max(0.0, kept * (1 - 1e-14))
 
 
-def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
-    """Returns the data set of an audit: all rows, or a few without the cap.
-
-    Omitting the cap changes any probability by at most the probability that any step is
-    truncated.
-
-    Args:
-      plan: The audited plan.
-      canary_rows: Number of rows of the canary.
-
-    Raises:
-      InputError: the data set has fewer rows than the canary.
-    """
-    check_int("canary_rows", canary_rows, at_least=1, at_most=plan.num_examples)
-    drawn = max(plan.num_examples, plan.expected_batch_size * plan.num_steps)
-    if drawn <= audit_case.MOST_ROWS:
-        rows = plan.num_examples
-        sizes = audit_case.two_blocks(rows)
-        first = (rows - canary_rows + 1) // 2
-        return Case(plan=plan, block_rows=sizes, canary=first, canary_rows=canary_rows)
-    slack = any_truncation_probability(plan)
-    return dataclasses.replace(
-        audit_case.own_block(TRUNCATION.without(plan), canary_rows),
-        slack=slack,
-        scaled=(
-            f"steps are not truncated at {plan.truncated_batch_size:,} examples; they "
-            f"would be with probability {slack:.1g} or less, which is taken off"
-        ),
-    )
-
-
 def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     """Returns the ``DpEvent`` of a run; None before dp_accounting 0.6.
 
@@ -529,10 +495,6 @@ def _of_users(
         delta_by_direction=None,
         lower_bound=sampler_registry.LowerBound(delta=lower, method=USER_LOWER_METHOD),
         event=None,
-        audit=audit_case.Audit(
-            worst_case=functools.partial(worst_case, canary_rows=count),
-            score=poisson.user_score(count),
-        ),
     )
 
 
@@ -555,7 +517,6 @@ _ZERO_OUT = sampler_registry.Sampler(
     truncation=TRUNCATION,
     event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL, tight=False),
     wording=_WORDING,
-    audit=audit_case.Audit(worst_case=worst_case, score=poisson.score),
 )
 _ADD_OR_REMOVE = dataclasses.replace(
     _of(_ZERO_OUT, OF_ADDED),

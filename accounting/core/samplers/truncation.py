@@ -55,16 +55,6 @@ def truncation_probability(plan: DpSgdPlan) -> float:
     )
 
 
-def any_truncation_probability(plan: DpSgdPlan) -> float:
-    """Returns a bound on the probability that any step is truncated; 0 without a cap.
-
-    No probability differs by more from its value under untruncated sampling.
-    """
-    if plan.truncated_batch_size is None:
-        return 0.0
-    return min(1.0, plan.num_steps * truncation_probability(plan))
-
-
 def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
     """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction.
 

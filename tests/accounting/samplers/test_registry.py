@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from accounting import events
-from accounting.auditing import audit
+from accounting.auditing import audit, audits, scores, worst_cases
+from accounting.auditing.audit_case import Audit
 from accounting.claims.model_mix import theorem
 from accounting.cli.commands import plan_command
 from accounting.core import (
@@ -33,20 +34,20 @@ from accounting.core.neighboring_relation import (
 )
 from accounting.core.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
 from accounting.core.pld import gaussian
-from accounting.core.samplers import audit_case, poisson
+from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
 from accounting.cross_check import check
 from accounting.planning import budget, comparison, sweeps, tan
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.keys import derive
-from pipelines.core.sampling import samplers
-from pipelines.core.sampling.samplers import BlockRows
 from pipelines.core.streams import Stream
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
+from pipelines.sampling import samplers
+from pipelines.sampling.samplers import BlockRows
 from trainer.auditing import audit_mechanism
 
 NAME = "all-or-nothing"
@@ -101,8 +102,8 @@ WHOLE = dataclasses.replace(
         sampling="one coin per step, for all examples at once",
         discretization="none, closed form",
     ),
-    audit=audit_case.Audit(worst_case=audit_case.own_block, score=poisson.score),
 )
+AUDIT = Audit(worst_case=worst_cases.own_block, score=scores.independent_steps)
 RULES = sampler_registry.PlanRules(
     once_per_epoch=False, largest_batch_size=sampler_registry.by_chance
 )
@@ -115,6 +116,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
     monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
+    monkeypatch.setattr(audits, "_AUDITS", dict(audits._AUDITS))
 
     def register(
         sampler: sampler_registry.Sampler = WHOLE,
@@ -187,6 +189,7 @@ def test_a_sampler_from_outside_is_sampled_and_packed(
 def test_a_sampler_from_outside_is_audited(registered: Register) -> None:
     """A true claim is found violated with probability 1e-6 at most."""
     plan = registered()
+    audits.register(NAME, AUDIT)
     claim = audit.claim(plan, 3.0, 1e-5)
     case = audit_mechanism.worst_case(plan)
     scores = [
@@ -437,8 +440,14 @@ def test_a_name_means_one_sampler(registered: Register) -> None:
             sampler_registry.register(taken, RULES, WHOLE)
         with pytest.raises(InputError, match="not to be registered yet"):
             samplers.register(taken, _assign)
+    audits.register(NAME, AUDIT)
+    for taken in (NAME, "poisson"):
+        with pytest.raises(InputError, match="not to have an audit yet"):
+            audits.register(taken, AUDIT)
     with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
         samplers.register("unheard-of", _assign)
+    with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
+        audits.register("unheard-of", AUDIT)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -447,5 +456,5 @@ def test_the_samplers_of_the_package_bring_what_a_run_needs(name: str) -> None:
     assert isinstance(brought, sampler_registry.Sampler)
     assert REPLACE_SPECIAL in brought.relations
     assert brought.wording is not None
-    assert brought.audit is not None
+    assert name in audits._AUDITS
     assert name in samplers._SAMPLERS

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
+from accounting.auditing import worst_cases
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian
@@ -177,12 +178,12 @@ def test_binomial_tail_by_hand():
 def test_probability_that_any_step_is_truncated_by_hand():
     """Both of two examples are in a step with probability 1/4; at most one is kept."""
     for steps, expected in ((1, 0.25), (3, 0.75), (10, 1.0)):
-        found = truncation.any_truncation_probability(plan(1, 1, 2, steps))
+        found = worst_cases.any_truncation_probability(plan(1, 1, 2, steps))
         assert found == pytest.approx(expected, rel=1e-8)
     open_plan = DpSgdPlan(
         sampler="poisson", num_examples=2, expected_batch_size=1, num_steps=3
     )
-    assert truncation.any_truncation_probability(open_plan) == 0.0
+    assert worst_cases.any_truncation_probability(open_plan) == 0.0
 
 
 def test_additive_delta_and_epsilon_say_the_same_and_delta_is_the_better_of_two():

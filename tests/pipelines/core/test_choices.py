@@ -12,8 +12,8 @@ from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core import choices
 from pipelines.core.choices import Rows, make_sampler
-from pipelines.core.sampling import samplers
 from pipelines.files.key_files import insecure_key
+from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import NAME
 
 #: Rows of blocks; some are empty, or hold a single row.

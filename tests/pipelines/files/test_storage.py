@@ -658,7 +658,7 @@ def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 WORKER_MODULES = (
     "job/transforms", "job/steps/map_step", "job/steps/reduce_step",
     "job/steps/bundles", "job/packing", "job/spill", "inputs/parquet_blocks",
-    "inputs/known_input", "core/sampling/samplers", "core/sampling/shuffle",
+    "inputs/known_input", "sampling/samplers", "sampling/shuffle",
     "core/streams",
     "core/batches/batch_format", "core/batches/tf_example", "core/batches/tfrecord",
 )  # fmt: skip

@@ -12,14 +12,14 @@ import pytest
 
 from accounting.core.plan import DpSgdPlan, steps_per_epoch
 from accounting.core.validation import InputError
-from pipelines.core.sampling import shuffle
-from pipelines.core.sampling.shuffle import find_boundaries, search_bytes
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import boundaries, packing, progress, sizing
 from pipelines.job.boundaries import BoundariesFile, complete
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout, search_threads, worker_bytes
+from pipelines.sampling import shuffle
+from pipelines.sampling.shuffle import find_boundaries, search_bytes
 
 KEY = insecure_key(1)
 BLOCKS = [("a", 700), ("b", 0), ("c", 301)]

@@ -16,10 +16,6 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.core.sampling.samplers import (
-    Participations,
-    sample_block,
-)
 from pipelines.files.key_files import create_key_file, insecure_key
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import job_folder, packing, poisson_batching, sizing, transforms
@@ -27,6 +23,10 @@ from pipelines.job.packing import Layout, sample_and_pack
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import local_threads, worker_bytes
 from pipelines.job.steps import reduce_step
+from pipelines.sampling.samplers import (
+    Participations,
+    sample_block,
+)
 
 MakeLayout = Callable[..., Layout]
 

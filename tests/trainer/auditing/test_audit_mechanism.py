@@ -17,7 +17,7 @@ from accounting.claims.shuffles import shuffle
 from accounting.core import accountant
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.sampling import samplers
+from pipelines.sampling import samplers
 from trainer.auditing import audit_mechanism
 from trainer.auditing.audit import audit as run_audit
 from trainer.core.step import noise
@@ -369,6 +369,8 @@ def test_more_rows_than_the_data_has_are_refused() -> None:
             audit_mechanism.worst_case(_plan(sampler, **few), 21)
     with pytest.raises(InputError, match="canary_rows=21 <= 20"):
         _settings(plan=_plan("poisson", **few), canary_rows=21)
+    with pytest.raises(InputError, match="max_examples_per_user=51 <= 50"):
+        audit_mechanism.worst_case(_plan("poisson"), 51)
     with pytest.raises(InputError, match="canary_rows=51 <= 50"):
         _settings(canary_rows=51)
     with pytest.raises(InputError, match="max_examples_per_user=0 >= 1"):
@@ -377,6 +379,6 @@ def test_more_rows_than_the_data_has_are_refused() -> None:
 
 def test_the_largest_noise_is_what_the_grid_holds() -> None:
     unit = audit_mechanism._UNIT
-    noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE, [unit])
+    noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE, unit)
     with pytest.raises(ValueError, match=r"at most 2\^47 units"):
-        noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE * 1.001, [unit])
+        noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE * 1.001, unit)

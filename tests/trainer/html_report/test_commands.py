@@ -20,10 +20,11 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
+from accounting.auditing import audits
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
-from pipelines.core.sampling import samplers
-from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE, _assign
+from pipelines.sampling import samplers
+from tests.accounting.samplers.test_registry import AUDIT, NAME, RULES, WHOLE, _assign
 from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
@@ -99,6 +100,7 @@ def own_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
     sampler_registry.register(NAME, RULES, WHOLE)
     samplers.register(NAME, _assign)
+    monkeypatch.setattr(audits, "_AUDITS", {**audits._AUDITS, NAME: AUDIT})
 
 
 def commands_of(page: str) -> list[list[str]]:

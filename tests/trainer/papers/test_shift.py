@@ -14,7 +14,7 @@ import pytest
 
 from accounting.core.plan import DETERMINISTIC, DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.sampling.samplers import BlockRows, sample_block
+from pipelines.sampling.samplers import BlockRows, sample_block
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import private_settings
 from trainer.papers import shift_report

@@ -27,8 +27,8 @@ import numpy as np
 import pytest
 
 from accounting.core.plan import POISSON, DpSgdPlan
-from pipelines.core.sampling import samplers
-from pipelines.core.sampling.samplers import BlockRows
+from pipelines.sampling import samplers
+from pipelines.sampling.samplers import BlockRows
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import ROW, BatchFolder, write_batches
 from tests.trainer.flat_settings import train_settings

@@ -21,10 +21,10 @@ from scipy import stats
 
 from accounting.core.plan import DpSgdPlan, check_epochs, steps_per_epoch
 from accounting.core.validation import InputError
-from pipelines.core.sampling import samplers
-from pipelines.core.sampling.samplers import BlockRows, Participations, arrange_steps
 from pipelines.core.streams import Stream
 from pipelines.files.key_files import insecure_key
+from pipelines.sampling import samplers
+from pipelines.sampling.samplers import BlockRows, Participations, arrange_steps
 from tests.pipelines.core.test_streams import FakeStream
 
 ERROR_RATE = 1e-6

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.core.sampling.shuffle, against sorting all in memory."""
+"""Guarantees of pipelines.sampling.shuffle, against sorting all in memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from accounting.core.plan import DpSgdPlan, steps_per_epoch
-from pipelines.core.sampling import shuffle
-from pipelines.core.sampling.shuffle import draw_ranks, find_boundaries, shuffled_steps
 from pipelines.files.key_files import insecure_key
+from pipelines.sampling import shuffle
+from pipelines.sampling.shuffle import draw_ranks, find_boundaries, shuffled_steps
 
 ERROR_RATE = 1e-6
 

@@ -58,9 +58,9 @@ from accounting.core.plan import (
 )
 from accounting.core.validation import InputError
 from pipelines.core.keys import derive
-from pipelines.core.sampling import shuffle
-from pipelines.core.sampling.shuffle import count_at_or_below
 from pipelines.core.streams import Stream
+from pipelines.sampling import shuffle
+from pipelines.sampling.shuffle import count_at_or_below
 
 _WORD = 1 << 64
 # Decimal digits: 128-bit thresholds stay exact after millions of recurrence steps.
@@ -300,7 +300,7 @@ def check_assigned(plan: DpSgdPlan) -> None:
         sampler_registry.refuse(
             plan.sampler,
             "an assignment of rows to steps",
-            "Register one with pipelines.core.sampling.samplers.register.",
+            "Register one with pipelines.sampling.samplers.register.",
         )
 
 

@@ -16,15 +16,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import check_int
 
 if TYPE_CHECKING:
     import numpy as np
 
-#: Largest number of rows times epochs that are sampled in a trial.
-MOST_ROWS = 4096
-#: Number of rows that are sampled if only the canary's sampling matters.
-_FEW_ROWS = 8
 #: Mean of a step with the canary, and with the ghost, relative to other steps.
 MEANS = (1.0, 0.0)
 
@@ -93,38 +88,9 @@ class Audit:
     Attributes:
       worst_case: Plan -> the worst-case data set.
       score: Score of the observations on it.
+      users: k -> the audit with a canary of k rows; None if there is none.
     """
 
     worst_case: Callable[[DpSgdPlan], Case]
     score: Score
-
-
-def own_block(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
-    """Returns the case of samplers where a row's steps depend only on its own block.
-
-    A few rows of one block are sampled, under the audited plan.
-
-    Args:
-      plan: The audited plan.
-      canary_rows: Number of rows of the canary.
-
-    Raises:
-      InputError: the data set has fewer rows than the canary.
-    """
-    check_int("canary_rows", canary_rows, at_least=1, at_most=plan.num_examples)
-    few = min(plan.num_examples, _FEW_ROWS - 1 + canary_rows)
-    # In the middle, since the first and last rows may be special.
-    first = (plan.num_examples - few) // 2
-    return Case(
-        plan=plan,
-        block_rows=(few,),
-        first_row=first,
-        canary=(few - canary_rows + 1) // 2,
-        canary_rows=canary_rows,
-    )
-
-
-def two_blocks(num_rows: int) -> tuple[int, ...]:
-    """Returns the sizes of two blocks of ``num_rows`` in all; a single one for 1."""
-    half = num_rows // 2
-    return (half, num_rows - half) if half else (num_rows,)
+    users: Callable[[int], Audit] | None = None
