@@ -262,6 +262,11 @@ def _probe_of(model: TrainableModel, manifest: Manifest, scale: str) -> _Probe:
             _values(column, num_rows, random, found)
             for found in (_PLAIN if of_column == _WIDE else of_column, of_column)
         )
+        if column.name in model.label_names:
+            # Both labels, whatever else is drawn: a loss may ignore rows of label 0.
+            values[kept] = (np.arange(len(kept)) % 2).reshape(
+                -1, *[1] * len(column.shape)
+            )
         others[places] = values[kept]
         first[column.name], second[column.name] = values, others
     return _Probe(first=first, second=second, kept=kept, places=places)

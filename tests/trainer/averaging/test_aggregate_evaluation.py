@@ -24,7 +24,7 @@ from trainer.model.losses import (
 from trainer.model.metrics import Metrics, binary_metrics
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.tf_compat import tf
+from trainer.tf_compat import keras, tf
 
 INPUTS = np.array([-2.0, -1.0, 1.0, 3.0])
 LABELS = np.array([0, 1, 0, 1])
@@ -34,7 +34,8 @@ class _Evaluator(Evaluator):
     """Stands in for held-out files with one column of four numbers."""
 
     def __init__(self, give: Callable[[], Any], loss: Loss, labels: Any) -> None:
-        model = TrainableModel(network=None, description={}, loss=loss)
+        network = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model = TrainableModel(network=network, description={}, loss=loss)
         nothing: Any = None
         super().__init__(held_out=nothing, model=model, predict=nothing)
         object.__setattr__(self, "found", lambda: (labels, give()))

@@ -55,10 +55,19 @@ def weights_of(run: pathlib.Path) -> list[np.ndarray]:
     return [v.numpy() for model in models for v in model.weights]
 
 
-def same_results(left: pathlib.Path, right: pathlib.Path) -> bool:
-    """Returns whether two finished runs have bit-identical results."""
+def same_results(
+    left: pathlib.Path, right: pathlib.Path, *, claims: bool = True
+) -> bool:
+    """Returns whether two finished runs have bit-identical results.
+
+    Args:
+      left: Folder of a run.
+      right: Folder of another run.
+      claims: Whether they rely on the same claims, which their statements name.
+    """
     pairs = zip(weights_of(left), weights_of(right), strict=True)
-    patterns = ("metrics.json", "curve.json", "privacy.*", "*.parquet", "iterates/*")
+    patterns = ["metrics.json", "curve.json", "*.parquet", "iterates/*"]
+    patterns += ["privacy.*"] * claims
     names = [
         [str(path.relative_to(run)) for name in patterns for path in run.glob(name)]
         for run in (left, right)
