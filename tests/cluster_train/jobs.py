@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import time
 
@@ -116,9 +117,16 @@ def make_input(
     return Input(folder, batch_size, num_steps, num_evaluations, more)
 
 
+_OF_CLAIMS = ("privacy.json", "privacy.txt", "run_record.json")
+
+
 def same(left: pathlib.Path, right: pathlib.Path) -> bool:
-    """Whether two finished runs have the same weights, metrics and statement."""
-    return results(left) == results(right)
+    """Whether two finished runs have the same weights, metrics and epsilon."""
+    found = [results(run) for run in (left, right)]
+    epsilons = {json.loads(each["privacy.json"])["epsilon"] for each in found}
+    # Several workers are a claim, which record and statement name.
+    rest = [{n: v for n, v in each.items() if n not in _OF_CLAIMS} for each in found]
+    return len(epsilons) == 1 and rest[0] == rest[1]
 
 
 def num_evaluations(run: pathlib.Path) -> int:
