@@ -29,7 +29,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.core.validation import InputError
 from pipelines.job import progress
-from pipelines.job.runtime.plain_errors import AGAIN, plain_errors
+from pipelines.job.runtime.plain_errors import AGAIN, StorageError, plain_errors
 
 
 def run_to_end(pipeline: beam.Pipeline) -> None:
@@ -151,9 +151,11 @@ def _one_line(error: BaseException, pipeline: beam.Pipeline) -> InputError | Non
     the local runner is a bug, which needs its traceback.
     """
     text = f"{type(error).__name__}: {error}"
-    found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
+    known = r"(InputError|StorageError): (.*?)(?: \[while running .*)?$"
+    found = re.findall(known, text, re.M)
     if found:
-        return InputError(found[-1])
+        kind, message = found[-1]
+        return StorageError(message) if kind == "StorageError" else InputError(message)
     if not isinstance(error, Exception) or isinstance(pipeline.runner, FnApiRunner):
         return None
     return InputError(

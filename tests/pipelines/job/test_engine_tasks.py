@@ -14,6 +14,7 @@ from apache_beam.runners.runner import PipelineRunner
 
 from accounting.core.validation import InputError
 from pipelines.job import engine_tasks
+from pipelines.job.runtime.plain_errors import StorageError
 from tests.pipelines.conftest import run_command, write_table
 
 
@@ -96,3 +97,13 @@ def test_a_bug_on_the_local_runner_keeps_its_traceback() -> None:
     _ = pipeline | beam.Create([0]) | beam.Map(lambda number: 1 // number)
     with pytest.raises(ZeroDivisionError):
         engine_tasks.run_to_end(pipeline)
+
+
+@pytest.mark.parametrize("kind", [InputError, StorageError])
+def test_an_error_in_the_traceback_of_an_engine_is_one_line(kind: type) -> None:
+    text = (
+        f"failed:\na.{kind.__name__}: Expected a disk [while running s]"
+    )
+    found = engine_tasks._one_line(RuntimeError(text), beam.Pipeline())
+    assert type(found) is kind
+    assert str(found) == "Expected a disk"
