@@ -101,9 +101,7 @@ def test_a_bug_on_the_local_runner_keeps_its_traceback() -> None:
 
 @pytest.mark.parametrize("kind", [InputError, StorageError])
 def test_an_error_in_the_traceback_of_an_engine_is_one_line(kind: type) -> None:
-    text = (
-        f"failed:\na.{kind.__name__}: Expected a disk [while running s]"
-    )
+    text = f"failed:\na.{kind.__name__}: Expected a disk [while running s]"
     found = engine_tasks._one_line(RuntimeError(text), beam.Pipeline())
     assert type(found) is kind
     assert str(found) == "Expected a disk"
