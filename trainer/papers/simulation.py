@@ -38,14 +38,12 @@ from accounting.planning.tan import Configuration
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments.comparison.case import Trial
 from trainer.experiments.comparison.runs import Runs, Say
-from trainer.model.metrics import metric_names
+from trainer.model.metrics import LOWER_IS_BETTER, metric_names
 from trainer.papers.extrapolation import Line, Prediction, fit_line
 from trainer.papers.settings import SimulationSettings
 from trainer.settings.comparison_settings import LAST
 from trainer.settings.train_settings import TrainSettings
 
-#: Held-out metrics for which smaller is better; larger is better for all others.
-LOWER_IS_BETTER = ("log_loss", "loss")
 #: Below this p-value the report says that the points deviate from a line.
 BENDS_BELOW = 0.05
 
