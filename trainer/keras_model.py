@@ -1,7 +1,6 @@
 """``make_private``: a Keras model whose ``fit`` is DP-SGD on batches of the pipeline.
 
-    model = make_private(network, batches="batches", run="run", epsilon=3, delta=1e-6,
-                         l2_norm_clip=10)
+    model = make_private(network, batches="batches", run="run", epsilon=3, delta=1e-6)
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True), ["AUC"])
     model.fit(epochs=2, validation_data=(x, y), callbacks=[...])
     print(model.privacy_statement().to_text())
@@ -76,7 +75,7 @@ from trainer.model.user_code import withhold_values
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy
-from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
+from trainer.settings.method_settings import DP_SGD
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, raw_variable, tf
@@ -100,7 +99,8 @@ def make_private(
     *,
     batches: str | os.PathLike[str],
     run: str | os.PathLike[str],
-    l2_norm_clip: float | None = None,
+    l2_norm_clip: float | str | None = None,
+    clip_quantile: float | None = None,
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -120,7 +120,9 @@ def make_private(
         ``tf.Module`` to call on a dict of columns; its weights are trained in place.
       batches: Folder that ``dpsgd batches`` wrote, here or in a store (``s3://``).
       run: New folder for the key, the record and the copy of the manifest.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; "auto", the
+        default, follows a quantile of the norms, at the same epsilon.
+      clip_quantile: Share of the norms that the automatic clip exceeds; 0.9 if None.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; give this or
         ``epsilon``.
       epsilon: Target for the whole plan, which determines the noise; needs ``delta``.
@@ -149,7 +151,6 @@ def make_private(
             "Expected a plain Keras model; this one is private already. Give its "
             ".network."
         )
-    _check_clip(l2_norm_clip, method)
     settings = TrainSettings(
         method=method,
         target_epsilon=epsilon,
@@ -157,6 +158,7 @@ def make_private(
         allow_large_delta=allow_large_delta,
         noise_multiplier=noise_multiplier,
         l2_norm_clip=l2_norm_clip,
+        clip_quantile=clip_quantile,
         initial_weights=(
             None if initial_weights is None else os.fspath(initial_weights)
         ),
@@ -177,15 +179,6 @@ def make_private(
         noise_key_file=key,
         augment=augment,
     )
-
-
-def _check_clip(l2_norm_clip: float | None, method: str) -> None:
-    """Requires a clip norm: the loss, which has a default, comes with ``compile``."""
-    if l2_norm_clip is None and method != NON_PRIVATE:
-        raise InputError(
-            f"Expected l2_norm_clip for method={method!r}. Try 2 beside a "
-            "cross-entropy, and 1 beside another loss."
-        )
 
 
 class PrivateModel(keras.Model):

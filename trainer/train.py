@@ -376,6 +376,7 @@ class _Training:
         self._bias = self._clipping_bias(made.bounded)
 
     def _trace_step(self, made: _Made) -> CapturedState:
+        self._adaptive = made.bounded.adaptive
         step = Step(
             self._model.optimized,
             made.bounded,
@@ -495,10 +496,10 @@ class _Training:
     def _before_step(self, drawn: list[np.ndarray]) -> list[np.ndarray]:
         """Returns the noise among the draws of a step."""
         self._averages.before_step(self._done)
-        num_variables = len(self._model.variables)
+        of_noise = len(self._model.variables) + (self._adaptive is not None)
         if self._hooks.optimizer is not None:
-            self._optimizer.before_step(drawn[num_variables:])
-        return drawn[:num_variables]
+            self._optimizer.before_step(drawn[of_noise:])
+        return drawn[:of_noise]
 
     def _observe(self, batch: Element) -> None:
         if self._bias is not None:
@@ -538,6 +539,8 @@ class _Training:
         if self._evaluator is None:
             return
         point = {"step": self._done, **self._evaluator.metrics()}
+        if self._adaptive is not None:
+            point["l2_norm_clip"] = float(self._adaptive.norm)
         if self._settings.evaluate_averages:
             point["aggregates"] = {n: self._metrics_of(n) for n in self._averages}
         self._state.points.append(point)

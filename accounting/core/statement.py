@@ -86,6 +86,10 @@ def _wording(
     return wording
 
 
+#: Instead of a clip norm: each step has its own, which follows a noisy count.
+AUTO_CLIP = "auto"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
     """A privacy claim, with everything that a reader needs to check it.
@@ -93,7 +97,8 @@ class PrivacyStatement:
     Attributes:
       plan: What was executed.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if not stated.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; "auto" if it follows
+        a count in the noisy sums; None if not stated.
       delta: The delta of the claim.
       epsilon: Bounds on epsilon at ``delta``.
       gradients: The method and what it clips, in words.  It clips a function of one
@@ -112,7 +117,7 @@ class PrivacyStatement:
 
     plan: DpSgdPlan
     noise_multiplier: float
-    l2_norm_clip: float | None
+    l2_norm_clip: float | str | None
     delta: float
     epsilon: accountant.Bounds
     gradients: str = DP_SGD_GRADIENTS
@@ -181,6 +186,14 @@ class PrivacyStatement:
         """The mechanism in words."""
         words = self._own_words
         clipped, released = (words.clipped, words.released) if words else ("", "")
+        if self.l2_norm_clip == AUTO_CLIP:
+            return (
+                f"{self.gradients} in units of the step's clip norm, with one more "
+                "coordinate for the count that it follows, clipped to norm 1, summed, "
+                "Gaussian noise of standard deviation noise_multiplier added once per "
+                "step, divided by the constant expected_batch_size, and multiplied by "
+                "the clip norm"
+            )
         return (
             f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, Gaussian "
             "noise of standard deviation noise_multiplier * l2_norm_clip added once "
@@ -375,7 +388,7 @@ def privacy_statement(
     *,
     noise_multiplier: float,
     delta: float,
-    l2_norm_clip: float | None = None,
+    l2_norm_clip: float | str | None = None,
     gradients: str = DP_SGD_GRADIENTS,
     theorem: Theorem | None = None,
     allow_large_delta: bool = False,
@@ -389,8 +402,8 @@ def privacy_statement(
       plan: What was executed.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
       delta: The delta of the claim, in (0, 1).
-      l2_norm_clip: Bound on the L2 norm of one example's gradient; None to leave it
-        out.  With ``theorem`` it must be the theorem's.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient, or "auto"; None to
+        leave it out.  With ``theorem`` it must be the theorem's.
       gradients: The method and what it clips, in words.  It must clip a function of one
         example and of earlier releases.
       theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
@@ -408,8 +421,8 @@ def privacy_statement(
     # Refused before epsilon is computed, which may take seconds.
     _wording(plan, neighboring_relation, max_examples_per_user)
     deltas.check(delta, allow_large=allow_large_delta)
-    if l2_norm_clip is not None:
-        check_float("l2_norm_clip", l2_norm_clip, above=0.0)
+    if l2_norm_clip not in (None, AUTO_CLIP):
+        check_float("l2_norm_clip", l2_norm_clip, above=0.0)  # type: ignore[arg-type]
     # A theorem's parameters have the clip norm as their unit.
     if theorem is not None and theorem.l2_norm_clip != l2_norm_clip:
         raise InputError(

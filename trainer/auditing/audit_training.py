@@ -48,6 +48,7 @@ from accounting.auditing import worst_cases
 from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
 from accounting.core.plan import DpSgdPlan
+from accounting.core.statement import AUTO_CLIP
 from pipelines.core.users.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
@@ -75,7 +76,7 @@ class SmallRun:
       steps_per_epoch: At most that of the audited plan, except for few canaries.
       num_epochs: At most that of the audited plan.
       noise_multiplier: Noise multiplier of the audited run.
-      l2_norm_clip: Clip norm of the audited run.
+      l2_norm_clip: Clip norm of the audited run, or "auto".
       embedding_noise: Noise of the tables: "dense" or "lazy".
       num_canaries: Number of canaries.
       physical_batch_size: Examples per physical batch.
@@ -89,7 +90,7 @@ class SmallRun:
     steps_per_epoch: int
     num_epochs: int
     noise_multiplier: float
-    l2_norm_clip: float
+    l2_norm_clip: float | str
     embedding_noise: str
     num_canaries: int
     physical_batch_size: int
@@ -133,7 +134,8 @@ class SmallRun:
     @property
     def steps_per_release(self) -> int:
         """Steps per release: several with lazy noise, so that some is late."""
-        lazy = self.embedding_noise == LAZY_NOISE
+        # Of an automatic clip, the steps of a release would have several clips.
+        lazy = self.embedding_noise == LAZY_NOISE and self.l2_norm_clip != AUTO_CLIP
         return min(_LAZY_STEPS, self.steps_per_epoch) if lazy else 1
 
 
@@ -143,7 +145,7 @@ _WEIGHTS, _UNPROVEN = "weights", "unproven_weights"
 def small_runs(
     plan: DpSgdPlan,
     noise_multiplier: float,
-    l2_norm_clip: float,
+    l2_norm_clip: float | str,
     sampled: str | None = None,
     rows_per_user: int = 1,
     *,
@@ -217,7 +219,7 @@ class Outcome:
 def runs(
     plan: DpSgdPlan,
     noise_multiplier: float,
-    l2_norm_clip: float,
+    l2_norm_clip: float | str,
     trials: int,
     sampled: str | None = None,
     rows_per_user: int = 1,

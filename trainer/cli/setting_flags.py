@@ -53,6 +53,34 @@ class Listed(click.ParamType):
         return tuple(self._kind.convert(part, param, ctx) for part in parts)
 
 
+class NumberOr(click.ParamType):
+    """A number, or a word.
+
+    Args:
+      word: The word.
+    """
+
+    name = "float"
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """Returns the placeholder for the help: see `click.ParamType.get_metavar`."""
+        return f"FLOAT|{self._word}"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Returns a number or the word: see `click.ParamType.convert`."""
+        if value == self._word:
+            return value
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is neither a number nor {self._word}.", param, ctx)
+
+
 def public(name: str, setting: Setting) -> str:
     """Returns the name of a setting on the command line and in files.
 
@@ -74,6 +102,7 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
     """
     default = setting.flag_default or setting.default
     kind = click.types.convert_type(_PATH if _is_path(setting.kind) else setting.kind)
+    kind = kind if setting.word is None else NumberOr(setting.word)
     arguments: dict[str, Any] = {
         "type": _choice(setting.choices) if setting.choices else kind,
         "metavar": setting.metavar,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from trainer.core import claims
+from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.per_example import GradientSum, clipped
 from trainer.gradients.clipping import plain_sum
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import DEFAULT_QUANTILE, TrainSettings
 
 
 def hooks_of(method: str) -> Hooks:
@@ -68,18 +69,21 @@ def step_sum(
 
     Raises:
       InputError: the method does not support this model, or no grid is fine enough.
-      ValueError: a private run without a clip norm.
     """
     hooks = hooks_of(settings.method)
     if hooks.gradients is None or noise_multiplier is None:
         return StepSum(gradient_sum(model, settings), plan)
-    if settings.l2_norm_clip is None:  # the loss is still "auto"
-        raise ValueError("Expected the clip norm of a private run to be settled.")
+    clip = settings.l2_norm_clip
+    assert clip is not None  # of a private run
     linf_factor = hooks.linf_factor(model, settings) if hooks.linf_factor else 1
     return BoundedSum(
         hooks.gradients(model, settings),
         plan,
-        l2_norm_clip=settings.l2_norm_clip,
+        l2_norm_clip=(
+            AdaptiveClip(settings.clip_quantile or DEFAULT_QUANTILE)
+            if isinstance(clip, str)
+            else clip
+        ),
         noise_multiplier=noise_multiplier,
         linf_factor=linf_factor,
         relies_on=_claims(model, settings),
@@ -115,7 +119,7 @@ def gradient_sum(
     """
     hooks = hooks_of(settings.method)
     clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
-    if hooks.gradients is None or clip is None:
+    if hooks.gradients is None or clip is None or isinstance(clip, str):
         found = plain_sum(model)
     else:
         found = clipped(hooks.gradients(model, settings), l2_norm_clip=clip)

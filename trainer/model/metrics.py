@@ -205,7 +205,10 @@ def metric_names(fields: Mapping[str, Any]) -> list[str]:
       >>> metric_names({"step": 3, "auc": 0.5, "log_loss": 0.7, "num_examples": 9})
       ['auc', 'log_loss']
     """
-    known = ("step", "num_examples", "examples", "guessing", "method", "uncertainty")
+    known = (
+        "step", "num_examples", "examples", "guessing", "method", "uncertainty",
+        "l2_norm_clip",
+    )  # fmt: skip
     return [
         name
         for name, value in fields.items()

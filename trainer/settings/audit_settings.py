@@ -30,7 +30,7 @@ class AuditSettings:
       delta: Delta of the claim, in (0, 1).
       claim: Test the epsilon of this sampler at the same noise.  [default: that of the
         audited sampler]
-      l2_norm_clip: Clip norm of the run, for the trainer level.
+      l2_norm_clip: Clip norm of the run, or "auto", for the trainer level.
       level: mechanism: sampler and noise of all steps on worst-case data.  trainer:
         small end-to-end runs of `batches` and `train`.
       trials: Number of trials.  [default: 20,000; for trainer 8,192, the minimum, 4,096
@@ -52,7 +52,7 @@ class AuditSettings:
     noise_multiplier: float
     delta: float
     claim: str | None = setting(None, choices=sampler_registry.names)
-    l2_norm_clip: float = 1.0
+    l2_norm_clip: float | str = 1.0
     level: str = setting(MECHANISM, choices=LEVELS)
     trials: int | None = setting(None, at_least=100, at_most=_MOST_TRIALS)
     confidence: float = setting(0.999, above=0.5, below=1.0)

@@ -23,6 +23,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.settings.methods import (
@@ -164,6 +165,12 @@ def _check_mixing(settings: TrainSettings) -> None:
             f"Expected --optimizer sgd for method={settings.method!r}, not "
             f"{settings.optimizer}: {why}."
         )
+    if settings.l2_norm_clip == AUTO_CLIP:
+        raise InputError(
+            f"Expected l2_norm_clip='auto' to be a number for method="
+            f"{settings.method!r}: its widths are in units of one clip norm. Give "
+            "--l2-norm-clip 1."
+        )
     if settings.train_over is not None:
         raise InputError(
             f"Expected no train_over={settings.train_over!r} for method="
@@ -172,7 +179,7 @@ def _check_mixing(settings: TrainSettings) -> None:
 
 
 def _mixing(
-    settings: Mapping[str, Any], clip: float, optimizer: Mapping[str, Any] | None
+    settings: Mapping[str, Any], clip: float | str, optimizer: Mapping[str, Any] | None
 ) -> Theorem | None:
     # Other optimizers and averages may depend on the coefficients, which the theorem
     # requires to be hidden.  DP-SGD's bound holds whether they are or not.

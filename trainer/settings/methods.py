@@ -35,12 +35,12 @@ NON_PRIVATE = "non-private"
 #: (settings of the method, l2_norm_clip, the run's ``describe_optimizer()`` or None for
 #: a plan without a run) -> the method's theorem; None if DP-SGD's accounting holds.
 Accounting = Callable[
-    [Mapping[str, Any], float, "Mapping[str, Any] | None"], "Theorem | None"
+    [Mapping[str, Any], float | str, "Mapping[str, Any] | None"], "Theorem | None"
 ]
 
 
 def as_dp_sgd(
-    settings: Mapping[str, Any], clip: float, optimizer: Mapping[str, Any] | None
+    settings: Mapping[str, Any], clip: float | str, optimizer: Mapping[str, Any] | None
 ) -> None:
     """The accounting of a method that releases noisy sums of clipped gradients.
 
@@ -48,7 +48,7 @@ def as_dp_sgd(
 
     Args:
       settings: Settings of the method.
-      clip: Bound on the L2 norm of one example's gradient.
+      clip: Bound on the L2 norm of one example's gradient, or "auto".
       optimizer: Description of the optimizer, which is post-processing.
     """
     del settings, clip, optimizer
@@ -157,7 +157,7 @@ def get(name: str) -> Method:
 def theorem_of(
     name: str,
     settings: Mapping[str, Any],
-    l2_norm_clip: float,
+    l2_norm_clip: float | str,
     optimizer: Mapping[str, Any] | None = None,
 ) -> Theorem | None:
     """Returns the theorem of a method; None if DP-SGD's accounting holds.
@@ -165,7 +165,7 @@ def theorem_of(
     Args:
       name: Name of the method.
       settings: All of its settings.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient, or "auto".
       optimizer: The run's ``TrainSettings.describe_optimizer()``; None for a plan
         without a run.
 

@@ -56,6 +56,7 @@ class Setting:
       choices: Accepted values, or a function that returns those of a registry; None if
         ``check`` and the bounds decide.
       at_least, above, at_most, below: Bounds of a number.
+      word: What may be given instead of a number; None for nothing.
       check: (name, value) -> raises InputError if the value is refused.
       default: Value if none is given, or ``REQUIRED``.
       flag_default: Value if no option is given, where that differs.
@@ -74,6 +75,7 @@ class Setting:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    word: str | None = None
     check: Callable[[str, Any], object] = lambda name, value: None
     default: Any = None
     flag_default: Any = None
@@ -92,6 +94,8 @@ class Setting:
         """
         choices = self.choices() if callable(self.choices) else self.choices
         for one in value if self.many else (value,):
+            if self.word is not None and one == self.word:
+                continue
             if choices is not None:
                 check_choice(name, one, choices)
             bounds: Any = {"at_least": self.at_least, "at_most": self.at_most}
@@ -134,7 +138,8 @@ def _declared(cls: Any) -> Mapping[str, Setting]:
 def _completed(found: Setting, annotation: Any, text: str) -> Setting:
     """Returns the setting with the type of its annotation, and its description."""
     if isinstance(annotation, types.UnionType):
-        [annotation] = [one for one in annotation.__args__ if one is not types.NoneType]
+        # Of a number or a word, the number; see ``word``.
+        annotation, *_ = [one for one in annotation.__args__ if one != types.NoneType]
     many = typing.get_origin(annotation) is tuple
     kind = typing.get_args(annotation)[0] if many else annotation
     return dataclasses.replace(found, kind=kind, many=many, help=text)

@@ -7,8 +7,9 @@ import functools
 from typing import Any
 
 from accounting.core import deltas
+from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
-from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
+from trainer.model.metrics import LOSSES, OTHER
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.method_settings import NON_PRIVATE, MethodSettings
@@ -36,9 +37,17 @@ LOSSES_OF_LABELS = {
     "regression": ("mean_squared_error", "mean_absolute_error", "huber", "log_cosh"),
 }
 
-#: Task of the loss -> default clip norm, measured with the default optimizer and
-#: learning rate: see the table in docs/pitfalls.md.
-DEFAULT_CLIPS = {BINARY: 2.0, CLASSES: 2.0, OTHER: 1.0}
+#: The quantile.  Lower ones clip the rare class of an imbalanced label away: see the
+#: table in docs/defaults.md.
+DEFAULT_QUANTILE = 0.9
+
+#: Default learning rates.  The steps of these have the size of the rate, whatever the
+#: gradients'.
+_RATES = {
+    **dict.fromkeys(("adam", "adamw", "nadam", "adamax", "rmsprop"), 0.01),
+    "lion": 0.001,
+}
+_OTHER_RATE = 0.1
 
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
@@ -68,6 +77,11 @@ of_training = functools.partial(setting, group=TRAINING)
 of_model = functools.partial(setting, group=MODEL)
 
 
+def clip_in_words(l2_norm_clip: float | str) -> str:
+    """Returns a clip norm, or "auto", for tables and names."""
+    return l2_norm_clip if isinstance(l2_norm_clip, str) else f"{l2_norm_clip:g}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings(MethodSettings, AggregationSettings):
     """Training settings: all but batches, held-out examples and keys.  All public.
@@ -79,13 +93,15 @@ class TrainSettings(MethodSettings, AggregationSettings):
       target_delta: Well below 1 / number of examples.
       allow_large_delta: Accept a delta of 0.01 or more, which protects next to nothing.
       noise_multiplier: Instead of --epsilon.
-      l2_norm_clip: Bound on the norm of one example's gradient.  [default: 2 for a
-        cross-entropy, 1 for any other loss]
+      l2_norm_clip: Bound on the norm of one example's gradient.  auto: follows a
+        quantile of the norms, at the same epsilon.  [default: auto]
+      clip_quantile: Share of the norms that the automatic clip exceeds; lower ones
+        clip rare labels away.  [default: 0.9]
       optimizer: sgd, momentum, adadelta, adagrad, adam, adamax, adamw, ftrl, lion,
         nadam, rmsprop, or module:function, which takes the learning rate and returns a
         Keras optimizer.
-      learning_rate: The default suits momentum and the default clip norm; for Adam try
-        0.01.
+      learning_rate: Size of a step.  [default: 0.01 for adam, adamw, nadam, adamax and
+        rmsprop, 0.001 for lion, 0.1 for others]
       learning_rate_schedule: Schedule by which the learning rate decays.
       warmup_steps: Steps of linear warm-up of the learning rate.
       final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
@@ -126,9 +142,12 @@ class TrainSettings(MethodSettings, AggregationSettings):
     target_delta: float | None = setting(None, group=PRIVACY, flag="delta")
     allow_large_delta: bool = setting(False, group=PRIVACY)
     noise_multiplier: float | None = setting(None, group=PRIVACY, at_least=0)
-    l2_norm_clip: float | None = setting(None, group=PRIVACY, at_least=_LEAST_CLIP)
-    optimizer: str = of_training("momentum", check=named_or_code(*OPTIMIZERS))
-    learning_rate: float = of_training(0.1, above=0, recorded=True)
+    l2_norm_clip: float | str | None = setting(
+        None, group=PRIVACY, at_least=_LEAST_CLIP, word=AUTO_CLIP
+    )
+    clip_quantile: float | None = setting(None, group=PRIVACY, at_least=0.5, below=1)
+    optimizer: str = of_training("adam", check=named_or_code(*OPTIMIZERS))
+    learning_rate: float = of_training(None, above=0, recorded=True)
     learning_rate_schedule: str = of_training(
         CONSTANT, choices=SCHEDULES, recorded=True
     )
@@ -163,6 +182,9 @@ class TrainSettings(MethodSettings, AggregationSettings):
         MethodSettings.__post_init__(self)
         AggregationSettings.__post_init__(self)
         self._check_initial_weights()
+        if self.learning_rate is None:  # frozen
+            rate = _RATES.get(self.optimizer, _OTHER_RATE)
+            object.__setattr__(self, "learning_rate", rate)
         if self.target_delta is not None:
             deltas.check(self.target_delta, allow_large=self.allow_large_delta)
         if self.method == NON_PRIVATE:
@@ -220,11 +242,12 @@ class TrainSettings(MethodSettings, AggregationSettings):
             self.target_delta,
             self.noise_multiplier,
             self.l2_norm_clip,
+            self.clip_quantile,
         )
         if any(value is not None for value in given):
             raise InputError(
-                "method='non-private' has no --epsilon, --delta, --noise-multiplier or "
-                "--l2-norm-clip. Omit them."
+                "method='non-private' has no --epsilon, --delta, --noise-multiplier, "
+                "--l2-norm-clip or --clip-quantile. Omit them."
             )
 
     def _check_private(self) -> None:
@@ -238,8 +261,25 @@ class TrainSettings(MethodSettings, AggregationSettings):
                 f"epsilon={self.target_epsilon} is not complete without --delta. Add "
                 "it; usual is at most one over the number of examples."
             )
-        if self.l2_norm_clip is None and self.loss != AUTO_LOSS:  # frozen
-            object.__setattr__(self, "l2_norm_clip", DEFAULT_CLIPS[self.task])
+        if self.l2_norm_clip is None:  # frozen
+            object.__setattr__(self, "l2_norm_clip", AUTO_CLIP)
+        self._check_quantile()
+
+    def _check_quantile(self) -> None:
+        if self.l2_norm_clip != AUTO_CLIP:
+            if self.clip_quantile is not None:
+                raise InputError(
+                    f"clip_quantile={self.clip_quantile} is of an automatic clip, and "
+                    f"--l2-norm-clip {self.l2_norm_clip} is fixed. Omit one of them."
+                )
+            return
+        if self.non_private_diagnostics:
+            raise InputError(
+                "--non-private-diagnostics compares the sums of one clip norm, and "
+                "--l2-norm-clip auto has another in each step. Give it a number."
+            )
+        if self.clip_quantile is None:  # frozen
+            object.__setattr__(self, "clip_quantile", DEFAULT_QUANTILE)
 
     @property
     def task(self) -> str:

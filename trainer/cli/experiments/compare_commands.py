@@ -12,12 +12,14 @@ from accounting.cli import registered, shared_options
 from accounting.cli.grouped import Grouped
 from accounting.cli.registered import Registered
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
+from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
 from trainer.cli.experiments.experiment_flags import listed
+from trainer.cli.setting_flags import NumberOr
 from trainer.settings import methods
 from trainer.settings.comparison_settings import NOISE_RULES, SAME, ComparisonSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
@@ -63,7 +65,9 @@ from trainer.settings.user_levels import UserLevels
 )
 @shared_options.epochs("Epochs of the batches.", required=True, **listed(click.INT))
 @shared_options.l2_norm_clip(
-    "Clip norm of all private methods.", "clips", required=True, **listed(click.FLOAT)
+    "Clip norm of all private methods, or auto.  [default: auto]",
+    "clips",
+    **listed(NumberOr(AUTO_CLIP)),
 )
 @shared_options.user_column(
     "Column of users' ids: compare sampling rows and users at one user-level epsilon."
@@ -236,7 +240,7 @@ def _requests(
         set_here |= {name: flags[name] for name in ("delta", "allow_large_delta")}
         set_here["epsilon"] = next(iter(flags["epsilons"]), None)
         set_here["noise_multiplier"] = next(iter(flags["noises"]), None)
-        clips = ",".join(map(repr, flags["clips"]))
+        clips = ",".join(map(str, flags["clips"] or (AUTO_CLIP,)))
         rest = (f"--l2-norm-clip={clips}", *rest)
     return [
         experiment_flags.request(flags, set_here, arguments)

@@ -44,6 +44,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from accounting.core.plan import DpSgdPlan
+from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, installed_version, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
@@ -60,7 +61,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 5
+RUN_RECORD_VERSION = 6
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
@@ -131,7 +132,10 @@ class RunRecord:
       complete: Whether these are all steps of the plan.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; None without
         noise.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if unclipped.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; "auto" if it follows
+        a noisy count; None if unclipped.
+      clip_quantile: Share of the norms that an automatic clip exceeds; None for a fixed
+        one.
       expected_batch_size: The constant that every noisy sum was divided by.
       target_delta: The delta that the run was asked to state epsilon for, or None.
       manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
@@ -154,7 +158,7 @@ class RunRecord:
     num_steps_executed: int
     complete: bool
     noise_multiplier: float | None
-    l2_norm_clip: float | None
+    l2_norm_clip: float | str | None
     expected_batch_size: int
     target_delta: float | None
     manifest_fingerprint: str
@@ -162,6 +166,7 @@ class RunRecord:
     optimizer: dict[str, Any]
     model: dict[str, Any]
     versions: dict[str, str]
+    clip_quantile: float | None = None
     relies_on: list[str] = dataclasses.field(default_factory=list)
     records_id: str = ""
     simulates: str = ""
@@ -198,7 +203,10 @@ class RunRecord:
             return
         # None is refused by name, as any other value that is not a number.
         check_float("noise_multiplier", self.noise_multiplier, at_least=0)  # type: ignore[arg-type]
-        check_float("l2_norm_clip", self.l2_norm_clip, above=0)  # type: ignore[arg-type]
+        if self.l2_norm_clip == AUTO_CLIP:
+            check_float("clip_quantile", self.clip_quantile, at_least=0.5, below=1)  # type: ignore[arg-type]
+        else:
+            check_float("l2_norm_clip", self.l2_norm_clip, above=0)  # type: ignore[arg-type]
 
     @property
     def fits(self) -> list[dict[str, Any]]:

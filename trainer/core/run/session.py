@@ -214,7 +214,7 @@ class Session:
         for name, found, wanted in (
             ("plan", bounded.plan, self.manifest.plan),
             ("noise_multiplier", bounded.noise_multiplier, self.noise_multiplier),
-            ("l2_norm_clip", bounded.bound, self.settings.l2_norm_clip),
+            ("l2_norm_clip", bounded.l2_norm_clip, self.settings.l2_norm_clip),
         ):
             if found != wanted:
                 raise InputError(
@@ -334,7 +334,8 @@ class Session:
             num_steps_executed=self.num_steps_executed,
             complete=complete,
             noise_multiplier=bounded.noise_multiplier,
-            l2_norm_clip=bounded.bound,
+            l2_norm_clip=bounded.l2_norm_clip,
+            clip_quantile=bounded.clip_quantile,
             expected_batch_size=bounded.divisor,
             relies_on=[*self.relies_on],
             target_delta=settings.target_delta,

@@ -8,10 +8,10 @@ which is made of the plan.  Step, noise, lazy tables and run record ask it, and 
 such number from anybody else: they cannot disagree.
 
 Formal guarantees:
-  - One row changes ``unit`` times the value of a ``BoundedSum`` by at most ``bound`` in
-    L2 norm (and the relative 1e-4 of float32 that ``per_example`` names): it clips to
-    what truncation to the grid leaves of the bound (see ``grid``), whatever
-    gradients a method brings.
+  - One row changes ``unit`` times the value of a ``BoundedSum``, its count included, by
+    at most ``bound`` in L2 norm (and the relative 1e-4 of float32 that ``per_example``
+    names): it clips to what truncation to the grid leaves of the bound (see ``grid``),
+    whatever gradients a method brings.
   - Grid, noise and divisor are functions of ``bound``, ``noise_multiplier`` and
     ``plan``.  A grid whose clip and rounding exceed the bound is refused.
   - ``relies_on`` names every claim by which the bound holds; an unknown one is refused,
@@ -28,9 +28,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from accounting.core.plan import DpSgdPlan
+from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError, check_float
 from trainer.core import claims
 from trainer.core.step import grid
+from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.grid import Grid
 from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
 from trainer.core.step.single_examples import SingleExamples
@@ -48,6 +50,7 @@ class StepSum:
     bound: float | None = None
     noise_multiplier: float | None = None
     grid: Grid | None = None
+    adaptive: AdaptiveClip | None = None
     plan: DpSgdPlan
     _function: GradientSum
     relies_on: tuple[str, ...] = ()
@@ -76,6 +79,16 @@ class StepSum:
         return self.plan.expected_batch_size
 
     @property
+    def l2_norm_clip(self) -> float | str | None:
+        """C, or "auto" if each step has its own, which its sum is in units of."""
+        return self.bound if self.adaptive is None else AUTO_CLIP
+
+    @property
+    def clip_quantile(self) -> float | None:
+        """Share of the norms that an automatic clip exceeds; None for a fixed one."""
+        return None if self.adaptive is None else self.adaptive.quantile
+
+    @property
     def noise_stddev(self) -> float:
         """Standard deviation of the noise on each coordinate of a step's sum."""
         return (self.noise_multiplier or 0.0) * (self.bound or 0.0)
@@ -94,7 +107,17 @@ class StepSum:
         """Returns a sum of values over the divisor, float32."""
         if self.grid is None:
             return total / float(self.divisor)
-        return self.grid.mean(total, float(self.divisor))
+        mean = self.grid.mean(total, float(self.divisor))
+        return mean if self.adaptive is None else mean * self.adaptive.norm
+
+    def adapt(self, count: Any) -> None:
+        """Sets the clip of the next step, within a ``tf.function``, if it adapts.
+
+        Args:
+          count: Noisy sum of the last value, in units; None for a fixed clip.
+        """
+        if self.adaptive is not None and self.grid is not None:
+            self.adaptive.adapt(count, self.grid, self.divisor)
 
 
 class BoundedSum(StepSum):
@@ -103,7 +126,8 @@ class BoundedSum(StepSum):
     Args:
       gradients: Gradients of single examples, which are clipped here.
       plan: Plan of the batches.
-      l2_norm_clip: C, the bound, above 0.
+      l2_norm_clip: C, the bound, above 0; or what gives each step its own clip, in
+        units of which the sum is: its bound is 1, and its last value is a count.
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
       linf_factor: p, from 1 to the number of values; each coordinate is clipped to the
         clip norm over the root of p.
@@ -118,7 +142,7 @@ class BoundedSum(StepSum):
         gradients: ExampleGradients,
         plan: DpSgdPlan,
         *,
-        l2_norm_clip: float,
+        l2_norm_clip: float | AdaptiveClip,
         noise_multiplier: float,
         linf_factor: float = 1,
         relies_on: Iterable[str] = (),
@@ -130,19 +154,33 @@ class BoundedSum(StepSum):
         size = sum(variable.shape.num_elements() for variable in model.variables)
         # Of more than size, rounding to the grid could exceed the cap (see grid).
         check_float("linf factor", linf_factor, at_least=1, at_most=size)
+        adaptive = l2_norm_clip if isinstance(l2_norm_clip, AdaptiveClip) else None
+        bound = 1.0 if isinstance(l2_norm_clip, AdaptiveClip) else l2_norm_clip
+        if adaptive is not None and linf_factor > 1:
+            raise InputError(
+                f"Expected no cap on coordinates, as of linf_factor={linf_factor}, "
+                "beside an automatic clip, whose count is above it. Give "
+                "--l2-norm-clip a number."
+            )
         found = grid.make(
-            l2_norm_clip=l2_norm_clip,
+            l2_norm_clip=bound,
             noise_multiplier=noise_multiplier,
             num_values=size,
             most_examples=plan.truncated_batch_size or plan.num_examples,
         )
-        _check_bound(found, l2_norm_clip, size)
+        _check_bound(found, bound, size)
         cap = found.clip / math.sqrt(linf_factor) if linf_factor > 1 else None
-        sum_of = clipped(gradients, l2_norm_clip=found.clip, linf_norm_clip=cap)
+        sum_of = clipped(
+            gradients,
+            l2_norm_clip=found.clip,
+            linf_norm_clip=cap,
+            adaptive=adaptive,
+        )
         prepare = model.prepare or dict
         super().__init__(lambda columns, weight: sum_of(prepare(columns), weight), plan)
         vars(self).update(
-            bound=l2_norm_clip,
+            bound=bound,
+            adaptive=adaptive,
             noise_multiplier=noise_multiplier,
             grid=found,
             relies_on=claims.check([*gradients.relies_on, *relies_on]),
@@ -151,7 +189,11 @@ class BoundedSum(StepSum):
     def __call__(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:
         """See ``StepSum``; int64 in units of the grid.  Sensitive."""
         assert self.grid is not None
-        return [self.grid.on(one) for one in super().__call__(columns, weight)]
+        sums = super().__call__(columns, weight)
+        if self.adaptive is None:
+            return [self.grid.on(one) for one in sums]
+        count = sums.pop() * self.adaptive.units(self.grid)
+        return [*map(self.grid.on, sums), count]
 
 
 def _check_bound(found: Grid, l2_norm_clip: float, size: int) -> None:

@@ -46,6 +46,7 @@ import numpy as np
 from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.core.step import tensor_memory
+from trainer.core.step.adaptive_clip import COUNT_SHAPE
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import DrawStep, LaterNoise, NoiseStream
 from trainer.core.step.workers import Alone, Workers
@@ -90,7 +91,8 @@ class Step:
         references = [variable.ref() for variable in self._variables]
         tables = lazy.tables if lazy is not None else ()
         self._table_indexes = [references.index(table.ref()) for table in tables]
-        optimizer.build([self._optimized[i] for i in self._dense_indexes])
+        dense = [i for i in self._dense_indexes if i < len(self._variables)]
+        optimizer.build([self._optimized[i] for i in dense])
         self._totals: list[_DenseTotal] = []
         self._batches: list[tuple[dict[str, Any], Any]] = []
         self._whole = tf.function(self._run, autograph=False)
@@ -100,16 +102,21 @@ class Step:
     @property
     def _dense_indexes(self) -> list[int]:
         lazy = set(self._table_indexes)
-        return [i for i in range(len(self._variables)) if i not in lazy]
+        return [i for i in range(len(self._value_shapes)) if i not in lazy]
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Shape of each variable's noise; (0,) for lazy tables."""
+        """Shape of each variable's noise, (0,) for lazy tables; and that of a count."""
         lazy = set(self._table_indexes)
         return [
-            (0,) if i in lazy else tuple(variable.shape)
-            for i, variable in enumerate(self._variables)
+            (0,) if i in lazy else shape for i, shape in enumerate(self._value_shapes)
         ]
+
+    @property
+    def _value_shapes(self) -> list[tuple[int, ...]]:
+        """Shape of each value of the sum."""
+        count = [] if self.bounded.adaptive is None else [COUNT_SHAPE]
+        return [*(tuple(one.shape) for one in self._variables), *count]
 
     @property
     def relies_on(self) -> tuple[str, ...]:
@@ -171,7 +178,7 @@ class Step:
         """Starts a step with its noise.  Sensitive.
 
         Args:
-          noise: An array per variable, of ``shapes`` and of the type of ``bounded``.
+          noise: An array per value, of ``shapes`` and of the type of ``bounded``.
             One of several workers gives its share.  The caller may not change them.
           later: Source of the noise of lazy tables.
         """
@@ -206,8 +213,10 @@ class Step:
             self._lazy.complete_reads(self._batches, self._later.of_read)
             for batch in self._batches:
                 self._hold(*batch)
-            # Before the update, after which a schedule gives the next step's.
+            # Before the update, after which schedule and clip are the next step's.
             rate = np.float32(self._optimizer.learning_rate)
+            if self.bounded.adaptive is not None:
+                rate *= self.bounded.adaptive.norm.numpy()  # rows are in units of it
         self._finish_sums()
         self._held = None
         if self._lazy is not None:
@@ -226,7 +235,7 @@ class Step:
     def _add_held(self) -> None:
         if not self._totals:
             self._totals = [
-                _DenseTotal(self._variables[i], self.bounded.dtype)
+                _DenseTotal(self._value_shapes[i], self.bounded.dtype)
                 for i in self._dense_indexes
             ]
         if not self._num_added:
@@ -273,15 +282,18 @@ class Step:
         return [sums[i] for i in self._dense_indexes]
 
     def _apply(self, sums: list[Any]) -> None:
+        count = None if self.bounded.adaptive is None else sums.pop()
+        dense = self._dense_indexes[: len(sums)]
         updates = [
             (self.bounded.mean(total), self._optimized[i])
-            for total, i in zip(sums, self._dense_indexes, strict=True)
+            for total, i in zip(sums, dense, strict=True)
         ]
         if updates:
             self._optimizer.apply_gradients(updates)
         else:
             # Keras does not count a step without gradients; schedules need the count.
             self._optimizer.iterations.assign_add(1)
+        self.bounded.adapt(count)
 
 
 def _check_bounded(bounded: StepSum, workers: Workers, lazy: LazyNoise | None) -> None:
@@ -308,8 +320,8 @@ def _plus(noise: Any, gradient: Any) -> Any:
 class _DenseTotal:
     """Sum of a variable's noise and gradients.  Sensitive."""
 
-    def __init__(self, variable: Any, dtype: Any) -> None:
-        self._total = tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self._total = tf.Variable(tf.zeros(shape, dtype), trainable=False)
 
     def start(self, noise: Any) -> None:
         self._total.assign(noise)

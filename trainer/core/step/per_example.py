@@ -9,7 +9,8 @@ Neither is given C: ``clipped`` alone decides by which factor a row is scaled.
 Formal guarantees:
   - A row of positive weight contributes a vector of L2 norm at most ``l2_norm_clip``
     (up to a relative error of 1e-4, also where its terms cancel), which depends only on
-    this row and the weights of the model.
+    this row and the weights of the model.  With an adaptive clip, this vector has one
+    coordinate more, and all of them are functions of its norm of the step, too.
   - With ``linf_norm_clip``, each coordinate of this vector is then clipped to it.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included; so
     does one whose label the loss does not accept, whatever a method says.
@@ -41,6 +42,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.core import claims
+from trainer.core.step.adaptive_clip import COUNT_SHAPE, AdaptiveClip
 from trainer.core.step.tracing import in_graph
 from trainer.tf_compat import clip_grads, tf
 
@@ -299,6 +301,7 @@ def clipped(
     *,
     l2_norm_clip: float,
     linf_norm_clip: float | None = None,
+    adaptive: AdaptiveClip | None = None,
 ) -> GradientSum:
     """Returns the function that sums the clipped gradients of a physical batch.
 
@@ -306,24 +309,32 @@ def clipped(
       gradients: Gradients of the examples.
       l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
       linf_norm_clip: Largest coordinate after the L2 clip; None or infinity for none.
+      adaptive: Gradients are divided by its norm before they are clipped, and its count
+        is the last value of the sum; None for neither.
     """
     model, cap = gradients.model, None if linf_norm_clip == math.inf else linf_norm_clip
 
-    def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+    def chunk_sum(columns: Mapping[str, Any], weight: Any, unit: Any) -> list[Any]:
         real = real_rows(model, columns, weight)
         found, kept = gradients.of_rows(keep_rows(columns, real), real)
-        kept, scale = clip_scale(found.norms(), real & kept, l2_norm_clip)
-        return found.scaled_sum(kept, scale, cap)
+        norms = found.norms() if unit is None else found.norms() / unit
+        kept, scale = clip_scale(norms, real & kept, l2_norm_clip)
+        if adaptive is None:
+            return found.scaled_sum(kept, scale, cap)
+        count = adaptive.counted(norms, kept, l2_norm_clip)
+        return [*found.scaled_sum(kept, scale / unit, cap), count]
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         num_rows = weight.shape[0]
+        unit = None if adaptive is None else adaptive.norm
+        count = [] if adaptive is None else [tf.zeros(COUNT_SHAPE, tf.int64)]
         return list(
             sum_in_chunks(
-                lambda rows: chunk_sum(*rows),
+                lambda rows: chunk_sum(rows[0], rows[1], unit),
                 (dict(columns), weight),
                 num_rows=num_rows,
                 chunk_rows=gradients.chunk_rows or num_rows,
-                initial=[tf.zeros_like(variable) for variable in model.variables],
+                initial=[*map(tf.zeros_like, model.variables), *count],
             )
         )
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.method_settings import NON_PRIVATE
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import TrainSettings, clip_in_words
 from trainer.settings.user_levels import Level
 
 #: In addition to ``comparison_settings.NOISE_RULES``: the noise multiplier was given.
@@ -70,7 +70,7 @@ class Case:
             words.append(f"noise{settings.noise_multiplier:g}")
         words.append(f"lr{settings.learning_rate:g}")
         if settings.l2_norm_clip is not None:
-            words.append(f"clip{settings.l2_norm_clip:g}")
+            words.append(f"clip{clip_in_words(settings.l2_norm_clip)}")
         words += [
             f"{name.replace('_', '-')}{value}"
             for name, value in settings.method_settings.items()

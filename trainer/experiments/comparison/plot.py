@@ -31,6 +31,7 @@ from trainer.model.metrics import in_words
 from trainer.report.plots import DASHES, MARKERS, write_png
 from trainer.settings.aggregation_settings import OMV
 from trainer.settings.comparison_settings import OPTIMISTIC, OWN, SAME
+from trainer.settings.train_settings import clip_in_words
 
 _RULES = {
     OWN: "own noise",
@@ -240,6 +241,10 @@ def _lines(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     return {_marked(label, line): line for label, line in found.items()}
 
 
+def _clip(l2_norm_clip: float | str) -> str:
+    return f"clip {clip_in_words(l2_norm_clip)}"
+
+
 def _distinguished_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], str]]:
     """Returns functions for the legend entries: the sampler, and whatever differs."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
@@ -248,7 +253,11 @@ def _distinguished_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], s
         lambda one: one.method,
         lambda one: _RULES.get(one.noise_rule or "", ""),
         lambda one: f"rate {one.learning_rate:g}",
-        lambda one: "" if one.l2_norm_clip is None else f"clip {one.l2_norm_clip:g}",
+        lambda one: (
+            ""
+            if one.l2_norm_clip is None
+            else f"clip {clip_in_words(one.l2_norm_clip)}"
+        ),
         *map(_setting, own),
     ]
     differ = [

@@ -38,7 +38,8 @@ class Outcome:
       method: The training method.
       method_settings: The method's own settings.
       learning_rate: Learning rate of the optimizer.
-      l2_norm_clip: Bound on the norm of one example's gradient; None without privacy.
+      l2_norm_clip: Bound on the norm of one example's gradient, or "auto"; None without
+        privacy.
       weights: "last", or the average of iterates that was evaluated.
       target_epsilon: Target that the noise was chosen for; None without a target.
       delta: Delta of every epsilon here; None without privacy.
@@ -65,7 +66,7 @@ class Outcome:
     method: str
     method_settings: Mapping[str, Any]
     learning_rate: float
-    l2_norm_clip: float | None
+    l2_norm_clip: float | str | None
     weights: str
     target_epsilon: float | None
     delta: float | None
