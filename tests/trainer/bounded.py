@@ -9,6 +9,7 @@ import numpy as np
 
 from accounting.core.plan import DpSgdPlan
 from trainer.claims.bam import bam_gradients
+from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
@@ -34,7 +35,7 @@ def plan_of(divisor: int, most: int = 64) -> DpSgdPlan:
 
 def bounded(
     what: TrainableModel | ExampleGradients,
-    clip: float,
+    clip: float | AdaptiveClip,
     divisor: int,
     noise_multiplier: float = 1.0,
     **more: Any,
@@ -78,7 +79,10 @@ class OnGrid(StepSum):
 
     def __call__(self, columns: Any, weight: Any) -> list[Any]:
         assert self.grid is not None
-        return [self.grid.on(one) for one in self.function(columns, weight)]
+        sums = self.function(columns, weight)
+        count = [] if self.adaptive is None else [sums.pop()]
+        count = [one * self.adaptive.units(self.grid) for one in count]  # type: ignore[union-attr]
+        return [*map(self.grid.on, sums), *count]
 
 
 def float_noise(

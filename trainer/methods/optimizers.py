@@ -69,6 +69,8 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
 def _decay(settings: TrainSettings, decay_steps: int) -> Any:
     rate, fraction = settings.learning_rate, settings.final_learning_rate_fraction
+    assert rate is not None
+    assert settings.learning_rate_schedule is not None
     makers = {
         COSINE: lambda: _schedules.CosineDecay(rate, decay_steps, alpha=fraction),
         LINEAR: lambda: _schedules.PolynomialDecay(
@@ -89,11 +91,13 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
     Raises:
       InputError: ``warmup_steps`` is not below ``num_steps``.
     """
+    settings = settings.for_steps(num_steps)
     warmup = settings.warmup_steps
     check_int("warmup_steps", warmup, at_least=0, at_most=num_steps - 1)
     constant = settings.learning_rate_schedule == CONSTANT
     then = None if constant else _decay(settings, num_steps - warmup)
     if warmup:
+        assert settings.learning_rate is not None
         return WarmUp(steps=warmup, target=settings.learning_rate, then=then)
     return settings.learning_rate if constant else then
 
@@ -106,7 +110,7 @@ def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
       num_steps: Number of steps of the run.
     """
     rate = learning_rate(settings, num_steps)
-    if isinstance(rate, float):
+    if isinstance(rate, (int, float)):
         return np.full(num_steps, np.float32(rate), np.float64)
     return np.array([float(rate(tf.constant(t, tf.int64))) for t in range(num_steps)])
 

@@ -18,6 +18,9 @@ from trainer.settings.request import Request
 from trainer.settings.setting import REQUIRED, setting
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 
+#: Default learning rate, of all runs: for Adam, of any number of steps.
+DEFAULT_RATE = 0.01
+
 #: Default level of the intervals.
 LEVEL = 0.95
 
@@ -73,7 +76,7 @@ class SimulationSettings(OneTraining):
     small_batch_sizes: tuple[int, ...] = setting(REQUIRED, metavar="B1,B2,...")
     num_epochs: int | None = setting(None, flag="epochs")
     num_steps: int | None = setting(None)
-    learning_rates: tuple[float, ...] = (TrainSettings.learning_rate,)
+    learning_rates: tuple[float, ...] = (DEFAULT_RATE,)
     sampler: str = setting(TRUNCATED_POISSON, choices=(TRUNCATED_POISSON, POISSON))
     weights: str = setting(LAST)
     confidence: float = setting(0.95, above=0, below=1)

@@ -92,8 +92,9 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     """
     check_folder(request.batches, "--batches")
     manifest = read_manifest(request.batches)
+    settings = with_loss(request.settings, manifest.dataset)
     request = dataclasses.replace(
-        request, settings=with_loss(request.settings, manifest.dataset)
+        request, settings=settings.for_steps(manifest.plan.num_steps)
     )
     of_rows = of_one_row(manifest)
     _check_columns(of_rows, request.settings.task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from accounting.core import deltas
@@ -41,12 +42,11 @@ LOSSES_OF_LABELS = {
 #: table in docs/defaults.md.
 DEFAULT_QUANTILE = 0.9
 
-#: Default learning rates.  The steps of these have the size of the rate, whatever the
-#: gradients'.
-_RATES = {
-    **dict.fromkeys(("adam", "adamw", "nadam", "adamax", "rmsprop"), 0.01),
-    "lion": 0.001,
-}
+#: Optimizers whose steps have the size of the learning rate, whatever the gradients'.
+#: Noise then moves a weight by the rate times the root of the number of steps: the
+#: default rate makes this the same for all runs (see the table in docs/defaults.md).
+_NORMALIZED = ("adam", "adamw", "nadam", "adamax", "rmsprop")
+_NORMALIZED_RATE = 0.2
 _OTHER_RATE = 0.1
 
 OPTIMIZERS = (
@@ -77,9 +77,9 @@ of_training = functools.partial(setting, group=TRAINING)
 of_model = functools.partial(setting, group=MODEL)
 
 
-def clip_in_words(l2_norm_clip: float | str) -> str:
-    """Returns a clip norm, or "auto", for tables and names."""
-    return l2_norm_clip if isinstance(l2_norm_clip, str) else f"{l2_norm_clip:g}"
+def number_in_words(number: float | str | None) -> str:
+    """Returns a clip norm or a learning rate, or "auto", for tables and names."""
+    return f"{number:g}" if isinstance(number, (int, float)) else AUTO_CLIP
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,10 @@ class TrainSettings(MethodSettings, AggregationSettings):
       optimizer: sgd, momentum, adadelta, adagrad, adam, adamax, adamw, ftrl, lion,
         nadam, rmsprop, or module:function, which takes the learning rate and returns a
         Keras optimizer.
-      learning_rate: Size of a step.  [default: 0.01 for adam, adamw, nadam, adamax and
-        rmsprop, 0.001 for lion, 0.1 for others]
-      learning_rate_schedule: Schedule by which the learning rate decays.
+      learning_rate: Size of a step.  [default: 0.2 over the root of the number of steps
+        for adam, adamw, nadam, adamax and rmsprop; 0.1 for others]
+      learning_rate_schedule: Schedule by which the learning rate decays.  [default:
+        constant; linear if adam and its kin get no rate]
       warmup_steps: Steps of linear warm-up of the learning rate.
       final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
         fraction of the initial one.
@@ -147,9 +148,9 @@ class TrainSettings(MethodSettings, AggregationSettings):
     )
     clip_quantile: float | None = setting(None, group=PRIVACY, at_least=0.5, below=1)
     optimizer: str = of_training("adam", check=named_or_code(*OPTIMIZERS))
-    learning_rate: float = of_training(None, above=0, recorded=True)
-    learning_rate_schedule: str = of_training(
-        CONSTANT, choices=SCHEDULES, recorded=True
+    learning_rate: float | None = of_training(None, above=0, recorded=True)
+    learning_rate_schedule: str | None = of_training(
+        None, choices=SCHEDULES, recorded=True
     )
     warmup_steps: int = of_training(0, at_least=0, recorded=True)
     final_learning_rate_fraction: float = of_training(
@@ -182,9 +183,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         MethodSettings.__post_init__(self)
         AggregationSettings.__post_init__(self)
         self._check_initial_weights()
-        if self.learning_rate is None:  # frozen
-            rate = _RATES.get(self.optimizer, _OTHER_RATE)
-            object.__setattr__(self, "learning_rate", rate)
+        self._settle_schedule()
         if self.target_delta is not None:
             deltas.check(self.target_delta, allow_large=self.allow_large_delta)
         if self.method == NON_PRIVATE:
@@ -197,6 +196,25 @@ class TrainSettings(MethodSettings, AggregationSettings):
                 "--embedding-noise lazy is not exact here: "
                 f"{self.lazy_obstacle}. Omit it for dense noise."
             )
+
+    def _settle_schedule(self) -> None:
+        of_plan = self.learning_rate is None and self.optimizer in _NORMALIZED
+        if self.learning_rate is None and not of_plan:  # frozen
+            object.__setattr__(self, "learning_rate", _OTHER_RATE)
+        if self.learning_rate_schedule is None:
+            schedule = LINEAR if of_plan else CONSTANT
+            object.__setattr__(self, "learning_rate_schedule", schedule)
+
+    def for_steps(self, num_steps: int) -> TrainSettings:
+        """Returns the settings of a run of ``num_steps`` steps, with a learning rate.
+
+        Args:
+          num_steps: Number of steps of the plan, at least 1.
+        """
+        if self.learning_rate is not None:
+            return self
+        rate = _NORMALIZED_RATE / math.sqrt(num_steps)
+        return dataclasses.replace(self, learning_rate=rate)
 
     @property
     def lazy_obstacle(self) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import OnGrid, bam_sum
@@ -22,6 +23,7 @@ from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.lazy_tables import choose, is_plain_sgd
 from trainer.claims.workers import agreement
+from trainer.core.step.adaptive_clip import COUNT_SHAPE, AdaptiveClip
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
 from trainer.core.step.noise import LaterNoise, grid_normal, step_noise
@@ -112,14 +114,15 @@ def _step(
     method: str = "dp-sgd",
     workers: Any = None,
 ) -> Step:
+    adaptive = AdaptiveClip(0.9) if method == AUTO_CLIP else None
     gradient_sum = (
-        clipped_sum(model, l2_norm_clip=0.5)
-        if method == "dp-sgd"
-        else bam_sum(model, l2_norm_clip=0.5, radius=0.3)
+        bam_sum(model, l2_norm_clip=0.5, radius=0.3)
+        if method == "bam"
+        else clipped_sum(model, l2_norm_clip=0.5, adaptive=adaptive)
     )
     bounded = OnGrid(GRID, 4) if lazy is None else lazy.bounded
     assert isinstance(bounded, OnGrid)
-    bounded.set(function=gradient_sum)
+    bounded.set(function=gradient_sum, adaptive=adaptive)
     optimizer = keras.optimizers.SGD(_rate())
     return Step(model.variables, bounded, optimizer, lazy=lazy, workers=workers)
 
@@ -128,26 +131,34 @@ def _units(noise: list[np.ndarray]) -> list[np.ndarray]:
     return [np.rint(values / GRID.unit).astype(np.int64) for values in noise]
 
 
+def _clip(step: Step) -> float:
+    adaptive = step.bounded.adaptive
+    return 1.0 if adaptive is None else float(adaptive.norm)
+
+
 def _weights(model: TrainableModel) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.variables]
 
 
 def _eager(
     steps: list[list[Any]], noise: list[list[np.ndarray]], method: str, *, dense: bool
-) -> list[Any]:
+) -> tuple[list[Any], list[float]]:
+    """The weights after each step, and the rates of the rows' noise."""
     model = _model(dense=dense)
-    step, found = _step(model, None, method), []
-    for parts, values in zip(steps, noise, strict=True):
+    step, found, rates = _step(model, None, method), [], []
+    for index, (parts, values) in enumerate(zip(steps, noise, strict=True)):
+        rates.append(float(_rate()(index)) * _clip(step))
         step.begin(_units(values))
         for part in parts:
             step.add(*part)
         step.finish()
         found.append(_weights(model))
-    return found
+    return found, rates
 
 
 @pytest.mark.parametrize(
-    ("method", "dense"), [("dp-sgd", True), ("bam", True), ("dp-sgd", False)]
+    ("method", "dense"),
+    [("dp-sgd", True), ("bam", True), ("dp-sgd", False), (AUTO_CLIP, True)],
 )
 @pytest.mark.parametrize("sizes", [(3,), (4, 0, 2)])
 def test_flushed_weights_are_those_of_noise_at_every_step(
@@ -167,14 +178,14 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     ]
     model = _model(dense=dense)
     shapes = [v.shape for v in model.variables]
+    shapes += [COUNT_SHAPE] if method == AUTO_CLIP else []
     noise = [[random.normal(0, 2, s).astype("f4") for s in shapes] for _ in steps]
-    wanted = _eager(steps, noise, method, dense=dense)
+    wanted, rates = _eager(steps, noise, method, dense=dense)
+    assert len(set(rates)) > 3 if method == AUTO_CLIP else len(set(rates)) == 3
     reads = table_reads.table_reads(model)
     assert reads is not None
     lazy = _lazy(reads)
-    replay = _Replay(
-        reads, np.stack([n[0] for n in noise]), [float(_rate()(s)) for s in range(12)]
-    )
+    replay = _Replay(reads, np.stack([n[0] for n in noise]), rates)
     step, differed = _step(model, lazy, method), 0
     for index, parts in enumerate(steps):
         replay.step = index

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.method_settings import NON_PRIVATE
-from trainer.settings.train_settings import TrainSettings, clip_in_words
+from trainer.settings.train_settings import TrainSettings, number_in_words
 from trainer.settings.user_levels import Level
 
 #: In addition to ``comparison_settings.NOISE_RULES``: the noise multiplier was given.
@@ -68,9 +68,9 @@ class Case:
             words += [f"eps{self.target_epsilon:g}", f"{self.noise_rule}"]
         elif self.noise_rule is not None:
             words.append(f"noise{settings.noise_multiplier:g}")
-        words.append(f"lr{settings.learning_rate:g}")
+        words.append(f"lr{number_in_words(settings.learning_rate)}")
         if settings.l2_norm_clip is not None:
-            words.append(f"clip{clip_in_words(settings.l2_norm_clip)}")
+            words.append(f"clip{number_in_words(settings.l2_norm_clip)}")
         words += [
             f"{name.replace('_', '-')}{value}"
             for name, value in settings.method_settings.items()

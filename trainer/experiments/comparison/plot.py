@@ -31,7 +31,7 @@ from trainer.model.metrics import in_words
 from trainer.report.plots import DASHES, MARKERS, write_png
 from trainer.settings.aggregation_settings import OMV
 from trainer.settings.comparison_settings import OPTIMISTIC, OWN, SAME
-from trainer.settings.train_settings import clip_in_words
+from trainer.settings.train_settings import number_in_words
 
 _RULES = {
     OWN: "own noise",
@@ -242,7 +242,7 @@ def _lines(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def _clip(l2_norm_clip: float | str) -> str:
-    return f"clip {clip_in_words(l2_norm_clip)}"
+    return f"clip {number_in_words(l2_norm_clip)}"
 
 
 def _distinguished_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], str]]:
@@ -252,11 +252,11 @@ def _distinguished_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], s
         lambda one: "" if one.sampled is None else f"{one.sampled} sampled",
         lambda one: one.method,
         lambda one: _RULES.get(one.noise_rule or "", ""),
-        lambda one: f"rate {one.learning_rate:g}",
+        lambda one: f"rate {number_in_words(one.learning_rate)}",
         lambda one: (
             ""
             if one.l2_norm_clip is None
-            else f"clip {clip_in_words(one.l2_norm_clip)}"
+            else f"clip {number_in_words(one.l2_norm_clip)}"
         ),
         *map(_setting, own),
     ]

@@ -20,6 +20,7 @@ from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.model.metrics import LOWER_IS_BETTER, in_words
 from trainer.report.report import Report, Table
+from trainer.settings.train_settings import number_in_words
 
 TITLE = "Ways of batching and training"
 COSTS = (
@@ -136,7 +137,7 @@ def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
         ("size", lambda one: f"{one.expected_batch_size:,}", False),
         ("epochs", lambda one: _or_dash(one.num_epochs), False),
         ("method", lambda one: one.method, False),
-        ("rate", lambda one: f"{one.learning_rate:g}", False),
+        ("rate", lambda one: number_in_words(one.learning_rate), False),
         ("clip", lambda one: _or_dash(one.l2_norm_clip), False),
         *((name, _own_setting(name), False) for name in own),
         ("weights", lambda one: one.weights, False),

@@ -37,7 +37,7 @@ class Outcome:
       num_epochs: Epochs of the batches; None if their steps were given.
       method: The training method.
       method_settings: The method's own settings.
-      learning_rate: Learning rate of the optimizer.
+      learning_rate: Learning rate of the optimizer; None for that of the plan.
       l2_norm_clip: Bound on the norm of one example's gradient, or "auto"; None without
         privacy.
       weights: "last", or the average of iterates that was evaluated.
@@ -65,7 +65,7 @@ class Outcome:
     num_epochs: int | None
     method: str
     method_settings: Mapping[str, Any]
-    learning_rate: float
+    learning_rate: float | None
     l2_norm_clip: float | str | None
     weights: str
     target_epsilon: float | None

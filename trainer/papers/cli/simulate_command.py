@@ -12,10 +12,9 @@ from accounting.cli.registered import Registered
 from accounting.core.validation import InputError
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
-from trainer.papers.settings import SimulationSettings
+from trainer.papers.settings import DEFAULT_RATE, SimulationSettings
 from trainer.settings import methods
 from trainer.settings.method_settings import DP_SGD
-from trainer.settings.train_settings import TrainSettings
 
 
 @click.command(
@@ -32,7 +31,7 @@ from trainer.settings.train_settings import TrainSettings
     "learning_rates",
     type=float,
     multiple=True,
-    default=(TrainSettings.learning_rate,),
+    default=(DEFAULT_RATE,),
     show_default=True,
     help="May be repeated, to find the one that is predicted to be best.",
 )

@@ -18,6 +18,7 @@ from tests.trainer.thread_workers import Together, Worker
 from trainer.claims.bam import bam_gradients
 from trainer.claims.dp_sat import SharpnessAwareOptimizer
 from trainer.claims.model_mix import MixingOptimizer
+from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
 from trainer.core.step.noise import mixing_coefficients, step_noise
@@ -47,11 +48,14 @@ def _batch(rows: np.ndarray, size: int = 16) -> tuple[dict[str, Any], Any]:
 
 
 def _step(
-    model: TrainableModel, divisor: int = 8, clip: float = CLIP, **more: Any
+    model: TrainableModel,
+    divisor: int = 8,
+    clip: float | AdaptiveClip = CLIP,
+    **more: Any,
 ) -> Step:
     optimizer = more.pop("optimizer", None) or keras.optimizers.SGD(1.0)
     gradients = more.pop("gradients", example_gradients)(model)
-    if math.isinf(clip):
+    if clip == math.inf:
         summed = unbounded(clipped(gradients, l2_norm_clip=clip), divisor)
     else:
         summed = bounded(gradients, clip, divisor, noise_multiplier=100)
@@ -200,6 +204,7 @@ def test_clipping_changes_the_step(rows: Any) -> None:
 
 _OPTIMIZERS: dict[str, Any] = {
     "dp-sgd": lambda _: keras.optimizers.Adam(0.1),
+    "auto": lambda _: keras.optimizers.Adam(0.1),
     "bam": lambda _: keras.optimizers.SGD(0.1, momentum=0.9),
     "dp-sat": lambda weights: SharpnessAwareOptimizer(
         keras.optimizers.SGD(0.1), weights, radius=0.3
@@ -218,7 +223,10 @@ def _train(
     gradients = example_gradients
     if method == "bam":
         gradients = functools.partial(bam_gradients, radius=0.3)  # type: ignore[assignment]
-    step = _step(model, optimizer=optimizer, workers=worker, gradients=gradients)
+    clip = AdaptiveClip(0.9) if method == "auto" else CLIP
+    step = _step(
+        model, clip=clip, optimizer=optimizer, workers=worker, gradients=gradients
+    )
     share = worker.rank, worker.count
     for index, num_parts in enumerate((4, 1)):
         data = np.array_split(make_rows(16, index), num_parts)
@@ -232,7 +240,8 @@ def _train(
         for part in data[worker.rank :: worker.count][::order]:
             step.add(*_batch(part))
         step.finish()
-    return [v.numpy() for v in model.variables]
+    clips = [clip.norm.numpy()] if isinstance(clip, AdaptiveClip) else []
+    return [*(v.numpy() for v in model.variables), *clips]
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +251,14 @@ def alone() -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    [("dp-sgd", 2), ("dp-sgd", 3), ("bam", 2), ("dp-sat", 2), ("model-mix", 3)],
+    [
+        ("dp-sgd", 2),
+        ("dp-sgd", 3),
+        ("auto", 3),
+        ("bam", 2),
+        ("dp-sat", 2),
+        ("model-mix", 3),
+    ],
 )
 def test_weights_are_the_same_bits_on_any_number_of_workers(
     method: str, count: int, alone: list[np.ndarray]
