@@ -1,0 +1,257 @@
+"""How far the defaults are from the best of a grid: one table, ten data sets.
+
+    python -m tests.benchmarks.untuned --out untuned [--seeds 3] [--table clicks-1 ...]
+
+Every data set is synthetic or public.  For each, all 40 settings of ``GRID`` run once;
+the best by the metric runs again with every seed, and so do the defaults.  Results are
+in ``OUT/results.json``; stopped, it goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import click
+import numpy as np
+
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
+from trainer.settings.request import Request
+from trainer.settings.train_settings import TrainSettings
+from trainer.train import train
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+#: Of ``TrainSettings``, by name.
+Fields = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """A data set, its batches, and what its runs share.
+
+    Attributes:
+      commands: Commands of ``dpsgd`` and of ``make_data`` that write ``batches``, and
+        the held-out rows, in the folder of the data set.
+      held_out: Folder of the held-out rows.
+      metric: What the best is chosen by.
+      fields: Settings of all runs.
+    """
+
+    commands: tuple[str, ...]
+    held_out: str = "data/test"
+    metric: str = "auc"
+    fields: Fields = dataclasses.field(default_factory=dict)
+
+
+def _batches(source: str, size: int, epochs: int) -> str:
+    return (
+        f"dpsgd batches --input {source} --out batches --batch-size {size} "
+        f"--epochs {epochs}"
+    )
+
+
+def _example(
+    name: str,
+    *schema: str,
+    rows: int = 20000,
+    size: int = 256,
+    epochs: int = 8,
+    **more: Any,
+) -> Table:
+    commands = (
+        f"make_data {name} --rows {rows}",
+        *schema,
+        f"dpsgd prepare --input {name}.csv --schema {name}.toml --out data",
+        _batches("data/train", size, epochs),
+    )
+    return Table(commands=commands, **more)
+
+
+def _clicks(epsilon: float) -> Table:
+    commands = (
+        "dpsgd synth --rows 156250 --out text",
+        "dpsgd prepare --input text/* --out data --buckets 1000",
+        _batches("data/train", 1024, 1),
+    )
+    return Table(commands=commands, fields={"target_epsilon": epsilon})
+
+
+def _users(k: int) -> Table:
+    commands = (
+        "dpsgd synth --rows 200000 --rows-per-user 10 --out users",
+        "dpsgd synth --rows 20000 --rows-per-user 10 --seed 1 --out test",
+        f"dpsgd bound --input users --user-column user --max-examples-per-user {k} "
+        f"--sample rows --num-examples {k * 20000} --out data",
+        _batches("data", 1024, 2),
+    )
+    return Table(commands=commands, held_out="test", fields={"target_delta": 1e-5})
+
+
+TABLES = {
+    "clicks, epsilon 1": _clicks(1.0),
+    "clicks, epsilon 8": _clicks(8.0),
+    "census": _example("census"),
+    "census, a tenth": _example(
+        "census", rows=2000, size=128, fields={"target_delta": 1e-5}
+    ),
+    "rides": _example("rides", metric="loss", fields={"loss": "mean_squared_error"}),
+    "tickets": _example(
+        "tickets",
+        "dpsgd schema tickets.csv --out tickets.toml --label team --classes "
+        "billing,delivery,account --category channel --text message",
+        metric="accuracy",
+        fields={"loss": "sparse_categorical_crossentropy"},
+    ),
+    "digits": Table(
+        commands=("make_data digits --rows 1797", _batches("digits/train", 256, 5)),
+        held_out="digits/test",
+        metric="accuracy",
+        fields={
+            "target_epsilon": 2.0,
+            "target_delta": 1e-4,
+            "model": "models.image:standardized_cnn",
+            "loss": "sparse_categorical_crossentropy",
+        },
+    ),
+    "reviews": _example(
+        "reviews", epochs=4, fields={"model": "text_model:transformer"}
+    ),
+    "users, k = 1": _users(1),
+    "users, k = 5": _users(5),
+}
+
+_RATES = (0.003, 0.01, 0.03)
+GRID: list[Fields] = (
+    [
+        {"optimizer": "momentum", "l2_norm_clip": clip, "learning_rate": rate}
+        for clip in (1.0, 2.0, 4.0, 8.0, 16.0)
+        for rate in (0.03, 0.1, 0.3)
+    ]
+    + [
+        {
+            "l2_norm_clip": clip,
+            "learning_rate": rate,
+            "learning_rate_schedule": schedule,
+        }
+        for clip in (1.0, 4.0, 16.0, "auto")
+        for rate in _RATES
+        for schedule in ("constant", "linear")
+    ]
+    + [
+        {
+            "l2_norm_clip": "auto",
+            "learning_rate": 0.1,
+            "learning_rate_schedule": "linear",
+        }
+    ]
+)
+
+
+def _make(table: Table, folder: pathlib.Path) -> None:
+    """Makes a data set and its batches, if they are not there."""
+    if (folder / "made").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for schema in EXAMPLES.glob("*.toml"):
+        shutil.copy(schema, folder)
+    for command in table.commands:
+        words = command.split()
+        subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
+    (folder / "made").touch()
+
+
+def _run(table: Table, folder: pathlib.Path, fields: Fields, seed: int) -> Fields:
+    """Returns the metrics of one run."""
+    settings = {"target_epsilon": 3.0, "target_delta": 1e-6, "init_seed": seed}
+    run = pathlib.Path(tempfile.mkdtemp()) / "run"
+    request = Request(
+        settings=TrainSettings(**{**settings, **table.fields, **fields}),
+        batches=folder / "batches",
+        held_out=folder / table.held_out,
+        run=run,
+    )
+    metrics = train(request).metrics
+    shutil.rmtree(run.parent)
+    return {k: v for k, v in metrics.items() if isinstance(v, (int, float))} | {
+        "guessing": metrics["guessing"]
+    }
+
+
+def _score(table: Table, metrics: Fields) -> float:
+    """Larger is better; a model without the metric is the worst."""
+    found = metrics.get(table.metric)
+    if found is None or not np.isfinite(found):
+        return -np.inf
+    return -found if table.metric == "loss" else found
+
+
+class Results:
+    """Results on disk, by data set, settings and seed."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._known = json.loads(path.read_text()) if path.exists() else {}
+
+    def of(self, name: str, folder: pathlib.Path, fields: Fields, seed: int) -> Fields:
+        """Returns the metrics of a run, and makes it if it was not."""
+        key = json.dumps([name, fields, seed])
+        if key not in self._known:
+            try:
+                found = _run(TABLES[name], folder, fields, seed)
+            except Exception as error:  # a setting that fails is the worst
+                found = {"error": str(error)[:200]}
+            self._known[key] = found
+            write_atomically(self._path, pretty_json(self._known))
+        found = self._known[key]
+        return dict(found)
+
+
+def _line(name: str, folder: pathlib.Path, results: Results, seeds: int) -> str:
+    """Returns the defaults beside the best of the grid, as a line of the table."""
+    table = TABLES[name]
+    tried = [(results.of(name, folder, one, 0), one) for one in GRID]
+    best = max(tried, key=lambda pair: _score(table, pair[0]))[1]
+    columns = [name, table.metric]
+    for metric in dict.fromkeys((table.metric, "log_loss")):
+        for fields in ({}, best):
+            runs = [results.of(name, folder, fields, seed) for seed in range(seeds)]
+            columns.append(_mean([one[metric] for one in runs if metric in one]))
+    words = ", ".join(f"{key.replace('l2_norm_', '')} {v}" for key, v in best.items())
+    return f"| {' | '.join([*columns, words])} |"
+
+
+def _mean(values: list[float]) -> str:
+    if not values:
+        return ""
+    spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    return f"{np.mean(values):.4f} ±{spread:.4f}"
+
+
+@click.command()
+@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path))
+@click.option("--seeds", default=3)
+@click.option("--table", "names", multiple=True, type=click.Choice(list(TABLES)))
+def main(out: pathlib.Path, seeds: int, names: tuple[str, ...]) -> None:
+    """Prints a Markdown table of defaults beside the best of the grid."""
+    sys.path.insert(0, str(EXAMPLES))
+    paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    out.mkdir(parents=True, exist_ok=True)
+    results = Results(out / "results.json")
+    for name in names or TABLES:
+        folder = out / name.replace(", ", "-").replace(" ", "_")
+        _make(TABLES[name], folder.absolute())
+        click.echo(_line(name, folder, results, seeds))
+
+
+if __name__ == "__main__":
+    main()
