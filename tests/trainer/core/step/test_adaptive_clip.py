@@ -63,6 +63,11 @@ def _flat(values: list[Any]) -> np.ndarray:
     return np.concatenate(arrays).astype("f8")
 
 
+def _unit(found: BoundedSum) -> float:
+    assert found.unit is not None
+    return found.unit
+
+
 def _units(found: BoundedSum) -> int:
     assert found.adaptive is not None
     assert found.grid is not None
@@ -91,7 +96,7 @@ def test_a_row_moves_sum_and_count_together_by_the_clip_at_most(position: int) -
     ]
     norms = np.array([*near, 0, 1e-30, 1e-3 * clip, 1e6 * clip, 1e18], "f4")
     moved = np.array(
-        [found.unit * np.linalg.norm(_flat(found(*_rows_of([n])))) for n in norms]
+        [_unit(found) * np.linalg.norm(_flat(found(*_rows_of([n])))) for n in norms]
     )
     assert moved.max() <= MOST
     # Rows at the threshold and rows that are clipped use all that they may.
@@ -108,13 +113,13 @@ def test_the_sum_is_that_of_a_fixed_clip_in_units_of_it(path: str, rows: Any) ->
     found = bounded(gradients, _at(20), DIVISOR)
     fixed = bounded(gradients, clip, DIVISOR)
     *sums, count = found(*batch(some))
-    wanted = _flat(fixed(*batch(some))) * (fixed.unit or 0)
+    wanted = _flat(fixed(*batch(some))) * _unit(fixed)
     np.testing.assert_allclose(
-        _flat(sums) * (found.unit or 0) * clip, wanted, rtol=1e-4, atol=1e-6
+        _flat(sums) * _unit(found) * clip, wanted, rtol=1e-4, atol=1e-6
     )
     whole = bounded(gradients, 1e6, DIVISOR)
     norms = [np.linalg.norm(_flat(whole(*batch(row)))) for row in some[:, None]]
-    small = np.sum(np.array(norms) * (whole.unit or 0) <= clip * math.sqrt(0.5))
+    small = np.sum(np.array(norms) * _unit(whole) <= clip * math.sqrt(0.5))
     assert 0 < small < 16
     assert int(count[0]) == small * _units(found)
 
@@ -140,18 +145,17 @@ def test_no_attack_on_sum_and_count_beats_the_noise() -> None:
     """The best test of one row is along its vector, where the noise is N(0, z^2)."""
     found, trials = bounded(_of_first_integer(make_model(linear)), _at(32), 8), 4000
     step = Step(_variables(), found, keras.optimizers.SGD(1.0))
-    vector = _flat(found(*_rows_of([_THRESHOLD]))) * (found.unit or 0)
+    vector = _flat(found(*_rows_of([0.999 * _THRESHOLD]))) * _unit(found)
     assert vector[-1] > 0.7  # counted
+    stddev, unit = found.noise_stddev, _unit(found)
     draws = (
-        _flat(
-            step_noise(insecure_key(1), i, step.shapes, found.noise_stddev, found.unit)
-        )
-        for i in range(trials)
+        _flat(step_noise(insecure_key(1), index, step.shapes, stddev, unit))
+        for index in range(trials)
     )
-    scores = [found.unit * one @ vector / np.linalg.norm(vector) for one in draws]
+    scores = [unit * one @ vector / np.linalg.norm(vector) for one in draws]
     # A false alarm once in a million; with twice the deviation p is below 1e-100.
-    assert stats.kstest(scores, "norm", args=(0, found.noise_stddev)).pvalue > 1e-6
-    assert found.noise_stddev == 1.0
+    assert stats.kstest(scores, "norm", args=(0, stddev)).pvalue > 1e-6
+    assert stddev == 1.0
     assert np.linalg.norm(vector) <= MOST
 
 
