@@ -148,7 +148,7 @@ def cli() -> None:
       dpsgd batches --input data/train --out batches --sampler truncated-poisson \\
           --batch-size 1024 --epochs 1 --epsilon 3 --delta 1e-7
       dpsgd train --batches batches --eval data/test --out run \\
-          --epsilon 3 --delta 1e-7 --l2-norm-clip 10
+          --epsilon 3 --delta 1e-7
       dpsgd account run
     """
 

@@ -8,5 +8,5 @@ dpsgd batches --input images/train --out images-batches --batch-size 256 --epoch
 dpsgd train --batches images-batches --eval images/test --out images-run \
     --model image_model:cnn --loss sparse_categorical_crossentropy \
     --views 4 --augment image_model:moved \
-    --epsilon 3 --delta 1e-6 --l2-norm-clip 1
+    --epsilon 3 --delta 1e-6
 dpsgd report images-run --out images.html

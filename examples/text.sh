@@ -6,5 +6,5 @@ python -m make_data reviews --rows "${ROWS:-20000}"
 dpsgd prepare --input reviews.csv --schema reviews.toml --out reviews
 dpsgd batches --input reviews/train --out reviews-batches --batch-size 256 --epochs 4
 dpsgd train --batches reviews-batches --eval reviews/test --out reviews-run \
-    --model text_model:transformer --epsilon 3 --delta 1e-6 --l2-norm-clip 1
+    --model text_model:transformer --epsilon 3 --delta 1e-6
 dpsgd report reviews-run --out reviews.html

@@ -13,7 +13,7 @@ for sampled in rows users; do
     dpsgd batches --input "users-$sampled" --out "users-$sampled-batches" \
         --batch-size "$((slots / 64))" --epochs 2
     dpsgd train --batches "users-$sampled-batches" --eval users-test \
-        --out "users-$sampled-run" --epsilon 3 --delta 1e-6 --l2-norm-clip 3 \
+        --out "users-$sampled-run" --epsilon 3 --delta 1e-6 \
         --embedding-dim 4 --hidden 32
 done
 dpsgd account users-rows-run

@@ -16,7 +16,12 @@ from pipelines.core.batches.columns import Column
 from pipelines.files.json_files import read_json
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS
-from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run
+from trainer.core.run.run_record import (
+    RECORD_NAME,
+    RunRecord,
+    read_run,
+    read_unverified,
+)
 from trainer.core.step.dp_step import Step
 from trainer.export import serving
 from trainer.export.export import predicting_model
@@ -741,6 +746,16 @@ def test_a_function_without_variables_is_refused() -> None:
         FunctionModel(lambda columns: columns["integers"], [])
 
 
+def test_without_a_clip_norm_it_adapts_in_fit(private: Any, tmp_path: Any) -> None:
+    model = _compiled(private(l2_norm_clip=None))
+    model.fit(epochs=1, verbose=0)
+    record = read_unverified(tmp_path / "run")[0]
+    assert (record.l2_norm_clip, record.clip_quantile) == ("auto", 0.9)
+    adaptive = model._session._step.bounded.adaptive
+    assert int(adaptive._position) != 32 * 1024  # that of the first step
+    assert "the count that it follows" in model.privacy_statement().to_text()
+
+
 def test_what_is_not_supported_is_refused_in_one_line(
     private: Any, data: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -767,7 +782,7 @@ def test_what_is_not_supported_is_refused_in_one_line(
         (lambda: model.train_on_batch(*data), "without privacy"),
         (lambda: private(method="dp-sat"), "dp-sat"),
         (lambda: private(method="model-mix"), "model-mix"),
-        (lambda: private(l2_norm_clip=None), "l2_norm_clip for .* Try 2 beside a c"),
+        (lambda: private(clip_quantile=0.5), "--l2-norm-clip 1.0 is fixed"),
         (lambda: private(network=3), r"keras\.Model, not builtins\.int"),
         (lambda: private(network=_network_of_keras_2()), "without TF_USE_LEGACY_KERAS"),
     ):

@@ -132,7 +132,7 @@ def train_command(**flags: Any) -> None:
     \b
     Examples, for DP-SGD and for ModelMix:
       dpsgd train --batches batches --eval data/test --out run \\
-          --epsilon 3 --delta 1e-7 --l2-norm-clip 10
+          --epsilon 3 --delta 1e-7
       dpsgd train --batches batches --eval data/test --out mixed-run \\
           --epsilon 3 --delta 1e-7 --l2-norm-clip 10 --optimizer sgd \\
           --method model-mix --mix-width 0.15 --linf-factor 100

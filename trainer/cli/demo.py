@@ -61,7 +61,7 @@ def stages(
             "train", *train, f"--out={out}/non-private", "--method=non-private",
         ]),
         ("train with differential privacy", [
-            "train", *train, f"--out={out}/dp-sgd", *budget, "--l2-norm-clip=10",
+            "train", *train, f"--out={out}/dp-sgd", *budget,
             "--ema-decay=0.99", "--keep-last=10",
         ]),
         ("state the epsilon of what was executed", [

@@ -54,6 +54,8 @@ def _width(found: float | dict[str, float]) -> str:
 
 def _notes(metrics: dict[str, Any]) -> list[str]:
     notes = [f"warning: {line}" for line in warnings(metrics)]
+    if "l2_norm_clip" in metrics:
+        notes.append(f"The automatic clip ended at {metrics['l2_norm_clip']:.3g}.")
     if OMV in metrics["aggregates"] and "auc" in metrics:
         notes.append(
             "A majority vote of k iterates has only k + 1 levels: use its accuracy, "

@@ -202,7 +202,10 @@ def _batches(manifest: Manifest) -> dict[str, Any]:
 
 
 def _training(record: RunRecord) -> dict[str, Any]:
-    names = ("noise_multiplier", "l2_norm_clip", "expected_batch_size", "target_delta")
+    names = (
+        "noise_multiplier", "l2_norm_clip", "clip_quantile", "expected_batch_size",
+        "target_delta",
+    )  # fmt: skip
     fields = {name: getattr(record, name) for name in names}
     settings = {
         name: dict(sorted(value.items(), key=lambda item: (item[0] != "name", item)))
@@ -227,6 +230,7 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
         "num_examples": metrics["num_examples"],
         "by_fit": bool(record.fits),
         "step": metrics.get("step", record.num_steps_executed),
+        "last_clip": metrics.get("l2_norm_clip"),
         "metrics": {name: metrics[name] for name in names},
         "curve": {
             "step": [point["step"] for point in points],

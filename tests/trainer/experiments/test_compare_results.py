@@ -92,7 +92,7 @@ def test_text_of_a_setting_leads_to_no_other_folder() -> None:
     case = _case()
     object.__setattr__(case.settings, "method_settings", {"path": "../a b"})  # frozen
     assert case.name == (
-        "truncated-poisson-b20-e1-dp-sgd-eps3-same-lr0.1-clip1-path.._a_b"
+        "truncated-poisson-b20-e1-dp-sgd-eps3-same-lrauto-clip1-path.._a_b"
     )
 
 

@@ -39,6 +39,7 @@ from trainer.train import StoppedError, train
             "optimizer": "adam",
             "learning_rate_schedule": "cosine",
             "warmup_steps": 2,
+            "l2_norm_clip": None,
         },
         pytest.param(
             {"method": "dp-sat", "sat_radius": 0.1}, marks=pytest.mark.thorough
@@ -222,7 +223,7 @@ def test_a_run_does_not_continue_as_another_one(
         ({"settings": private_settings(hidden=(5,))}, r"hidden=\[5\] to be \[4\]"),
         (
             {"settings": private_settings(optimizer="sgd")},
-            "optimizer='sgd' to be 'momentum'",
+            "optimizer='sgd' to be 'adam'",
         ),
         ({"batches": other_plan.path}, "these are others"),
         ({"batches": other_data.path}, "these are others"),

@@ -23,20 +23,37 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
 @pytest.mark.parametrize(
     ("changes", "clip"),
     [
-        ({}, 2.0),
-        ({"loss": "sparse_categorical_crossentropy"}, 2.0),
-        ({"loss": "mean_squared_error"}, 1.0),
-        ({"loss": "mine:loss"}, 1.0),
-        ({"loss": "auto"}, None),  # until the data is asked: see preflight.with_loss
-        ({"l2_norm_clip": 0.5}, 0.5),
-        ({"method": "non-private", "noise_multiplier": None}, None),
+        ({}, ("auto", 0.9)),
+        ({"clip_quantile": 0.8}, ("auto", 0.8)),
+        ({"l2_norm_clip": "auto"}, ("auto", 0.9)),
+        ({"l2_norm_clip": 0.5}, (0.5, None)),
+        ({"method": "non-private", "noise_multiplier": None}, (None, None)),
     ],
 )
-def test_the_clip_norm_is_that_of_the_loss_where_none_is_given(
-    changes: dict[str, Any], clip: float | None
+def test_the_clip_adapts_where_none_is_given(
+    changes: dict[str, Any], clip: tuple[Any, Any]
 ) -> None:
     settings = TrainSettings(**{"noise_multiplier": 1.0, **changes})
-    assert settings.l2_norm_clip == clip
+    assert (settings.l2_norm_clip, settings.clip_quantile) == clip
+
+
+@pytest.mark.parametrize(
+    ("changes", "rate", "schedule"),
+    [
+        ({}, 0.02, "linear"),
+        ({"optimizer": "adamw"}, 0.02, "linear"),
+        ({"learning_rate_schedule": "constant"}, 0.02, "constant"),
+        ({"learning_rate": 0.5}, 0.5, "constant"),
+        ({"optimizer": "momentum"}, 0.1, "constant"),
+        ({"optimizer": "momentum", "learning_rate_schedule": "cosine"}, 0.1, "cosine"),
+    ],
+)
+def test_the_rate_of_adam_is_that_of_the_plan_where_none_is_given(
+    changes: dict[str, Any], rate: float, schedule: str
+) -> None:
+    found = TrainSettings(**PRIVATE, **changes).for_steps(100)
+    assert found.learning_rate == pytest.approx(rate)
+    assert found.learning_rate_schedule == schedule
 
 
 @pytest.mark.parametrize(
@@ -46,6 +63,14 @@ def test_the_clip_norm_is_that_of_the_loss_where_none_is_given(
         ({"target_epsilon": 3.0}, "either"),
         ({"noise_multiplier": None, "target_epsilon": 3.0}, "--delta"),
         ({"l2_norm_clip": 0.0}, "l2_norm_clip=0"),
+        ({"l2_norm_clip": "automatic"}, "l2_norm_clip='automatic'"),
+        ({"clip_quantile": 0.9}, "--l2-norm-clip 1.0 is fixed. Omit"),
+        ({"l2_norm_clip": None, "clip_quantile": 0.4}, "clip_quantile=0.4 >= 0.5"),
+        (
+            {"l2_norm_clip": None, "non_private_diagnostics": True},
+            "another in each step. Give it a number",
+        ),
+        ({**MIXED, "l2_norm_clip": None}, "of one clip norm. Give --l2-norm-clip 1"),
         ({"l2_norm_clip": float("inf")}, "finite"),
         ({"noise_multiplier": -1.0}, "noise_multiplier=-1"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),

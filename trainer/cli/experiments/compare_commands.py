@@ -128,7 +128,7 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     Examples, the question of the paper, and ModelMix and DP-SGD:
       dpsgd compare --input data/train --eval data/test --out comparison \\
           --noise own,optimistic --epsilon 1,2,4 --delta 1e-7 \\
-          --batch-size 1024 --epochs 1,5 --l2-norm-clip 10 --jobs 2
+          --batch-size 1024 --epochs 1,5 --jobs 2
       dpsgd compare --input data/train --eval data/test --out mixed \\
           --sampler truncated-poisson --method dp-sgd,model-mix \\
           --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 3 \\
@@ -137,7 +137,7 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     Rows or users:
       dpsgd compare --input visits --eval visits-test --out rows-or-users \\
           --user-column user --num-users 100000 --max-examples-per-user 1,2,5,10 \\
-          --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 1 --l2-norm-clip 10
+          --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 1
     """
     settings = _settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
