@@ -191,8 +191,7 @@ class PrivacyStatement:
                 f"{self.gradients} in units of the step's clip norm, with one more "
                 "coordinate for the count that it follows, clipped to norm 1, summed, "
                 "Gaussian noise of standard deviation noise_multiplier added once per "
-                "step, divided by the constant expected_batch_size, and multiplied by "
-                "the clip norm"
+                "step, divided by the constant expected_batch_size"
             )
         return (
             f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, Gaussian "

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import AUTO_CLIP
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import USERS
@@ -29,7 +28,6 @@ from pipelines.users.bound_job import BoundSettings
 from trainer.auditing import audit_mechanism, audit_model, audit_release
 from trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
 from trainer.auditing.audit_training import Outcome, SmallRun
-from trainer.core.run.run_record import CURVE_NAME
 from trainer.core.step.adaptive_clip import CLIPS
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
@@ -80,9 +78,9 @@ def write_table(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Non
         table = table.replace_schema_metadata({DATASET_METADATA_KEY: described})
         pq.write_table(table, path, row_group_size=-(-len(user) // _NUM_BLOCKS))
 
-    is_auto = isinstance(run.l2_norm_clip, str)
-    largest = float(CLIPS[-1]) if is_auto else float(run.l2_norm_clip)
-    slope = max(_SLOPE * largest, _LEAST_SLOPE)
+    # An automatic clip grows, for gradients that exceed it.
+    largest = CLIPS[-1] if isinstance(run.l2_norm_clip, str) else run.l2_norm_clip
+    slope = max(_SLOPE * float(largest), _LEAST_SLOPE)
     slopes = slope * directions(len(is_real)) * is_real[:, None]
     write(folder / "data" / "rows.parquet", 1 + slopes, _users(run))
     # A run needs held-out examples; their metrics are not used.
@@ -167,12 +165,13 @@ def _changes(
     folder: pathlib.Path, run: SmallRun, manifest: Manifest
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the change of each layer's weights by every release, in clip norms."""
+    # Of an automatic clip, updates are in units of it.
+    clip = 1.0 if isinstance(run.l2_norm_clip, str) else run.l2_norm_clip
+    scale = manifest.plan.expected_batch_size / clip
     model = getattr(audit_model, run.model)(manifest)
     layers = [audit_model.layer_of(variable) for variable in model.trainable_weights]
     before = dict.fromkeys(layers, np.float32(0))
-    files = _train(folder, run, manifest)
-    for path, clip in zip(files, _clips(folder, run, len(files)), strict=True):
-        scale = manifest.plan.expected_batch_size / clip
+    for path in _train(folder, run, manifest):
         with np.load(path) as found:
             after = {
                 layer: found[f"weight_{index}"].ravel()
@@ -180,15 +179,6 @@ def _changes(
             }
         yield {layer: (after[layer] - before[layer]) * scale for layer in layers}
         before = after
-
-
-def _clips(folder: pathlib.Path, run: SmallRun, num_releases: int) -> list[float]:
-    """Returns the clip norm of each release."""
-    if run.l2_norm_clip != AUTO_CLIP:
-        return [float(run.l2_norm_clip)] * num_releases
-    curve = json.loads((folder / "run" / CURVE_NAME).read_text(encoding="utf-8"))
-    # The point after a step has the clip of the next.
-    return [point["l2_norm_clip"] for point in curve["points"][:-1]]
 
 
 def _train(
@@ -206,7 +196,7 @@ def _train(
         keep_last=num_steps // every,
         keep_every=every,
         # An evaluation completes lazy noise: none before a release.
-        eval_every=1 if run.l2_norm_clip == AUTO_CLIP else num_steps,
+        eval_every=num_steps,
         embedding_noise=run.embedding_noise,
         views=run.views,
     )

@@ -48,7 +48,6 @@ from accounting.auditing import worst_cases
 from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import AUTO_CLIP
 from pipelines.core.users.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
@@ -134,8 +133,7 @@ class SmallRun:
     @property
     def steps_per_release(self) -> int:
         """Steps per release: several with lazy noise, so that some is late."""
-        # Of an automatic clip, the steps of a release would have several clips.
-        lazy = self.embedding_noise == LAZY_NOISE and self.l2_norm_clip != AUTO_CLIP
+        lazy = self.embedding_noise == LAZY_NOISE
         return min(_LAZY_STEPS, self.steps_per_epoch) if lazy else 1
 
 

@@ -91,13 +91,13 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
     Raises:
       InputError: ``warmup_steps`` is not below ``num_steps``.
     """
-    settings = settings.for_steps(num_steps)
+    if settings.learning_rate is None:
+        raise ValueError("Expected TrainSettings.for_plan to settle the learning rate.")
     warmup = settings.warmup_steps
     check_int("warmup_steps", warmup, at_least=0, at_most=num_steps - 1)
     constant = settings.learning_rate_schedule == CONSTANT
     then = None if constant else _decay(settings, num_steps - warmup)
     if warmup:
-        assert settings.learning_rate is not None
         return WarmUp(steps=warmup, target=settings.learning_rate, then=then)
     return settings.learning_rate if constant else then
 

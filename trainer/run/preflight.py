@@ -92,9 +92,8 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     """
     check_folder(request.batches, "--batches")
     manifest = read_manifest(request.batches)
-    settings = with_loss(request.settings, manifest.dataset)
     request = dataclasses.replace(
-        request, settings=settings.for_steps(manifest.plan.num_steps)
+        request, settings=with_loss(request.settings, manifest.dataset)
     )
     of_rows = of_one_row(manifest)
     _check_columns(of_rows, request.settings.task)
@@ -116,6 +115,8 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     if chief:
         _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
+    settings = request.settings.for_plan(manifest.plan, noise_multiplier)
+    request = dataclasses.replace(request, settings=settings)
     return Checked(
         request=request,
         manifest=manifest,

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from accounting.core import deltas
+from accounting.core.plan import DpSgdPlan
 from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from trainer.model.metrics import LOSSES, OTHER
@@ -48,6 +49,14 @@ DEFAULT_QUANTILE = 0.9
 _NORMALIZED = ("adam", "adamw", "nadam", "adamax", "rmsprop")
 _NORMALIZED_RATE = 0.2
 _OTHER_RATE = 0.1
+
+#: With an automatic clip, noise moves a weight by the rate of plain SGD times noise
+#: multiplier over batch size.  The rate makes this half of what it is for Adam, up to
+#: a limit; momentum adds ten steps.
+_NOISE_OF_SGD = 0.1
+_LARGEST_RATE = 10.0
+_LEAST_NOISE = 0.5
+_OVER_SGD = {"sgd": 1.0, "momentum": 0.1}
 
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
@@ -100,10 +109,12 @@ class TrainSettings(MethodSettings, AggregationSettings):
       optimizer: sgd, momentum, adadelta, adagrad, adam, adamax, adamw, ftrl, lion,
         nadam, rmsprop, or module:function, which takes the learning rate and returns a
         Keras optimizer.
-      learning_rate: Size of a step.  [default: 0.2 over the root of the number of steps
-        for adam, adamw, nadam, adamax and rmsprop; 0.1 for others]
+      learning_rate: Size of a step; with an automatic clip, of a step in units of it.
+        [default: from the number of steps for adam, adamw, nadam, adamax and rmsprop,
+        and with an automatic clip also from noise and batch size for sgd and momentum;
+        otherwise 0.1]
       learning_rate_schedule: Schedule by which the learning rate decays.  [default:
-        constant; linear if adam and its kin get no rate]
+        constant for a rate of 0.1 or a given one, otherwise linear]
       warmup_steps: Steps of linear warm-up of the learning rate.
       final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
         fraction of the initial one.
@@ -183,13 +194,13 @@ class TrainSettings(MethodSettings, AggregationSettings):
         MethodSettings.__post_init__(self)
         AggregationSettings.__post_init__(self)
         self._check_initial_weights()
-        self._settle_schedule()
         if self.target_delta is not None:
             deltas.check(self.target_delta, allow_large=self.allow_large_delta)
         if self.method == NON_PRIVATE:
             self._check_non_private()
         else:
             self._check_private()
+        self._settle_schedule()
         methods.get(self.method).check(self)
         if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
             raise InputError(
@@ -198,22 +209,35 @@ class TrainSettings(MethodSettings, AggregationSettings):
             )
 
     def _settle_schedule(self) -> None:
-        of_plan = self.learning_rate is None and self.optimizer in _NORMALIZED
+        adapts = self.optimizer in _OVER_SGD and self.l2_norm_clip == AUTO_CLIP
+        of_plan = self.learning_rate is None and (
+            self.optimizer in _NORMALIZED or adapts
+        )
         if self.learning_rate is None and not of_plan:  # frozen
             object.__setattr__(self, "learning_rate", _OTHER_RATE)
         if self.learning_rate_schedule is None:
             schedule = LINEAR if of_plan else CONSTANT
             object.__setattr__(self, "learning_rate_schedule", schedule)
 
-    def for_steps(self, num_steps: int) -> TrainSettings:
-        """Returns the settings of a run of ``num_steps`` steps, with a learning rate.
+    def for_plan(
+        self, plan: DpSgdPlan, noise_multiplier: float | None
+    ) -> TrainSettings:
+        """Returns the settings of a run of a plan, with a learning rate.
 
         Args:
-          num_steps: Number of steps of the plan, at least 1.
+          plan: Plan of the batches.
+          noise_multiplier: Noise multiplier of the run; None without noise.
         """
         if self.learning_rate is not None:
             return self
-        rate = _NORMALIZED_RATE / math.sqrt(num_steps)
+        root = math.sqrt(plan.num_steps)
+        noise = max(noise_multiplier or 0.0, _LEAST_NOISE) / plan.expected_batch_size
+        rate = (
+            _NORMALIZED_RATE / root
+            if self.optimizer in _NORMALIZED
+            else min(_LARGEST_RATE, _NOISE_OF_SGD / (noise * root))
+            * _OVER_SGD[self.optimizer]
+        )
         return dataclasses.replace(self, learning_rate=rate)
 
     @property

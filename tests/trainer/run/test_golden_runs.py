@@ -97,7 +97,7 @@ def _run(folder: pathlib.Path, batches: BatchFolder, method: str) -> dict[str, A
     (folder / "noise.key").chmod(0o600)
     settings = train_settings(
         noise_multiplier=0.8, l2_norm_clip=1.0, target_delta=1e-3, **METHODS[method]
-    ).for_steps(NUM_STEPS)
+    ).for_plan(batches.manifest.plan, 0.8)
     session = Session(
         settings=settings,
         manifest=batches.manifest,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from tests.trainer.flat_settings import train_settings
 from trainer.settings.train_settings import TrainSettings
@@ -46,12 +47,23 @@ def test_the_clip_adapts_where_none_is_given(
         ({"learning_rate": 0.5}, 0.5, "constant"),
         ({"optimizer": "momentum"}, 0.1, "constant"),
         ({"optimizer": "momentum", "learning_rate_schedule": "cosine"}, 0.1, "cosine"),
+        ({"optimizer": "sgd", "l2_norm_clip": None}, 5.0, "linear"),
+        ({"optimizer": "momentum", "l2_norm_clip": None}, 0.5, "linear"),
+        (
+            {"optimizer": "sgd", "l2_norm_clip": None, "noise_multiplier": 0.1},
+            10.0,
+            "linear",
+        ),
     ],
 )
-def test_the_rate_of_adam_is_that_of_the_plan_where_none_is_given(
+def test_the_rate_is_that_of_the_plan_where_none_is_given(
     changes: dict[str, Any], rate: float, schedule: str
 ) -> None:
-    found = TrainSettings(**PRIVATE, **changes).for_steps(100)
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=9000, expected_batch_size=500, num_steps=100
+    )
+    found = TrainSettings(**{**PRIVATE, **changes})
+    found = found.for_plan(plan, found.noise_multiplier)
     assert found.learning_rate == pytest.approx(rate)
     assert found.learning_rate_schedule == schedule
 

@@ -6,7 +6,9 @@
 
 The count of the gradients below the threshold is one more coordinate of the sum of a
 step: it gets the same noise, on the same grid, and is released with it.  What a counted
-gradient adds to this coordinate is room that it leaves within the clip.
+gradient adds to this coordinate is room that it leaves within the clip.  An optimizer
+gets the mean of the v_i, without the count: it never sees C_t, so that the noise of its
+steps does not grow with the gradients, and one learning rate suits all of them.
 
 Formal guarantees:
   - ``|v_i| <= c``, counted or not: the count leaves sensitivity, noise and epsilon as

@@ -107,8 +107,7 @@ class StepSum:
         """Returns a sum of values over the divisor, float32."""
         if self.grid is None:
             return total / float(self.divisor)
-        mean = self.grid.mean(total, float(self.divisor))
-        return mean if self.adaptive is None else mean * self.adaptive.norm
+        return self.grid.mean(total, float(self.divisor))
 
     def adapt(self, count: Any) -> None:
         """Sets the clip of the next step, within a ``tf.function``, if it adapts.

@@ -213,10 +213,8 @@ class Step:
             self._lazy.complete_reads(self._batches, self._later.of_read)
             for batch in self._batches:
                 self._hold(*batch)
-            # Before the update, after which schedule and clip are the next step's.
+            # Before the update, after which a schedule gives the next step's.
             rate = np.float32(self._optimizer.learning_rate)
-            if self.bounded.adaptive is not None:
-                rate *= self.bounded.adaptive.norm.numpy()  # rows are in units of it
         self._finish_sums()
         self._held = None
         if self._lazy is not None:
