@@ -137,9 +137,11 @@ class PrivacyStatement:
             BOUND_JOB: self.unit is not None,
         }
         jobs = (name for name, is_relied in relied.items() if is_relied)
-        sampler = sampler_registry.get(self.plan.sampler)
-        theorem = sampler.claims.get(self.epsilon.method)
-        return (*jobs, *([theorem] if theorem else []), *self.claims)
+        found = self.trade_off
+        methods = (self.epsilon.method, *(found.methods if found else ()))
+        claims = sampler_registry.get(self.plan.sampler).claims
+        theorems = dict.fromkeys(claims[each] for each in methods if each in claims)
+        return (*jobs, *theorems, *self.claims)
 
     @property
     def relation_text(self) -> str:

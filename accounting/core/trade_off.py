@@ -61,10 +61,12 @@ class TradeOff:
     Attributes:
       points: Pairs (epsilon, delta), each proven in both directions.
       mu: The mechanism is mu-GDP with this mu; None if none is known.
+      methods: The theorems behind ``points``.
     """
 
     points: tuple[tuple[float, float], ...]
     mu: float | None = None
+    methods: tuple[str, ...] = ()
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
         """Returns an upper bound on the true positive rate.
@@ -229,10 +231,11 @@ def _of_rates(
     mu = sampler.gaussian_dp and sampler.gaussian_dp(plan, noise_multiplier)
     epsilons = [0.0, *_epsilons_for(claim, rates)]
     found = {
-        epsilon: sampler.delta(plan, noise_multiplier, epsilon).guarantee
-        for epsilon in epsilons
+        epsilon: sampler.delta(plan, noise_multiplier, epsilon) for epsilon in epsilons
     }
-    return TradeOff((claim, *sorted(found.items())), mu)
+    points = sorted((epsilon, each.guarantee) for epsilon, each in found.items())
+    methods = dict.fromkeys(each.method for each in found.values())
+    return TradeOff((claim, *points), mu, tuple(methods))
 
 
 def _epsilons_for(claim: tuple[float, float], rates: Iterable[float]) -> list[float]:

@@ -144,3 +144,18 @@ def test_a_bound_by_a_theorem_outside_of_the_core_says_so(small_plan, sampler, c
     assert text.count("relies on") == len(claim)
     for name in claim:
         assert f"relies on   the {name}: {statement.RELIANCES[name]}." in text
+
+
+def test_a_theorem_behind_the_attacks_alone_is_named():
+    """The epsilon is by the revealed order; the rates at small epsilons by clones."""
+    plan = DpSgdPlan(
+        sampler="dynamic-shuffle",
+        num_examples=400,
+        expected_batch_size=50,
+        num_steps=8,
+        num_epochs=1,
+    )
+    said = statement.privacy_statement(plan, noise_multiplier=1.0, delta=1e-5)
+    assert "null clones" not in said.epsilon.method
+    assert any("null clones" in each for each in said.trade_off.methods)
+    assert said.relies_on == (statement.NULL_CLONES,)
