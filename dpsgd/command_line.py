@@ -20,6 +20,10 @@ COMMANDS = {
         "trainer.cli.demo:demo",
         "Run everything on synthetic data, with a report and plots.",
     ),
+    "fit": (
+        "dpsgd.fit:fit",
+        "Make a private model of a table, in one command.",
+    ),
     "synth": (
         "pipelines.cli.data_commands:synth",
         "Write Criteo-format text with a signal.",

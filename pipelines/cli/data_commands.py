@@ -64,7 +64,7 @@ _KINDS = {
 }
 
 
-def _kind_options(command: Any) -> Any:
+def kind_options(command: Any) -> Any:
     """Adds one flag per kind of column."""
     for kind, text in reversed(_KINDS.items()):
         command = click.option(f"--{kind}", default="", help=text)(command)
@@ -79,7 +79,7 @@ def _kind_options(command: Any) -> Any:
     default="",
     help="Values of the label, separated by commas, class 0 first; public.",
 )
-@_kind_options
+@kind_options
 @click.option(
     "--header",
     default="",

@@ -78,13 +78,27 @@ def schema(
     Raises:
       InputError: a flag contradicts the table, or ``out`` exists.
     """
+    check_new(out)
+    check_outside(table, out)
+    text = schema_text(table, kinds, **options)
+    with output_file(out) as write:
+        write(text.encode())
+    show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
+
+
+def schema_text(table: str, kinds: Mapping[str, str], **options: Any) -> str:
+    """Returns the text of a first schema; arguments and errors as for `schema`.
+
+    Args:
+      table: File, folder or glob.
+      kinds: Kind -> names of columns, separated by commas.
+      **options: The other flags.
+    """
     told = {
         "delimiter": options["delimiter"].replace("\\t", "\t"),
         **({"header": _words(options["header"])} if options["header"] else {}),
     }
-    check_new(out)
-    check_outside(table, out)
-    text = first_schema(
+    return first_schema(
         table,
         label=options["label"],
         classes=_words(options["classes"]),
@@ -92,9 +106,6 @@ def schema(
         look_at_rows=options["look_at_rows"],
         options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
     )
-    with output_file(out) as write:
-        write(text.encode())
-    show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
 
 
 def _kinds_of_columns(kinds: Mapping[str, str]) -> dict[str, str]:

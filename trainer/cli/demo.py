@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +17,7 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from accounting.core.validation import InputError, check_float, check_int
+from trainer.cli.stages import run as run_stage
 from trainer.settings.aggregation_settings import MEANINGS
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
@@ -71,18 +69,6 @@ def stages(
             "report", f"{out}/dp-sgd", f"--out={out}/report.html",
         ]),
     ]  # fmt: skip
-
-
-def _run(number: int, total: int, title: str, arguments: list[str]) -> None:
-    click.secho(f"\n[{number}/{total}] {title}", bold=True)
-    click.echo(f"$ dpsgd {shlex.join(arguments)}")
-    command = [sys.executable, "-m", "dpsgd", *arguments]
-    status = subprocess.run(command, check=False).returncode
-    if status:
-        raise InputError(
-            f"Expected stage {number}, dpsgd {arguments[0]}, to succeed; its exit "
-            f"status is {status}. Its own message is above."
-        )
 
 
 def summary(out: pathlib.Path) -> dict[str, Any]:
@@ -191,7 +177,7 @@ def demo(out: str, rows: int, epsilon: float, **flags: Any) -> None:
     start = time.monotonic()
     todo = stages(root, rows, epsilon, flags)
     for number, (title, arguments) in enumerate(todo, start=1):
-        _run(number, len(todo), title, arguments)
+        run_stage(number, len(todo), title, arguments)
     result = summary(root)
     (root / "report.md").write_text(report(result))
     _show(result, root, time.monotonic() - start)

@@ -1,0 +1,132 @@
+"""``dpsgd fit``: one command from a table to a private model and its page."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from accounting.core.validation import InputError
+from dpsgd.command_line import cli
+from tests.end_to_end.test_own_table import write_census
+
+CHOICES = [
+    "census.csv", "--label=income", "--classes=<=50K,>50K", "--numeric=age",
+    "--category=workclass,education", "--date=joined", "--text=remark", "--epsilon=3",
+    "--train=--hidden 8 --embedding-dim 2",
+]  # fmt: skip
+
+
+def run(folder: pathlib.Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpsgd", "fit", *CHOICES, *more]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(InputError) as error:
+        CliRunner().invoke(cli, ["fit", *arguments], catch_exceptions=False)
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder, what a dry run said, and what the command said that went on."""
+    folder = tmp_path_factory.mktemp("fit")
+    write_census(folder / "census.csv")
+    dry = run(folder, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert {one.name for one in (folder / "census-fit").iterdir()} == {
+        "fit.toml", "schema.toml", "data",
+    }  # fmt: skip
+    return folder, dry.stdout, run(folder, "--json")
+
+
+def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> None:
+    folder, dry, done = made
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["privacy"]["epsilon"] <= 3
+    assert found["privacy"]["delta"] == 1e-5  # of 3,200 training rows
+    assert found["metrics"]["auc"] > 0.7
+    assert found["metrics"]["log_loss"] < found["metrics"]["guessing"]["log_loss"]
+    assert "<title>" in (folder / "census-fit" / "report.html").read_text()
+    # What it costs stands before any batch is sampled, and each stage as it is typed.
+    assert "noise" in dry
+    assert "$ dpsgd plan --num-examples=3200 --batch-size=128 --epochs=8" in dry
+    assert "[1/5]" not in done.stderr  # done by the dry run
+    assert "$ dpsgd train --batches=census-fit/batches" in done.stderr
+
+
+def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
+    folder, _, done = made
+    page, model = (
+        folder / "census-fit" / name for name in ("report.html", "run/model.keras")
+    )
+    page.unlink()
+    before = model.stat().st_mtime_ns
+    again = run(folder, "--json")
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    assert "[5/5]" in again.stderr
+    assert "[4/5]" not in again.stderr
+    assert page.exists()
+    assert model.stat().st_mtime_ns == before
+
+
+def test_other_choices_are_refused_once_something_was_made(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, *_ = made
+    monkeypatch.chdir(folder)
+    kept = (folder / "census-fit" / "fit.toml").read_bytes()
+    assert "hold fit.toml of this command" in refusal(*CHOICES, "--epsilon=4")
+    assert (folder / "census-fit" / "fit.toml").read_bytes() == kept
+
+
+def test_the_file_of_choices_gives_the_same_choices(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, *_ = made
+    monkeypatch.chdir(folder)
+    arguments = ["fit", "--config=census-fit/fit.toml", "--dry-run"]
+    said = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert said.exit_code == 0
+
+
+def test_what_only_a_person_can_know_is_asked_for_at_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "visits.csv").write_text("patient_id,age,ward\n\0\0,not,a,row\n")
+    said = refusal("visits.csv", "--epsilon=3")
+    for words in (
+        "which column to predict (--label NAME)",
+        "the kind of patient_id, age, ward (one of --numeric, --category,",
+        "whether rows with the same patient_id are one person's (--user patient_id, "
+        "or --rows-are-independent)",
+    ):
+        assert words in said
+    flags = ["visits.csv", "--epsilon=3", "--label=ward", "--numeric=age"]
+    said = refusal(*flags, "--user=patient_id")
+    assert "(--max-examples-per-user K --num-examples N)" in said
+    assert "the kind of" not in said
+    assert not (tmp_path / "visits-fit").exists()
+    assert "Expected TABLE, here or in --config" in refusal("--epsilon=3")
+    assert "Expected --epsilon, here or in --config" in refusal("visits.csv")
+
+
+def test_choices_may_change_while_nothing_was_made(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label that needs classes fails in the first stage; then they are given."""
+    write_census(tmp_path / "census.csv")
+    monkeypatch.chdir(tmp_path)
+    wrong = [one for one in CHOICES if not one.startswith("--classes")]
+    assert "Expected stage 1, dpsgd prepare, to succeed" in refusal(*wrong)
+    assert run(tmp_path, "--dry-run").returncode == 0
