@@ -171,6 +171,8 @@ def _log_delta(
     loss: Atoms, num_steps: int, epsilon: float
 ) -> tuple[float, float, float]:
     """Returns `Focus.order`, `Focus.log_delta` and `Focus.log_finite`."""
+    if not loss.masses.any():  # every loss is infinite: next to no noise
+        return 0.0, 0.0, -math.inf
     order = order_for_epsilon(loss, num_steps, epsilon)
     infinite = math.log(max(num_steps * loss.infinite_mass, 1e-300))
     finite = _log_tail(loss, num_steps, order, epsilon)

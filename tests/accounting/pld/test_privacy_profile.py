@@ -15,7 +15,10 @@ import math
 import numpy as np
 import pytest
 
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs, saddlepoint
+from accounting.core.pld.loss_distribution import Atoms
 from accounting.core.pld.privacy_profile import COARSE, FINE, Profile, StepComposition
 from accounting.core.samplers import poisson, truncated_poisson
 
@@ -96,3 +99,19 @@ def test_a_sum_that_hardly_varies_is_as_tight() -> None:
         assert removed <= takes_part * (1 + FINE)
         # All that is visible is that the example is absent, or displaces another.
         assert 0.99 * (takes_part - epsilon) < added < 1.01 * (takes_part - epsilon)
+
+
+def test_a_loss_that_is_always_infinite_has_delta_1():
+    """Seen to be NaN, on which the noise of a small target ended with a traceback."""
+    loss = Atoms(np.zeros(3), np.array([-1.0, 0.0, 1.0]), infinite_mass=1.0)
+    assert saddlepoint.approximate_log_delta(loss, 26, 0.002) == 0.0
+    plan = DpSgdPlan(
+        sampler="dynamic-shuffle",
+        num_examples=4_826_925,
+        expected_batch_size=4,
+        num_steps=31_375_006,
+        num_epochs=26,
+    )
+    needed = accountant.noise_multiplier(plan, epsilon=0.00198760826, delta=1.1e-12)
+    found = accountant.epsilon(plan, noise_multiplier=needed.guarantee, delta=1.1e-12)
+    assert found.guarantee <= 0.00198760826
