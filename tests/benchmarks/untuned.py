@@ -1,9 +1,9 @@
 """How far the defaults are from the best of a grid: one table, ten data sets.
 
-    python -m tests.benchmarks.untuned --out untuned [--seeds 3] [--table clicks-1 ...]
+    python -m tests.benchmarks.untuned --out untuned [--seeds 3] [--table digits ...]
 
-Every data set is synthetic or public.  For each, all 40 settings of ``GRID`` run once;
-the best by the metric runs again with every seed, and so do the defaults.  Results are
+Every data set is synthetic or public.  For each, all 40 settings of ``GRID`` run once.
+The best by each metric runs again with every seed, and so do the defaults.  Results are
 in ``OUT/results.json``; stopped, it goes on with the same command.
 """
 
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ import numpy as np
 
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
+from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
@@ -186,12 +188,12 @@ def _run(table: Table, folder: pathlib.Path, fields: Fields, seed: int) -> Field
     }
 
 
-def _score(table: Table, metrics: Fields) -> float:
-    """Larger is better; a model without the metric is the worst."""
-    found = metrics.get(table.metric)
+def _badness(metrics: Fields, metric: str) -> float:
+    """Smaller is better; a run without the metric is the worst."""
+    found = metrics.get(metric)
     if found is None or not np.isfinite(found):
-        return -np.inf
-    return -found if table.metric == "loss" else found
+        return float("inf")
+    return float(found if metric in LOWER_IS_BETTER else -found)
 
 
 class Results:
@@ -215,23 +217,24 @@ class Results:
         return dict(found)
 
 
-def _line(name: str, folder: pathlib.Path, results: Results, seeds: int) -> str:
-    """Returns the defaults beside the best of the grid, as a line of the table."""
-    table = TABLES[name]
+def _lines(
+    name: str, folder: pathlib.Path, results: Results, seeds: int
+) -> Iterator[str]:
+    """Yields the defaults beside the best of the grid, a line for each metric."""
     tried = [(results.of(name, folder, one, 0), one) for one in GRID]
-    best = max(tried, key=lambda pair: _score(table, pair[0]))[1]
-    columns = [name, table.metric]
-    for metric in dict.fromkeys((table.metric, "log_loss")):
-        for fields in ({}, best):
-            runs = [results.of(name, folder, fields, seed) for seed in range(seeds)]
-            columns.append(_mean([one[metric] for one in runs if metric in one]))
-    words = ", ".join(f"{key.replace('l2_norm_', '')} {v}" for key, v in best.items())
-    return f"| {' | '.join([*columns, words])} |"
+    for metric in dict.fromkeys((TABLES[name].metric, "log_loss")):
+        best = min(tried, key=lambda pair: _badness(pair[0], metric))[1]
+        columns = [
+            _mean([results.of(name, folder, one, s)[metric] for s in range(seeds)])
+            for one in ({}, best)
+            if metric in tried[0][0]
+        ]
+        words = ", ".join(f"{k.replace('l2_norm_', '')} {v}" for k, v in best.items())
+        if columns:
+            yield f"| {name} | {metric} | {' | '.join(columns)} | {words} |"
 
 
 def _mean(values: list[float]) -> str:
-    if not values:
-        return ""
     spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
     return f"{np.mean(values):.4f} ±{spread:.4f}"
 
@@ -250,7 +253,8 @@ def main(out: pathlib.Path, seeds: int, names: tuple[str, ...]) -> None:
     for name in names or TABLES:
         folder = out / name.replace(", ", "-").replace(" ", "_")
         _make(TABLES[name], folder.absolute())
-        click.echo(_line(name, folder, results, seeds))
+        for line in _lines(name, folder, results, seeds):
+            click.echo(line)
 
 
 if __name__ == "__main__":

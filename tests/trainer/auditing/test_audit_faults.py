@@ -19,6 +19,7 @@ import pytest
 
 from accounting.auditing import audit, joint_tests
 from accounting.core.plan import DpSgdPlan
+from accounting.core.statement import AUTO_CLIP
 from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
 from trainer.claims.lazy_noise import LazyNoise
@@ -103,6 +104,25 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
     assert verdict.text.startswith("consistent")
     assert [len(one.checks) for one in verdict.judged] == [10] * 4
     assert verdict.trials == 2 * NUM_CANARIES
+
+
+@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
+@pytest.mark.parametrize("factor", [1, 1.5])
+def test_a_sum_beyond_an_automatic_clip_is_seen(
+    monkeypatch: pytest.MonkeyPatch, run: SmallRun, factor: float
+) -> None:
+    """And without the fault nothing is contradicted, but with probability 1e-9."""
+    honest = per_example.clip_scale
+    monkeypatch.setattr(
+        per_example,
+        "clip_scale",
+        lambda norms, kept, clip: honest(norms, kept, factor * clip),
+    )
+    found = audit_training.carry_out(
+        dataclasses.replace(run, l2_norm_clip=AUTO_CLIP, steps_per_epoch=16)
+    )
+    assert (CONTRIBUTIONS in _contradicted(found)) == (factor > 1)
+    assert bool(_contradicted(found)) == (factor > 1)
 
 
 @pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
