@@ -56,6 +56,7 @@ BASES = {
     "plan": "--num-examples 1000 --batch-size 10 --epochs 1 --epsilon 2 --delta 1e-6 "
     "--sampler deterministic",
     "demo": "--out new",
+    "fit": "table.csv --label income --numeric age --epsilon 3 --delta 1e-5 --out new",
     "train": "--batches batches --eval data/test --out new --l2-norm-clip 1 "
     "--noise-multiplier 1",
     "bound": "--input input --user-column id --max-examples-per-user 2 "
@@ -428,6 +429,24 @@ DEMO = [
     *UNKNOWN,
 ]
 
+FIT = [
+    whole("", "Expected TABLE, here or in --config"),
+    row("- --epsilon", "Expected --epsilon, here or in --config", "--epsilon 3"),
+    row("- --numeric", "the kind of age (one of --numeric", "--numeric age"),
+    row("- --label + --category income", "which column to predict (--label NAME)",
+        "- --category + --label income"),
+    row("--user age - --numeric", "--max-examples-per-user K --num-examples N",
+        "--max-examples-per-user 2 --num-examples 9"),
+    number("--label", "nosuch", "nosuch", "income"),
+    number("--numeric", "nosuch", "nosuch", "age"),
+    row("--schema nosuch", "--schema nosuch to be readable", "- --schema"),
+    row("--config nosuch", "--config nosuch is not readable", "- --config"),
+    number("--out", "input", "--out input to be new", "new"),
+    *epsilons(),
+    *DELTAS,
+    *UNKNOWN,
+]  # fmt: skip
+
 TRAIN = [
     whole("", "Missing option '--batches'"),
     row("--initial-weights w.npz", "Add --initial-weights-are-public",
@@ -462,7 +481,7 @@ TRAIN = [
     ),
     *DELTAS,
     number("--method", "nosuch", "'nosuch' is not one of 'dp-sgd'", "dp-sgd"),
-    row("--method non-private", "has no --epsilon, --delta, --noise-multiplier or",
+    row("--method non-private", "has no --epsilon, --delta, --noise-multiplier,",
         "- --noise-multiplier - --l2-norm-clip"),
     row("--method bam", "--bam-radius for method='bam'", "--bam-radius 0.01"),
     row("--method dp-sat", "--sat-radius for method='dp-sat'", "--sat-radius 0.05"),
@@ -760,7 +779,7 @@ TABLES = {
     "batches": BATCHES, "verify": VERIFY, "synth": SYNTH, "schema": SCHEMA,
     "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
-    "predict": PREDICT, "report": REPORT, "bound": BOUND,
+    "predict": PREDICT, "report": REPORT, "bound": BOUND, "fit": FIT,
     "bias": BIAS, "variance": VARIANCE, "shift": SHIFT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
@@ -777,7 +796,8 @@ def reached(*_: Any, **__: Any) -> Any:
 #: Where the work of a command begins, if it is no matter of a moment.
 WORK = {
     "batches": "pipelines.job.poisson_batching.open_job",
-    "demo": "trainer.cli.demo._run",
+    "demo": "trainer.cli.demo.run_stage",
+    "fit": "dpsgd.fit.run_stage",
     "train": "trainer.report.progress.Terminal.say",
     "predict": "trainer.report.progress.Terminal.say",
     "audit": "trainer.auditing.audit._audit_mechanism",
