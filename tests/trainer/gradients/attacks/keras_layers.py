@@ -570,8 +570,8 @@ def _embedding(kind: type) -> Callable[[], Any]:
     return make
 
 
-CASES.put("renumbered ids", Case(network=lambda base: _embedding(Renumbered)()))
-CASES.put("written table", Case(network=lambda base: _embedding(Written)()))
+CASES.put("renumbered ids", Case(whole=_embedding(Renumbered)))
+CASES.put("written table", Case(whole=_embedding(Written)))
 
 
 class OddCall(layers.Dense):

@@ -386,8 +386,8 @@ for _dtype in ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16", "float6
     )
 
 
-def _global_policy(name: str) -> Callable[[str], Any]:
-    def network(base: str) -> Any:
+def _global_policy(name: str) -> Callable[[], Any]:
+    def network() -> Any:
         old = keras.config.dtype_policy()
         keras.config.set_dtype_policy(name)
         try:
@@ -400,7 +400,7 @@ def _global_policy(name: str) -> Callable[[str], Any]:
 
 
 for _policy in ("mixed_bfloat16", "mixed_float16", "float64"):
-    CASES.put(f"policy {_policy}", Case(network=_global_policy(_policy), leaks=True))
+    CASES.put(f"policy {_policy}", Case(whole=_global_policy(_policy), leaks=True))
 
 
 @CASES.layer
