@@ -12,6 +12,8 @@ from tests.trainer.gradients.attacks.keras_parts import (
     Make,
     honest_network,
     network_around,
+    network_of,
+    tame_layer,
 )
 
 
@@ -75,6 +77,14 @@ class Cases(dict[str, Case]):
         network = functools.partial(network_around, lambda layer: function)
         self.put(_name(function), self._case(network, more))
         return function
+
+    def body(self, name: str, body: Callable[[Any, Any], Any], **more: Any) -> None:
+        """Adds layers: (values, ids) -> values, of Keras's tensors."""
+        self.put(name, self._case(functools.partial(network_of, body), more))
+
+    def of_values(self, name: str, apply: Callable[[Any], Any], **more: Any) -> None:
+        """Adds layers that are applied to tame values (batch, 6)."""
+        self.body(name, lambda values, ids: apply(tame_layer(values, ids)), **more)
 
     def network(self, make: Callable[..., Any] | None = None, **more: Any) -> Any:
         """Adds a whole network."""
