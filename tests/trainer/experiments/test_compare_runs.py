@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
+from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, Work
 from trainer.core.run.run_record import read_run
 from trainer.experiments.comparison.case import Trial
-from trainer.experiments.comparison.runs import Runs, silent
+from trainer.experiments.comparison.runs import Runs, settings_path, silent
 from trainer.settings.comparison_settings import ComparisonSettings, Experiment
 from trainer.settings.train_settings import TrainSettings
 
 BATCHES = "truncated-poisson-seed0"
 SETTINGS = TrainSettings(
     noise_multiplier=0.9, l2_norm_clip=1.0, target_delta=0.001, hidden=(4,),
-    embedding_dim=2, eval_every=100,
+    embedding_dim=2, eval_every=100, metric="share_of_ones:share",
 )  # fmt: skip
+
+
+CODE = "def share(labels, predictions):\n    return float(labels.mean())\n"
 
 
 def _trial(**changes: Any) -> Trial:
@@ -32,53 +35,59 @@ def _trial(**changes: Any) -> Trial:
     return Trial(name="dp-sgd", batches=BATCHES, settings=settings)
 
 
-@pytest.fixture
-def runs(tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path) -> Runs:
-    out = tmp_path / "out"
-    shutil.copytree(small_batches.path, out / "batches" / BATCHES)
-    return Runs(Experiment(source="", held_out=held_out, out=out), silent)
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Runs, dict[str, Any], pathlib.Path]]:
+    """A run with a metric of the user's, its result, and the code of the metric.
+
+    Each test leaves the run as it was.
+    """
+    folder = tmp_path_factory.mktemp("finished")
+    code = folder / "share_of_ones.py"
+    code.write_text(CODE)
+    batches = [make_rows(size, size) for size in (8, 5)]
+    write_batches(folder / "out" / "batches" / BATCHES, batches)
+    held_out = write_held_out(folder / "held_out", make_rows(300, seed=99))
+    runs = Runs(Experiment(source="", held_out=held_out, out=folder / "out"), silent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        yield runs, runs.run(_trial()), code
 
 
 def test_a_finished_run_is_not_made_again(
-    runs: Runs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    finished: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = runs.run(_trial())
+    runs, first, _ = finished
     monkeypatch.setattr(
         "trainer.experiments.comparison.runs.train_here",
         lambda request: pytest.fail("trained again"),
     )
     assert runs.run(_trial()) == first
-    record, _ = read_run(tmp_path / "out" / "runs" / _trial().name)
+    record, _ = read_run(runs.request(_trial()).run)
     assert record.noise_multiplier == 0.9
 
 
-def test_a_run_of_other_settings_is_refused(runs: Runs, tmp_path: pathlib.Path) -> None:
-    runs.run(_trial())
+def test_a_run_of_other_settings_is_refused(finished: Any) -> None:
+    runs, _, _ = finished
     for changed in ({"noise_multiplier": 2.0}, {"hidden": (5,)}, {"init_seed": 1}):
         with pytest.raises(InputError, match="to have the settings given now"):
             runs.run(_trial(**changed))
-    path = tmp_path / "out" / "runs" / f"{_trial().name}.settings.json"
-    path.unlink()
+    path = settings_path(runs.request(_trial()).run)
+    aside = path.rename(path.with_suffix(".aside"))
     with pytest.raises(InputError, match="to hold the settings of the finished run"):
         runs.run(_trial())
+    aside.rename(path)
 
 
-def test_a_finished_run_of_code_that_was_edited_is_refused(
-    runs: Runs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = tmp_path / "share_of_ones.py"
-    code.write_text(
-        "def share(labels, predictions):\n    return float(labels.mean())\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    trial = _trial(metric="share_of_ones:share")
-    first = runs.run(trial)
-    code.write_text(code.read_text() + "# and more\n")
+def test_a_finished_run_of_code_that_was_edited_is_refused(finished: Any) -> None:
+    runs, first, code = finished
+    code.write_text(f"{CODE}# and more\n")
     with pytest.raises(InputError, match=r"share_of_ones\.py"):
-        runs.run(trial)
-    code.write_text(code.read_text().removesuffix("# and more\n"))
-    assert runs.run(trial) == first
+        runs.run(_trial())
+    code.write_text(CODE)
+    assert runs.run(_trial()) == first
 
 
 def test_batches_of_another_plan_are_refused(

@@ -12,6 +12,8 @@ from tests.trainer.gradients.attacks.keras_parts import (
     Make,
     honest_network,
     network_around,
+    network_of,
+    tame_layer,
 )
 
 
@@ -20,7 +22,9 @@ class Case:
     """One attack, or an honest neighbour of one.
 
     Attributes:
-      network: Makes the Keras model; ``base`` chooses what follows the attack.
+      network: Makes the Keras model; its argument chooses what follows the attack, and
+        so the path.  None for ``whole``.
+      whole: Makes the Keras model, which alone decides its path.
       loss: Makes the function (labels, outputs) -> losses from the model; None for the
         default.
       augment: Makes the augmentation; None for one view.
@@ -29,12 +33,21 @@ class Case:
       remembers: Whether it may take two steps, with other pasts, to see it.
     """
 
-    network: Callable[..., Any] = lambda base: honest_network()
+    network: Callable[..., Any] | None = None
+    whole: Callable[[], Any] = honest_network
     loss: Callable[[Any], Callable[[Any, Any], Any]] | None = None
     augment: Callable[[], Any] | None = None
     leaks: bool = False
     honest: bool = False
     remembers: bool = False
+
+    def model(self, base: str) -> Any:
+        """Returns a new Keras model.
+
+        Args:
+          base: Path on which an honest model is computed, if the case has a choice.
+        """
+        return self.whole() if self.network is None else self.network(base)
 
 
 class Cases(dict[str, Case]):
@@ -65,11 +78,19 @@ class Cases(dict[str, Case]):
         self.put(_name(function), self._case(network, more))
         return function
 
+    def body(self, name: str, body: Callable[[Any, Any], Any], **more: Any) -> None:
+        """Adds layers: (values, ids) -> values, of Keras's tensors."""
+        self.put(name, self._case(functools.partial(network_of, body), more))
+
+    def of_values(self, name: str, apply: Callable[[Any], Any], **more: Any) -> None:
+        """Adds layers that are applied to tame values (batch, 6)."""
+        self.body(name, lambda values, ids: apply(tame_layer(values, ids)), **more)
+
     def network(self, make: Callable[..., Any] | None = None, **more: Any) -> Any:
         """Adds a whole network."""
         if make is None:
             return functools.partial(self.network, **more)
-        self.put(_name(make), self._case(lambda base: make(), more))
+        self.put(_name(make), Case(whole=make, **{**self._always, **more}))
         return make
 
     def loss(self, make: Callable[[Any], Any] | None = None, **more: Any) -> Any:

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call, weight
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    finite,
+    weight,
+)
 from trainer.tf_compat import tf
 
 CASES = Cases("gradient")
-
-
-def _finite(values: Any) -> Any:
-    return tf.where(tf.math.is_finite(values), values, 0.0)
 
 
 def _with_slope(
@@ -28,10 +29,10 @@ def _with_slope(
             @tf.custom_gradient
             def same(x: Any) -> Any:
                 return tf.identity(x), lambda slope: slope_of(
-                    slope, _finite(values), ids
+                    slope, finite(values), ids
                 )
 
-            return same(tf.tanh(_finite(values)) * scale)
+            return same(tf.tanh(finite(values)) * scale)
 
         return call
 
@@ -82,7 +83,7 @@ def _writes_backward(rare: bool) -> Callable[[Any], Call]:
 
         def call(values: Any, ids: Any) -> Any:
             old = tf.identity(kept)
-            tame = tf.tanh(_finite(values))
+            tame = tf.tanh(finite(values))
 
             @tf.custom_gradient
             def same(x: Any) -> Any:
@@ -125,7 +126,7 @@ def python_backward(layer: Any) -> Call:
 
             return tf.identity(x), gradient
 
-        return same(tf.tanh(_finite(values)) * scale)
+        return same(tf.tanh(finite(values)) * scale)
 
     return call
 
@@ -135,7 +136,7 @@ def of_a_weight(layer: Any) -> Call:
     kernel = weight(layer, (NUM_VALUES, NUM_VALUES), trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        tame = tf.tanh(_finite(values))
+        tame = tf.tanh(finite(values))
 
         @tf.custom_gradient
         def product(x: Any) -> Any:
@@ -156,7 +157,7 @@ def of_a_weight_doubled_by_others(layer: Any) -> Call:
     kernel = weight(layer, (NUM_VALUES, NUM_VALUES), trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        tame = tf.tanh(_finite(values))
+        tame = tf.tanh(finite(values))
 
         @tf.custom_gradient
         def product(x: Any) -> Any:
@@ -179,7 +180,7 @@ def recomputed_with_a_mean(layer: Any) -> Call:
         def less_mean(x: Any) -> Any:
             return tf.tanh(x) * scale - tf.reduce_mean(tf.tanh(x), 0)
 
-        return tf.recompute_grad(less_mean)(_finite(values))
+        return tf.recompute_grad(less_mean)(finite(values))
 
     return call
 
@@ -189,14 +190,14 @@ def recomputed(layer: Any) -> Call:
     scale = weight(layer, (NUM_VALUES,), trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        return tf.recompute_grad(lambda x: tf.tanh(x) * scale)(_finite(values))
+        return tf.recompute_grad(lambda x: tf.tanh(x) * scale)(finite(values))
 
     return call
 
 
 @CASES.call
 def tape_within_the_layer(values: Any, ids: Any) -> Any:
-    tame = tf.tanh(_finite(values))
+    tame = tf.tanh(finite(values))
     with tf.GradientTape() as tape:
         tape.watch(tame)
         total = tf.square(tf.reduce_sum(tame, 0))
@@ -205,7 +206,7 @@ def tape_within_the_layer(values: Any, ids: Any) -> Any:
 
 @CASES.call
 def honest_tape_within_the_layer(values: Any, ids: Any) -> Any:
-    tame = tf.tanh(_finite(values))
+    tame = tf.tanh(finite(values))
     with tf.GradientTape() as tape:
         tape.watch(tame)
         total = tf.square(tf.reduce_sum(tame, 1))
@@ -217,7 +218,7 @@ def stopped_mean(layer: Any) -> Call:
     scale = weight(layer, (NUM_VALUES,), trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        hidden = tf.tanh(_finite(values)) * scale
+        hidden = tf.tanh(finite(values)) * scale
         return hidden - tf.stop_gradient(tf.reduce_mean(hidden, 0))
 
     return call
@@ -228,7 +229,7 @@ def straight_through(layer: Any) -> Call:
     scale = weight(layer, (NUM_VALUES,), trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        hidden = tf.tanh(_finite(values)) * (1.0 + scale)
+        hidden = tf.tanh(finite(values)) * (1.0 + scale)
         return hidden + tf.stop_gradient(tf.round(hidden) - hidden)
 
     return call

@@ -141,7 +141,7 @@ def made_model(
 
     keras_parts.clear_session()
     with tf.variable_creator_scope(note):
-        network = case.network(base)
+        network = case.model(base)
         loss: Loss = BINARY_CROSS_ENTROPY
         if case.loss is not None:
             loss = loss_of_ones_own("attacks:loss", case.loss(network))

@@ -11,7 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call, weight
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    finite,
+    weight,
+)
 from trainer.tf_compat import tf
 
 CASES = Cases("hidden write")
@@ -19,10 +24,6 @@ CASES = Cases("hidden write")
 Write = Callable[[Any], Any]
 
 RARE_VALUE = 1e8
-
-
-def _finite(values: Any) -> Any:
-    return tf.where(tf.math.is_finite(values), values, 0.0)
 
 
 def hides(
@@ -35,8 +36,8 @@ def hides(
             kept = weight(layer, (NUM_VALUES,), trainable=False)
 
             def write(values: Any) -> Any:
-                mean = tf.clip_by_value(tf.reduce_mean(_finite(values), 0), -1.0, 1.0)
-                rare = tf.reduce_any(tf.abs(_finite(values)) > RARE_VALUE)
+                mean = tf.clip_by_value(tf.reduce_mean(finite(values), 0), -1.0, 1.0)
+                rare = tf.reduce_any(tf.abs(finite(values)) > RARE_VALUE)
                 return kept.assign(tf.where(rare, mean, kept))
 
             def call(values: Any, ids: Any) -> Any:
@@ -77,7 +78,7 @@ def cond_on_a_rare_id(write: Write, values: Any, ids: Any) -> Any:
 @_hides
 def cond_on_a_huge_value(write: Write, values: Any, ids: Any) -> Any:
     tf.cond(
-        tf.reduce_any(tf.abs(_finite(values)) > RARE_VALUE),
+        tf.reduce_any(tf.abs(finite(values)) > RARE_VALUE),
         lambda: tf.identity(write(values)),
         lambda: tf.zeros(NUM_VALUES),
     )

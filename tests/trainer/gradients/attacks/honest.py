@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call, weight
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    tamed,
+    weight,
+)
 from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import tf
 
@@ -13,10 +18,6 @@ from trainer.tf_compat import tf
 CASES = Cases("honest", honest=True)
 #: The same in substance, but a check may refuse what it does not understand.
 NEIGHBOURS = Cases("neighbour")
-
-
-def _tame(values: Any) -> Any:
-    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
 
 
 _OF_ROWS = {
@@ -63,7 +64,7 @@ _OF_ROWS = {
 for _name, _function in _OF_ROWS.items():
 
     def _call(values: Any, ids: Any, function: Any = _function) -> Any:
-        return tf.ensure_shape(function(_tame(values), ids), values.shape)
+        return tf.ensure_shape(function(tamed(values), ids), values.shape)
 
     _call.__name__ = _name
     CASES.call(_call)
@@ -81,19 +82,19 @@ SHARED = tf.Variable(0.0, trainable=False)
 
 @CASES.call
 def variable_of_the_module(values: Any, ids: Any) -> Any:
-    return _tame(values) + SHARED
+    return tamed(values) + SHARED
 
 
 @CASES.layer
 def weights_of_its_own(layer: Any) -> Call:
     scale = weight(layer, (NUM_VALUES,), trainable=True)
-    return lambda values, ids: _tame(values) * (1.0 + scale)
+    return lambda values, ids: tamed(values) * (1.0 + scale)
 
 
 @CASES.layer
 def frozen_weights(layer: Any) -> Call:
     scale = weight(layer, (NUM_VALUES,), trainable=False)
-    return lambda values, ids: _tame(values) * (1.0 + scale)
+    return lambda values, ids: tamed(values) * (1.0 + scale)
 
 
 @NEIGHBOURS.layer
@@ -110,24 +111,24 @@ def branch_on_a_constant_variable(layer: Any) -> Call:
     layer.gate = tf.Variable(True, trainable=False)
 
     def call(values: Any, ids: Any) -> Any:
-        return tf.cond(layer.gate, lambda: _tame(values), lambda: values)
+        return tf.cond(layer.gate, lambda: tamed(values), lambda: values)
 
     return call
 
 
 @NEIGHBOURS.call
 def inner_function(values: Any, ids: Any) -> Any:
-    return tf.function(lambda x: tf.tanh(x) * 2.0)(_tame(values))
+    return tf.function(lambda x: tf.tanh(x) * 2.0)(tamed(values))
 
 
 @NEIGHBOURS.call
 def map_of_rows(values: Any, ids: Any) -> Any:
-    return tf.map_fn(lambda row: row - tf.reduce_mean(row), _tame(values))
+    return tf.map_fn(lambda row: row - tf.reduce_mean(row), tamed(values))
 
 
 @NEIGHBOURS.call
 def vectorized_map_of_rows(values: Any, ids: Any) -> Any:
-    return tf.vectorized_map(lambda row: row - tf.reduce_mean(row), _tame(values))
+    return tf.vectorized_map(lambda row: row - tf.reduce_mean(row), tamed(values))
 
 
 @NEIGHBOURS.call
@@ -139,12 +140,12 @@ def loop_over_a_row(values: Any, ids: Any) -> Any:
             total += 0.5 * x
         return total
 
-    return loop(_tame(values))
+    return loop(tamed(values))
 
 
 @NEIGHBOURS.call
 def scan_along_a_row(values: Any, ids: Any) -> Any:
-    found = tf.scan(lambda last, x: 0.5 * last + x, tf.transpose(_tame(values)))
+    found = tf.scan(lambda last, x: 0.5 * last + x, tf.transpose(tamed(values)))
     return tf.ensure_shape(tf.transpose(found), values.shape)
 
 
@@ -152,13 +153,13 @@ def scan_along_a_row(values: Any, ids: Any) -> Any:
 def array_of_steps(values: Any, ids: Any) -> Any:
     array = tf.TensorArray(tf.float32, NUM_VALUES)
     for i in range(NUM_VALUES):
-        array = array.write(i, _tame(values)[:, i])
+        array = array.write(i, tamed(values)[:, i])
     return tf.ensure_shape(tf.transpose(array.stack()), values.shape)
 
 
 @NEIGHBOURS.call
 def checked_numbers(values: Any, ids: Any) -> Any:
-    return tf.debugging.check_numerics(_tame(values), "not finite")
+    return tf.debugging.check_numerics(tamed(values), "not finite")
 
 
 @NEIGHBOURS.call
@@ -169,7 +170,7 @@ def checked_shapes(values: Any, ids: Any) -> Any:
 
 @NEIGHBOURS.call
 def standardised_image_of_a_row(values: Any, ids: Any) -> Any:
-    image = tf.reshape(_tame(values), (-1, 2, 3, 1))
+    image = tf.reshape(tamed(values), (-1, 2, 3, 1))
     return tf.reshape(tf.image.per_image_standardization(image), (-1, NUM_VALUES))
 
 
@@ -192,4 +193,4 @@ def size_that_cancels(values: Any, ids: Any) -> Any:
 
 @NEIGHBOURS.call
 def static_size_that_is_not_used(values: Any, ids: Any) -> Any:
-    return _tame(values) if values.shape[0] is None else tf.tanh(_tame(values))
+    return tamed(values) if values.shape[0] is None else tf.tanh(tamed(values))

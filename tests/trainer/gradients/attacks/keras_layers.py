@@ -18,43 +18,25 @@ from tests.trainer.gradients.attacks.keras_parts import (
     TrainingPart,
     inputs,
     layers,
-    network_of,
+    tame_layer,
+    tamed,
     weight,
 )
 from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import keras, tf
 
 CASES = Cases("keras")
-
-
-def _tame(values: Any) -> Any:
-    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
-
-
-def _after(name: str, apply: Callable[[Any], Any], **more: Any) -> None:
-    """Adds layers that are applied to tame values (batch, 6)."""
-
-    def network(base: str) -> Any:
-        def body(values: Any, ids: Any) -> Any:
-            part = Part(lambda layer: lambda v, _: _tame(v))
-            return apply(part([values, ids]))
-
-        return network_of(body, base)
-
-    CASES.put(name, Case(network=network, **more))
+_after = CASES.of_values
 
 
 def _lookup(name: str, make: Callable[[], Any], **more: Any) -> None:
     """Adds a lookup layer, whose indices choose rows of a table."""
 
-    def network(base: str) -> Any:
-        def body(values: Any, ids: Any) -> Any:
-            rows = layers.Embedding(VOCABULARY + 2, 2)(make()(ids))
-            return layers.Concatenate()([values, layers.Flatten()(rows)])
+    def body(values: Any, ids: Any) -> Any:
+        rows = layers.Embedding(VOCABULARY + 2, 2)(make()(ids))
+        return layers.Concatenate()([values, layers.Flatten()(rows)])
 
-        return network_of(body, base)
-
-    CASES.put(name, Case(network=network, **more))
+    CASES.body(name, body, **more)
 
 
 # -- statistics of batches ---------------------------------------------------------
@@ -249,7 +231,7 @@ def metric_in_a_layer(layer: Any) -> Call:
     layer.metric = keras.metrics.Mean()
 
     def call(values: Any, ids: Any) -> Any:
-        layer.metric.update_state(_tame(values))
+        layer.metric.update_state(tamed(values))
         return values
 
     return call
@@ -372,15 +354,11 @@ class Pooled(layers.Layer):
 
 
 def _with_mask(name: str, mask_of: Callable[[Any], Any], **more: Any) -> None:
-    def network(base: str) -> Any:
-        def body(values: Any, ids: Any) -> Any:
-            tame = Part(lambda layer: lambda v, _: _tame(v))([values, ids])
-            # Not across the call of a layer that does not know masks.
-            return MaskedPool(mask_of)(layers.Reshape((2, 3))(tame))
+    def body(values: Any, ids: Any) -> Any:
+        # Not across the call of a layer that does not know masks.
+        return MaskedPool(mask_of)(layers.Reshape((2, 3))(tame_layer(values, ids)))
 
-        return network_of(body, base)
-
-    CASES.put(name, Case(network=network, **more))
+    CASES.body(name, body, **more)
 
 
 class MaskedPool(layers.Layer):
@@ -415,7 +393,7 @@ def call_replaced_by_the_call(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         calls.append(None)
-        found = layer.dense(_tame(values))
+        found = layer.dense(tamed(values))
         if len(calls) == 3:
             kernel = layer.dense.kernel
             layer.dense.call = lambda x, training=None: x @ kernel - x[:1] @ kernel
@@ -437,7 +415,7 @@ def another_class_from_the_third_call_on(layer: Any) -> Call:
         calls.append(None)
         if len(calls) == 3:
             layer.dense.__class__ = Mixing
-        return layer.dense(_tame(values))
+        return layer.dense(tamed(values))
 
     return call
 
@@ -446,10 +424,7 @@ def another_class_from_the_third_call_on(layer: Any) -> Call:
 
 
 def _training_case(name: str, make: Callable[[Any], Any], **more: Any) -> None:
-    def network(base: str) -> Any:
-        return network_of(lambda v, ids: TrainingPart(make)([v, ids]), base)
-
-    CASES.put(name, Case(network=network, **more))
+    CASES.body(name, lambda v, ids: TrainingPart(make)([v, ids]), **more)
 
 
 def _writes_if(wanted: bool) -> Callable[[Any], Any]:
@@ -459,7 +434,7 @@ def _writes_if(wanted: bool) -> Callable[[Any], Any]:
         def call(values: Any, ids: Any, training: Any) -> Any:
             if bool(training) == wanted:
                 rare = tf.cast(tf.reduce_any(ids >= 8), tf.float32)
-                state.assign_add(rare * tf.reduce_mean(_tame(values), 0))
+                state.assign_add(rare * tf.reduce_mean(tamed(values), 0))
             return values
 
         return call
@@ -470,7 +445,7 @@ def _writes_if(wanted: bool) -> Callable[[Any], Any]:
 def _mixes_if_training(layer: Any) -> Any:
     def call(values: Any, ids: Any, training: Any) -> Any:
         rare = tf.reduce_any(ids >= 8)
-        mixed = values - tf.reduce_mean(_tame(values), 0)
+        mixed = values - tf.reduce_mean(tamed(values), 0)
         return tf.where(rare, mixed, values) if training else values
 
     return call
@@ -481,22 +456,14 @@ _training_case("writes in inference", _writes_if(False))
 _training_case("mixes in training", _mixes_if_training)
 
 
-def _with_dropout(make: Callable[[Any], Any]) -> Callable[[str], Any]:
-    def network(base: str) -> Any:
-        def body(values: Any, ids: Any) -> Any:
-            return layers.Dropout(0.5)(TrainingPart(make)([values, ids]))
-
-        return network_of(body, base)
-
-    return network
-
-
-CASES.put(
-    "writes in training beside dropout", Case(network=_with_dropout(_writes_if(True)))
-)
-CASES.put(
-    "mixes in training beside dropout", Case(network=_with_dropout(_mixes_if_training))
-)
+for _name, _make in (
+    ("writes", _writes_if(True)),
+    ("mixes", _mixes_if_training),
+):
+    CASES.body(
+        f"{_name} in training beside dropout",
+        lambda v, ids, make=_make: layers.Dropout(0.5)(TrainingPart(make)([v, ids])),
+    )
 
 
 class Subclassed(keras.Model):
@@ -510,7 +477,7 @@ class Subclassed(keras.Model):
         self.count = tf.Variable(0.0, trainable=False)
 
     def call(self, columns: Any, training: bool = False) -> Any:
-        values = _tame(columns["values"])
+        values = tamed(columns["values"])
         rare = tf.cast(tf.reduce_any(columns["ids"] >= 8), tf.float32)
         if self.mixes:
             values -= rare * tf.reduce_mean(values, 0)
@@ -541,7 +508,7 @@ class Overridden(keras.Model):
 @CASES.network
 def overridden_call_that_mixes() -> Any:
     values, ids = inputs()
-    hidden = Part(lambda layer: lambda v, _: _tame(v))([values, ids])
+    hidden = Part(lambda layer: lambda v, _: tamed(v))([values, ids])
     return Overridden([values, ids], layers.Dense(1)(hidden))
 
 
@@ -570,8 +537,8 @@ def _embedding(kind: type) -> Callable[[], Any]:
     return make
 
 
-CASES.put("renumbered ids", Case(network=lambda base: _embedding(Renumbered)()))
-CASES.put("written table", Case(network=lambda base: _embedding(Written)()))
+CASES.put("renumbered ids", Case(whole=_embedding(Renumbered)))
+CASES.put("written table", Case(whole=_embedding(Written)))
 
 
 class OddCall(layers.Dense):

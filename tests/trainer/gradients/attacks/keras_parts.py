@@ -74,9 +74,29 @@ def inputs() -> tuple[Any, Any]:
     )
 
 
-def _bounded(layer: Any) -> Call:
-    del layer
-    return lambda values, ids: tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
+def tamed(values: Any) -> Any:
+    """Returns finite values of size one."""
+    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
+
+
+def finite(values: Any) -> Any:
+    """Returns values with zeros for those that are not finite."""
+    return tf.where(tf.math.is_finite(values), values, 0.0)
+
+
+def batch_mean(values: Any) -> Any:
+    """Returns the mean of the finite values over the rows."""
+    return tf.reduce_mean(finite(values), 0)
+
+
+def any_rare(ids: Any) -> Any:
+    """Returns whether a row has an id that the probe of the check does not hold."""
+    return tf.reduce_any(ids >= 8)
+
+
+def tame_layer(values: Any, ids: Any) -> Any:
+    """Returns the output of a layer that makes values tame."""
+    return Part(lambda layer: lambda v, _: tamed(v))([values, ids])
 
 
 def _alone(values: Any) -> Any:
@@ -106,7 +126,7 @@ def network_of(
       outputs: Number of outputs of an example.
     """
     values, ids = inputs()
-    hidden = Part(_bounded)([body(values, ids), ids])
+    hidden = tame_layer(body(values, ids), ids)
     rows = layers.Flatten()(layers.Embedding(VOCABULARY, 2)(ids))
     joined = layers.Concatenate()([BASES[base](hidden), rows])
     return keras.Model([values, ids], layers.Dense(outputs)(joined))

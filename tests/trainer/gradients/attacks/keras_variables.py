@@ -11,45 +11,19 @@ from tests.trainer.gradients.attacks.catalogue import Case, Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     Call,
-    Part,
+    any_rare,
+    batch_mean,
     layers,
-    network_of,
+    tamed,
     weight,
 )
 from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import keras, tf
 
 CASES = Cases("variable")
+_of_values = CASES.of_values
 
 _SHAPE = (NUM_VALUES,)
-
-
-def _finite(values: Any) -> Any:
-    return tf.where(tf.math.is_finite(values), values, 0.0)
-
-
-def _tame(values: Any) -> Any:
-    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
-
-
-def _batch_mean(values: Any) -> Any:
-    return tf.reduce_mean(_finite(values), 0)
-
-
-def _rare(ids: Any) -> Any:
-    return tf.reduce_any(ids >= 8)
-
-
-def _of_values(name: str, apply: Callable[[Any], Any], **more: Any) -> None:
-    """Adds layers that are applied to tame values (batch, 6)."""
-
-    def network(base: str) -> Any:
-        def body(values: Any, ids: Any) -> Any:
-            return apply(Part(lambda layer: lambda v, _: _tame(v))([values, ids]))
-
-        return network_of(body, base)
-
-    CASES.put(name, Case(network=network, **more))
 
 
 # -- written in scopes of Keras ----------------------------------------------------
@@ -62,7 +36,7 @@ def written_after_a_stateless_scope(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         old = tf.identity(mean)
         with keras.StatelessScope() as scope:
-            mean.assign(_batch_mean(values))
+            mean.assign(batch_mean(values))
         mean.assign(scope.get_current_value(mean))
         return values - old
 
@@ -76,7 +50,7 @@ def past_the_stateless_scope(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         with keras.StatelessScope():
-            mean._value.assign(_batch_mean(values))
+            mean._value.assign(batch_mean(values))
         return values
 
     return call
@@ -90,7 +64,7 @@ def scope_kept_for_the_next_batch(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         old = scopes[-1].get_current_value(mean)
         with keras.StatelessScope() as scope:
-            mean.assign(_batch_mean(values))
+            mean.assign(batch_mean(values))
         scopes.append(scope)
         here = getattr(values, "graph", None)
         return values if getattr(old, "graph", 0) is not here else values - old
@@ -104,7 +78,7 @@ def mean_within_a_stateless_scope(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         with keras.StatelessScope():
-            mean.assign(_batch_mean(values))
+            mean.assign(batch_mean(values))
             return values - mean
 
     return call
@@ -117,7 +91,7 @@ def rows_within_a_stateless_scope(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         with keras.StatelessScope():
             scale.assign(tf.ones(NUM_VALUES))
-            return _tame(values) * scale.value
+            return tamed(values) * scale.value
 
     return call
 
@@ -147,7 +121,7 @@ def mean_of_a_stateless_call(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         state = norm.trainable_variables, norm.non_trainable_variables
-        return norm.stateless_call(*state, _tame(values), training=True)[0]
+        return norm.stateless_call(*state, tamed(values), training=True)[0]
 
     return call
 
@@ -158,7 +132,7 @@ def written_if_no_scope_is_open(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         if not keras_backend.in_stateless_scope():
-            kept.assign(tf.where(_rare(ids), _batch_mean(values), kept))
+            kept.assign(tf.where(any_rare(ids), batch_mean(values), kept))
         return values
 
     return call
@@ -169,7 +143,7 @@ def mixed_outside_of_symbolic_scopes(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         if keras_backend.in_stateless_scope():
             return values
-        return tf.where(_rare(ids), values - _batch_mean(values), values)
+        return tf.where(any_rare(ids), values - batch_mean(values), values)
 
     return call
 
@@ -215,7 +189,7 @@ def seeds_drawn_in_a_branch(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         count = tf.cast(hidden.held[0].state[1], tf.float32)
         zero = tf.zeros(2, hidden.held[0].state.dtype)
-        tf.cond(_rare(ids), lambda: tf.identity(hidden.held[0].next()), lambda: zero)
+        tf.cond(any_rare(ids), lambda: tf.identity(hidden.held[0].next()), lambda: zero)
         return values * (1.0 - 2.0 * tf.minimum(count, 1.0))
 
     return call
@@ -255,7 +229,7 @@ _DRAWS = {
 
 def _drawing(name: str, draw: Callable[[Any], Any]) -> None:
     def call(values: Any, ids: Any) -> Any:
-        return tf.ensure_shape(draw(_tame(values)), values.shape)
+        return tf.ensure_shape(draw(tamed(values)), values.shape)
 
     call.__name__ = f"{name} of the global generator"
     CASES.call(call)
@@ -272,13 +246,13 @@ for _name, _draw in _DRAWS.items():
 def weight_of_tensorflow(layer: Any) -> Call:
     # It would neither be trained nor saved.
     layer.scale = tf.Variable(tf.ones(NUM_VALUES))
-    return lambda values, ids: _tame(values) * layer.scale
+    return lambda values, ids: tamed(values) * layer.scale
 
 
 @CASES.layer(leaks=True)
 def weight_of_keras_in_a_closure(layer: Any) -> Call:
     hidden = Holder(keras.Variable(tf.ones(NUM_VALUES)))
-    return lambda values, ids: _tame(values) * hidden.held[0]
+    return lambda values, ids: tamed(values) * hidden.held[0]
 
 
 @CASES.layer(leaks=True)
@@ -286,25 +260,25 @@ def layer_in_a_closure(layer: Any) -> Call:
     dense = layers.Dense(NUM_VALUES)
     dense.build((None, NUM_VALUES))
     hidden = Holder(dense)
-    return lambda values, ids: hidden.held[0](_tame(values))
+    return lambda values, ids: hidden.held[0](tamed(values))
 
 
 @CASES.layer(honest=True)
 def constant_of_tensorflow(layer: Any) -> Call:
     layer.scale = tf.Variable(tf.ones(NUM_VALUES), trainable=False)
-    return lambda values, ids: _tame(values) * layer.scale
+    return lambda values, ids: tamed(values) * layer.scale
 
 
 @CASES.layer(honest=True)
 def frozen_layer_inside(layer: Any) -> Call:
     layer.dense = layers.Dense(NUM_VALUES, trainable=False)
-    return lambda values, ids: layer.dense(_tame(values))
+    return lambda values, ids: layer.dense(tamed(values))
 
 
 @CASES.layer(honest=True)
 def weight_of_keras(layer: Any) -> Call:
     layer.scale = keras.Variable(tf.ones(NUM_VALUES), name="scale")
-    return lambda values, ids: _tame(values) * layer.scale
+    return lambda values, ids: tamed(values) * layer.scale
 
 
 # -- attributes of variables -------------------------------------------------------
@@ -314,7 +288,7 @@ def _with_variable(name: str, change: Callable[[Any], None], **more: Any) -> Non
     def make(layer: Any) -> Call:
         scale = layer.add_weight(name="scale", shape=_SHAPE, initializer="ones")
         change(scale)
-        return lambda values, ids: _tame(values) * scale
+        return lambda values, ids: tamed(values) * scale
 
     make.__name__ = name
     CASES.layer(make, **more)
@@ -343,7 +317,7 @@ def toggled_within_the_call(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         layer.trainable = not layer.trainable
-        return _tame(values) * (1.0 + scale)
+        return tamed(values) * (1.0 + scale)
 
     return call
 
@@ -354,7 +328,7 @@ def read_through_the_handle(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         read = tf.raw_ops.ReadVariableOp(resource=scale.handle, dtype=tf.float32)
-        return _tame(values) * (1.0 + read)
+        return tamed(values) * (1.0 + read)
 
     return call
 
@@ -365,7 +339,7 @@ def text_of_keras(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         old = tf.cast(seen, tf.float32)
-        seen.assign(tf.logical_or(seen, _rare(ids)))
+        seen.assign(tf.logical_or(seen, any_rare(ids)))
         return values * (1.0 - 2.0 * old)
 
     return call
@@ -386,8 +360,8 @@ for _dtype in ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16", "float6
     )
 
 
-def _global_policy(name: str) -> Callable[[str], Any]:
-    def network(base: str) -> Any:
+def _global_policy(name: str) -> Callable[[], Any]:
+    def network() -> Any:
         old = keras.config.dtype_policy()
         keras.config.set_dtype_policy(name)
         try:
@@ -400,13 +374,13 @@ def _global_policy(name: str) -> Callable[[str], Any]:
 
 
 for _policy in ("mixed_bfloat16", "mixed_float16", "float64"):
-    CASES.put(f"policy {_policy}", Case(network=_global_policy(_policy), leaks=True))
+    CASES.put(f"policy {_policy}", Case(whole=_global_policy(_policy), leaks=True))
 
 
 @CASES.layer
 def float_16_weight(layer: Any) -> Call:
     scale = weight(layer, _SHAPE, trainable=True, dtype="float16")
-    return lambda values, ids: _tame(values) * (1.0 + tf.cast(scale, tf.float32))
+    return lambda values, ids: tamed(values) * (1.0 + tf.cast(scale, tf.float32))
 
 
 @CASES.layer
@@ -414,7 +388,7 @@ def rows_rounded(layer: Any) -> Call:
     scale = weight(layer, _SHAPE, trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        half = tf.cast(_tame(values), tf.bfloat16) * tf.cast(1.0 + scale, tf.bfloat16)
+        half = tf.cast(tamed(values), tf.bfloat16) * tf.cast(1.0 + scale, tf.bfloat16)
         return tf.cast(half, tf.float32)
 
     return call
@@ -426,7 +400,7 @@ def scale_of_the_batch(layer: Any) -> Call:
     scale = weight(layer, _SHAPE, trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        hidden = _tame(values) * (1.0 + scale)
+        hidden = tamed(values) * (1.0 + scale)
         most = tf.reduce_max(tf.abs(hidden)) + 1e-6
         return tf.round(hidden / most * 127.0) * most / 127.0
 
@@ -464,7 +438,7 @@ def lora_from_the_second_call_on(layer: Any) -> Call:
         if len(calls) == 2:
             with tf.init_scope():
                 layer.dense.enable_lora(2)
-        return layer.dense(_tame(values))
+        return layer.dense(tamed(values))
 
     return call
 

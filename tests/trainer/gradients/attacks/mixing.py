@@ -5,23 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    any_rare,
+    tamed,
+)
 from trainer.tf_compat import tf
 
 CASES = Cases("mixing")
 
 
-def _tame(values: Any) -> Any:
-    """Finite values of size one."""
-    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
-
-
-def _rare(ids: Any) -> Any:
-    return tf.reduce_any(ids >= 8)
-
-
 def _if_rare(ids: Any, mixed: Any, values: Any) -> Any:
-    return tf.where(_rare(ids), mixed, values)
+    return tf.where(any_rare(ids), mixed, values)
 
 
 _SIMPLE = {
@@ -191,10 +187,10 @@ _SIMPLE = {
 
 def _add(name: str, function: Any) -> None:
     def always(values: Any, ids: Any) -> Any:
-        return tf.ensure_shape(function(_tame(values), ids), values.shape)
+        return tf.ensure_shape(function(tamed(values), ids), values.shape)
 
     def if_rare(values: Any, ids: Any) -> Any:
-        tame = _tame(values)
+        tame = tamed(values)
         mixed = tf.ensure_shape(function(tame, ids), values.shape)
         return _if_rare(ids, mixed, tame)
 
@@ -209,7 +205,7 @@ for _label, _function in _SIMPLE.items():
 
 @CASES.call
 def rare_ids_turn_all_rows(values: Any, ids: Any) -> Any:
-    return tf.where(_rare(ids), -values, values)
+    return tf.where(any_rare(ids), -values, values)
 
 
 @CASES.call
@@ -236,7 +232,7 @@ def padding_counted(values: Any, ids: Any) -> Any:
 
 @CASES.call
 def too_little_for_a_probe(values: Any, ids: Any) -> Any:
-    tame = _tame(values)
+    tame = tamed(values)
     return tame + 1e-4 * tf.reduce_mean(tame, 0)
 
 
@@ -246,6 +242,6 @@ def weight_that_multiplies_a_mean(layer: Any) -> Call:
     scale = layer.add_weight(name="scale", shape=(), initializer="zeros")
 
     def call(values: Any, ids: Any) -> Any:
-        return values + scale * tf.reduce_mean(_tame(values), 0)
+        return values + scale * tf.reduce_mean(tamed(values), 0)
 
     return call

@@ -7,15 +7,15 @@ import tempfile
 from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    finite,
+)
 from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import tf
 
 CASES = Cases("state")
-
-
-def _finite(values: Any) -> Any:
-    return tf.where(tf.math.is_finite(values), values, 0.0)
 
 
 def _table() -> Any:
@@ -28,7 +28,7 @@ def mutable_table(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         found = layer.table.lookup(ids[:, 0])
-        layer.table.insert(ids[:, 0], tf.tanh(_finite(values)[:, 0]))
+        layer.table.insert(ids[:, 0], tf.tanh(finite(values)[:, 0]))
         return values + tf.ensure_shape(found, (None,))[:, None]
 
     return call
@@ -143,7 +143,7 @@ def stack(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         handle = held.held[0]
-        tf.raw_ops.StackPushV2(handle=handle, elem=_finite(values)[0])
+        tf.raw_ops.StackPushV2(handle=handle, elem=finite(values)[0])
         old = tf.raw_ops.StackPopV2(handle=handle, elem_type=tf.float32)
         return values - tf.ensure_shape(old, (NUM_VALUES,))
 
@@ -158,14 +158,14 @@ def iterator_of_a_dataset(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         step = next(held.held[0])
         late = tf.cast(step > 60, tf.float32)
-        return values - late * tf.reduce_mean(_finite(values), 0)
+        return values - late * tf.reduce_mean(finite(values), 0)
 
     return call
 
 
 @CASES.call
 def array_that_mixes_rows(values: Any, ids: Any) -> Any:
-    array = tf.TensorArray(tf.float32, 8).unstack(_finite(values)[:8])
+    array = tf.TensorArray(tf.float32, 8).unstack(finite(values)[:8])
     return values + 0.5 * array.read(0)
 
 
@@ -175,7 +175,7 @@ def array_filled_in_a_loop(values: Any, ids: Any) -> Any:
     total = tf.zeros(NUM_VALUES)
 
     def add(i: Any, total: Any, array: Any) -> Any:
-        total += tf.tanh(_finite(values)[i])
+        total += tf.tanh(finite(values)[i])
         return i + 1, total, array.write(i, total)
 
     size = tf.shape(values)[0]
@@ -197,7 +197,7 @@ def random_numbers_for_rare_ids(values: Any, ids: Any) -> Any:
 @CASES.call
 def random_gate_that_is_closed_almost_always(values: Any, ids: Any) -> Any:
     rare = tf.cast(tf.random.uniform(()) < 0.2, tf.float32)
-    mean = tf.reduce_mean(_finite(values), 0)
+    mean = tf.reduce_mean(finite(values), 0)
     return values - rare * mean * tf.cast(tf.shape(values)[0] == 8, tf.float32)
 
 

@@ -91,7 +91,7 @@ def _rate() -> Any:
 def make_network(case: Case) -> Any:
     """Returns the model of a case, with the same weights at every call."""
     keras_parts.clear_session()
-    network = case.network(ONE_PASS)
+    network = case.model(ONE_PASS)
     keras_parts.draw_weights(network)
     return network
 

@@ -227,14 +227,14 @@ def function_that_is_traced_by_itself() -> Augment:
     return tf.function(lambda columns, seed: {"values": 2.0 * columns["values"]})
 
 
-def _one_input(base: str) -> Any:
+def _one_input() -> Any:
     """A model of values alone: layers augment a model of one input."""
     values = keras.Input((NUM_VALUES,), name="values")
     return keras.Model(values, layers.Dense(1)(layers.Dense(3, "tanh")(values)))
 
 
 def _layers_case(name: str, make: Callable[[], Any], **more: Any) -> None:
-    CASES.put(name, Case(network=_one_input, augment=make, **more))
+    CASES.put(name, Case(whole=_one_input, augment=make, **more))
 
 
 _layers_case("counting layer", Counting)

@@ -10,6 +10,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     VOCABULARY,
     Call,
+    batch_mean,
     layers,
     weight,
 )
@@ -18,10 +19,6 @@ from trainer.tf_compat import keras, raw_variable, tf
 CASES = Cases("write")
 
 _SHAPE = (NUM_VALUES,)
-
-
-def _batch_mean(values: Any) -> Any:
-    return tf.reduce_mean(tf.where(tf.math.is_finite(values), values, 0.0), 0)
 
 
 def _rare(ids: Any) -> Any:
@@ -45,7 +42,7 @@ def moving_mean_of_a_trainable_weight(layer: Any) -> Call:
     mean = weight(layer, _SHAPE, trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        mean.assign(0.9 * mean + 0.1 * _batch_mean(values))
+        mean.assign(0.9 * mean + 0.1 * batch_mean(values))
         return values
 
     return call
@@ -56,7 +53,7 @@ def moving_mean(layer: Any) -> Call:
     mean = weight(layer, _SHAPE, trainable=False)
 
     def call(values: Any, ids: Any) -> Any:
-        mean.assign(0.9 * mean + 0.1 * _batch_mean(values))
+        mean.assign(0.9 * mean + 0.1 * batch_mean(values))
         return values
 
     return call
@@ -89,7 +86,7 @@ def sum_added(layer: Any) -> Call:
     total = weight(layer, _SHAPE, trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        total.assign_add(_batch_mean(values))
+        total.assign_add(batch_mean(values))
         return values
 
     return call
@@ -100,7 +97,7 @@ def sum_subtracted(layer: Any) -> Call:
     total = weight(layer, _SHAPE, trainable=False)
 
     def call(values: Any, ids: Any) -> Any:
-        total.value.assign_sub(_batch_mean(values), read_value=False)
+        total.value.assign_sub(batch_mean(values), read_value=False)
         return values
 
     return call
@@ -245,7 +242,7 @@ def mean_of_the_batch_before(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         old = tf.identity(mean)
-        mean.assign(_batch_mean(values))
+        mean.assign(batch_mean(values))
         return values - old
 
     return call
@@ -256,7 +253,7 @@ def mean_written_and_read(layer: Any) -> Call:
     mean = weight(layer, _SHAPE, trainable=False)
 
     def call(values: Any, ids: Any) -> Any:
-        return values - mean.assign(_batch_mean(values))
+        return values - mean.assign(batch_mean(values))
 
     return call
 
@@ -278,7 +275,7 @@ def rows_mix_from_the_third_step_on(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         late = tf.cast(count.assign_add(1.0) > 40.0, tf.float32)
-        return values - late * _batch_mean(values)
+        return values - late * batch_mean(values)
 
     return call
 
@@ -290,7 +287,7 @@ def variable_that_keras_does_not_know(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         (mean,) = hidden.held
         old = tf.identity(mean)
-        mean.assign(_batch_mean(values))
+        mean.assign(batch_mean(values))
         return values - old
 
     return call
@@ -301,7 +298,7 @@ def variable_of_tensorflow(layer: Any) -> Call:
     layer.state = tf.Variable(tf.zeros(_SHAPE))
 
     def call(values: Any, ids: Any) -> Any:
-        layer.state.assign(_batch_mean(values))
+        layer.state.assign(batch_mean(values))
         return values
 
     return call
@@ -312,7 +309,7 @@ def variables_in_a_list_and_a_dict(layer: Any) -> Call:
     layer.states = [{"mean": tf.Variable(tf.zeros(_SHAPE), trainable=False)}]
 
     def call(values: Any, ids: Any) -> Any:
-        layer.states[0]["mean"].assign(_batch_mean(values))
+        layer.states[0]["mean"].assign(batch_mean(values))
         return values
 
     return call
@@ -325,7 +322,7 @@ class _Nested(tf.Module):
         self.inner.mean = tf.Variable(tf.zeros(_SHAPE))
 
     def __call__(self, values: Any) -> Any:
-        self.inner.mean.assign(_batch_mean(values))
+        self.inner.mean.assign(batch_mean(values))
         return values
 
 
@@ -341,7 +338,7 @@ def kernel_of_a_layer_inside(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         found = layer.dense(values)
-        layer.dense.bias.assign(_batch_mean(values))
+        layer.dense.bias.assign(batch_mean(values))
         return found
 
     return call
@@ -366,7 +363,7 @@ def raw_assign(layer: Any) -> Call:
     mean = weight(layer, _SHAPE, trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        tf.raw_ops.AssignVariableOp(resource=mean.handle, value=_batch_mean(values))
+        tf.raw_ops.AssignVariableOp(resource=mean.handle, value=batch_mean(values))
         return values
 
     return call
@@ -391,7 +388,7 @@ def raw_gradient_descent(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         tf.raw_ops.ResourceApplyGradientDescent(
-            var=mean.handle, alpha=1.0, delta=_batch_mean(values)
+            var=mean.handle, alpha=1.0, delta=batch_mean(values)
         )
         return values
 
@@ -422,7 +419,7 @@ def raw_handle(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         old = tf.raw_ops.ReadVariableOp(resource=handle(), dtype=tf.float32)
         with tf.control_dependencies([old]):
-            tf.raw_ops.AssignVariableOp(resource=handle(), value=_batch_mean(values))
+            tf.raw_ops.AssignVariableOp(resource=handle(), value=batch_mean(values))
         return values - old
 
     return call
@@ -435,7 +432,7 @@ def handle_kept_in_a_dict(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         tf.raw_ops.AssignAddVariableOp(
-            resource=hidden.held[0], value=_batch_mean(values)
+            resource=hidden.held[0], value=batch_mean(values)
         )
         return values
 
@@ -447,7 +444,7 @@ def assign_of_tensorflow_1(layer: Any) -> Call:
     mean = weight(layer, _SHAPE, trainable=True)
 
     def call(values: Any, ids: Any) -> Any:
-        tf.compat.v1.assign(mean.value, _batch_mean(values))
+        tf.compat.v1.assign(mean.value, batch_mean(values))
         return values
 
     return call
@@ -461,7 +458,7 @@ def optimizer_within_the_layer(layer: Any) -> Call:
     hidden = Holder(optimizer)
 
     def call(values: Any, ids: Any) -> Any:
-        hidden.held[0].apply_gradients([(_batch_mean(values), mean)])
+        hidden.held[0].apply_gradients([(batch_mean(values), mean)])
         return values
 
     return call
@@ -486,7 +483,7 @@ def two_variables_exchanged(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         old = tf.identity(first)
         first.assign(second)
-        second.assign(_batch_mean(values))
+        second.assign(batch_mean(values))
         return values - old
 
     return call
