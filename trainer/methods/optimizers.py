@@ -3,6 +3,7 @@
     warm-up     rate * (t + 1) / warmup_steps                        t < warmup_steps
     constant    rate
     cosine, linear, exponential    from rate down to rate * final_fraction at the end
+    trapezoid   constant in the first half of the steps, linear in the second
 
 With ``--optimizer module:function``, ``function(learning_rate)`` returns a Keras
 optimizer; the learning rate is a number or a Keras schedule.
@@ -30,6 +31,7 @@ from trainer.settings.train_settings import (
     COSINE,
     EXPONENTIAL,
     LINEAR,
+    TRAPEZOID,
     TrainSettings,
 )
 from trainer.tf_compat import keras, tf
@@ -67,6 +69,32 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         return {"steps": self._steps, "target": self._target, "then": self._then}
 
 
+class Trapezoid(keras.optimizers.schedules.LearningRateSchedule):
+    """A constant rate for the first half of the steps, and a linear fall from there.
+
+    Args:
+      steps: Number of steps, at least 1.
+      rate: Learning rate of the first half.
+      fraction: Learning rate after the last step, as a fraction of ``rate``.
+    """
+
+    def __init__(self, *, steps: int, rate: float, fraction: float) -> None:
+        super().__init__()
+        self._steps = steps
+        self._rate = rate
+        self._fraction = fraction
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the learning rate of a step, a float32 scalar."""
+        left = 1 - tf.cast(step, tf.float32) / self._steps
+        share = tf.clip_by_value(2 * left, 0.0, 1.0)
+        return self._rate * (self._fraction + (1 - self._fraction) * share)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {"steps": self._steps, "rate": self._rate, "fraction": self._fraction}
+
+
 def _decay(settings: TrainSettings, decay_steps: int) -> Any:
     rate, fraction = settings.learning_rate, settings.final_learning_rate_fraction
     assert rate is not None
@@ -77,6 +105,7 @@ def _decay(settings: TrainSettings, decay_steps: int) -> Any:
             rate, decay_steps, end_learning_rate=rate * fraction
         ),
         EXPONENTIAL: lambda: _schedules.ExponentialDecay(rate, decay_steps, fraction),
+        TRAPEZOID: lambda: Trapezoid(steps=decay_steps, rate=rate, fraction=fraction),
     }
     return makers[settings.learning_rate_schedule]()
 

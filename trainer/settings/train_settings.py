@@ -47,12 +47,12 @@ DEFAULT_QUANTILE = 0.9
 #: Noise then moves a weight by the rate times the root of the number of steps: the
 #: default rate makes this the same for all runs (see the table in docs/defaults.md).
 _NORMALIZED = ("adam", "adamw", "nadam", "adamax", "rmsprop")
-_NORMALIZED_RATE = 0.2
+_NORMALIZED_RATE = 0.15
 _OTHER_RATE = 0.1
 
 #: With an automatic clip, noise moves a weight by the rate of plain SGD times noise
-#: multiplier over batch size.  The rate makes this half of what it is for Adam, up to
-#: a limit; momentum adds ten steps.
+#: multiplier over batch size.  The rate makes this two thirds of what it is for Adam,
+#: up to a limit; momentum adds ten steps.
 _NOISE_OF_SGD = 0.1
 _LARGEST_RATE = 10.0
 _LEAST_NOISE = 0.5
@@ -67,7 +67,8 @@ CONSTANT = "constant"
 COSINE = "cosine"
 LINEAR = "linear"
 EXPONENTIAL = "exponential"
-SCHEDULES = (CONSTANT, COSINE, LINEAR, EXPONENTIAL)
+TRAPEZOID = "trapezoid"
+SCHEDULES = (CONSTANT, TRAPEZOID, COSINE, LINEAR, EXPONENTIAL)
 
 #: When embedding tables get their noise; "auto" is lazy where that is exact and faster.
 AUTO_NOISE = "auto"
@@ -113,8 +114,9 @@ class TrainSettings(MethodSettings, AggregationSettings):
         [default: from the number of steps for adam, adamw, nadam, adamax and rmsprop,
         and with an automatic clip also from noise and batch size for sgd and momentum;
         otherwise 0.1]
-      learning_rate_schedule: Schedule by which the learning rate decays.  [default:
-        constant for a rate of 0.1 or a given one, otherwise linear]
+      learning_rate_schedule: Schedule by which the learning rate decays; trapezoid is
+        constant for the first half and linear from there.  [default: constant for a
+        rate of 0.1 or a given one, otherwise trapezoid]
       warmup_steps: Steps of linear warm-up of the learning rate.
       final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
         fraction of the initial one.
@@ -216,7 +218,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         if self.learning_rate is None and not of_plan:  # frozen
             object.__setattr__(self, "learning_rate", _OTHER_RATE)
         if self.learning_rate_schedule is None:
-            schedule = LINEAR if of_plan else CONSTANT
+            schedule = TRAPEZOID if of_plan else CONSTANT
             object.__setattr__(self, "learning_rate_schedule", schedule)
 
     def for_plan(

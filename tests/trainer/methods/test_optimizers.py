@@ -27,6 +27,7 @@ def _falling(schedule: str) -> list[float]:
         "cosine": 0.05 + 0.45 * (1 + np.cos(np.pi * part)) / 2,
         "linear": 0.5 - 0.45 * part,
         "exponential": 0.5 * 0.1**part,
+        "trapezoid": 0.5 * (0.1 + 0.9 * np.minimum(1, 2 * (1 - part))),
     }[schedule].tolist()
 
 

@@ -41,18 +41,18 @@ def test_the_clip_adapts_where_none_is_given(
 @pytest.mark.parametrize(
     ("changes", "rate", "schedule"),
     [
-        ({}, 0.02, "linear"),
-        ({"optimizer": "adamw"}, 0.02, "linear"),
-        ({"learning_rate_schedule": "constant"}, 0.02, "constant"),
+        ({}, 0.015, "trapezoid"),
+        ({"optimizer": "adamw"}, 0.015, "trapezoid"),
+        ({"learning_rate_schedule": "constant"}, 0.015, "constant"),
         ({"learning_rate": 0.5}, 0.5, "constant"),
         ({"optimizer": "momentum"}, 0.1, "constant"),
         ({"optimizer": "momentum", "learning_rate_schedule": "cosine"}, 0.1, "cosine"),
-        ({"optimizer": "sgd", "l2_norm_clip": None}, 5.0, "linear"),
-        ({"optimizer": "momentum", "l2_norm_clip": None}, 0.5, "linear"),
+        ({"optimizer": "sgd", "l2_norm_clip": None}, 5.0, "trapezoid"),
+        ({"optimizer": "momentum", "l2_norm_clip": None}, 0.5, "trapezoid"),
         (
             {"optimizer": "sgd", "l2_norm_clip": None, "noise_multiplier": 0.1},
             10.0,
-            "linear",
+            "trapezoid",
         ),
     ],
 )
