@@ -17,11 +17,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from trainer.experiments.comparison.case import Case, is_private
 from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.report.fitness import warnings
 from trainer.settings.comparison_settings import LAST, OPTIMISTIC, OWN
+from trainer.settings.train_settings import TrainSettings
 
 PROVEN = "proven"
 NO_GUARANTEE = "no guarantee"
@@ -37,7 +39,8 @@ class Outcome:
       num_epochs: Epochs of the batches; None if their steps were given.
       method: The training method.
       method_settings: The method's own settings.
-      learning_rate: Learning rate of the optimizer; None for that of the plan.
+      learning_rate: Learning rate of the optimizer; None for that of the plan, without
+        privacy.
       l2_norm_clip: Bound on the norm of one example's gradient, or "auto"; None without
         privacy.
       weights: "last", or the average of iterates that was evaluated.
@@ -138,7 +141,7 @@ def _outcome(case: Case, weights: str, found: list[_Found], metric: str) -> Outc
         num_epochs=batches.num_epochs,
         method=settings.method,
         method_settings=dict(settings.method_settings),
-        learning_rate=settings.learning_rate,
+        learning_rate=_rate(settings, privacy),
         l2_norm_clip=settings.l2_norm_clip,
         weights=weights,
         target_epsilon=case.target_epsilon,
@@ -156,6 +159,15 @@ def _outcome(case: Case, weights: str, found: list[_Found], metric: str) -> Outc
         warnings=list(warnings({**means, "guessing": found[0][0]["guessing"]})),
         **_level(case),
     )
+
+
+def _rate(settings: TrainSettings, privacy: Mapping[str, Any]) -> float | None:
+    """Returns the learning rate of private runs; None if it is that of the plan."""
+    plan = privacy.get("plan")
+    if plan is None:
+        return settings.learning_rate
+    noise = privacy["noise_multiplier"]
+    return settings.for_plan(DpSgdPlan.from_json(plan), noise).learning_rate
 
 
 def _means(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
