@@ -28,6 +28,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.validation import InputError, check_float
 from pipelines.cli.data_commands import kind_options
 from pipelines.files.storage import write_atomically
@@ -38,6 +39,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+#: The record of a run, as ``trainer.core.run.run_record`` names it.
+_RECORD = "run_record.json"
 
 #: Steps that a run should have at least, in at most this many epochs.
 _STEPS, _MOST_EPOCHS = 500, 8
@@ -204,8 +208,12 @@ def _stages(
         f"--epochs={flags['epochs'] or epochs}",
     ]
     delta = flags["delta"] or default_delta(num_rows)
-    budget = [f"--epsilon={flags['epsilon']:g}", f"--delta={delta!r}"]
-    plan = ["plan", f"--num-examples={num_rows}", *sampling, *budget]
+    budget = [
+        f"--epsilon={flags['epsilon']!r}",
+        f"--delta={delta!r}",
+        *shared_options.allowance(flags),
+    ]
+    plan = ["plan", f"--num-examples={num_rows}", *sampling, *budget, *_unit(flags)]
     batches = [
         "batches", f"--input={out}/data/train", f"--out={out}/batches", *sampling
     ]  # fmt: skip
@@ -217,9 +225,24 @@ def _stages(
     return [
         ("compute the noise", None, [*plan, "--sampler=truncated-poisson"]),
         ("sample the batches", "batches/manifest.json", batches),
-        ("train with differential privacy", "run/metrics.json", train),
+        ("train with differential privacy", "run/run_record.json", train),
         ("write the page", "report.html", report),
     ]
+
+
+def _unit(flags: Mapping[str, Any]) -> list[str]:
+    """Returns what `dpsgd plan` is told of users: how `train` accounts for them."""
+    count = flags["max_examples_per_user"]
+    if count is None:
+        return []
+    return [f"--max-examples-per-user={count}", f"--relation={ADD_OR_REMOVE_ONE}"]
+
+
+def _is_done(path: pathlib.Path) -> bool:
+    """Whether a stage is done; a run is if its record says so."""
+    if not path.exists() or path.name != _RECORD:
+        return path.exists()
+    return bool(json.loads(path.read_bytes())["complete"])
 
 
 def _num_rows(out: pathlib.Path) -> int:
@@ -322,7 +345,7 @@ def fit(**flags: Any) -> None:
         run_stage(1, 5, "turn the table into numbers", arguments, aside=as_json)
     todo = _stages(out, flags, _num_rows(out))
     for number, (title, last, arguments) in enumerate(todo, start=2):
-        if last is None or not (out / last).exists():
+        if last is None or not _is_done(out / last):
             run_stage(number, 5, title, arguments, aside=as_json)
         if flags["dry_run"]:
             return
