@@ -70,7 +70,6 @@ _COMMANDS = {
     "epsilon": "`dpsgd account` computes epsilon.",
     "eval": "`dpsgd train --eval` evaluates; `dpsgd predict` predicts any rows.",
     "evaluate": "`dpsgd train --eval` evaluates; `dpsgd predict` predicts any rows.",
-    "fit": "`dpsgd train` trains on batches, which `dpsgd batches` makes.",
     "generate": "`dpsgd synth` makes synthetic rows.",
     "infer": "`dpsgd predict` predicts the rows of a table.",
     "noise": "`dpsgd plan --epsilon` computes the noise for an epsilon.",

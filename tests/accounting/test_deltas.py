@@ -50,7 +50,7 @@ def refused(command: str, *arguments: str) -> str:
 
 def test_every_command_that_takes_a_delta_is_known() -> None:
     assert set(COMMANDS) == {
-        "demo", "plan", "batches", "train", "simulate", "compare", "account", "audit",
+        "demo", "fit", "plan", "batches", "train", "simulate", "compare", "account", "audit",
         "report", "variance",
     }  # fmt: skip
 

@@ -49,7 +49,6 @@ def options_of(name: str) -> set[str]:
         ("train --batch_size 8", "`dpsgd batches --batch-size`"),
         ("train --seed 1", "--init-seed is of initial weights"),
         ("evaluate run", "`dpsgd train --eval` evaluates; `dpsgd predict` predicts"),
-        ("fit data", "`dpsgd train` trains on batches, which `dpsgd batches` makes."),
     ],
 )
 def test_a_useful_answer_in_one_line(
