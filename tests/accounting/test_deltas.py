@@ -50,8 +50,8 @@ def refused(command: str, *arguments: str) -> str:
 
 def test_every_command_that_takes_a_delta_is_known() -> None:
     assert set(COMMANDS) == {
-        "demo", "fit", "plan", "batches", "train", "simulate", "compare", "account", "audit",
-        "report", "variance",
+        "demo", "fit", "plan", "batches", "train", "simulate", "compare", "account",
+        "audit", "report", "variance",
     }  # fmt: skip
 
 
