@@ -7,6 +7,5 @@ python -m make_data ratings --rows "${ROWS:-40000}"
 dpsgd prepare --input ratings.csv --schema ratings.toml --out ratings
 dpsgd batches --input ratings/train --out ratings-batches --batch-size 1024 --epochs 20
 dpsgd train --batches ratings-batches --eval ratings/test --out ratings-run \
-    --model two_towers:towers --epsilon 3 --delta 1e-6 \
-    --learning-rate 0.5
+    --model two_towers:towers --epsilon 3 --delta 1e-6
 dpsgd report ratings-run --out ratings.html

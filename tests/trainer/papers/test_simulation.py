@@ -207,7 +207,7 @@ def test_from_batches_to_prediction_and_once_more(
     for point in one["points"]:
         size = point["expected_batch_size"]
         for seed, value in enumerate(point["values"]):
-            run = out / f"b{size}/runs/truncated-poisson-dp-sgd-seed{seed}-lr0.1"
+            run = out / f"b{size}/runs/truncated-poisson-dp-sgd-seed{seed}-lr0.01"
             record, manifest = read_run(run)
             assert record.noise_multiplier == pytest.approx(2.5 * size / 32)
             assert (manifest.plan.expected_batch_size, manifest.plan.num_steps) == (
