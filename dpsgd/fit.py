@@ -15,6 +15,7 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pathlib
@@ -57,6 +58,7 @@ _OF_SCHEMA = ("label", "classes", *_KINDS, "header", "delimiter", "look_at_rows"
 _OF_USERS = ("max_examples_per_user", "num_examples")
 #: Group of the options that describe the table.
 _TABLE = "The table"
+_of_table = functools.partial(click.option, cls=Option, group=_TABLE)
 
 
 def sizes(num_rows: int) -> tuple[int, int]:
@@ -267,54 +269,56 @@ def _say_result(out: pathlib.Path, *, as_json: bool) -> None:
     )
 
 
-def _option(*names: str, group: str | None = None, **more: Any) -> Any:
-    def add(command: Any) -> Any:
-        made = Option(names, **more)
-        made.group = group
-        vars(command).setdefault("__click_params__", []).append(made)
-        return command
-
-    return add
-
-
 @click.command(name="fit", cls=Grouped)
 @click.argument("table", required=False)
 @setting_flags.config()
-@_option("--label", default="", group=REQUIRED, help="Column to predict.")
+@click.option(
+    "--label", default="", cls=Option, group=REQUIRED, help="Column to predict."
+)
 @shared_options.epsilon("Target epsilon.")
 @shared_options.delta("[default: a power of ten, at most 0.1 / training rows]")
-@_option(
-    "--classes", default="", group=_TABLE,
+@_of_table(
+    "--classes", default="",
     help="Values of the label, separated by commas, class 0 first; public.",
 )  # fmt: skip
 @kind_options
-@_option("--schema", group=_TABLE, help="Instead of these: see dpsgd schema.")
-@_option("--header", default="", group=_TABLE, help="See dpsgd schema.")
-@_option("--delimiter", default="", group=_TABLE, help="See dpsgd schema.")
-@_option(
-    "--look-at-rows", type=int, default=0, group=_TABLE, metavar="N",
+@click.option(
+    "--schema", cls=Option, group=_TABLE, help="Instead of these: see dpsgd schema."
+)
+@click.option(
+    "--header", default="", cls=Option, group=_TABLE, help="See dpsgd schema."
+)
+@click.option(
+    "--delimiter", default="", cls=Option, group=_TABLE, help="See dpsgd schema."
+)
+@_of_table(
+    "--look-at-rows", type=int, default=0, metavar="N",
     help="Guess kinds from N rows, which no epsilon covers: see dpsgd schema.",
 )  # fmt: skip
-@_option(
-    "--rows-are-independent", is_flag=True, group=_TABLE,
+@_of_table(
+    "--rows-are-independent", is_flag=True,
     help="Declare that no person has several rows.",
 )  # fmt: skip
 @shared_options.max_examples_per_user("With --user: rows kept per person.")
-@_option(
-    "--num-examples", type=int, group=_TABLE,
+@_of_table(
+    "--num-examples", type=int,
     help="With --user: public bound on the rows kept: see dpsgd bound.",
 )  # fmt: skip
-@_option(
+@click.option(
     "--batch-size", type=int,
     help="[default: the power of two nearest to twice the root of the training rows]",
 )  # fmt: skip
-@_option("--epochs", type=int, help="[default: for 500 steps, but at most 8]")
-@_option(
+@click.option("--epochs", type=int, help="[default: for 500 steps, but at most 8]")
+@click.option(
     "--train", default="", metavar="FLAGS",
     help='Flags for dpsgd train, such as "--hidden 32 --ema-decay 0.99".',
 )  # fmt: skip
-@_option("--dry-run", is_flag=True, help="End after the noise, before any sampling.")
-@_option("--out", help="New folder, or that of the same choices.  [default: TABLE-fit]")
+@click.option(
+    "--dry-run", is_flag=True, help="End after the noise, before any sampling."
+)
+@click.option(
+    "--out", help="New folder, or that of the same choices.  [default: TABLE-fit]"
+)
 @shared_options.as_json
 def fit(**flags: Any) -> None:
     """Make a private model of a table, and a page about it, in one command.

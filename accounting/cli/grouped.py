@@ -5,6 +5,8 @@ Public: everything.
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 REQUIRED = "Must be given"
@@ -27,7 +29,9 @@ _GROUPS = {
 class Option(click.Option):
     """An option that says in which group of the help it stands."""
 
-    group: str | None = None
+    def __init__(self, *args: Any, group: str | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.group = group
 
 
 class Grouped(click.Command):

@@ -121,9 +121,8 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
     elif default not in (None, ()) and setting.group != METHODS:
         arguments |= {"default": default, "show_default": True}
     flag = public(name, setting)
-    made = Option([f"--{flag.replace('_', '-')}", flag], **{**arguments, **changes})
-    made.group = setting.group
-    return made
+    names = [f"--{flag.replace('_', '-')}", flag]
+    return Option(names, group=setting.group, **{**arguments, **changes})
 
 
 def _choice(choices: Sequence[str] | Callable[[], tuple[str, ...]]) -> click.ParamType:

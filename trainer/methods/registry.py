@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from accounting.core.plan import DpSgdPlan
+from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.core.step.adaptive_clip import AdaptiveClip
@@ -12,7 +15,7 @@ from trainer.gradients.clipping import plain_sum
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods
-from trainer.settings.train_settings import DEFAULT_QUANTILE, TrainSettings
+from trainer.settings.train_settings import TrainSettings
 
 
 def hooks_of(method: str) -> Hooks:
@@ -73,17 +76,15 @@ def step_sum(
     hooks = hooks_of(settings.method)
     if hooks.gradients is None or noise_multiplier is None:
         return StepSum(gradient_sum(model, settings), plan)
-    clip = settings.l2_norm_clip
-    assert clip is not None  # of a private run
+    clip: Any = settings.l2_norm_clip
+    if clip == AUTO_CLIP:
+        assert settings.clip_quantile is not None  # settled with the clip
+        clip = AdaptiveClip(settings.clip_quantile)
     linf_factor = hooks.linf_factor(model, settings) if hooks.linf_factor else 1
     return BoundedSum(
         hooks.gradients(model, settings),
         plan,
-        l2_norm_clip=(
-            AdaptiveClip(settings.clip_quantile or DEFAULT_QUANTILE)
-            if isinstance(clip, str)
-            else clip
-        ),
+        l2_norm_clip=clip,
         noise_multiplier=noise_multiplier,
         linf_factor=linf_factor,
         relies_on=_claims(model, settings),
@@ -116,10 +117,13 @@ def gradient_sum(
 
     Raises:
       InputError: the method does not support this model.
+      ValueError: the clip norm adapts, and no other is given.
     """
     hooks = hooks_of(settings.method)
     clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
-    if hooks.gradients is None or clip is None or isinstance(clip, str):
+    if isinstance(clip, str):  # each step has its own: no sum without the step's
+        raise ValueError(f"Expected l2_norm_clip={clip!r} to be a number here.")
+    if hooks.gradients is None or clip is None:
         found = plain_sum(model)
     else:
         found = clipped(hooks.gradients(model, settings), l2_norm_clip=clip)

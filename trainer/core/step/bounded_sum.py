@@ -153,8 +153,11 @@ class BoundedSum(StepSum):
         size = sum(variable.shape.num_elements() for variable in model.variables)
         # Of more than size, rounding to the grid could exceed the cap (see grid).
         check_float("linf factor", linf_factor, at_least=1, at_most=size)
-        adaptive = l2_norm_clip if isinstance(l2_norm_clip, AdaptiveClip) else None
-        bound = 1.0 if isinstance(l2_norm_clip, AdaptiveClip) else l2_norm_clip
+        adaptive, bound = (
+            (l2_norm_clip, 1.0)
+            if isinstance(l2_norm_clip, AdaptiveClip)
+            else (None, l2_norm_clip)
+        )
         if adaptive is not None and linf_factor > 1:
             raise InputError(
                 f"Expected no cap on coordinates, as of linf_factor={linf_factor}, "

@@ -102,7 +102,8 @@ class Step:
     @property
     def _dense_indexes(self) -> list[int]:
         lazy = set(self._table_indexes)
-        return [i for i in range(len(self._value_shapes)) if i not in lazy]
+        num_values = len(self._variables) + (self.bounded.adaptive is not None)
+        return [i for i in range(num_values) if i not in lazy]
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -253,11 +253,7 @@ def _distinguished_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], s
         lambda one: one.method,
         lambda one: _RULES.get(one.noise_rule or "", ""),
         lambda one: f"rate {number_in_words(one.learning_rate)}",
-        lambda one: (
-            ""
-            if one.l2_norm_clip is None
-            else f"clip {number_in_words(one.l2_norm_clip)}"
-        ),
+        lambda one: "" if one.l2_norm_clip is None else _clip(one.l2_norm_clip),
         *map(_setting, own),
     ]
     differ = [
