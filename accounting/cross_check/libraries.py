@@ -10,6 +10,7 @@ Public: everything.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from importlib import metadata
 from typing import Any
@@ -27,6 +28,9 @@ _INTERVAL = 1e-4
 _SLOW_INTERVAL = 5e-4
 #: Relative rounding error of both accountants together.
 _ROUNDING = 1e-3
+#: Above, dp_accounting's e^epsilon overflows in part of its losses, and its answer has
+#: an error that no grid shows.
+_LARGEST_EPSILON = 600.0
 #: Probability mass that dp_accounting may truncate in a composition.
 _TAIL = 1e-14
 
@@ -49,6 +53,8 @@ def opinions(question: Question, delta: float, ours: Bounds) -> list[Opinion]:
 
 def _distribution(question: Question, delta: float, ours: Bounds) -> Opinion:
     guarantee = ours.guarantee
+    if _LARGEST_EPSILON < guarantee < math.inf:
+        return _no_opinion(question, delta, ours)
     interval = _SLOW_INTERVAL if question.slow else _INTERVAL
     interval *= max(1.0, guarantee / 10) if guarantee < math.inf else 1.0
     fine, coarse = (
@@ -66,6 +72,13 @@ def _distribution(question: Question, delta: float, ours: Bounds) -> Opinion:
     return _opinion(
         "loss distribution", question, delta, ours, value, (low, value + error)
     )
+
+
+def _no_opinion(question: Question, delta: float, ours: Bounds) -> Opinion:
+    whole = (0.0, math.inf)
+    found = _opinion("loss distribution", question, delta, ours, math.inf, whole)
+    note = f"Its numbers overflow near epsilon {_LARGEST_EPSILON:g}: it says nothing"
+    return dataclasses.replace(found, note=note)
 
 
 def _epsilon(question: Question, accountant: Any, delta: float) -> float:

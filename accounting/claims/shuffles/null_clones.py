@@ -91,7 +91,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import optimize
+from numpy.typing import NDArray
 
 from accounting.claims.allocation import allocation_loss
 from accounting.claims.allocation.allocation_loss import Direction
@@ -111,6 +111,9 @@ _LARGEST_EPSILON = 600.0
 #: Relative distance of two epsilons for which the same h is used.
 _SETTLED = 2e-4
 _MOST_EXPONENT = 600.0
+#: Of the search for h: its first stride, its longest one over h, the least slope of the
+#: mixture over the cost's, the last stride over h, and how many h are tried.
+_FIRST_STRIDE, _LONGEST, _FLAT, _LAST, _MOST_TRIES = 1.01, 0.1, 1e-3, 2e-3, 8
 #: At less noise, the logarithm of a likelihood ratio has a range of hundreds, and all
 #: positive ratios together may have less mass than ``random_allocation`` keeps.
 _LEAST_NOISE = 0.06
@@ -241,77 +244,68 @@ def delta_at(
     """
     if epsilon > _LARGEST_EPSILON:
         return 1.0
-    found = max(
+    mixture = _mixture(shuffles, exponent, epsilon, num_cells)
+    return min(1.0, mixture + shuffles.cost(exponent, epsilon))
+
+
+def _mixture(
+    shuffles: Shuffles, exponent: float, epsilon: float, num_cells: int
+) -> float:
+    return max(
         allocation_loss.upper_delta(one, shuffles.orders, epsilon)
         for one in directions(shuffles, exponent, num_cells)
     )
-    return min(1.0, found + shuffles.cost(exponent, epsilon))
 
 
-def _parts(
-    shuffles: Shuffles, exponent: float, epsilon: float, num_cells: int
-) -> tuple[float, float]:
-    """Returns an approximate delta of the mixture, and the cost.
+def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> float:
+    """Returns the h at which the cost and an approximate delta of the mixture meet."""
 
-    Arguments as for `delta_at`.
-    """
-    both = directions(shuffles, exponent, num_cells)
-    mixture = max(_rough_delta(one, shuffles.orders, epsilon) for one in both)
-    return max(mixture, 1e-300), shuffles.cost(exponent, epsilon)
-
-
-@functools.lru_cache(maxsize=256)
-def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> tuple[float, float]:
-    """Returns the h at which the mixture's delta, which grows, exceeds the cost.
-
-    Also the factor that corrects the approximate delta of several orders near that h.
-    """
-
-    def balance(scale: float, guess: float) -> float:
-        def excess(h: float) -> float:
-            mixture, cost = _parts(shuffles, h, epsilon, COARSE_CELLS)
-            return log_ratio(cost, mixture * scale)
-
-        return threshold(excess, guess, relative=1e-2, stride=1.1, most=_MOST_EXPONENT)[
-            1
-        ]
+    def excess(h: float) -> float:
+        both = directions(shuffles, h, COARSE_CELLS)
+        mixture = max(_rough_delta(one, shuffles.orders, epsilon) for one in both)
+        return log_ratio(shuffles.cost(h, epsilon), max(mixture, 1e-300))
 
     guess = (8 + math.sqrt(2 * epsilon) + 0.5 / shuffles.noise) / shuffles.noise
-    found = balance(1.0, guess)
-    if shuffles.orders == 1 or not 0 < found <= _MOST_EXPONENT:
-        return found, 1.0
-    rough, cost = _parts(shuffles, found, epsilon, COARSE_CELLS)
-    exact = delta_at(shuffles, found, epsilon, COARSE_CELLS) - cost
-    scale = min(max(exact / rough, 1e-6), 1e6)
-    return balance(scale, found), scale
+    return threshold(excess, guess, relative=1e-2, stride=1.1, most=_MOST_EXPONENT)[1]
 
 
 @functools.lru_cache(maxsize=256)
 def best_exponent(
     shuffles: Shuffles, epsilon: float, num_cells: int
 ) -> tuple[float, float]:
-    """Returns an h that nearly minimises delta, and an approximation of that delta.
+    """Returns an h that nearly minimises delta, and that delta.
+
+    Near it the logarithms of the mixture's delta, which grows with h, and of the cost,
+    which falls, are nearly linear.
 
     Args:
       shuffles: The run.
       epsilon: In [0, 600].
       num_cells: Number of grid cells of the likelihood ratios.
     """
-    middle, scale = _balanced_exponent(shuffles, epsilon)
-    if not 0 < middle <= _MOST_EXPONENT:
+    if num_cells == COARSE_CELLS:
+        h = _balanced_exponent(shuffles, epsilon)
+    else:
+        h, _ = best_exponent(shuffles, epsilon, COARSE_CELLS)
+    if not 0 < h < _MOST_EXPONENT:
         return _MOST_EXPONENT, 1.0
 
-    def log_delta(h: float) -> float:
-        mixture, cost = _parts(shuffles, h, epsilon, num_cells)
-        return math.log(mixture * scale + cost)
+    def logs(at: float) -> NDArray[np.float64]:
+        both = _mixture(shuffles, at, epsilon, num_cells), shuffles.cost(at, epsilon)
+        return np.log(np.maximum(both, 1e-300))
 
-    found = optimize.minimize_scalar(
-        log_delta,
-        bounds=(0.97 * middle, 1.1 * middle),
-        method="bounded",
-        options={"xatol": 5e-4 * middle},
-    )
-    return float(found.x), min(math.exp(found.fun), 1.0)
+    tried = {h: logs(h)}
+    following = h * _FIRST_STRIDE
+    while len(tried) < _MOST_TRIES and abs(following - h) > _LAST * h:
+        last, h = h, following
+        tried[h] = logs(h)
+        rise, fall = (tried[h] - tried[last]) / (h - last) * (1.0, -1.0)
+        rise, fall = max(rise, _FLAT * fall), max(fall, 1e-9)
+        mixture, cost = tried[h]
+        shift = (cost - mixture + math.log(fall / rise)) / (rise + fall)
+        following = h + float(np.clip(shift, -_LONGEST * h, _LONGEST * h))
+    found, (mixture, cost) = min(tried.items(), key=lambda one: np.logaddexp(*one[1]))
+    return found, min(1.0, math.exp(mixture) + math.exp(cost))
 
 
 def _rough_delta(direction: Direction, orders: int, epsilon: float) -> float:

@@ -17,11 +17,12 @@ References:
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting.core.numerics.sums import inner
 from accounting.core.pld import loss_distribution
@@ -49,6 +50,7 @@ class Chernoff:
     def __init__(self, step: Step, num_steps: int) -> None:
         self.step = step
         self.num_steps = num_steps
+        self._log_factors: dict[int, float] = {}
 
     @functools.cached_property
     def _loss(self) -> Atoms:
@@ -62,18 +64,34 @@ class Chernoff:
             parts.append((weight, loss))
         return loss_distribution.mix(parts)
 
-    @functools.cached_property
-    def _log_factors(self) -> NDArray[np.float64]:
-        """``ln(c(r) M(r)^T)`` of each order, rounded up; shape (orders,)."""
-        sizes = np.abs(self._loss.losses)
-        found = []
-        for order in _ORDERS.tolist():
+    def _log_factor(self, place: int) -> float:
+        """Returns ``ln(c(r) M(r)^T)`` of an order, rounded up."""
+        if place not in self._log_factors:
+            order = float(_ORDERS[place])
             weights, log_moment = self._loss.tilted(order)
-            rounding = 4 * order * inner(weights, sizes) + 16 * abs(log_moment)
+            mean_size = inner(weights, np.abs(self._loss.losses))
+            rounding = 4 * order * mean_size + 16 * abs(log_moment)
             log_moment += _QUADRATURE + UNIT * rounding
             log_share = order * math.log(order) - (order + 1) * math.log1p(order)
-            found.append(self.num_steps * log_moment + log_share)
-        return np.array(found)
+            self._log_factors[place] = self.num_steps * log_moment + log_share
+        return self._log_factors[place]
+
+    def _least(self, of_order: Callable[[float, float], float]) -> float:
+        """Returns the least value over all orders.
+
+        ``ln(c(r) M(r)^T)`` is convex in r, so values fall and then rise.
+
+        Args:
+          of_order: (r, ``ln(c(r) M(r)^T)``) -> value.
+        """
+
+        def value(place: int) -> float:
+            return of_order(float(_ORDERS[place]), self._log_factor(place))
+
+        places = range(len(_ORDERS) - 1)
+        return value(
+            bisect.bisect_left(places, True, key=lambda i: value(i + 1) >= value(i))
+        )
 
     @property
     def _infinite(self) -> float:
@@ -82,13 +100,14 @@ class Chernoff:
 
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on delta at ``epsilon``."""
-        exponents = self._log_factors - _ORDERS * epsilon
-        return min(1.0, math.exp(min(float(exponents.min()), 0.0)) + self._infinite)
+        exponent = self._least(lambda order, factor: factor - order * epsilon)
+        return min(1.0, math.exp(min(exponent, 0.0)) + self._infinite)
 
     def epsilon(self, delta: float) -> float:
         """Returns an upper bound on epsilon at ``delta``; infinite if there is none."""
         left = delta - self._infinite
         if left <= 0.0:
             return math.inf
-        found = (self._log_factors - math.log(left)) / _ORDERS
-        return max(0.0, float(found.min()) * (1 + 1e-12))
+        log_left = math.log(left)
+        found = self._least(lambda order, factor: (factor - log_left) / order)
+        return max(0.0, found * (1 + 1e-12))

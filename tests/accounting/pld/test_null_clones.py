@@ -270,3 +270,20 @@ def test_more_steps_are_never_worse():
     run = [shuffles(steps, 1.5, size=100) for steps in (2, 10, 100, 1000)]
     found = [null_clones.delta(one, 1.0) for one in run]
     assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "epsilon"),
+    [
+        # An approximate delta of two orders was wrong by a factor of 500 here.
+        (Shuffles(steps=1_011_716, orders=2, examples=49_574_079, noise=1.1239), 0.242),
+        (Shuffles(steps=648, orders=2, examples=64_800, noise=1.99), 0.863),
+        (Shuffles(steps=10_000, orders=10, examples=10**6, noise=1.0), 0.5),
+        (Shuffles(steps=60, orders=1, examples=6_000, noise=2.0), 1.0),
+    ],
+)
+def test_the_chosen_exponent_is_nearly_the_best(run, epsilon):
+    chosen, found = null_clones.best_exponent(run, epsilon, null_clones.NUM_CELLS)
+    assert null_clones.delta(run, epsilon) == pytest.approx(found, rel=1e-9)
+    tried = chosen * np.linspace(0.9, 1.1, 41)
+    assert found <= 1.01 * min(null_clones.delta_at(run, h, epsilon) for h in tried)
