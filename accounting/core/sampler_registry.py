@@ -192,6 +192,8 @@ class Sampler:
       under: Relation -> the `Sampler` that replaces this one under it.
       users: k -> the `Sampler` for users with at most k examples, under the relation.
       delta_by_direction: Bounds on delta for removing an example, and for adding one.
+      profile: (plan, noise multiplier) -> a function from epsilon to bounds on delta in
+        both directions, for very many epsilons.
       lower_bound: A slow lower bound, if ``epsilon`` and ``delta`` return none.
       poisson_rate: Plan -> q, rounded up, if each example is in each step independently
         with probability q before truncation.  Theorems on Poisson subsampling apply.
@@ -216,6 +218,9 @@ class Sampler:
     under: Mapping[str, Sampler] = dataclasses.field(default_factory=dict)
     users: Callable[[int], Sampler] | None = None
     delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
+    profile: (
+        Callable[[DpSgdPlan, float], Callable[[float], tuple[float, float]]] | None
+    ) = None
     lower_bound: LowerBound | None = None
     poisson_rate: Callable[[DpSgdPlan], float] | None = None
     truncation: Truncation | None = None

@@ -38,6 +38,8 @@ _NEAR = 0.3
 _SEARCHED = 1e-3
 _LEAST_EPSILON = 1e-12
 _MOST_TRIES = 8
+#: Least epsilon with a sum of its own in `Profile.shared_deltas`.
+_LEAST_SHARED = 1e-4
 #: If rare steps lose most, a first guess can be a thousand times too large, and each
 #: sum reduces it by about a third.
 _MOST_GUESSES = 64
@@ -306,6 +308,24 @@ class Profile:
     def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
         """Returns an upper bound on delta in each direction."""
         return tuple(self._delta_of(place, epsilon) for place in range(len(self._sums)))
+
+    @functools.cached_property
+    def _shared(self) -> dict[int, tuple[LaplaceSum, ...]]:
+        return {}
+
+    def shared_deltas(self, epsilon: float) -> tuple[float, ...]:
+        """Returns upper bounds on delta in each direction, for very many epsilons.
+
+        A sum serves epsilons from its own to 1.4 times that.
+        """
+        place = math.floor(2 * math.log2(max(epsilon, _LEAST_SHARED)))
+        if place not in self._shared:
+            own = 2.0 ** (place / 2)
+            self._shared[place] = tuple(
+                one.at(own, self.fineness) for one in self._sums
+            )
+        found = (total.delta(epsilon) for total in self._shared[place])
+        return tuple(max(delta, LEAST_TIGHT_DELTA) for delta in found)
 
     def sums_at(self, delta: float) -> tuple[LaplaceSum | Chernoff, ...]:
         """Returns the sums of losses in each direction, near epsilon at ``delta``.

@@ -160,6 +160,30 @@ class ComposedSteps:
         )
         return ByDirection(remove=remove, add=add)
 
+    def profile(
+        self, plan: DpSgdPlan, noise_multiplier: float
+    ) -> Callable[[float], tuple[float, float]]:
+        """Returns a function: epsilon -> upper bounds on delta in each direction.
+
+        It is fast where it is asked for very many epsilons.
+
+        Args:
+          plan: A plan of Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+        """
+        effective = self._effective(plan, noise_multiplier)
+        composes = self.composes(plan, noise_multiplier)
+        found = self._profile(plan, noise_multiplier) if composes else None
+
+        def deltas(epsilon: float) -> tuple[float, float]:
+            closed = gaussian.gaussian_delta(effective, epsilon)
+            remove = self.participation(plan)
+            add = remove if self.symmetric else self._added(plan, epsilon)
+            numerical = (1.0,) if found is None else found.shared_deltas(epsilon)
+            return min(closed, remove, numerical[0]), min(closed, add, numerical[-1])
+
+        return deltas
+
     def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
         """Returns bounds on epsilon; arguments as for `epsilon_function`."""
         found = self.epsilon_function(plan, noise_multiplier, delta)(delta)

@@ -154,6 +154,7 @@ def _sampler(
         closed_form=False,
         relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE, REPLACE_ONE),
         delta_by_direction=found.delta_by_direction,
+        profile=found.profile,
         lower_bound=sampler_registry.LowerBound(
             delta=found.lower_delta, method=lower_method
         ),

@@ -76,6 +76,8 @@ LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
 _UNTRUNCATED = poisson.OF_EXAMPLE
 #: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
+#: A cap that binds with a lower probability needs no mixture in a whole profile.
+_NEVER = 1e-10
 #: Share of delta that is negligible in a choice between bounds.
 _NEGLIGIBLE = 1e-6
 #: Relative distance of epsilons in the search for the least delta.
@@ -269,6 +271,26 @@ class TruncatedSteps:
             for place, bound in enumerate((untruncated.remove, untruncated.add))
         )
         return ByDirection(remove=remove, add=add)
+
+    def profile(
+        self, plan: DpSgdPlan, noise_multiplier: float
+    ) -> Callable[[float], tuple[float, float]]:
+        """Returns a function: epsilon -> upper bounds on delta in each direction.
+
+        Arguments as for `delta`.
+        """
+        untruncated = self.untruncated.profile(plan, noise_multiplier)
+        mixtures: dict[str, privacy_profile.Profile] = {}
+        if truncation_delta(plan, 0.0) > _NEVER:
+            mixtures = self._profiles(plan, noise_multiplier, privacy_profile.FINE)
+
+        def deltas(epsilon: float) -> tuple[float, float]:
+            cost = truncation_delta(plan, epsilon)
+            alone = [min(1.0, one + cost) for one in untruncated(epsilon)]
+            options = [alone, *(m.shared_deltas(epsilon) for m in mixtures.values())]
+            return min(one[0] for one in options), min(one[-1] for one in options)
+
+        return deltas
 
     def additive_epsilon(
         self, plan: DpSgdPlan, noise_multiplier: float, delta: float
@@ -482,6 +504,7 @@ def _of(
         delta=found.delta,
         noise_multiplier=found.noise_multiplier,
         delta_by_direction=found.delta_by_direction,
+        profile=found.profile,
     )
 
 
@@ -512,6 +535,7 @@ _ZERO_OUT = sampler_registry.Sampler(
     closed_form=False,
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
     delta_by_direction=OF_EXAMPLE.delta_by_direction,
+    profile=OF_EXAMPLE.profile,
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
     poisson_rate=probability,
     truncation=TRUNCATION,

@@ -1,0 +1,1 @@
+"""Private tuning: only the best of a random number of runs is released."""

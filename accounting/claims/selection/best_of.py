@@ -1,0 +1,178 @@
+"""The best of a random number of runs: a bound from one run's privacy profile.
+
+A run M draws a candidate from a public distribution, with replacement, trains with
+fresh keys and batches, and scores the result.  K is drawn from a public law on 1, 2,
+..., with ``f(z) = E[z^K]``.  M runs K times, and only the output of the run with the
+best score is released, with its candidate and its score.  K, the other runs and how
+long all took stay secret.  A run that fails, or whose score is no number, has the worst
+score and is not repeated.  The score is a function of the run's output and of what is
+the same for both neighbours.
+
+**Theorem.**  Let P and Q be the laws of M's output on two neighbouring data sets,
+``delta(s) >= H_(e^s)(P || Q)`` and ``rho(s) >= H_(e^s)(Q || P)`` for s >= 0, and
+
+    q(u) = max(0,  sup over s of e^-s (u - delta(s)),
+                   sup over s of 1 - e^s (1 - u) - rho(s))       for u in [0, 1],
+    G(z) = max over u of (f'(u) - z e^epsilon f'(q(u)))+ .
+
+Then delta(epsilon) of the selection, for its outputs A on the first data set against
+those on the second, is at most ``E_P[G(dQ/dP)]``; and if G lies below the line through
+its values at the knots ``z_j = e^(-s_j)``, with slopes that rise by ``c_j / z_j`` at
+each and G constant beyond the last, at most ``sum over j of c_j H_(e^(s_j))(P || Q) +
+G(z_last)``.
+
+**Proof.**
+  1. *Ties.*  Add to each run's output an independent uniform number, which decides
+     between equal scores.  P and Q keep their divergences, no two scores are equal, and
+     to drop the winner's number at the end is post-processing.
+  2. *Density.*  Write F(y) for the probability under P that a run's score is below that
+     of the output y.  Given K = k, the winner has the density ``k F(y)^(k-1)`` with
+     respect to P: any of k runs has it, and the others are below.  So A has the density
+     f'(F(y)) with respect to P, and on the other data set f'(F'(y)) with respect to Q,
+     where F' is of Q.
+  3. *Events.*  "The score is below that of y" is one event for both data sets.  It has
+     probability F(y) under P and F'(y) under Q: ``F <= e^s F' + delta(s)``, and for the
+     complement under Q against P, ``1 - F' <= e^s (1 - F) + rho(s)``.  So F'(y) >=
+     q(F(y)).
+  4. *Sum.*  f' has coefficients >= 0, so it rises.  Then ``H(A || A') = int (f'(F) dP -
+     e^epsilon f'(F') dQ)+ <= int (f'(F) dP - e^epsilon f'(q(F)) dQ)+ <= int G(dQ/dP)
+     dP``, where G(z) bounds the integrand over dP, whatever F(y) is.  Where dP = 0 the
+     integrand is 0.
+  5. *Knots.*  G is a maximum of linear functions of z, which fall: it is convex, falls,
+     and is at most the lines between its values at knots, and its last value beyond.
+     That function is ``G(z_last) + sum of c_j (1 - z / z_j)+``, and ``E_P[(1 - e^s
+     dQ/dP)+] = H_(e^s)(P || Q)``.
+
+Formal guarantees:
+  - the bound holds for every law of K on 1, 2, ..., every score, ties and failing runs.
+  - both directions: remove and add have bounds of their own.
+  - every number is rounded to the private side: profiles are asked at grid points
+    alone, the maximum over u is over cells with f' at the upper end and q at the lower
+    one.  The given K is a table, which is sampled exactly (`number_of_runs`).
+  - *not* covered: a score of private rows without noise; runs that share batches or
+    keys, or stop because of other runs; a grid without replacement; releasing K, the
+    index of the winner, or anything of another run.
+
+References:
+  The theorem is ours.  Papernot and Steinke (2022), arXiv:2110.03620, for selection
+  with a random number of runs, in Renyi divergences.  Against an explicit attack on the
+  same profile epsilon is at most 5 % larger, of Poisson's law 8 %; see the tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from accounting.claims.selection.number_of_runs import NumberOfRuns
+from accounting.composition.loss_grid import Array, Profile, bounds_on_grid
+
+#: Number of edges of cells of 1 - u, in equal ratios and at equal distances.
+_RATIOS, _DISTANCES = 8_000, 20_000
+_LARGEST_EPSILON = 600.0
+#: More than the relative rounding errors of f', and of all else.
+_TERMS, _UP = 1 + 1e-11, 1 + 1e-9
+
+
+def best_of(
+    run: Profile, law: NumberOfRuns, *, spacing: float, least: float
+) -> Profile:
+    """Returns the profile of the best of a random number of runs.
+
+    Args:
+      run: Profile of one run.
+      law: Law of the number of runs.
+      spacing: Distance of the epsilons at which the run's profile is asked for, above
+        0; a three-hundredth of the run's epsilon is fine enough.
+      least: A delta that is negligible.
+    """
+    return Profile(_Selection(run, law, spacing, least).deltas)
+
+
+class _Selection:
+    def __init__(
+        self, run: Profile, law: NumberOfRuns, spacing: float, least: float
+    ) -> None:
+        self._spacing = spacing
+        forward, backward = bounds_on_grid(run, spacing, least / law.mean)
+        self._directions = (forward, backward), (backward, forward)
+        x = _cells(least)
+        densities = law.derivative(x[:-1]) * _TERMS
+        rests = [_largest_rest(*both, spacing, x[1:]) for both in self._directions]
+        self._envelopes = [
+            _envelope(densities, law.derivative(rest) / _TERMS) for rest in rests
+        ]
+
+    def deltas(self, epsilon: float) -> tuple[float, float]:
+        remove, add = (self._delta(place, epsilon) for place in range(2))
+        return remove, add
+
+    def _delta(self, place: int, epsilon: float) -> float:
+        if epsilon > _LARGEST_EPSILON:
+            return 1.0
+        bounds, inverse = _whole_line(*self._directions[place], self._spacing)
+        densities, others = self._envelopes[place]
+        knots = np.concatenate([[0.0], inverse])
+        slopes = knots * np.exp(epsilon)
+        # The next line is larger from where it meets the one before.
+        best = np.searchsorted(np.diff(densities) / np.diff(others), slopes)
+        values = np.maximum(densities[best] - slopes * others[best], 0.0)
+        rises = inverse * np.diff(np.diff(values) / np.diff(knots), append=0.0)
+        found = float(np.maximum(rises, 0.0) @ bounds) + float(values[-1])
+        return min(1.0, found * _UP)
+
+
+def _envelope(densities: Array, others: Array) -> tuple[Array, Array]:
+    """Returns the lines ``w - t v`` that are the largest at some t >= 0.
+
+    Args:
+      densities: w of each cell, falling; shape (n,).
+      others: v of each cell, falling; shape (n,).
+    """
+    kept: list[tuple[float, float]] = []
+    for w, v in zip(densities.tolist(), others.tolist(), strict=True):
+        if kept and v >= kept[-1][1]:
+            continue
+        while len(kept) > 1 and (kept[-2][0] - kept[-1][0]) * (kept[-1][1] - v) >= (
+            kept[-1][0] - w
+        ) * (kept[-2][1] - kept[-1][1]):
+            kept.pop()
+        kept.append((w, v))
+    found = np.array(kept)
+    return found[:, 0], found[:, 1]
+
+
+def _cells(least: float) -> Array:
+    """Returns edges of cells of x = 1 - u, shape (cells + 1,), from 0 to 1."""
+    ratios = np.geomspace(min(least, 1e-3) * 1e-3, 1.0, _RATIOS)
+    return np.unique(np.concatenate([ratios, np.linspace(0.0, 1.0, _DISTANCES)]))
+
+
+def _largest_rest(delta: Array, rho: Array, spacing: float, x: Array) -> Array:
+    """Returns an upper bound on ``1 - q(u)`` at x = 1 - u, shape (n,).
+
+    Args:
+      delta: Bounds of P against Q at the grid points, shape (m,).
+      rho: Bounds of Q against P, shape (k,).
+      spacing: Distance of grid points.
+      x: Shape (n,).
+    """
+    found = np.ones(len(x))
+    for place, bound in enumerate(delta.tolist()):
+        shrink = np.exp(-place * spacing)
+        np.minimum(found, 1 - shrink * (1 - x - bound), out=found)
+    for place, bound in enumerate(rho.tolist()):
+        np.minimum(found, np.exp(place * spacing) * x + bound, out=found)
+    # Where both cancel, rounding matters more.
+    return np.clip(found * _UP + 1e-15, 0.0, 1.0)
+
+
+def _whole_line(delta: Array, rho: Array, spacing: float) -> tuple[Array, Array]:
+    """Returns bounds on divergences of P against Q, and their increasing ``e^-s``.
+
+    Below 0, ``H_(e^-s)(P || Q) = 1 - e^-s + e^-s H_(e^s)(Q || P)``.
+    """
+    above, below = spacing * np.arange(len(delta)), spacing * np.arange(1, len(rho))
+    shrink = np.exp(-below)
+    negative = -np.expm1(-below) + shrink * rho[1:]
+    bounds = np.concatenate([delta[::-1], negative])
+    return bounds, np.concatenate([np.exp(-above[::-1]), np.exp(below)])

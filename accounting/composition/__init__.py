@@ -1,0 +1,1 @@
+"""Epsilon of several mechanisms together, from their privacy profiles."""
