@@ -69,6 +69,12 @@ from accounting.core import neighboring_relation
     metavar="T1,T2,...",
     help="Also show such a sweep at other numbers of steps, with the same total noise.",
 )
+@click.option(
+    "--runs",
+    type=int,
+    metavar="N",
+    help="Also the price of tuning with N runs: all of them shown, or only the best.",
+)
 @model_mix.options
 @shared_options.as_json
 @shared_options.plot("Also draw the answers, e.g. a.png.")
@@ -90,6 +96,9 @@ def plan_command(**flags: Any) -> None:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8 --sampler truncated-poisson \\
           --max-examples-per-user 1,2,5,10 --plot users.png
+    What tuning with 16 runs costs, if all are shown and if only the best one is:
+      dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
+          --epsilon 3 --delta 2.7e-8 --runs 16
     """
     from accounting.cli import plan_answers  # after --help: tables, and the accountant
 

@@ -13,11 +13,12 @@ from accounting.cli.progress import Progress
 from accounting.core import accountant, deltas, neighboring_relation, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.validation import InputError
-from accounting.planning import axes, comparison, crossovers, sweeps
+from accounting.planning import axes, comparison, crossovers, sweeps, tuning
 from accounting.planning.axes import TOTAL_NOISE_AXIS, USERS_AXIS
 from accounting.planning.comparison import Answer, Question
 from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Point, Sweep, SweepLine
+from accounting.planning.tuning import Price, Tuning
 
 
 def print_answers(flags: dict[str, Any]) -> None:
@@ -37,6 +38,9 @@ def print_answers(flags: dict[str, Any]) -> None:
         plots.check_path(plot)
     if flags["sweep"] is not None:
         _sweep(question, flags)
+        return
+    if flags["runs"] is not None:
+        _tuning(question, flags)
         return
     rows = _rows(question, _lines([question], flags, sampler_registry.names()))
     if plot is not None:
@@ -144,6 +148,34 @@ def _is_supported(question: Question, sampler: str) -> bool:
     ) and (whole or not plans.goes_through_epochs(sampler))
 
 
+# -- tuning ----------------------------------------------------------------------------
+
+
+def _tuning(question: Question, flags: dict[str, Any]) -> None:
+    sampler = (*flags["samplers"], plans.TRUNCATED_POISSON)[0]
+    asked = Tuning(
+        plan=question.plan(sampler),
+        num_runs=flags["runs"],
+        delta=question.delta,
+        neighboring_relation=question.neighboring_relation,
+        max_examples_per_user=question.max_examples_per_user,
+    )
+    found: list[Price] = []
+    with Progress() as progress:
+        for mode in (tuning.ONE, tuning.ALL, tuning.BEST):
+            progress.show(f"tuning, {mode}")
+            if question.noise_multiplier is not None:
+                found.append(asked.at_noise(mode, question.noise_multiplier))
+                continue
+            assert question.epsilon is not None
+            found.append(asked.for_epsilon(mode, question.epsilon, progress.show))
+    if flags["as_json"]:
+        answers = {"sampler": sampler, "prices": [each.to_json() for each in found]}
+        click.echo(json.dumps({**_asked(question), **answers}, indent=2))
+    else:
+        plan_tables.print_prices(question, asked, found)
+
+
 # -- a sweep ---------------------------------------------------------------------------
 
 
@@ -215,6 +247,7 @@ def _check_flags(flags: dict[str, Any]) -> None:
         ("tan", "noise_multiplier", "--noise-multiplier"),
         ("also_num_steps", "tan", "--tan"),
     )
+    _check_tuning(flags)
     for flag, needed, name in needs:
         # By identity, since 0.0 equals False.
         given, beside = flags[flag], flags[needed]
@@ -246,6 +279,21 @@ def _check_flags(flags: dict[str, Any]) -> None:
             f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
             f"{flags['sweep']}: only that sweep holds the total noise. Use it, or omit "
             "--also-num-steps."
+        )
+
+
+def _check_tuning(flags: dict[str, Any]) -> None:
+    if flags["runs"] is None:
+        return
+    others = ("sweep", "tan", "plot")
+    given = [f"--{name}" for name in others if flags[name] not in (None, False)]
+    given += ["--mix-width"] if model_mix.theorems(flags) else []
+    given += ["several --sampler"] if len(flags["samplers"]) > 1 else []
+    given += ["several --max-examples-per-user"] if _several_counts(flags) else []
+    if given:
+        raise InputError(
+            f"Expected --runs or {given[0]}, not both: a price is for one plan. Omit "
+            "one."
         )
 
 

@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.core import neighboring_relation
-from accounting.planning import crossovers, rounding, tan
+from accounting.core.intervals import upper_text
+from accounting.planning import crossovers, rounding, tan, tuning
 from accounting.planning.comparison import NOISE, Answer, Question
 from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Sweep
+from accounting.planning.tuning import Price, Tuning
 
 #: Most lines side by side: these fit in eighty characters, unless numbers are large.
 _COLUMNS = 5
@@ -30,11 +32,6 @@ def print_table(question: Question, rows: list[Answer]) -> None:
       rows: Its answers, one for each line of the table.
     """
     noise = question.asks_for == NOISE
-    target = (
-        f"epsilon={question.epsilon!r}"
-        if noise
-        else f"noise multiplier {question.noise_multiplier!r}"
-    )
     table = Table()
     table.add_column("sampler", no_wrap=True)
     table.add_column("noise" if noise else "epsilon", justify="right", no_wrap=True)
@@ -46,7 +43,7 @@ def print_table(question: Question, rows: list[Answer]) -> None:
     for row in rows:
         table.add_row(*(_cells(row) if truncated else _cells(row)[:3]))
     click.echo(
-        f"{target}, delta={question.delta!r}, "
+        f"{_target(question)}, delta={question.delta!r}, "
         f"{neighboring_relation.NAMES[question.neighboring_relation]} relation"
         f"{_of_users(question)}\n"
         f"{question.schedule}"
@@ -54,11 +51,55 @@ def print_table(question: Question, rows: list[Answer]) -> None:
     Console().print(table)
 
 
+_RELEASED = {
+    tuning.ONE: "one run",
+    tuning.ALL: "all {runs} runs",
+    tuning.BEST: "the best of a secret number of runs, {mean:.1f} expected",
+}
+
+
+def print_prices(question: Question, asked: Tuning, prices: list[Price]) -> None:
+    """Prints what tuning costs.
+
+    Args:
+      question: The question.
+      asked: The runs.
+      prices: One for each mode.
+    """
+    at_noise = question.noise_multiplier is not None
+    table = Table()
+    table.add_column("what is released")
+    table.add_column("epsilon" if at_noise else "noise", justify="right")
+    for price in prices:
+        mean = 1.0 if price.runs is None else price.runs.mean
+        value = price.epsilon if at_noise else price.noise_multiplier
+        released = _RELEASED[price.mode].format(runs=asked.num_runs, mean=mean)
+        table.add_row(released, upper_text(value))
+    click.echo(
+        f"{_target(question)}, delta={question.delta!r}, "
+        f"{neighboring_relation.NAMES[question.neighboring_relation]} relation"
+        f"{_of_users(question)}, {asked.plan.sampler}\n{question.schedule}"
+    )
+    Console().print(table)
+    click.echo(
+        f"The secret number tries a candidate of the best tenth as surely as "
+        f"{asked.num_runs} runs do ({1 - 0.9**asked.num_runs:.0%}).  Every run has its "
+        "own batches and keys, and scores use public rows only.  Runs on rows that the "
+        "released one does not use cost it nothing."
+    )
+
+
 def in_words(row: Answer) -> str:
     """Returns the name and the value of a row, as one line."""
     value, bound = _value_cells(row)
     asked = NOISE if row.noise_multiplier is not None else "epsilon"
     return f"{row.name}: {asked} {value} ({bound})"
+
+
+def _target(question: Question) -> str:
+    if question.asks_for == NOISE:
+        return f"epsilon={question.epsilon!r}"
+    return f"noise multiplier {question.noise_multiplier!r}"
 
 
 def _of_users(question: Question) -> str:

@@ -1,0 +1,199 @@
+"""What tuning costs: one run, several that are all shown, or only the best shown.
+
+Formal guarantees:
+  - every epsilon is an upper bound for all that the mode releases together, and every
+    noise multiplier was itself verified to meet the target.
+  - several runs with one plan are one run with as many times its steps.
+  - *not* covered: a score of private rows without noise.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from accounting.claims.selection import number_of_runs
+from accounting.claims.selection.best_of import best_of
+from accounting.claims.selection.number_of_runs import NumberOfRuns
+from accounting.composition import parts
+from accounting.composition.loss_grid import Profile
+from accounting.core import accountant, sampler_registry
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.numerics.calibration import round_up, smallest_noise
+from accounting.core.numerics.root_finding import log_ratio
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError, check_int
+
+ONE, ALL, BEST = "one", "all", "best"
+#: Distance of the epsilons at which a run's profile is asked for, over its epsilon.
+_SPACING = 1 / 300
+#: Share of delta that is negligible in a selection.
+_NEGLIGIBLE = 1e-4
+#: A search for noise starts at so many times that of a run alone.
+_GUESS = 1.15
+#: Digits of a noise multiplier.
+_DIGITS = 6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Price:
+    """What one mode costs.
+
+    Attributes:
+      mode: ``ONE``, ``ALL`` or ``BEST``.
+      noise_multiplier: Of each run.
+      epsilon: Upper bound for all that is released.
+      runs: Law of the number of runs; None if it is fixed.
+    """
+
+    mode: str
+    noise_multiplier: float
+    epsilon: float
+    runs: NumberOfRuns | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; an infinite epsilon is null."""
+        runs = self.runs
+        law = runs and {
+            "shape": runs.shape if math.isfinite(runs.shape) else None,
+            "mean": runs.mean,
+            "chance_of_top_tenth": runs.success(),
+        }
+        return {
+            "mode": self.mode,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "number_of_runs": law,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Runs with one plan, of which candidates may differ in anything but the plan.
+
+    Attributes:
+      plan: Of every run.
+      num_runs: N: ``ALL`` makes so many; ``BEST`` tries a candidate of the best tenth
+        as surely as they would.
+      delta: In (0, 1).
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 answers are for all examples of a user.
+    """
+
+    plan: DpSgdPlan
+    num_runs: int
+    delta: float
+    neighboring_relation: str = REPLACE_SPECIAL
+    max_examples_per_user: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses what takes too long.
+
+        Raises:
+          InputError: a number of runs out of range, or a sampler without a profile.
+        """
+        most = number_of_runs.MOST_AS_GOOD
+        check_int("runs", self.num_runs, at_least=2, at_most=most)
+        if not _is_fast(self.plan.sampler):
+            fast = (name for name in sampler_registry.names() if _is_fast(name))
+            raise InputError(
+                f"Expected sampler={self.plan.sampler!r} beside --runs to be "
+                f"{' or '.join(fast)}: the others take minutes."
+            )
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        return {
+            "neighboring_relation": self.neighboring_relation,
+            "max_examples_per_user": self.max_examples_per_user,
+        }
+
+    def _together(self, mode: str) -> DpSgdPlan:
+        """Returns the plan of all runs of ``ONE`` or ``ALL``, one after another."""
+        count = self.num_runs if mode == ALL else 1
+        steps, epochs = self.plan.num_steps * count, self.plan.num_epochs * count
+        return dataclasses.replace(self.plan, num_steps=steps, num_epochs=epochs)
+
+    def at_noise(
+        self, mode: str, noise_multiplier: float, runs: NumberOfRuns | None = None
+    ) -> Price:
+        """Returns the price of a mode at given noise.
+
+        Args:
+          mode: ``ONE``, ``ALL`` or ``BEST``.
+          noise_multiplier: Noise standard deviation over the clip norm, above 0.
+          runs: Law of the number of runs for ``BEST``; by default the one with the
+            least epsilon.
+        """
+        if mode == BEST:
+            run = parts.run(self.plan, noise_multiplier, **self._asked)
+            tried = self._laws() if runs is None else [runs]
+            found = [(self._best(run, law), law) for law in tried]
+            epsilon, runs = min(found, key=lambda one: one[0])
+        else:
+            epsilon = accountant.epsilon(
+                self._together(mode),
+                noise_multiplier=noise_multiplier,
+                delta=self.delta,
+                **self._asked,
+            ).guarantee
+        return Price(
+            mode=mode, noise_multiplier=noise_multiplier, epsilon=epsilon, runs=runs
+        )
+
+    def _laws(self) -> list[NumberOfRuns]:
+        found = []
+        for shape in number_of_runs.SHAPES:
+            try:
+                found.append(number_of_runs.as_good_as(self.num_runs, shape))
+            except InputError:  # it would take thousands of runs
+                continue
+        return found
+
+    def _best(self, run: Profile, law: NumberOfRuns) -> float:
+        alone = run.epsilon(self.delta, 0.05)
+        if not 0.0 < alone < math.inf:
+            return alone
+        least = _NEGLIGIBLE * self.delta
+        found = best_of(run, law, spacing=alone * _SPACING, least=least)
+        return found.epsilon(self.delta)
+
+    def for_epsilon(
+        self, mode: str, epsilon: float, say: Callable[[str], None] = lambda text: None
+    ) -> Price:
+        """Returns the price of a mode whose epsilon is at most the target.
+
+        Args:
+          mode: ``ONE``, ``ALL`` or ``BEST``.
+          epsilon: Target, above 0.
+          say: Gets a line for each noise multiplier that is tried.
+
+        Raises:
+          InputError: no noise multiplier meets the target.
+        """
+        noise = accountant.noise_multiplier(
+            self._together(mode), epsilon=epsilon, delta=self.delta, **self._asked
+        ).guarantee
+        if mode != BEST:
+            return self.at_noise(mode, noise)
+        noise *= _GUESS
+        say(f"noise multiplier {noise:.4g}")
+        runs = self.at_noise(BEST, noise).runs
+
+        def excess(noise: float) -> float:
+            if noise == 0.0:
+                return math.inf
+            say(f"noise multiplier {noise:.4g}")
+            return log_ratio(self.at_noise(BEST, noise, runs).epsilon, epsilon)
+
+        found = smallest_noise(excess, noise, stride=1.1)
+        return self.at_noise(BEST, round_up(found, _DIGITS), runs)
+
+
+def _is_fast(sampler: str) -> bool:
+    found = sampler_registry.get(sampler)
+    return found.profile is not None or found.closed_form

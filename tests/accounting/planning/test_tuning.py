@@ -1,0 +1,101 @@
+"""What tuning costs: every mode meets its target, and the modes have an order."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+
+from accounting.cli.commands import plan_command
+from accounting.core import accountant
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
+from accounting.planning import tuning
+from accounting.planning.tuning import Tuning
+
+PLAN = DpSgdPlan(
+    sampler="poisson", num_examples=16_000, expected_batch_size=256, num_steps=126
+)
+ASKED = Tuning(plan=PLAN, num_runs=8, delta=1e-6)
+FLAGS = (
+    *("--num-examples", "16000", "--batch-size", "256", "--epochs", "2"),
+    *("--delta", "1e-6", "--runs", "8"),
+)
+
+
+@pytest.mark.parametrize("mode", [tuning.ONE, tuning.ALL, tuning.BEST])
+def test_every_noise_multiplier_was_itself_verified_to_meet_the_target(mode):
+    found = ASKED.for_epsilon(mode, 3.0)
+    again = ASKED.at_noise(mode, found.noise_multiplier, found.runs)
+    assert found.epsilon == again.epsilon
+    assert 2.99 < found.epsilon <= 3.0
+
+
+def test_several_runs_with_one_plan_are_one_run_with_as_many_times_its_steps():
+    found = ASKED.at_noise(tuning.ALL, 1.0).epsilon
+    longer = dataclasses.replace(PLAN, num_steps=8 * 126)
+    exact = accountant.epsilon(longer, noise_multiplier=1.0, delta=1e-6)
+    assert found == exact.guarantee
+
+
+def test_the_best_alone_costs_less_than_all_and_more_than_one():
+    one, best, every = (
+        ASKED.for_epsilon(mode, 1.0).noise_multiplier
+        for mode in (tuning.ONE, tuning.BEST, tuning.ALL)
+    )
+    assert one < best < every
+
+
+def test_of_the_laws_of_equal_chance_the_cheapest_is_taken():
+    found = ASKED.at_noise(tuning.BEST, 1.0)
+    others = [ASKED.at_noise(tuning.BEST, 1.0, law) for law in ASKED._laws()]
+    assert found.epsilon == min(other.epsilon for other in others)
+    assert found.runs.success() == pytest.approx(1 - 0.9**8, abs=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"num_runs": 1}, {"num_runs": 101}])
+def test_a_number_of_runs_out_of_range_is_refused(changes):
+    with pytest.raises(InputError, match="runs="):
+        dataclasses.replace(ASKED, **changes)
+
+
+def test_a_sampler_whose_profile_takes_minutes_is_refused():
+    shuffled = dataclasses.replace(PLAN, sampler="dynamic-shuffle", num_examples=16_128)
+    with pytest.raises(InputError, match="deterministic or poisson"):
+        dataclasses.replace(ASKED, plan=dataclasses.replace(shuffled, num_epochs=2))
+
+
+def test_plan_prints_the_price_of_each_mode():
+    found = CliRunner().invoke(plan_command, [*FLAGS, "--noise-multiplier", "2"])
+    assert found.exit_code == 0, found.output
+    assert "all 8 runs" in found.output
+    assert "the best of a secret number of runs" in found.output
+
+
+def test_plan_prints_prices_as_json():
+    found = CliRunner().invoke(
+        plan_command, [*FLAGS, "--noise-multiplier", "2", "--json"]
+    )
+    prices = {one["mode"]: one for one in json.loads(found.output)["prices"]}
+    assert list(prices) == [tuning.ONE, tuning.ALL, tuning.BEST]
+    assert prices["one"]["number_of_runs"] is None
+    assert prices["best"]["number_of_runs"]["mean"] > 8
+    assert all(math.isfinite(one["epsilon"]) for one in prices.values())
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--sweep", "epochs"], "--sweep"),
+        (["--sampler", "poisson", "--sampler", "deterministic"], "--sampler"),
+        (["--plot", "a.png"], "--plot"),
+        (["--max-examples-per-user", "1,2"], "--max-examples-per-user"),
+    ],
+)
+def test_a_price_is_for_one_plan(more, named):
+    found = CliRunner().invoke(plan_command, [*FLAGS, "--noise-multiplier", "2", *more])
+    assert isinstance(found.exception, InputError)
+    assert named in str(found.exception)
