@@ -49,6 +49,10 @@ COMMANDS = {
         "pipelines.cli.batch_commands:verify",
         "Check batches or prepared data against their checksums.",
     ),
+    "budget": (
+        "trainer.cli.budget_commands:budget_command",
+        "Reserve several runs under one epsilon, or show what is left.",
+    ),
     "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
     "predict": (
         "trainer.cli.predict_commands:predict_command",

@@ -18,6 +18,7 @@ Formal guarantees:
   - One process at a time writes the folder: a second one is refused, and one that was
     killed is in nobody's way.
   - Only the chief writes, and all workers stop after the same step.
+  - A run with a budget is charged in it before its first noise is drawn.
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
   - Losses of training examples, gradient norms and numbers of real rows are not
@@ -78,7 +79,7 @@ from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
-from trainer.run import preflight, privacy, stored_run, traced_origin
+from trainer.run import budget, preflight, privacy, stored_run, traced_origin
 from trainer.run.preflight import Checked, Request
 from trainer.run.stored_run import StoredRun, StoreError
 from trainer.settings.method_settings import NON_PRIVATE
@@ -372,6 +373,7 @@ class _Training:
         )
         self._variables = self._all_variables()
         self._state = self._restored()
+        agreement.together(workers, self._charge)
         agreement.together(workers, self._recover_iterates)
         self._bias = self._clipping_bias(made.bounded)
 
@@ -440,6 +442,17 @@ class _Training:
             self._reporter.say(f"continuing after step {done}")
         self._check_same_weights()
         return state
+
+    def _charge(self) -> None:
+        path = self._request.budget
+        if path is not None and self._is_chief:
+            budget.charge(
+                path,
+                run_id=run_record.read_or_create_run_id(self._request.run),
+                batches_id=self._checked.manifest.batches_id,
+                folder=self._request.run,
+                begins=self._done == 0,
+            )
 
     def _check_same_weights(self) -> None:
         agreement.same_arrays(

@@ -57,12 +57,13 @@ CERTIFIED = (
     "certified: the reference sampler made the same bytes from key, plan and input"
 )
 
+EARLIER_RUNS = "hyper-parameter search and earlier runs on the same data"
 #: Outputs of a training run that no privacy statement covers.
 NOT_COVERED = (
     "training losses and metrics, clip fractions and batch statistics",
     "gradient norms",
     "realised batch sizes and weights, and which example was in which step",
-    "hyper-parameter search and earlier runs on the same data",
+    EARLIER_RUNS,
     "the evaluation set, and everything computed from it; it must share no example "
     "with the training set",
     "the sampling key and the noise key, which must stay secret",

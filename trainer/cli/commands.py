@@ -29,6 +29,7 @@ from trainer.cli.metrics_text import metrics_text
 from trainer.core.run.run_record import PRIVACY_TEXT_NAME
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
+from trainer.run import budget
 from trainer.settings.request import Request
 from trainer.settings.setting import GROUPS
 from trainer.settings.train_settings import (
@@ -150,6 +151,9 @@ def train_command(**flags: Any) -> None:
         return
     click.echo(metrics_text(summary.metrics))
     click.echo(wrapped(_in_short(summary, request.noise_key_file)))
+    if request.budget is not None:
+        found = budget.read(request.budget)
+        click.echo(wrapped(f"  budget      {found.claim}"))
     click.echo(f"results in {summary.run}")
 
 
@@ -231,9 +235,10 @@ def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
 
 
 def _request(flags: dict[str, Any]) -> Request:
+    settings = setting_flags.take(flags, TrainSettings)
     return Request(
         settings=TrainSettings(
-            **setting_flags.take(flags, TrainSettings),
+            **_with_budget(settings, flags["budget"]),
             method=flags["method"],
             method_settings=method_flags.take(flags),
         ),
@@ -243,6 +248,24 @@ def _request(flags: dict[str, Any]) -> Request:
         run=flags["out"],
         store=flags.get("store"),
     )
+
+
+def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Returns settings with the noise and the delta of a budget, if there is one."""
+    if file is None:
+        return settings
+    found = budget.read(file)
+    decided = {"noise_multiplier": found.noise_multiplier, "target_delta": found.delta}
+    for name, flag in (
+        ("target_epsilon", "--epsilon"),
+        ("target_delta", "--delta"),
+        ("noise_multiplier", "--noise-multiplier"),
+    ):
+        if settings[name] is not None:
+            raise InputError(
+                f"Expected no {flag} beside --budget, which decides it. Omit {flag}."
+            )
+    return {**settings, **decided}
 
 
 @click.command(name="account", cls=method_flags.AccountsForMethods)

@@ -38,6 +38,7 @@ from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.core.run import origin
 from trainer.core.run.run_record import (
     RECORD_NAME,
+    RUN_ID_NAME,
     RUN_NAMES,
     RunRecord,
     noise_key_path,
@@ -46,7 +47,7 @@ from trainer.model import user_sources
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.user_rows import has_users, of_one_row, rows_per_user
-from trainer.run import privacy
+from trainer.run import budget, privacy
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.request import Request as Request
 from trainer.settings.request import check_local as check_local
@@ -115,6 +116,8 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     if chief:
         _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
+    if request.budget is not None and chief:
+        _check_budget(request, manifest)
     settings = request.settings.for_plan(manifest.plan, noise_multiplier)
     request = dataclasses.replace(request, settings=settings)
     return Checked(
@@ -127,6 +130,16 @@ def check(request: Request, *, chief: bool = True) -> Checked:
         here=here,
         began_under=began_under,
     )
+
+
+def _check_budget(request: Request, manifest: Manifest) -> None:
+    assert request.budget is not None
+    found = budget.read(request.budget)
+    found.check(request.settings, manifest)
+    # Without an id: the place itself is taken when the run has one.
+    path = request.run / PRIVATE_NAME / RUN_ID_NAME
+    run_id = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    found.charged(run_id, manifest.batches_id, str(request.run))
 
 
 def _held_out(request: Request, of_rows: Manifest) -> HeldOut:

@@ -69,6 +69,7 @@ class Request:
         empty; None for a run that stays here.
       noise_key_file: Secret noise key, made if missing.  [default:
         OUT/private/noise.key]
+      budget: Budget of several runs, which gives noise and delta; see `dpsgd budget`.
       checkpoint_every: Steps between checkpoints.  [default: one per minute]
       tensorboard: Folder for TensorBoard events of the curve.
       csv: CSV file for the held-out curve.
@@ -80,6 +81,7 @@ class Request:
     run: pathlib.Path
     store: str | None = None
     noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
+    budget: pathlib.Path | None = setting(None, group=PRIVACY)
     checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
     tensorboard: pathlib.Path | None = setting(None, group=OUTPUT)
     csv: pathlib.Path | None = setting(None, group=OUTPUT)
@@ -95,6 +97,7 @@ class Request:
         check_local(
             eval=self.held_out,
             noise_key_file=self.noise_key_file,
+            budget=self.budget,
             tensorboard=self.tensorboard,
             csv=self.csv,
         )

@@ -1,0 +1,221 @@
+"""A budget: several runs under one epsilon, reserved before the first of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from accounting.core import accountant
+from accounting.core.validation import InputError
+from tests.trainer.run.whole_runs import private_settings
+from trainer.cli.budget_commands import budget_command
+from trainer.core.step.dp_step import Step
+from trainer.run import budget
+from trainer.run.budget import Budget
+from trainer.train import train
+
+DELTA = 1e-4
+
+
+@pytest.fixture
+def file(small_batches: Any, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A budget for two runs."""
+    path = tmp_path / "table.budget"
+    found = Budget.reserve(small_batches.manifest, num_runs=2, epsilon=3.0, delta=DELTA)
+    budget.create(path, found)
+    return path
+
+
+@pytest.fixture
+def request_of(
+    request_for: Any, file: pathlib.Path, batch_folder: Any, rows: Any
+) -> Callable[..., Any]:
+    """``request_of(name, **changes)``: a run with batches of its own and the budget."""
+    noise = budget.read(file).noise_multiplier
+
+    def make(name: str, **changes: Any) -> Any:
+        steps = [rows(6, seed) for seed in range(10)]
+        batches = batch_folder(steps, f"batches-{name}", batches_id=name[-1] * 32)
+        settings = {"noise_multiplier": noise, "target_delta": DELTA}
+        settings |= changes.pop("settings", {})
+        more = {"target_epsilon": None, **settings}
+        return request_for(
+            name,
+            **{
+                "batches": batches.path,
+                "budget": file,
+                "settings": dataclasses.replace(private_settings(), **more),
+                **changes,
+            },
+        )
+
+    return make
+
+
+def _charged(file: pathlib.Path) -> list[str]:
+    return [pathlib.Path(each.folder).name for each in budget.read(file).charges]
+
+
+def test_epsilon_is_that_of_all_runs_together(small_batches: Any) -> None:
+    found = Budget.reserve(small_batches.manifest, num_runs=5, epsilon=3.0, delta=DELTA)
+    plan = small_batches.manifest.plan
+    longer = dataclasses.replace(plan, num_steps=5 * plan.num_steps, num_epochs=5)
+    together = accountant.epsilon(
+        longer, noise_multiplier=found.noise_multiplier, delta=DELTA
+    )
+    assert found.statement.epsilon.guarantee == together.guarantee
+    assert 2.99 < together.guarantee <= 3.0
+    assert found.alone.epsilon.guarantee < together.guarantee
+    assert "All 5 runs together" in found.claim
+
+
+def test_a_run_is_charged_before_its_first_noise_is_drawn(
+    request_of: Any, file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    noise = Step.noise
+
+    def look(self: Step, *given: Any) -> Any:
+        seen.append(_charged(file))
+        return noise(self, *given)
+
+    monkeypatch.setattr(Step, "noise", look)
+    train(request_of("run-1"))
+    assert seen == [["run-1"]]
+
+
+def test_a_run_is_charged_once_also_if_it_is_killed_and_resumed(
+    request_of: Any, crash: Any, file: pathlib.Path
+) -> None:
+    first = request_of("run-1", checkpoint_every=2)
+    crash(first, 5)
+    assert _charged(file) == ["run-1"]
+    train(first)
+    assert _charged(file) == ["run-1"]
+    train(request_of("run-2"))
+    assert _charged(file) == ["run-1", "run-2"]
+
+
+def test_a_run_that_is_more_than_were_reserved_is_refused(
+    request_of: Any, file: pathlib.Path
+) -> None:
+    train(request_of("run-1"))
+    train(request_of("run-2"))
+    third = request_of("run-3")
+    with pytest.raises(InputError, match="free place among the 2"):
+        train(third)
+    assert not third.run.exists()
+
+
+def test_no_two_runs_share_batches(request_of: Any, file: pathlib.Path) -> None:
+    first = request_of("run-1")
+    train(first)
+    again = dataclasses.replace(first, run=first.run.with_name("run-2"))
+    with pytest.raises(InputError, match="batches of its own"):
+        train(again)
+    assert _charged(file) == ["run-1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"noise_multiplier": 9.0}, "noise_multiplier"),
+        ({"target_delta": 1e-5}, "delta"),
+        ({"non_private_diagnostics": True}, "non-private-diagnostics"),
+    ],
+)
+def test_a_run_of_another_noise_delta_or_mechanism_is_refused(
+    request_of: Any, file: pathlib.Path, settings: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=named):
+        train(request_of("run-1", settings=settings))
+    assert _charged(file) == []
+
+
+def test_a_run_of_another_plan_is_refused(
+    request_of: Any, batch_folder: Any, rows: Any, file: pathlib.Path
+) -> None:
+    shorter = batch_folder([rows(6, seed) for seed in range(9)], "shorter")
+    with pytest.raises(InputError, match="plan"):
+        train(request_of("run-1", batches=shorter.path))
+    assert _charged(file) == []
+
+
+def test_a_file_that_was_rolled_back_is_noticed_where_a_run_goes_on(
+    request_of: Any, crash: Any, file: pathlib.Path
+) -> None:
+    before = file.read_bytes()
+    first = request_of("run-1", checkpoint_every=2)
+    crash(first, 5)
+    file.write_bytes(before)
+    with pytest.raises(InputError, match="rolled back"):
+        train(first)
+    assert _charged(file) == []
+
+
+def test_of_two_processes_one_gets_the_last_place(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "one.budget"
+    found = Budget.reserve(small_batches.manifest, num_runs=1, epsilon=3, delta=DELTA)
+    budget.create(path, found)
+    barrier, errors = threading.Barrier(4), []
+
+    def take(place: int) -> None:
+        barrier.wait()
+        try:
+            budget.charge(
+                path,
+                run_id=str(place),
+                batches_id=str(place),
+                folder=tmp_path / str(place),
+                begins=True,
+            )
+        except InputError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=take, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 3
+    assert len(budget.read(path).charges) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"noise_multiplier": 0.5}, {"num_runs": 9}, {"version": 2}, {"plan": None}],
+)
+def test_an_edited_file_is_refused(file: pathlib.Path, changes: dict[str, Any]) -> None:
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, **changes}))
+    with pytest.raises(InputError):
+        budget.read(file)
+
+
+def test_the_command_reserves_and_shows(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "new.budget"
+    given = [str(path), "--batches", str(small_batches.path), "--runs", "3"]
+    given += ["--epsilon", "2", "--delta", "1e-4"]
+    made = CliRunner().invoke(budget_command, given)
+    assert made.exit_code == 0, made.output
+    shown = CliRunner().invoke(budget_command, [str(path)])
+    assert shown.output == made.output
+    assert "0 of 3 are charged" in " ".join(shown.output.split())
+    fields = json.loads(
+        CliRunner().invoke(budget_command, [str(path), "--json"]).output
+    )
+    assert fields["num_runs"] == 3
+    assert fields["statement"]["epsilon"] <= 2
+    again = CliRunner().invoke(budget_command, given)
+    assert "never replaced" in str(again.exception)

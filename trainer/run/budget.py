@@ -1,0 +1,376 @@
+"""A budget for several runs on one table, reserved before the first of them.
+
+    FILE         plan, noise and epsilon of the runs, and which were charged; public
+    FILE.lock    there while a process changes it
+
+Formal guarantees:
+  - epsilon is that of all runs of the budget together, whether they are made or not and
+    whatever is chosen from earlier ones: plan and noise of all are fixed before the
+    first, so they are one run of as many times its steps.
+  - a run is charged before its first noise is drawn, and once, also if it is killed and
+    resumed.
+  - a run of another plan, unit, noise, delta or mechanism is refused, and one that is
+    more than were reserved; of two processes, one gets the last place.
+  - no two runs share batches, which would be sampled once and not twice.
+  - a run that was charged goes on only with the file that says so, and one that began
+    without a budget has no place in it: files that were rolled back, or copied before,
+    are noticed where a run goes on.
+  - *not* covered: runs and everything else that was not given this file.  A new file
+    for the same table is a new budget, and nothing adds the two.
+
+Public: everything here.
+
+References:
+  Why later runs cannot be added by composing what was spent: privacy filters are not
+  valid for privacy profiles, arXiv:2602.06756.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from accounting.core.intervals import upper_text
+from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
+from accounting.core.plan import PERSISTENT_SHUFFLE, DpSgdPlan
+from accounting.core.statement import EARLIER_RUNS, PrivacyStatement
+from accounting.core.validation import InputError, check_float, check_int
+from accounting.core.versioned_json import header, read_fields
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.locks import lock_file
+from pipelines.files.storage import write_atomically
+from trainer.run import privacy
+from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+
+_HEADER: Any = {"format_name": "dpsgd-budget", "version": 1}
+MOST_RUNS = 1_000
+_OTHERS = "    - runs, searches and anything else without this budget"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Charge:
+    """A run that was given a place.
+
+    Attributes:
+      run: Digest of the run's random id.
+      batches_id: ``Manifest.batches_id`` of its batches.
+      folder: Folder of the run, as it was named.
+    """
+
+    run: str
+    batches_id: str
+    folder: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Runs of one plan with one noise.
+
+    Attributes:
+      plan: Of every run.
+      unit: Privacy unit and relation, as arguments of ``privacy.plan_statement``.
+      num_runs: Reserved runs.
+      epsilon: Target for all together.
+      delta: Of all together.
+      noise_multiplier: Of every run.
+      charges: Runs that were charged, in order.
+    """
+
+    plan: DpSgdPlan
+    unit: dict[str, Any]
+    num_runs: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    charges: tuple[Charge, ...] = ()
+
+    @classmethod
+    def reserve(
+        cls, manifest: Manifest, *, num_runs: int, epsilon: float, delta: float
+    ) -> Budget:
+        """Returns a budget whose runs together are (epsilon, delta)-private.
+
+        Args:
+          manifest: Manifest of the batches of one of the runs.
+          num_runs: Number of runs, at least 1.
+          epsilon: Target for all together, above 0.
+          delta: In (0, 1).
+
+        Raises:
+          InputError: a value out of range, or a target that no noise meets.
+        """
+        check_int("runs", num_runs, at_least=1, at_most=MOST_RUNS)
+        check_float("epsilon", epsilon, above=0.0)
+        plan, unit = manifest.plan, privacy.unit_of(manifest.dataset, manifest.plan)
+        found = privacy.noise_multiplier(
+            _together(plan, num_runs),
+            epsilon=epsilon,
+            delta=delta,
+            description=manifest.dataset,
+        )
+        return cls(
+            plan=plan,
+            unit=unit,
+            num_runs=num_runs,
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=found,
+        )
+
+    @property
+    def statement(self) -> PrivacyStatement:
+        """The privacy of all runs together, as of one run of all their steps."""
+        return self._statement(_together(self.plan, self.num_runs))
+
+    @property
+    def alone(self) -> PrivacyStatement:
+        """The privacy of one of the runs."""
+        return self._statement(self.plan)
+
+    def _statement(self, plan: DpSgdPlan) -> PrivacyStatement:
+        found: PrivacyStatement = privacy.plan_statement(
+            plan,
+            noise_multiplier=self.noise_multiplier,
+            l2_norm_clip=None,
+            delta=self.delta,
+            **self.unit,
+        )
+        return found
+
+    @property
+    def claim(self) -> str:
+        """The claim in one sentence."""
+        relation = NAMES[self.unit.get("neighboring_relation", REPLACE_SPECIAL)]
+        users = " for users" if self.unit else ""
+        epsilon = upper_text(self.statement.epsilon.guarantee)
+        return (
+            f"All {self.num_runs} runs together, made or not, are ({epsilon}, "
+            f"{self.delta!r})-differentially private under the {relation} relation"
+            f"{users}, an upper bound, whatever is chosen from earlier ones."
+        )
+
+    def check(self, settings: TrainSettings, manifest: Manifest) -> None:
+        """Refuses a run that has no place in the budget.
+
+        Args:
+          settings: Settings of the run.
+          manifest: Manifest of its batches.
+
+        Raises:
+          InputError: another plan, unit, noise, delta or mechanism.
+        """
+        if settings.non_private_diagnostics:
+            raise InputError(
+                "Expected no --non-private-diagnostics beside --budget: no epsilon "
+                "covers them. Omit one."
+            )
+        if settings.method == NON_PRIVATE or privacy.theorem_of_settings(settings):
+            raise InputError(
+                f"Expected method={settings.method!r} beside --budget to be one with "
+                "the noise and the theorem of DP-SGD. Omit --budget, or the method."
+            )
+        unit = privacy.unit_of(manifest.dataset, manifest.plan)
+        for name, found, wanted in (
+            ("noise_multiplier", settings.noise_multiplier, self.noise_multiplier),
+            ("delta", settings.target_delta, self.delta),
+            ("plan", manifest.plan.to_json(), self.plan.to_json()),
+            ("privacy unit", unit, self.unit),
+        ):
+            if found != wanted:
+                raise InputError(
+                    f"Expected the {name} of the run, {found}, to be that of its "
+                    f"budget, {wanted}. Make batches with the same flags as the first "
+                    "ones, or omit --budget."
+                )
+
+    def charged(self, run_id: str, batches_id: str, folder: str) -> Budget:
+        """Returns the budget with a run, which may be in it already.
+
+        Args:
+          run_id: Random id of the run.  Sensitive; its digest is kept.
+          batches_id: ``Manifest.batches_id`` of its batches.
+          folder: Folder of the run.
+
+        Raises:
+          InputError: all places are taken, or other runs have these batches.
+        """
+        charge = Charge(run=_digest(run_id), batches_id=batches_id, folder=folder)
+        if charge.run in {each.run for each in self.charges}:
+            return self
+        for each in self.charges:
+            if each.batches_id == batches_id:
+                raise InputError(
+                    f"Expected batches of its own for each run of a budget; these are "
+                    f"those of {each.folder}. Make others, with another key: `dpsgd "
+                    "batches --out` of a new folder."
+                )
+        if len(self.charges) >= self.num_runs:
+            raise InputError(
+                f"Expected a free place among the {self.num_runs} of the budget; all "
+                "are taken. What is added after results were seen is not covered: its "
+                "epsilon and delta add to those of the budget. Omit --budget, and add "
+                "them."
+            )
+        return dataclasses.replace(self, charges=(*self.charges, charge))
+
+    def to_text(self) -> str:
+        """Returns claim, charged runs and statement as lines of text."""
+        statement = self.statement.to_text().rstrip("\n").split("\n")[1:]
+        alone = upper_text(self.alone.epsilon.guarantee)
+        return "\n".join(
+            [
+                self.claim,
+                f"  one alone   epsilon {alone}, where nobody sees the others.",
+                f"  runs        {len(self.charges)} of {self.num_runs} are charged.",
+                *(f"    - {each.folder}" for each in self.charges),
+                *(_OTHERS if EARLIER_RUNS in line else line for line in statement),
+            ]
+        )
+
+    def said(self) -> dict[str, Any]:
+        """Returns what `to_text` says, as a JSON-serialisable dict."""
+        statement = {**self.statement.to_json(), "claim": self.claim}
+        return {
+            "claim": self.claim,
+            "num_runs": self.num_runs,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon_of_one": self.alone.epsilon.guarantee,
+            "charged": [each.folder for each in self.charges],
+            "statement": statement,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields of the file."""
+        fields = {**dataclasses.asdict(self), "plan": self.plan.to_json()}
+        return {**header(**_HEADER), **fields}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Budget:
+        """Returns the budget that ``to_json`` wrote.
+
+        Raises:
+          InputError: no budget, of another version, or changed so that its noise no
+            longer meets its target.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        found = read_fields(fields, names, kind="budget", **_HEADER)
+        try:
+            found["plan"] = DpSgdPlan.from_json(found["plan"])
+            found["charges"] = tuple(Charge(**each) for each in found["charges"])
+            budget = cls(**found)
+            epsilon = budget.statement.epsilon.guarantee
+        except (TypeError, AttributeError):
+            raise InputError("Expected a complete budget. Restore the file.") from None
+        if epsilon > budget.epsilon or len(budget.charges) > budget.num_runs:
+            raise InputError(
+                f"Expected the runs of the budget to be {budget.num_runs} with epsilon "
+                f"{budget.epsilon!r} at most; the file was changed. Restore it."
+            )
+        return budget
+
+
+def _together(plan: DpSgdPlan, count: int) -> DpSgdPlan:
+    """Returns the plan of several runs, one after another."""
+    if plan.sampler == PERSISTENT_SHUFFLE:
+        raise InputError(
+            f"Expected sampler={plan.sampler!r} of a budget to be another one: each "
+            "run has an order of its own, which no plan describes. Use "
+            "truncated-poisson."
+        )
+    steps, epochs = plan.num_steps * count, plan.num_epochs * count
+    return dataclasses.replace(plan, num_steps=steps, num_epochs=epochs)
+
+
+def _digest(run_id: str) -> str:
+    return hashlib.sha256(f"dpsgd budget {run_id}".encode()).hexdigest()[:32]
+
+
+def read(path: pathlib.Path) -> Budget:
+    """Returns the budget in a file.
+
+    Raises:
+      InputError: no such file, or no budget.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"Expected budget={path} to be a file. Make one by `dpsgd budget create`."
+        )
+    return Budget.from_json(read_json(path))
+
+
+def create(path: pathlib.Path, budget: Budget) -> None:
+    """Writes a new budget.
+
+    Raises:
+      InputError: the file exists.
+    """
+    with _alone(path):
+        if path.exists():
+            raise InputError(
+                f"Expected budget={path} not to exist: a budget is never replaced. "
+                "Choose another name."
+            )
+        _write(path, budget)
+
+
+def charge(
+    path: pathlib.Path,
+    *,
+    run_id: str,
+    batches_id: str,
+    folder: pathlib.Path,
+    begins: bool,
+) -> None:
+    """Gives a run its place in the budget, before its first noise is drawn.
+
+    Args:
+      path: File of the budget.
+      run_id: Random id of the run.  Sensitive.
+      batches_id: ``Manifest.batches_id`` of its batches.
+      folder: Folder of the run.
+      begins: Whether the run has not executed a step.
+
+    Raises:
+      InputError: as `Budget.charged`, or a run that goes on and was never charged.
+    """
+    with _alone(path):
+        budget = read(path)
+        found = budget.charged(run_id, batches_id, str(folder))
+        if found is budget:
+            return
+        if not begins:
+            raise InputError(
+                f"Expected {folder} to be charged in {path} before it began; it is "
+                "not: it began without --budget, or the file was rolled back. Restore "
+                "the file, or omit --budget."
+            )
+        _write(path, found)
+
+
+def _write(path: pathlib.Path, budget: Budget) -> None:
+    write_atomically(path, pretty_json(budget.to_json()))
+
+
+@contextlib.contextmanager
+def _alone(path: pathlib.Path) -> Iterator[None]:
+    lock = path.with_name(path.name + ".lock")
+    try:
+        descriptor = lock_file(lock, path)
+    except OSError as error:
+        raise InputError(
+            f"Expected budget={path} to be in a folder that can be written: "
+            f"{error.strerror}. Choose another one."
+        ) from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            lock.unlink()
+        os.close(descriptor)
