@@ -31,9 +31,9 @@ from trainer.cli import run_flags
 def budget_command(file: Path, as_json: bool, **flags: Any) -> None:
     """Reserve several runs under one epsilon, or show what is left.
 
-    All runs have one plan and one noise, fixed before the first.  So whatever is seen of
-    earlier runs may decide about later ones: model, learning rate, clip, or whether to
-    make them at all.  Runs that are not made cost as much.
+    All runs have one plan and one noise, fixed before the first.  So whatever is seen
+    of earlier runs may decide about later ones: model, learning rate, clip, or whether
+    to make them at all.  Runs that are not made cost as much.
 
     \b
     Example, ten runs to choose the best of:

@@ -111,6 +111,8 @@ _LARGEST_EPSILON = 600.0
 #: Relative distance of two epsilons for which the same h is used.
 _SETTLED = 2e-4
 _MOST_EXPONENT = 600.0
+#: Of the best exponent: those that ``delta`` tries too.
+_NEARBY = (0.97, 0.98, 0.99, 1.0, 1.005, 1.01, 1.015, 1.02, 1.025, 1.03)
 #: Of the search for h: its first stride, its longest one over h, the least slope of the
 #: mixture over the cost's, the last stride over h, and how many h are tried.
 _FIRST_STRIDE, _LONGEST, _FLAT, _LAST, _MOST_TRIES = 1.01, 0.1, 1e-3, 2e-3, 8
@@ -325,7 +327,9 @@ def delta(shuffles: Shuffles, epsilon: float) -> float:
     if epsilon > _LARGEST_EPSILON:
         return 1.0
     exponent, _ = best_exponent(shuffles, epsilon, NUM_CELLS)
-    return delta_at(shuffles, exponent, epsilon)
+    # Numbers of clones are integers, so that delta has steps.
+    nearby = (min(exponent * factor, _MOST_EXPONENT) for factor in _NEARBY)
+    return min(delta_at(shuffles, h, epsilon) for h in nearby)
 
 
 def epsilon(shuffles: Shuffles, delta: float, most: float) -> float:
