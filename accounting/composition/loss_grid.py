@@ -115,7 +115,12 @@ class GridLoss:
         return found._without_ends(least)
 
     def times(self, count: int, least: float) -> GridLoss:
-        """Returns the sum of ``count`` independent copies, by squaring."""
+        """Returns the sum of independent copies, by squaring.
+
+        Args:
+          count: Number of copies, at least 1.
+          least: As for `plus`.
+        """
         found, power = None, self
         while True:
             if count & 1:

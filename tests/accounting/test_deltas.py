@@ -35,6 +35,7 @@ COMMANDS = [
 ]
 #: What a command needs besides, to refuse a delta, or for nothing else to run.
 MORE = {
+    "budget": ("no", "--runs=1", "--epsilon=1"),
     "demo": ("--rows=1",),
     "train": ("--batches=no", "--eval=no", "--out=no", "--noise-multiplier=1"),
 }
@@ -51,7 +52,7 @@ def refused(command: str, *arguments: str) -> str:
 def test_every_command_that_takes_a_delta_is_known() -> None:
     assert set(COMMANDS) == {
         "demo", "fit", "plan", "batches", "train", "simulate", "compare", "account",
-        "audit", "report", "variance",
+        "audit", "report", "variance", "budget",
     }  # fmt: skip
 
 

@@ -67,6 +67,7 @@ BASES = {
     "audit": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
     "--noise-multiplier 1 --delta 1e-5",
     "report": "run --out new.html",
+    "budget": "new.budget --batches batches --runs 2 --epsilon 3 --delta 1e-6",
     "compare": "--input data/train --eval data/test --out new --epsilon 1 --delta 1e-5 "
     "--batch-size 16 --epochs 1 --l2-norm-clip 1",
     "variance": "--input data/train --eval data/test --out new --batch-size 16 "
@@ -633,6 +634,22 @@ TRAIN_FLAGS = [
     number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
 ]
 
+BUDGET = [
+    *DELTAS,
+    *UNKNOWN,
+    number("--runs", "0", "runs=0 >= 1", "1"),
+    number("--runs", "1001", "runs=1001 <= 1000", "1000"),
+    *not_a("integer", "--runs", "x 1.5", "1"),
+    number("--epsilon", "0", "epsilon=0.0 > 0", "1"),
+    *not_a("float", "--epsilon", "x", "1"),
+    number("--batches", "nosuch", "nosuch/manifest.json to exist", "batches"),
+    row("- --epsilon", "--epsilon beside --runs", "--epsilon 3"),
+    row("- --delta", "--delta beside --runs", "--delta 1e-6"),
+    row("- --batches", "--batches beside --runs", "--batches batches"),
+    row("- --runs", "--runs beside --batches", "--runs 2"),
+    whole("nosuch", "budget=nosuch to be a file"),
+    whole("list.json", "a budget"),
+]
 COMPARE = [
     whole("", "Missing option '--input'"),
     *TRAIN_FLAGS,
@@ -780,6 +797,7 @@ TABLES = {
     "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
     "predict": PREDICT, "report": REPORT, "bound": BOUND, "fit": FIT,
+    "budget": BUDGET,
     "bias": BIAS, "variance": VARIANCE, "shift": SHIFT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]

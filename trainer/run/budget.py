@@ -140,6 +140,7 @@ class Budget:
             noise_multiplier=self.noise_multiplier,
             l2_norm_clip=None,
             delta=self.delta,
+            allow_large_delta=True,  # decided when the budget was made
             **self.unit,
         )
         return found
@@ -300,13 +301,18 @@ def read(path: pathlib.Path) -> Budget:
     """
     if not path.is_file():
         raise InputError(
-            f"Expected budget={path} to be a file. Make one by `dpsgd budget create`."
+            f"Expected budget={path} to be a file. `dpsgd budget --help` shows how to "
+            "make one."
         )
     return Budget.from_json(read_json(path))
 
 
 def create(path: pathlib.Path, budget: Budget) -> None:
     """Writes a new budget.
+
+    Args:
+      path: New file.
+      budget: The budget.
 
     Raises:
       InputError: the file exists.
