@@ -426,11 +426,12 @@ class _Training:
 
     def _restored(self) -> SessionState:
         held_out = self._checked.held_out
+        digest = "" if held_out is None else held_out.digest
         state = SessionState(
             self._checkpoints,
             self._variables,
             every=self._request.checkpoint_every,
-            held_out=None if held_out is None else held_out.digest,
+            held_out=digest if self._is_chief else None,
             relies_on=self.session.relies_on,
             after_save=self._stored.send,
             workers=self._workers,
@@ -584,7 +585,7 @@ class _Training:
 
     def finish(self) -> Summary:
         """Writes all results; the record last."""
-        run, points = self._request.run, self._state.points
+        run = self._request.run
         self._reporter.say("exporting the model")
         self._export()
         text, statement = privacy.write_statement(
@@ -593,16 +594,8 @@ class _Training:
             self._checked.manifest,
             allow_large_delta=self._settings.allow_large_delta,
         )
-        metrics = {k: v for k, v in points[-1].items() if k != "step"}
-        metrics = {"examples": "held-out", "method": self._settings.method, **metrics}
-        metrics |= self._finish_averages()
-        for name, value in (
-            (run_record.METRICS_NAME, metrics),
-            (run_record.CURVE_NAME, {"examples": "held-out", "points": points}),
-        ):
-            write_atomically(run / name, pretty_json(value))
-        title = f"{self._settings.method}, {self._plan.sampler} batches"
-        plots.plot_curve(points, run / run_record.CURVE_PLOT_NAME, title=title)
+        found = self._finish_averages()
+        metrics = self._write_metrics(found) if self._evaluator is not None else {}
         self.session.write_record(complete=True)
         self._checkpoints.remove()
         self._stored.send()
@@ -613,22 +606,37 @@ class _Training:
             text=text,
         )
 
+    def _write_metrics(self, of_averages: dict[str, Any]) -> dict[str, Any]:
+        run, points = self._request.run, self._state.points
+        metrics = {k: v for k, v in points[-1].items() if k != "step"}
+        metrics = {"examples": "held-out", "method": self._settings.method, **metrics}
+        metrics |= of_averages
+        for name, value in (
+            (run_record.METRICS_NAME, metrics),
+            (run_record.CURVE_NAME, {"examples": "held-out", "points": points}),
+        ):
+            write_atomically(run / name, pretty_json(value))
+        title = f"{self._settings.method}, {self._plan.sampler} batches"
+        plots.plot_curve(points, run / run_record.CURVE_PLOT_NAME, title=title)
+        return metrics
+
     def _finish_averages(self) -> dict[str, Any]:
-        assert self._evaluator is not None
         aggregates, uncertainty = {}, None
-        if self._averages or self._iterates.steps:
+        evaluator = self._evaluator
+        if evaluator is not None and (self._averages or self._iterates.steps):
             self._reporter.say("evaluating averages of the weights")
         for name in self._averages:
             with self._averages.swapped(name):
                 self._export(name)
-            aggregates[name] = self._metrics_of(name)
+            if evaluator is not None:
+                aggregates[name] = self._metrics_of(name)
         if self._iterates.steps:
             past, weights = self._iterates, self._model.variables
-            results = PastResults(past, weights, self._evaluator, self._settings)
+            results = PastResults(past, weights, evaluator, self._settings)
             metrics, uncertainty = results.evaluate(self._export)
             aggregates |= metrics
         return {
-            "guessing": self._evaluator.guessing(),
+            "guessing": evaluator and evaluator.guessing(),
             "aggregates": aggregates,
             "uncertainty": uncertainty,
         }

@@ -47,7 +47,7 @@ class PastResults:
     Args:
       iterates: At least one.
       weights: The trainable variables of the model.
-      evaluator: Evaluates the model on the held-out examples.
+      evaluator: Evaluates the model on the held-out examples; None without any.
       settings: Settings of averages, intervals and exports.
     """
 
@@ -55,7 +55,7 @@ class PastResults:
         self,
         iterates: Iterates,
         weights: list[Any],
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
         settings: AggregationSettings,
     ) -> None:
         self._iterates = iterates
@@ -68,17 +68,21 @@ class PastResults:
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Returns name -> metrics of every aggregate, and a summary of the intervals.
 
+        Without an evaluator, there are none, and averages are only exported.
         ``export`` is called with each average to export, while the model has its
         weights.
         """
-        metrics = {}
+        evaluator, metrics = self._evaluator, {}
         for name, values in self._weight_averages().items():
             with weights_of(self._weights, values):
-                metrics[name] = self._evaluator.metrics()
+                if evaluator is not None:
+                    metrics[name] = evaluator.metrics()
                 if name in self._settings.export:
                     export(name)
-        labels, outputs = self._outputs()
-        metrics[OPA] = self._evaluator.metrics_of(labels, outputs.outputs)
+        if evaluator is None:
+            return {}, None
+        labels, outputs = self._outputs(evaluator)
+        metrics[OPA] = evaluator.metrics_of(labels, outputs.outputs)
         for vote in outputs.votes:
             metrics[OMV] = majority_metrics(labels, vote)
         return metrics, self._intervals(outputs)
@@ -106,12 +110,12 @@ class PastResults:
             found[PAST_CUSTOM] = custom(list(self._iterates))
         return found
 
-    def _outputs(self) -> tuple[Any, OutputsByName]:
-        loss = self._evaluator.model.loss
+    def _outputs(self, evaluator: Evaluator) -> tuple[Any, OutputsByName]:
+        loss = evaluator.model.loss
         labels, outputs = None, OutputsByName(loss.task, PREDICTION)
         for iterate in self._iterates:
             with weights_of(self._weights, iterate):
-                labels, found = self._evaluator.outputs()
+                labels, found = evaluator.outputs()
             outputs.add(found)
         return labels, outputs
 

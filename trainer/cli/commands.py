@@ -94,10 +94,12 @@ class _Train(Grouped):
     "the client's own settings from the environment.",
 )
 @run_flags.held_out(
+    required=False,
     help="Held-out examples: Parquet (a folder, a file or a quoted glob) with the "
     "columns of the batches, such as a split of `dpsgd prepare`.  Their metrics are "
     "published without protection, so none may be a training example.  Files that the "
-    "batches were sampled from are refused; copies of training rows are not detected.",
+    "batches were sampled from are refused; copies of training rows are not detected.  "
+    "Without it nothing is evaluated: see `dpsgd evaluate`.",
 )
 @click.option(
     "--out",
@@ -149,7 +151,8 @@ def train_command(**flags: Any) -> None:
     if as_json:
         click.echo(json.dumps(summary.to_json(), indent=2))
         return
-    click.echo(metrics_text(summary.metrics))
+    if summary.metrics:
+        click.echo(metrics_text(summary.metrics))
     click.echo(wrapped(_in_short(summary, request.noise_key_file)))
     if request.budget is not None:
         found = budget.read(request.budget)

@@ -10,7 +10,7 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from trainer.cli import run_flags
-from trainer.prediction import predict, request
+from trainer.prediction import chosen_model, predict, request
 from trainer.report.progress import Terminal
 
 
@@ -33,7 +33,7 @@ from trainer.report.progress import Terminal
 )
 @click.option(
     "--average",
-    type=click.Choice(request.AVERAGES),
+    type=click.Choice(chosen_model.AVERAGES),
     help="Weights to predict with: last; ema, uta or custom, averaged while training; "
     "past_ema, upa, past_custom, opa or omv, of kept iterates.  [default: last; opa "
     "with --uncertainty]",

@@ -5,7 +5,7 @@ Formal guarantees:
     SavedModel.
   - A bounded number of rows and one kept iterate are in memory at a time; only a user's
     aggregate gets all iterates at once.
-  - Predictions that are not finite are refused.
+  - Predictions that are not finite are refused, unless the caller takes them.
 
 Public: weights.  Sensitive: rows, and predictions as their owner decides.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +32,8 @@ from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
 from trainer.model.user_code import withhold_values
+from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel
 from trainer.prediction.named_classes import PREDICTED, with_classes
-from trainer.prediction.request import VOTE_SHARE, PredictRequest
 from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
 from trainer.tf_compat import tf
 
@@ -43,29 +44,40 @@ Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 _BATCH_ROWS = 8192
 
 
-def load(request: PredictRequest) -> Predict:
-    """Returns the function that computes the requested predictions.
+def _check_finite(outputs: Any) -> None:
+    check_finite(outputs, "--input")
+
+
+def load(
+    chosen: ChosenModel, *, check: Callable[[Any], None] = _check_finite
+) -> Predict:
+    """Returns the function that computes the predictions of the chosen model.
+
+    Args:
+      chosen: The model.
+      check: Refuses outputs by an InputError.
 
     Raises:
       InputError: the model or an iterate is damaged, or of another release.
     """
-    model = _ExportedModel(request)
-    of_iterates = request.average in (OPA, OMV)
-    if not (of_iterates or request.is_exported):
+    model = _ExportedModel(chosen, check)
+    of_iterates = chosen.average in (OPA, OMV)
+    if not (of_iterates or chosen.is_exported):
         model.average_iterates()
     found = model.outputs_of_iterates if of_iterates else model.predictions
-    task, classes = request.serving.task, request.classes
+    task, classes = chosen.serving.task, chosen.classes
     return withhold_values(lambda columns: with_classes(found(columns), task, classes))
 
 
 class _ExportedModel:
     """A SavedModel whose weights may be replaced."""
 
-    def __init__(self, request: PredictRequest) -> None:
-        self._request = request
-        self._names = [column.name for column in request.serving.inputs]
+    def __init__(self, chosen: ChosenModel, check: Callable[[Any], None]) -> None:
+        self._chosen = chosen
+        self._check = check
+        self._names = [column.name for column in chosen.serving.inputs]
         try:
-            self._loaded = tf.saved_model.load(str(request.model))
+            self._loaded = tf.saved_model.load(str(chosen.model))
             self._give = {
                 name: self._loaded.signatures[name]
                 for name in (SERVING_SIGNATURE, OUTPUTS_SIGNATURE)
@@ -73,26 +85,26 @@ class _ExportedModel:
             self._weights = list(self._loaded.weights)
         except (OSError, KeyError, AttributeError, tf.errors.OpError) as error:
             raise InputError(
-                f"Expected {request.model} to be a model that this release exported: "
+                f"Expected {chosen.model} to be a model that this release exported: "
                 f"{type(error).__name__}. Restore it, or train again."
             ) from None
 
     def predictions(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the predictions of the model with its current weights."""
         found = self._run(SERVING_SIGNATURE, columns)
-        return {name: found[name] for name in self._request.serving.outputs}
+        return {name: found[name] for name in self._chosen.serving.outputs}
 
     def average_iterates(self) -> None:
         """Sets the weights of the model to an average of the kept iterates."""
-        if self._request.aggregate is not None:
-            aggregate = CustomAggregate(self._request.aggregate)
+        if self._chosen.aggregate is not None:
+            aggregate = CustomAggregate(self._chosen.aggregate)
             self._assign(aggregate([*self._iterates()]))
             return
-        count = len(self._request.iterates)
+        count = len(self._chosen.iterates)
         weights = uniform_weights(count)
-        if self._request.average == PAST_EMA:
-            assert self._request.keep_decay is not None  # checked
-            weights = ema_weights(count, self._request.keep_decay)
+        if self._chosen.average == PAST_EMA:
+            assert self._chosen.keep_decay is not None  # checked
+            weights = ema_weights(count, self._chosen.keep_decay)
         mean = WeightedMean(weights)
         for iterate in self._iterates():
             mean.add(iterate)
@@ -102,20 +114,20 @@ class _ExportedModel:
         self, columns: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Returns the mean or the majority of the predictions of the kept iterates."""
-        task, names = self._request.serving.task, self._request.serving.outputs
+        task, names = self._chosen.serving.task, self._chosen.serving.outputs
         outputs = OutputsByName(task, names[0])
         for iterate in self._iterates():
             self._assign(iterate)
             found = self._run(OUTPUTS_SIGNATURE, columns)
             # A single output is named after the signature.
             outputs.add(found.get(OUTPUTS_SIGNATURE, found))
-        if self._request.average == OMV:
+        if self._chosen.average == OMV:
             (vote,) = outputs.votes
             kind = np.int8 if task == BINARY else np.int32
             return {PREDICTED: vote.majority.astype(kind), VOTE_SHARE: vote.vote_share}
-        if self._request.level is None:
+        if self._chosen.level is None:
             return {name: outputs[name].mean for name in names}
-        return interval_columns(outputs, self._request.level)
+        return interval_columns(outputs, self._chosen.level)
 
     def _run(
         self, signature: str, columns: Mapping[str, np.ndarray]
@@ -128,17 +140,17 @@ class _ExportedModel:
             found = self._give[signature](**inputs)
             parts.append({name: value.numpy() for name, value in found.items()})
         joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-        check_finite(joined, "--input")
+        self._check(joined)
         return joined
 
     def _iterates(self) -> Iterator[list[np.ndarray]]:
-        return map(_read_iterate, self._request.iterates)
+        return map(_read_iterate, self._chosen.iterates)
 
     def _assign(self, values: Sequence[np.ndarray]) -> None:
         shapes = [tuple(weight.shape) for weight in self._weights]
         if [value.shape for value in values] != shapes:
             raise InputError(
-                f"Expected the kept iterates of {self._request.run} to be of its "
+                f"Expected the kept iterates of {self._chosen.run} to be of its "
                 "model; their shapes differ. Restore them."
             )
         for weight, value in zip(self._weights, values, strict=True):

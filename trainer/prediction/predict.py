@@ -128,7 +128,7 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
-    predict_rows = load(request)
+    predict_rows = load(request.chosen)
     metadata = {METADATA_KEY: json.dumps(_describe(request)).encode()}
     reporter.start(request.rows.total, done=0)
     with TableFile(request.out, metadata) as file:
@@ -140,26 +140,27 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
         out=request.out,
         num_rows=file.num_rows,
         columns=file.columns,
-        average=request.average,
-        uncertainty=request.level,
+        average=request.chosen.average,
+        uncertainty=request.chosen.level,
     )
 
 
 def _chunk_rows(request: PredictRequest) -> int:
-    size = max(1, row_bytes(request.serving.inputs))
+    size = max(1, row_bytes(request.chosen.serving.inputs))
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // size))
 
 
 def _describe(request: PredictRequest) -> dict[str, Any]:
-    described: dict[str, Any] = {"average": request.average}
-    if request.classes:
-        described["classes"] = list(request.classes)
-    if request.aggregate is not None:
-        described["aggregate"] = request.aggregate
-    if request.level is not None:
+    chosen = request.chosen
+    described: dict[str, Any] = {"average": chosen.average}
+    if chosen.classes:
+        described["classes"] = list(chosen.classes)
+    if chosen.aggregate is not None:
+        described["aggregate"] = chosen.aggregate
+    if chosen.level is not None:
         described |= {
-            "level": request.level,
-            "statement": statement(request.serving.task),
+            "level": chosen.level,
+            "statement": statement(chosen.serving.task),
         }
     return described
 

@@ -19,36 +19,17 @@ import itertools
 import pathlib
 from collections.abc import Sequence
 
-from accounting.core.validation import InputError, check_choice, check_float
+from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.averaging.uncertainty import column_names
-from trainer.core.run import run_record
-from trainer.core.run.run_record import ITERATES_NAME, exported_names
-from trainer.export import serving
-from trainer.export.serving import Serving
-from trainer.model import target, user_sources
-from trainer.model.metrics import VOTE_METRICS
 from trainer.prediction import named_classes
+from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel, choose
 from trainer.prediction.table_file import check_name
 from trainer.prediction.tables import Rows, open_rows
 from trainer.run.preflight import check_local
-from trainer.settings.aggregation_settings import (
-    OMV,
-    OPA,
-    PAST_CUSTOM,
-    PAST_EMA,
-    UPA,
-    WEIGHT_AVERAGES,
-)
-
-#: Column of a majority vote, beside the class that it predicts.
-VOTE_SHARE = "vote_share"
-
-#: The last iterate, and all weights that may predict.
-LAST = "last"
-AVERAGES = (LAST, *WEIGHT_AVERAGES, OPA, OMV)
+from trainer.settings.aggregation_settings import OMV
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,40 +37,14 @@ class PredictRequest:
     """A request that can be executed.
 
     Attributes:
-      run: Folder of the run.
+      chosen: The model.
       rows: Rows of the table.
       out: New file.
-      average: One of ``AVERAGES``.
-      level: Level of the intervals, in (0, 1); None for none.
-      serving: Signature of the model.
-      iterates: Files of the kept iterates, oldest first.
-      keep_decay: Decay of their moving average; None if the run recorded none.
-      aggregate: "module:function" of a user's aggregate of them; None for none.
-      classes: Names of the classes that are predicted; empty for none.
     """
 
-    run: pathlib.Path
+    chosen: ChosenModel
     rows: Rows
     out: pathlib.Path
-    average: str
-    level: float | None
-    serving: Serving
-    iterates: tuple[pathlib.Path, ...]
-    keep_decay: float | None
-    aggregate: str | None = None
-    classes: tuple[str, ...] = ()
-
-    @property
-    def model(self) -> pathlib.Path:
-        """The SavedModel: that of the average if it was exported, else the last."""
-        own = _saved_model(self.run, self.average) if self.is_exported else None
-        return own or _exported(self.run, LAST)
-
-    @property
-    def is_exported(self) -> bool:
-        """Whether ``model`` has the requested weights."""
-        found = _saved_model(self.run, self.average)
-        return self.aggregate is None and found is not None
 
 
 def check(
@@ -111,64 +66,27 @@ def check(
       InputError: name, value, bound, remedy.
     """
     check_local(run=run, input=table, out=out)
-    if uncertainty is not None:
-        check_float("uncertainty", uncertainty, above=0, below=1)
-    chosen = average or (LAST if uncertainty is None else OPA)
-    check_choice("average", chosen, AVERAGES)
-    if aggregate is not None:
-        chosen = _check_aggregate(aggregate, average, uncertainty)
-    record = run_record.read_finished(run)
-    keep_decay = record.optimizer.get("keep_decay")
-    signature = serving.read(run)
-    iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
-    possible = _possible(
-        run, signature, has_iterates=bool(iterates), keep_decay=keep_decay
-    )
-    if aggregate is not None and iterates:
-        possible.append(PAST_CUSTOM)
-    _check_average(run, chosen, possible)
-    _check_intervals(chosen, uncertainty, len(iterates))
+    chosen = choose(run, average=average, aggregate=aggregate, uncertainty=uncertainty)
     _check_out(out)
-    manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
-    predicted = target.target_of(manifest)
-    classes = predicted.classes if predicted else ()
-    _check_carried(carried, prediction_names(signature, chosen, uncertainty, classes))
+    _check_carried(carried, prediction_names(chosen))
     # Without the label, which the table need not have.
-    manifest = dataclasses.replace(manifest, columns=signature.inputs)
+    manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
+    manifest = dataclasses.replace(manifest, columns=chosen.serving.inputs)
     rows = open_rows(table, manifest, carried)
     check_name(out, rows.carried_types)
-    return PredictRequest(
-        run=run,
-        rows=rows,
-        out=out,
-        average=chosen,
-        level=uncertainty,
-        serving=signature,
-        iterates=iterates,
-        keep_decay=keep_decay,
-        aggregate=aggregate,
-        classes=classes,
-    )
+    return PredictRequest(chosen=chosen, rows=rows, out=out)
 
 
-def prediction_names(
-    signature: Serving, average: str, level: float | None, classes: Sequence[str]
-) -> tuple[str, ...]:
-    """Returns the columns of the predictions.
-
-    Args:
-      signature: Signature of the model.
-      average: One of ``AVERAGES``.
-      level: Level of the intervals; None for none.
-      classes: Names of the classes; empty for none.
-    """
+def prediction_names(chosen: ChosenModel) -> tuple[str, ...]:
+    """Returns the columns of the predictions of a model."""
+    signature = chosen.serving
     found: Sequence[str] = signature.outputs
-    if average == OMV:
+    if chosen.average == OMV:
         found = (VOTE_SHARE,)
-    elif level is not None:
+    elif chosen.level is not None:
         several = column_names(signature.outputs).values()
         found = tuple(itertools.chain.from_iterable(several))
-    return named_classes.column_names(found, signature.task, classes)
+    return named_classes.column_names(found, signature.task, chosen.classes)
 
 
 def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
@@ -179,78 +97,6 @@ def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
                 f"prediction: {', '.join(names)}. Omit it, or rename it in the "
                 "table."
             )
-
-
-def _check_aggregate(
-    aggregate: str, average: str | None, uncertainty: float | None
-) -> str:
-    """Returns the average of a request with a user's aggregate."""
-    for name, value in (("average", average), ("uncertainty", uncertainty)):
-        if value is not None:
-            raise InputError(
-                f"Expected no {name}={value!r} beside aggregate={aggregate!r}, whose "
-                f"weights predict. Omit --{name} or --aggregate."
-            )
-    user_sources.check_function(aggregate, "aggregate")
-    return PAST_CUSTOM
-
-
-def _exported(run: pathlib.Path, average: str) -> pathlib.Path:
-    return run / exported_names(None if average == LAST else average)[1]
-
-
-def _saved_model(run: pathlib.Path, average: str) -> pathlib.Path | None:
-    """Returns the folder of an exported model; None if there is none."""
-    path = _exported(run, average)
-    return path if path.is_dir() else None
-
-
-def _possible(
-    run: pathlib.Path,
-    signature: Serving,
-    *,
-    has_iterates: bool,
-    keep_decay: float | None,
-) -> list[str]:
-    """Returns the averages that the run exported or has the iterates for."""
-    exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]
-    if LAST not in exported:
-        raise InputError(
-            f"Expected the exported model {_exported(run, LAST)} to exist. Restore it, "
-            "or train again."
-        )
-    if not has_iterates:
-        return exported
-    # Older releases did not record the decay.
-    of_weights = [UPA] if keep_decay is None else [PAST_EMA, UPA]
-    of_outputs = [OPA, OMV] if VOTE_METRICS[signature.task] else [OPA]
-    more = (name for name in of_weights if name not in exported)
-    return [*exported, *more, *of_outputs]
-
-
-def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None:
-    if average not in possible:
-        raise InputError(
-            f"Expected average={average!r} to be one that {run} has: "
-            f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
-            "`dpsgd train`; omv also needs a loss of classes, and past_custom "
-            "--aggregate, here or with --export past_custom there."
-        )
-
-
-def _check_intervals(average: str, level: float | None, num_iterates: int) -> None:
-    if level is None:
-        return
-    if average != OPA:
-        raise InputError(
-            f"Expected no average={average!r} beside uncertainty={level}: intervals "
-            "are for the mean prediction of kept iterates. Give --average opa."
-        )
-    if num_iterates < 2:
-        raise InputError(
-            f"Expected at least two kept iterates for uncertainty={level}; the run has "
-            f"{num_iterates}. Omit --uncertainty, or train with --keep-last 2 or more."
-        )
 
 
 def _check_out(out: pathlib.Path) -> None:

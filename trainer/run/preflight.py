@@ -65,7 +65,8 @@ class Checked:
     Attributes:
       request: The request.
       manifest: Manifest of the batches.
-      held_out: The held-out examples; None for a worker that does not evaluate.
+      held_out: The held-out examples; None without any, and for a worker that does
+        not evaluate.
       noise_multiplier: The given one, or that of the target; None without noise.
       statement: The privacy of the run once it is complete; None if it is not private,
         or if no delta was given.
@@ -105,7 +106,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     request.settings.check_steps(manifest.plan.num_steps)
     _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
-    held_out = _held_out(request, of_rows) if chief else None
+    held_out = _held_out(request, of_rows, chief=chief)
     resumes = chief and check_run_folder(request.run)
     batches = manifest.fingerprint, digest_of_batches(request.batches)
     here = origin.here(request.settings, *batches)
@@ -142,7 +143,9 @@ def _check_budget(request: Request, manifest: Manifest) -> None:
     found.charged(run_id, manifest.batches_id, str(request.run))
 
 
-def _held_out(request: Request, of_rows: Manifest) -> HeldOut:
+def _held_out(request: Request, of_rows: Manifest, *, chief: bool) -> HeldOut | None:
+    if request.held_out is None or not chief:
+        return None
     input_digests = read_checksums(request.batches).inputs
     return HeldOut(request.held_out, of_rows, input_digests)
 

@@ -63,7 +63,8 @@ class Request:
     Attributes:
       settings: Training settings.
       batches: Folder that ``dpsgd batches`` wrote; a str if it is in a store.
-      held_out: Folder of Parquet files with the columns of the batches.
+      held_out: Held-out examples whose metrics are published unprotected: a folder of
+        Parquet files with the columns of the batches.  None for none.
       run: Folder for the results: new, empty, or of this run, unfinished.
       store: Folder in a store (``s3://``) that keeps ``run``, which is then new or
         empty; None for a run that stays here.
@@ -77,7 +78,7 @@ class Request:
 
     settings: TrainSettings
     batches: StrPath
-    held_out: pathlib.Path
+    held_out: pathlib.Path | None
     run: pathlib.Path
     store: str | None = None
     noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
@@ -101,4 +102,20 @@ class Request:
             tensorboard=self.tensorboard,
             csv=self.csv,
         )
+        self._check_evaluation()
         check_declared(self)
+
+    def _check_evaluation(self) -> None:
+        if self.held_out is not None:
+            return
+        for name, value in (
+            ("metric", self.settings.metric),
+            ("uncertainty", self.settings.uncertainty),
+            ("csv", self.csv),
+            ("tensorboard", self.tensorboard),
+        ):
+            if value is not None:
+                raise InputError(
+                    f"Expected --eval beside --{name} {value}, which is of held-out "
+                    f"examples. Add --eval, or omit --{name}."
+                )

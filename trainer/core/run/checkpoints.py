@@ -36,7 +36,7 @@ class State:
       num_steps_executed: Number of executed steps.
       arrays: Weights and optimizer variables, in a fixed order.
       points: The curve so far.
-      held_out: Digest of the held-out examples of the curve.
+      held_out: Digest of the held-out examples of the curve; empty without any.
       relies_on: Names of the claims that the steps relied on.
     """
 

@@ -32,8 +32,8 @@ class SessionState:
       checkpoints: Where to save the state.
       variables: All variables that later steps or results depend on, in a fixed order.
       every: Steps between checkpoints; by time if None.
-      held_out: Digest of the held-out examples of the curve; None for a worker that
-        does not evaluate.
+      held_out: Digest of the held-out examples of the curve, empty without any; None
+        for a worker that is not the chief.
       relies_on: Claims that the steps of this process rely on.
       after_save: Called after each save, by the chief.
       workers: All workers of the run.
@@ -102,7 +102,7 @@ class SessionState:
         """Replaces the checkpoint by the current state."""
         if not agreement.is_chief(self._workers):
             return
-        assert self._held_out is not None  # the chief evaluates
+        assert self._held_out is not None  # the chief gave it
         self._checkpoints.save(
             State(
                 num_steps_executed=num_steps_executed,

@@ -1,0 +1,189 @@
+"""The weights of a finished run that predict, chosen before TensorFlow is loaded.
+
+Formal guarantees:
+  - The run is finished and has the weights that ``choose`` returns.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from accounting.core.validation import InputError, check_choice, check_float
+from pipelines.batches.folder import MANIFEST_NAME
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files.json_files import read_json
+from trainer.core.run import run_record
+from trainer.core.run.run_record import ITERATES_NAME, exported_names
+from trainer.export import serving
+from trainer.export.serving import Serving
+from trainer.model import target, user_sources
+from trainer.model.metrics import VOTE_METRICS
+from trainer.settings.aggregation_settings import (
+    OMV,
+    OPA,
+    PAST_CUSTOM,
+    PAST_EMA,
+    UPA,
+    WEIGHT_AVERAGES,
+)
+
+#: Column of a majority vote, beside the class that it predicts.
+VOTE_SHARE = "vote_share"
+
+#: The last iterate, and all weights that may predict.
+LAST = "last"
+AVERAGES = (LAST, *WEIGHT_AVERAGES, OPA, OMV)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenModel:
+    """A model that can predict.
+
+    Attributes:
+      run: Folder of the run.
+      average: One of ``AVERAGES``.
+      level: Level of the intervals, in (0, 1); None for none.
+      serving: Signature of the model.
+      iterates: Files of the kept iterates, oldest first.
+      keep_decay: Decay of their moving average; None if the run recorded none.
+      aggregate: "module:function" of a user's aggregate of them; None for none.
+      classes: Names of the classes that are predicted; empty for none.
+    """
+
+    run: pathlib.Path
+    average: str
+    level: float | None
+    serving: Serving
+    iterates: tuple[pathlib.Path, ...]
+    keep_decay: float | None
+    aggregate: str | None = None
+    classes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> pathlib.Path:
+        """The SavedModel: that of the average if it was exported, else the last."""
+        own = _saved_model(self.run, self.average) if self.is_exported else None
+        return own or _exported(self.run, LAST)
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether ``model`` has the requested weights."""
+        found = _saved_model(self.run, self.average)
+        return self.aggregate is None and found is not None
+
+
+def choose(
+    run: pathlib.Path,
+    *,
+    average: str | None = None,
+    aggregate: str | None = None,
+    uncertainty: float | None = None,
+) -> ChosenModel:
+    """Returns the weights that predict; arguments as for `predict.predict`.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    if uncertainty is not None:
+        check_float("uncertainty", uncertainty, above=0, below=1)
+    chosen = average or (LAST if uncertainty is None else OPA)
+    check_choice("average", chosen, AVERAGES)
+    if aggregate is not None:
+        chosen = _check_aggregate(aggregate, average, uncertainty)
+    record = run_record.read_finished(run)
+    keep_decay = record.optimizer.get("keep_decay")
+    signature = serving.read(run)
+    iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
+    possible = _possible(
+        run, signature, has_iterates=bool(iterates), keep_decay=keep_decay
+    )
+    if aggregate is not None and iterates:
+        possible.append(PAST_CUSTOM)
+    _check_average(run, chosen, possible)
+    _check_intervals(chosen, uncertainty, len(iterates))
+    predicted = target.target_of(Manifest.from_json(read_json(run / MANIFEST_NAME)))
+    return ChosenModel(
+        run=run,
+        average=chosen,
+        level=uncertainty,
+        serving=signature,
+        iterates=iterates,
+        keep_decay=keep_decay,
+        aggregate=aggregate,
+        classes=predicted.classes if predicted else (),
+    )
+
+
+def _check_aggregate(
+    aggregate: str, average: str | None, uncertainty: float | None
+) -> str:
+    """Returns the average of a request with a user's aggregate."""
+    for name, value in (("average", average), ("uncertainty", uncertainty)):
+        if value is not None:
+            raise InputError(
+                f"Expected no {name}={value!r} beside aggregate={aggregate!r}, whose "
+                f"weights predict. Omit --{name} or --aggregate."
+            )
+    user_sources.check_function(aggregate, "aggregate")
+    return PAST_CUSTOM
+
+
+def _exported(run: pathlib.Path, average: str) -> pathlib.Path:
+    return run / exported_names(None if average == LAST else average)[1]
+
+
+def _saved_model(run: pathlib.Path, average: str) -> pathlib.Path | None:
+    """Returns the folder of an exported model; None if there is none."""
+    path = _exported(run, average)
+    return path if path.is_dir() else None
+
+
+def _possible(
+    run: pathlib.Path,
+    signature: Serving,
+    *,
+    has_iterates: bool,
+    keep_decay: float | None,
+) -> list[str]:
+    """Returns the averages that the run exported or has the iterates for."""
+    exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]
+    if LAST not in exported:
+        raise InputError(
+            f"Expected the exported model {_exported(run, LAST)} to exist. Restore it, "
+            "or train again."
+        )
+    if not has_iterates:
+        return exported
+    # Older releases did not record the decay.
+    of_weights = [UPA] if keep_decay is None else [PAST_EMA, UPA]
+    of_outputs = [OPA, OMV] if VOTE_METRICS[signature.task] else [OPA]
+    more = (name for name in of_weights if name not in exported)
+    return [*exported, *more, *of_outputs]
+
+
+def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None:
+    if average not in possible:
+        raise InputError(
+            f"Expected average={average!r} to be one that {run} has: "
+            f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
+            "`dpsgd train`; omv also needs a loss of classes, and past_custom "
+            "--aggregate, here or with --export past_custom there."
+        )
+
+
+def _check_intervals(average: str, level: float | None, num_iterates: int) -> None:
+    if level is None:
+        return
+    if average != OPA:
+        raise InputError(
+            f"Expected no average={average!r} beside uncertainty={level}: intervals "
+            "are for the mean prediction of kept iterates. Give --average opa."
+        )
+    if num_iterates < 2:
+        raise InputError(
+            f"Expected at least two kept iterates for uncertainty={level}; the run has "
+            f"{num_iterates}. Omit --uncertainty, or train with --keep-last 2 or more."
+        )
