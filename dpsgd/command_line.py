@@ -54,6 +54,10 @@ COMMANDS = {
         "Reserve several runs under one epsilon, or show what is left.",
     ),
     "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
+    "evaluate": (
+        "trainer.cli.evaluate_commands:evaluate_command",
+        "Evaluate a run on held-out rows, with an epsilon for them.",
+    ),
     "predict": (
         "trainer.cli.predict_commands:predict_command",
         "Predict the rows of a table with a finished run.",

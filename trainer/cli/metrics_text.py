@@ -29,7 +29,12 @@ def metrics_text(metrics: dict[str, Any]) -> str:
     """
     names = metric_names(metrics)
     rows = [("held-out metrics of", *(_HEADINGS.get(n, in_words(n)) for n in names))]
-    rows.append(("last iterate", *_numbers(metrics, names)))
+    shown = metrics.get("evaluation", {}).get("weights", "last")
+    label = "last iterate" if shown == "last" else f"{shown}: {MEANINGS[shown]}"
+    rows.append((label, *_numbers(metrics, names)))
+    for place, end in enumerate(("from", "to") if "intervals" in metrics else ()):
+        ends = {name: each[place] for name, each in metrics["intervals"].items()}
+        rows.append((f"95 % interval, {end}", *_numbers(ends, names)))
     for name, values in metrics["aggregates"].items():
         rows.append((f"{name}: {MEANINGS[name]}", *_numbers(values, names)))
     if metrics.get("guessing"):
@@ -56,6 +61,8 @@ def _notes(metrics: dict[str, Any]) -> list[str]:
     notes = [f"warning: {line}" for line in warnings(metrics)]
     if "l2_norm_clip" in metrics:
         notes.append(f"The automatic clip ended at {metrics['l2_norm_clip']:.3g}.")
+    if "evaluation" in metrics:
+        notes += _of_evaluation(metrics["evaluation"])
     if OMV in metrics["aggregates"] and "auc" in metrics:
         notes.append(
             "A majority vote of k iterates has only k + 1 levels: use its accuracy, "
@@ -70,3 +77,12 @@ def _notes(metrics: dict[str, Any]) -> list[str]:
             "lower bound on the true uncertainty."
         )
     return notes
+
+
+def _of_evaluation(found: dict[str, Any]) -> list[str]:
+    share = found["larger_losses"]
+    how_many = "" if share is None else f", those of {share:.2%} of the rows,"
+    return [
+        "Metrics and intervals include noise. Losses above "
+        f"{found['largest_loss']:.3g}{how_many} count as it."
+    ]

@@ -15,6 +15,8 @@ Formal guarantees:
   - a run that was charged goes on only with the file that says so, and one that began
     without a budget has no place in it: files that were rolled back, or copied before,
     are noticed where a run goes on.
+  - each run's metrics of held-out rows are released once, by `dpsgd evaluate`; those
+    of all runs together have the same epsilon and delta for a held-out row.
   - *not* covered: runs and everything else that was not given this file.  A new file
     for the same table is a new budget, and nothing adds the two.
 
@@ -30,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import pathlib
 from collections.abc import Iterator
@@ -38,6 +41,7 @@ from typing import Any
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import PERSISTENT_SHUFFLE, DpSgdPlan
+from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.statement import EARLIER_RUNS, PrivacyStatement
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, read_fields
@@ -62,11 +66,18 @@ class Charge:
       run: Digest of the run's random id.
       batches_id: ``Manifest.batches_id`` of its batches.
       folder: Folder of the run, as it was named.
+      is_evaluated: Whether its metrics were released.
     """
 
     run: str
     batches_id: str
     folder: str
+    is_evaluated: bool = False
+
+    @property
+    def said(self) -> str:
+        """The run in words."""
+        return f"{self.folder}, evaluated" if self.is_evaluated else self.folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,6 +139,15 @@ class Budget:
     def statement(self) -> PrivacyStatement:
         """The privacy of all runs together, as of one run of all their steps."""
         return self._statement(_together(self.plan, self.num_runs))
+
+    @property
+    def noise_of_evaluations(self) -> float:
+        """Noise multiplier of each run's metrics of held-out rows.
+
+        As many Gaussian releases are exactly one, with noise divided by the root of
+        their number.
+        """
+        return gaussian_noise(self.epsilon, self.delta) * math.sqrt(self.num_runs)
 
     @property
     def alone(self) -> PrivacyStatement:
@@ -221,6 +241,29 @@ class Budget:
             )
         return dataclasses.replace(self, charges=(*self.charges, charge))
 
+    def evaluated(self, run_id: str) -> Budget:
+        """Returns the budget with the metrics of a run released.
+
+        Args:
+          run_id: Random id of the run.  Sensitive.
+
+        Raises:
+          InputError: the run was not charged, or was evaluated before.
+        """
+        of_run = _digest(run_id)
+        found = [each for each in self.charges if each.run == of_run]
+        if not found or found[0].is_evaluated:
+            how = "it was evaluated before" if found else "it was trained without it"
+            raise InputError(
+                f"Expected a run of the budget whose metrics were not released; {how}. "
+                "Omit --budget, and add epsilon and delta to those of the budget."
+            )
+        charges = tuple(
+            dataclasses.replace(each, is_evaluated=True) if each.run == of_run else each
+            for each in self.charges
+        )
+        return dataclasses.replace(self, charges=charges)
+
     def to_text(self) -> str:
         """Returns claim, charged runs and statement as lines of text."""
         statement = self.statement.to_text().rstrip("\n").split("\n")[1:]
@@ -230,7 +273,7 @@ class Budget:
                 self.claim,
                 f"  one alone   epsilon {alone}, where nobody sees the others.",
                 f"  runs        {len(self.charges)} of {self.num_runs} are charged.",
-                *(f"    - {each.folder}" for each in self.charges),
+                *(f"    - {each.said}" for each in self.charges),
                 *(_OTHERS if EARLIER_RUNS in line else line for line in statement),
             ]
         )
@@ -244,6 +287,7 @@ class Budget:
             "noise_multiplier": self.noise_multiplier,
             "epsilon_of_one": self.alone.epsilon.guarantee,
             "charged": [each.folder for each in self.charges],
+            "evaluated": [each.folder for each in self.charges if each.is_evaluated],
             "statement": statement,
         }
 
@@ -358,6 +402,20 @@ def charge(
                 "the file, or omit --budget."
             )
         _write(path, found)
+
+
+def charge_evaluation(path: pathlib.Path, *, run_id: str) -> None:
+    """Marks the metrics of a run as released, before anybody sees them.
+
+    Args:
+      path: File of the budget.
+      run_id: Random id of the run.  Sensitive.
+
+    Raises:
+      InputError: as `Budget.evaluated`.
+    """
+    with _alone(path):
+        _write(path, read(path).evaluated(run_id))
 
 
 def _write(path: pathlib.Path, budget: Budget) -> None:

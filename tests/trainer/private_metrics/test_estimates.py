@@ -1,0 +1,132 @@
+"""Metrics with intervals, from sums with noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting.core.pld.gaussian import gaussian_noise
+from trainer.model.metrics import BINARY, CLASSES, auc, binary_metrics, guessing
+from trainer.private_metrics import estimates
+from trainer.private_metrics.estimates import Estimates
+from trainer.private_metrics.release import release
+from trainer.private_metrics.row_sums import HeldOutRows
+
+CAP = 4.0
+ERROR_RATE = 1e-6
+
+
+def population(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of which a quarter are 1, and logits of AUC 0.82."""
+    logits = rng.normal(-1.5, 1.5, count)
+    labels = rng.random(count) < 1 / (1 + np.exp(-logits))
+    return labels.astype(int), logits
+
+
+def estimated(labels: np.ndarray, logits: np.ndarray, noise: float) -> Estimates:
+    rows = HeldOutRows(BINARY, 2, CAP)
+    rows.add(labels, 1 / (1 + np.exp(-logits)))
+    return estimates.of_binary(release(rows.sums(), noise), len(labels), CAP)
+
+
+@functools.cache
+def truth() -> dict[str, float]:
+    """Metrics of the population, with losses above the cap counted as it."""
+    labels, logits = population(np.random.default_rng(0), 2_000_000)
+    losses = np.logaddexp(0, np.where(labels > 0, -logits, logits))
+    found = binary_metrics(labels, logits)
+    return {**found, "log_loss": float(np.minimum(losses, CAP).mean())}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 3.0])
+def test_an_interval_has_the_true_value_with_a_probability_of_about_95_percent(
+    epsilon: float,
+) -> None:
+    rng, count, hits, by_sampling = np.random.default_rng(1), 300, {}, 0
+    noise = gaussian_noise(epsilon, 1e-6)
+    for _ in range(count):
+        found = estimated(*population(rng, 3_000), noise).metrics
+        for name, each in found.items():
+            assert each is not None
+            low, high = each.interval
+            hits[name] = hits.get(name, 0) + (low < truth()[name] < high)
+            low, high = dataclasses.replace(each, noise=0.0).interval
+            by_sampling += name == "accuracy" and low < truth()[name] < high
+    # Hanley and McNeil's error is a little large, so that only too few are refused.
+    least = stats.binom.ppf(ERROR_RATE / 3, count, 0.95)
+    assert min(hits.values()) >= least
+    if epsilon < 1:  # an interval without the noise is seen to be too short
+        assert by_sampling < least
+
+
+def test_metrics_without_noise_are_the_exact_ones() -> None:
+    labels, logits = population(np.random.default_rng(2), 5_000)
+    found, exact = estimated(labels, logits, 1e-9), binary_metrics(labels, logits)
+    for name in ("auc", "accuracy"):
+        value = found.metrics[name]
+        assert value is not None
+        assert value.value == pytest.approx(exact[name], abs=1e-9)
+    wanted = guessing(labels, task=BINARY, loss="binary_crossentropy")
+    assert found.guessing == pytest.approx(wanted)
+    assert found.capped is not None
+    losses = np.logaddexp(0, np.where(labels > 0, -logits, logits))
+    assert found.capped.value == pytest.approx((losses > CAP).mean(), abs=1e-12)
+
+
+def test_noise_is_below_the_sampling_error_at_epsilon_a_half() -> None:
+    # The size of algorithms-3 (e): 15,625 rows, a quarter of them positive.
+    labels, logits = population(np.random.default_rng(3), 15_625)
+    found = estimated(labels, logits, gaussian_noise(0.5, 1e-6)).metrics
+    for each in found.values():
+        assert each is not None
+        assert each.noise < each.sampling
+
+
+def test_no_auc_is_stated_where_noise_hides_the_smaller_class() -> None:
+    labels, logits = population(np.random.default_rng(4), 2_000)
+    labels[:] = 0
+    labels[:3] = 1
+    assert estimated(labels, logits, gaussian_noise(1.0, 1e-6)).metrics["auc"] is None
+
+
+def test_bins_show_the_share_of_ones() -> None:
+    labels, logits = population(np.random.default_rng(5), 400_000)
+    found = estimated(labels, logits, gaussian_noise(1.0, 1e-6)).calibration
+    assert len(found) >= 10
+    chance = 1 / (1 + np.exp(-logits))
+    for each in found:
+        inside = (chance > each["from"]) & (chance <= each["to"])
+        apart = each["ones"] - labels[inside].mean()
+        # Noise alone is a part of the stated deviation.
+        assert abs(apart) < stats.norm.ppf(1 - ERROR_RATE / 24) * each["stddev"]
+
+
+def test_classes_have_accuracy_log_loss_and_their_baseline() -> None:
+    rng = np.random.default_rng(6)
+    labels = rng.choice(3, 4_000, p=[0.6, 0.3, 0.1])
+    chance = rng.dirichlet(np.ones(3), 4_000) + np.eye(3)[labels]
+    chance /= chance.sum(1, keepdims=True)
+    rows = HeldOutRows(CLASSES, 3, CAP)
+    rows.add(labels, chance)
+    found = estimates.of_classes(release(rows.sums(), 1e-9), 4_000, CAP)
+    assert found.metrics["accuracy"] is not None
+    right = (chance.argmax(1) == labels).mean()
+    assert found.metrics["accuracy"].value == pytest.approx(right)
+    assert found.metrics["log_loss"] is not None
+    loss = np.minimum(-np.log(chance[np.arange(4_000), labels]), CAP).mean()
+    assert found.metrics["log_loss"].value == pytest.approx(loss, abs=1e-5)
+    wanted = guessing(labels, task=CLASSES, loss="sparse_categorical_crossentropy")
+    assert found.guessing == pytest.approx(wanted)
+
+
+def test_the_sampling_error_of_auc_is_that_of_resampling() -> None:
+    rng = np.random.default_rng(7)
+    found = [auc(*population(rng, 3_000)) for _ in range(400)]
+    stated = estimated(*population(rng, 3_000), 1e-9).metrics["auc"]
+    assert stated is not None
+    # A standard deviation of 400 values has an error of 3.5 %; 5 of them.
+    assert stated.sampling == pytest.approx(np.std(found), rel=0.18)

@@ -1,0 +1,255 @@
+"""``evaluate``: metrics of a run on held-out rows, with an epsilon for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from accounting.core.intervals import upper_text
+from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
+from accounting.core.validation import InputError
+from pipelines.batches import folder as batch_folder
+from pipelines.core.users.bounded import Bounded
+from tests.trainer.conftest import make_rows, write_batches, write_held_out
+from tests.trainer.run.whole_runs import private_settings
+from trainer.cli.evaluate_commands import evaluate_command
+from trainer.model import evaluation
+from trainer.prediction import exported_model
+from trainer.private_metrics import evaluate as private
+from trainer.private_metrics.evaluate import evaluate
+from trainer.run import budget
+from trainer.run.budget import Budget
+from trainer.run.preflight import Request
+from trainer.train import train
+
+DELTA = 1e-5
+ROWS = make_rows(3_000, seed=99)
+
+
+def _train(root: pathlib.Path, name: str, **changes: Any) -> pathlib.Path:
+    batches = root / f"batches-{name}"
+    if not batches.exists():
+        steps = [make_rows(8, seed) for seed in range(10)]
+        write_batches(batches, steps, batches_id=name[-1] * 32)
+    settings = private_settings(learning_rate=0.3, target_delta=DELTA)
+    settings = dataclasses.replace(settings, **changes.pop("settings", {}))
+    more = {"held_out": None, "run": root / name, **changes}
+    train(Request(settings=settings, batches=batches, **more))
+    return root / name
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run that was not evaluated, its batches, and held-out rows."""
+    found = tmp_path_factory.mktemp("evaluate")
+    write_held_out(found / "table", ROWS)
+    run = _train(found, "run-a")
+    assert not (run / "metrics.json").exists()
+    assert not (run / "curve.json").exists()
+    return found
+
+
+@pytest.fixture
+def run(root: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    shutil.copytree(root / "run-a", tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def evaluated(root: pathlib.Path, run: pathlib.Path) -> Callable[..., Any]:
+    """``evaluated(**settings)``: the metrics of the run."""
+
+    def make(**settings: Any) -> Any:
+        given = {"epsilon": 1.0, **settings}
+        return evaluate(run, root / "batches-run-a", root / "table", **given)
+
+    return make
+
+
+def test_the_metrics_are_private_by_one_gaussian_release(
+    evaluated: Callable[..., Any], run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    release = private.release
+
+    def look(sums: Any, noise: float) -> Any:
+        seen.append(noise)
+        return release(sums, noise)
+
+    monkeypatch.setattr(private, "release", look)
+    found = evaluated(epsilon=0.7)
+    assert seen == [gaussian_noise(0.7, DELTA)]
+    assert seen == [found["evaluation"]["noise_multiplier"]]
+    assert gaussian_epsilon(seen[0], DELTA) <= 0.7
+    assert json.loads((run / "metrics.json").read_bytes()) == json.loads(
+        json.dumps(found)
+    )
+
+
+def test_metrics_are_near_those_that_train_publishes(
+    root: pathlib.Path, evaluated: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "batches-open").symlink_to(root / "batches-run-a")
+    open_run = _train(tmp_path, "open", held_out=root / "table")
+    exact = json.loads((open_run / "metrics.json").read_bytes())
+    found = evaluated(epsilon=4.0)
+    for name, (low, high) in found["intervals"].items():
+        # Four times the interval of 95 %: an error rate of 1e-14.
+        side = 2 * (high - low)
+        assert abs(found[name] - exact[name]) < side
+    assert set(found["intervals"]) == {"auc", "log_loss", "accuracy"}
+    assert found["num_examples"] == exact["num_examples"] == 3_000
+
+
+def test_model_and_metrics_together_have_the_larger_epsilon(
+    evaluated: Callable[..., Any], run: pathlib.Path
+) -> None:
+    stated = json.loads((run / "privacy.json").read_bytes())
+    of_run = upper_text(stated["epsilon"])
+    claim = evaluated()["evaluation"]["claim"]
+    assert claim.startswith("These metrics are (1.0000, 1e-05)")
+    assert stated["epsilon"] > 1
+    assert f"together are ({of_run}, 1e-05)" in claim
+    (run / "metrics.json").unlink()
+    most = evaluated(epsilon=stated["epsilon"] + 1)["evaluation"]["claim"]
+    assert f"together are ({upper_text(stated['epsilon'] + 1)}, 1e-05)" in most
+
+
+def test_a_run_is_evaluated_once(
+    evaluated: Callable[..., Any], root: pathlib.Path, run: pathlib.Path
+) -> None:
+    evaluated()
+    before = (run / "metrics.json").read_bytes()
+    with pytest.raises(InputError, match="has those of `dpsgd evaluate`"):
+        evaluated(epsilon=2.0)
+    assert (run / "metrics.json").read_bytes() == before
+    (run / "metrics.json").write_text('{"auc": 0.5}')
+    with pytest.raises(InputError, match="those of --eval"):
+        evaluated()
+
+
+def test_nothing_is_shown_before_it_is_on_disk(
+    evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, run: pathlib.Path
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(private, "write_atomically", fail)
+    with pytest.raises(OSError, match="full"):
+        evaluated()
+    assert not (run / "metrics.json").exists()
+
+
+def test_files_of_training_rows_are_refused(
+    evaluated: Callable[..., Any], root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = batch_folder.read_checksums(root / "batches-run-a")
+    (path,) = (root / "table").glob("*.parquet")
+    digest = evaluation.footer_digest(str(path))
+    sampled = dataclasses.replace(found, inputs=(*found.inputs, digest))
+    monkeypatch.setattr(private, "read_checksums", lambda _: sampled)
+    with pytest.raises(InputError, match="to hold no training examples"):
+        evaluated()
+
+
+def test_other_batches_than_those_of_the_run_are_refused(
+    root: pathlib.Path, run: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    other = write_batches(tmp_path / "other", [make_rows(8, 1)]).path
+    with pytest.raises(InputError, match="to be those of the run"):
+        evaluate(run, other, root / "table", epsilon=1.0)
+
+
+def test_a_run_whose_unit_is_a_user_is_refused(
+    evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bounded, "of", lambda _: "users")
+    with pytest.raises(InputError, match=r"privacy unit of .* to be a row"):
+        evaluated()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0 > 0"),
+        ({"epsilon": float("inf")}, "epsilon=inf to be finite"),
+        ({"largest_loss": -1.0}, "largest_loss=-1.0 > 0"),
+        ({"delta": 0.5}, "delta=0.5 < 0.01"),
+        ({"average": "ema"}, "average='ema' to be one that"),
+        ({"epsilon": 0.001}, "held-out rows for epsilon=0.001; --input has 3000"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    settings: dict[str, Any], says: str, evaluated: Callable[..., Any]
+) -> None:
+    with pytest.raises(InputError, match=says):
+        evaluated(**settings)
+
+
+def test_a_prediction_that_is_not_finite_refuses_nothing(
+    evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A refusal would tell of a row.
+    load = exported_model.load
+
+    def wild(chosen: Any, *, check: Callable[[Any], None]) -> Any:
+        predict = load(chosen, check=check)
+
+        def some(columns: Any) -> dict[str, np.ndarray]:
+            found = predict(columns)["probability"].copy()
+            found[::2] = np.nan
+            check({"probability": found})
+            return {"probability": found}
+
+        return some
+
+    monkeypatch.setattr(exported_model, "load", wild)
+    assert evaluated(epsilon=4.0)["log_loss"] > 2.0
+
+
+def test_a_budget_reserves_one_evaluation_of_each_run(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    manifest = batch_folder.read_manifest(root / "batches-run-a")
+    reserved = Budget.reserve(manifest, num_runs=2, epsilon=2.0, delta=DELTA)
+    file = tmp_path / "table.budget"
+    budget.create(file, reserved)
+    noise = {"noise_multiplier": reserved.noise_multiplier, "target_delta": DELTA}
+    charged = _train(tmp_path, "run-b", budget=file, settings=noise)
+    given = (tmp_path / "batches-run-b", root / "table")
+    with pytest.raises(InputError, match="Expected no --epsilon beside --budget"):
+        evaluate(charged, *given, budget=file, epsilon=1.0)
+    found = evaluate(charged, *given, budget=file)["evaluation"]
+    # Both evaluations together are one release with noise divided by the root of two.
+    together = found["noise_multiplier"] / np.sqrt(2)
+    assert gaussian_epsilon(together, DELTA) == pytest.approx(2.0, rel=1e-12)
+    assert "metrics of all 2 runs of the budget together are (2.0000" in found["claim"]
+    assert [each.is_evaluated for each in budget.read(file).charges] == [True]
+    assert "run-b, evaluated" in budget.read(file).to_text()
+    (charged / "metrics.json").unlink()
+    with pytest.raises(InputError, match="it was evaluated before"):
+        evaluate(charged, *given, budget=file)
+    alone = root / "run-a"
+    with pytest.raises(InputError, match="it was trained without it"):
+        evaluate(alone, root / "batches-run-a", root / "table", budget=file)
+
+
+def test_the_command_prints_metrics_intervals_baseline_and_claim(
+    root: pathlib.Path, run: pathlib.Path
+) -> None:
+    arguments = [
+        str(run), f"--batches={root}/batches-run-a", f"--input={root}/table",
+        "--epsilon=2",
+    ]  # fmt: skip
+    result = CliRunner().invoke(evaluate_command, arguments)
+    assert result.exit_code == 0, result.output
+    for words in ("AUC", "95 % interval, from", "guessing", "(2.0000, 1e-05)"):
+        assert words in result.output

@@ -1,0 +1,125 @@
+"""Sums over held-out rows: exact, and moved by one row by their bounds at most."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trainer.model.metrics import BINARY, CLASSES, binary_metrics
+from trainer.private_metrics import row_sums
+from trainer.private_metrics.row_sums import HeldOutRows, RowSum, mean
+
+CAP = 4.0
+#: Labels and probabilities that no model or table should have.
+WILD = np.array([np.nan, np.inf, -np.inf, -3.0, 0.0, 0.5, 1.0, 7.0, 1e308])
+
+
+def binary_rows(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of which a third have wild labels or scores."""
+    labels, scores = rng.integers(0, 2, count).astype(float), rng.random(count)
+    for values in (labels, scores):
+        wild = rng.random(count) < 0.15
+        values[wild] = rng.choice(WILD, wild.sum())
+    return labels, scores
+
+
+def class_rows(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    labels = rng.integers(0, 3, count).astype(float)
+    chance = rng.dirichlet(np.ones(3), count)
+    wild = rng.random(count) < 0.15
+    labels[wild] = rng.choice(WILD, wild.sum())
+    chance[rng.random(chance.shape) < 0.1] = np.nan
+    return labels, chance
+
+
+def sums_of(task: str, labels: np.ndarray, found: np.ndarray) -> dict[str, RowSum]:
+    rows = HeldOutRows(task, 2 if task == BINARY else 3, CAP)
+    rows.add(labels, found)
+    return rows.sums()
+
+
+def farthest(task: str, labels: np.ndarray, found: np.ndarray) -> dict[str, float]:
+    """Name of each sum -> by how much zeroing out a row moves it, over its bound."""
+    whole, most = sums_of(task, labels, found), dict[str, float]()
+    for row in range(len(labels)):
+        kept = np.arange(len(labels)) != row
+        others = sums_of(task, labels[kept], found[kept])
+        for name, each in whole.items():
+            moved = np.linalg.norm((each.values - others[name].values).astype(float))
+            most[name] = max(most.get(name, 0.0), float(moved) / each.bound)
+    return most
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_row_moves_the_values_of_a_sum_by_its_bound_at_most(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for task, make in ((BINARY, binary_rows), (CLASSES, class_rows)):
+        assert max(farthest(task, *make(rng, 40)).values()) <= 1
+
+
+def test_the_bounds_are_reached() -> None:
+    # One positive above all others, and so wrong that its loss is capped.
+    labels, scores = np.r_[1.0, np.zeros(9)], np.r_[0.9, np.zeros(9)]
+    most = farthest(BINARY, labels, scores)
+    assert most["counts"] == most["pairs"] == most["loss"] == 1
+    # Half of a bound would be passed: the test above sees a smaller one.
+    assert min(most.values()) > 0.9
+
+
+@pytest.mark.parametrize("task", [BINARY, CLASSES])
+def test_every_row_has_a_place_whatever_is_in_it(task: str) -> None:
+    rng = np.random.default_rng(5)
+    labels, found = (binary_rows if task == BINARY else class_rows)(rng, 500)
+    sums = sums_of(task, labels, found)
+    assert sums["counts"].values.sum() == 500
+    for name in ("loss", "squares"):
+        assert 0 <= mean(float(sums[name].values[0]), 500) <= 1
+
+
+def test_a_prediction_that_is_not_finite_counts_as_the_worst() -> None:
+    for label in (0.0, 1.0):
+        sums = sums_of(BINARY, np.array([label]), np.array([np.nan]))
+        assert mean(float(sums["loss"].values[0]), 1) == 1
+    sums = sums_of(CLASSES, np.array([0.0]), np.full((1, 3), np.nan))
+    assert sums["counts"].values.tolist() == [1, 0, 0, 0, 0, 0]
+
+
+def test_values_are_those_of_the_exact_metrics() -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=700).round(1)  # with ties
+    labels = (rng.random(700) < 1 / (1 + np.exp(-logits))).astype(int)
+    exact = binary_metrics(labels, logits)
+    sums = sums_of(BINARY, labels, 1 / (1 + np.exp(-logits)))
+    ones = int(labels.sum())
+    auc = 0.5 + sums["pairs"].values[0] / (2 * ones * (700 - ones))
+    assert auc == pytest.approx(exact["auc"], abs=1e-12)
+    loss = CAP * mean(float(sums["loss"].values[0]), 700)
+    assert loss == pytest.approx(exact["log_loss"], abs=1e-5)
+    counts = sums["counts"].values.reshape(-1, 2)
+    middle = int(np.searchsorted(row_sums.edges(CAP), 0.5)) + 1
+    right = counts[:middle, 0].sum() + counts[middle:, 1].sum()
+    assert right / 700 == exact["accuracy"]
+
+
+def test_one_hot_labels_are_classes() -> None:
+    rng = np.random.default_rng(3)
+    labels, chance = rng.integers(0, 3, 50), rng.dirichlet(np.ones(3), 50)
+    for name, each in sums_of(CLASSES, labels, chance).items():
+        hot = sums_of(CLASSES, np.eye(3)[labels], chance)[name]
+        np.testing.assert_array_equal(each.values, hot.values)
+
+
+def test_rows_may_come_in_parts() -> None:
+    labels, scores = binary_rows(np.random.default_rng(1), 100)
+    rows = HeldOutRows(BINARY, 2, CAP)
+    for first in range(0, 100, 30):
+        rows.add(labels[first : first + 30], scores[first : first + 30])
+    for name, each in rows.sums().items():
+        whole = sums_of(BINARY, labels, scores)[name]
+        np.testing.assert_array_equal(each.values, whole.values)
+
+
+@pytest.mark.parametrize("task", [BINARY, CLASSES])
+def test_shares_add_up_to_one(task: str) -> None:
+    assert sum(HeldOutRows(task, 3, CAP).shares.values()) == pytest.approx(1.0)
+    assert sum(HeldOutRows(task, 3, CAP).shares.values()) <= 1

@@ -1,0 +1,1 @@
+"""Metrics of held-out rows as one Gaussian release."""

@@ -1,0 +1,297 @@
+"""``evaluate``: metrics of a run on held-out rows, under an epsilon of their own.
+
+    RUN/metrics.json    metrics, intervals, baseline and claim; public
+
+Formal guarantees:
+  - the metrics are (epsilon, delta)-private for one held-out row under zero-out: they
+    are functions of one Gaussian release.
+  - model and metrics together are private at the larger epsilon of both, at one delta,
+    if no row is held out and trained on: a row that was trained on changes the model
+    alone, and one that was held out the metrics alone.  Batches of the run are asked
+    for, and files that they were sampled from are refused; rows written again into
+    other files are not noticed.
+  - a run is evaluated once: metrics that exist are neither replaced nor added to, and
+    nothing is shown before they are on disk, and charged if there is a budget.
+  - the privacy unit is a row.  A run whose unit is a user is refused: nothing bounds a
+    user's held-out rows.
+  - *not* covered: an error for a file that cannot be read, after which nothing is
+    released; how long it took; other evaluations of the same rows.
+
+Public: settings, number of rows, metrics.json.  Sensitive: rows and predictions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from accounting.core.validation import InputError, check_float
+from accounting.core.versioned_json import header
+from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import Bounded
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.locks import locked
+from pipelines.files.storage import write_atomically
+from trainer.core.run import run_record
+from trainer.core.run.run_record import METRICS_NAME, RunRecord
+from trainer.export.serving import PROBABILITIES, PROBABILITY
+from trainer.model.evaluation import HeldOut
+from trainer.model.metrics import BINARY, LABEL
+from trainer.prediction.chosen_model import ChosenModel, choose
+from trainer.private_metrics import estimates
+from trainer.private_metrics.estimates import Estimates
+from trainer.private_metrics.price import Price
+from trainer.private_metrics.release import release
+from trainer.private_metrics.row_sums import HeldOutRows, RowSum, default_cap
+from trainer.report.progress import Reporter, Silent
+from trainer.run import budget as budgets
+from trainer.run import privacy
+from trainer.run.budget import Budget
+
+#: Largest standard deviation of the noise of an accuracy.
+_MOST_NOISE = 0.05
+#: Of models that predict one label of two or more classes.
+_OUTPUTS = ((PROBABILITY,), (PROBABILITIES,))
+_HEADER: Any = {"format_name": "dpsgd-evaluation", "version": 1}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateRequest:
+    """An evaluation that can be executed.
+
+    Attributes:
+      held_out: The rows.
+      chosen: The model.
+      method: Method of the run.
+      price: What it costs.
+      largest_loss: Losses above it count as it; None for `row_sums.default_cap`.
+      budget: Budget of several runs, in which it is charged; None for none.
+    """
+
+    held_out: HeldOut
+    chosen: ChosenModel
+    method: str
+    price: Price
+    largest_loss: float | None
+    budget: pathlib.Path | None
+
+
+def check(
+    run: str | os.PathLike[str],
+    batches: str | os.PathLike[str],
+    table: str | os.PathLike[str],
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    allow_large_delta: bool = False,
+    average: str | None = None,
+    largest_loss: float | None = None,
+    budget: str | os.PathLike[str] | None = None,
+) -> EvaluateRequest:
+    """Returns the checked request; arguments as for `evaluate`.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    folder = pathlib.Path(run)
+    chosen = choose(folder, average=average)
+    record, manifest = run_record.read_unverified(folder)
+    _check_task(chosen, manifest)
+    if largest_loss is not None:
+        check_float("largest_loss", largest_loss, above=0)
+    held_out = HeldOut(table, manifest, _digests_of(batches, record), option="--input")
+    _check_new(folder)
+    if budget is not None:
+        price = Price.of_budget(_budget_of(folder, budget, epsilon, delta))
+    else:
+        stated = privacy.run_statement(
+            record, manifest, delta=delta, allow_large_delta=allow_large_delta
+        )
+        of_run = stated.epsilon.guarantee
+        asked = of_run if epsilon is None else epsilon
+        check_float("epsilon", asked, above=0)
+        price = Price.of_one(asked, stated.delta, of_run=of_run)
+    return EvaluateRequest(
+        held_out=held_out,
+        chosen=chosen,
+        method=record.method,
+        price=price,
+        largest_loss=largest_loss,
+        budget=None if budget is None else pathlib.Path(budget),
+    )
+
+
+def _budget_of(
+    run: pathlib.Path,
+    path: str | os.PathLike[str],
+    epsilon: float | None,
+    delta: float | None,
+) -> Budget:
+    """Returns a budget that reserves an evaluation of the run."""
+    for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
+        if value is not None:
+            raise InputError(
+                f"Expected no {flag} beside --budget, which decides it. Omit {flag}."
+            )
+    found = budgets.read(pathlib.Path(path))
+    found.evaluated(run_record.read_or_create_run_id(run))
+    return found
+
+
+def _check_task(chosen: ChosenModel, manifest: Manifest) -> None:
+    names = [column.name for column in manifest.columns]
+    if chosen.serving.outputs not in _OUTPUTS or LABEL not in names:
+        raise InputError(
+            f"Expected {chosen.run} to predict one label of two or more classes: a "
+            "loss of others has no public bound. Give `dpsgd train --eval`, whose "
+            "metrics no epsilon covers."
+        )
+    if Bounded.of(manifest.dataset) is not None:
+        raise InputError(
+            f"Expected the privacy unit of {chosen.run} to be a row; it is a user, and "
+            "nothing bounds a user's held-out rows. Give `dpsgd train --eval`, whose "
+            "metrics no epsilon covers."
+        )
+
+
+def _digests_of(batches: str | os.PathLike[str], record: RunRecord) -> frozenset[str]:
+    """Returns the digests of the files that the run's batches were sampled from."""
+    if read_manifest(batches).fingerprint != record.manifest_fingerprint:
+        raise InputError(
+            f"Expected --batches {batches} to be those of the run; their manifest is "
+            "another. Give the folder that the run was trained on."
+        )
+    return frozenset(read_checksums(batches).inputs)
+
+
+def _check_new(run: pathlib.Path) -> None:
+    path = run / METRICS_NAME
+    if not path.exists():
+        return
+    by = "`dpsgd evaluate`" if "evaluation" in read_json(path) else "--eval"
+    raise InputError(
+        f"Expected {run} to have no metrics; it has those of {by} in {METRICS_NAME}, "
+        f"and each evaluation is a release of its own. `dpsgd report {run}` shows them."
+    )
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    batches: str | os.PathLike[str],
+    table: str | os.PathLike[str],
+    *,
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Evaluates a finished run on held-out rows, privately; returns the metrics.
+
+    Args:
+      run: Folder of the run, trained without held-out examples.
+      batches: Folder of the batches that it was trained on.
+      table: Held-out rows: a folder, a file or a glob of Parquet with the columns of
+        the batches.
+      reporter: Receives progress; None for none.
+      settings: epsilon of the metrics, for one held-out row, and delta of metrics and
+        run, both those of the run if None; allow_large_delta; average, the weights to
+        evaluate, as for `predict.predict`; largest_loss, a public bound, above which
+        losses count as it; budget, a file that gives epsilon and delta instead.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    request = check(run, batches, table, **settings)
+    return evaluate_checked(request, reporter or Silent())
+
+
+def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, Any]:
+    """Does what ``evaluate`` does, for a request that is already checked.
+
+    Args:
+      request: From ``check``.
+      reporter: Receives progress.
+    """
+    run, num_rows = request.chosen.run, request.held_out.num_rows
+    with locked(run / PRIVATE_NAME, run):
+        _check_new(run)
+        sums, cap = _sums(request, reporter)
+        released = release(sums, request.price.noise_multiplier)
+        is_binary = request.chosen.serving.task == BINARY
+        find = estimates.of_binary if is_binary else estimates.of_classes
+        metrics = _fields(request, find(released, num_rows, cap), cap)
+        if request.budget is not None:
+            run_id = run_record.read_or_create_run_id(run)
+            budgets.charge_evaluation(request.budget, run_id=run_id)
+        write_atomically(run / METRICS_NAME, pretty_json(metrics))
+    return metrics
+
+
+def _sums(
+    request: EvaluateRequest, reporter: Reporter
+) -> tuple[dict[str, RowSum], float]:
+    """Returns the sums over all rows, and the largest loss that counts."""
+    # Here, because TensorFlow takes seconds to load: the checks precede it.
+    from trainer.prediction.exported_model import load
+
+    predict, signature = load(request.chosen, check=_take), request.chosen.serving
+    rows, cap, done = None, request.largest_loss, 0
+    reporter.start(request.held_out.num_rows, done=0)
+    for columns in request.held_out.batches():
+        found = predict(columns)[signature.outputs[0]]
+        if rows is None:
+            width = 2 if signature.task == BINARY else found.shape[-1]
+            cap = cap or default_cap(width)
+            rows = HeldOutRows(signature.task, width, cap)
+            _check_noise(request, rows)
+        rows.add(np.asarray(columns[LABEL]), found)
+        done += len(found)
+        reporter.advance(done)
+    reporter.stop()
+    assert rows is not None  # there are rows
+    assert cap is not None
+    return rows.sums(), cap
+
+
+def _take(_: Any) -> None:
+    """Takes outputs that are not finite, since a refusal would tell of a row."""
+
+
+def _check_noise(request: EvaluateRequest, rows: HeldOutRows) -> None:
+    noise = request.price.noise_multiplier / math.sqrt(rows.shares["counts"])
+    num_rows = request.held_out.num_rows
+    found = estimates.noise_of_accuracy(noise, rows.num_cells, num_rows)
+    if found > _MOST_NOISE:
+        least = math.ceil(num_rows * found / _MOST_NOISE)
+        raise InputError(
+            f"Expected at least {least} held-out rows for epsilon="
+            f"{request.price.epsilon:.6g}; --input has {num_rows}, and noise would "
+            "hide every metric. Give more rows, or a larger --epsilon."
+        )
+
+
+def _fields(request: EvaluateRequest, found: Estimates, cap: float) -> dict[str, Any]:
+    """Returns the fields of metrics.json."""
+    known = {name: each for name, each in found.metrics.items() if each is not None}
+    return {
+        "examples": "held-out",
+        "method": request.method,
+        **{n: None if e is None else e.value for n, e in found.metrics.items()},
+        "num_examples": request.held_out.num_rows,
+        "guessing": found.guessing,
+        "aggregates": {},
+        "uncertainty": None,
+        "intervals": {name: each.interval for name, each in known.items()},
+        "calibration": found.calibration,
+        "evaluation": {
+            **header(**_HEADER),
+            **dataclasses.asdict(request.price),
+            "weights": request.chosen.average,
+            "largest_loss": cap,
+            "larger_losses": None if found.capped is None else found.capped.value,
+        },
+    }

@@ -1,0 +1,74 @@
+"""What an evaluation costs, and the claim that it makes.
+
+Formal guarantees:
+  - noise is that of one Gaussian mechanism with the stated epsilon and delta; with a
+    budget, of as many as it has runs, which together have them.
+  - the claim of models and metrics is the larger one of both, at one delta: a row that
+    was trained on changes models alone, and a held-out one metrics alone.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from accounting.core.intervals import upper_text
+from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
+from accounting.core.pld.gaussian import gaussian_noise
+from trainer.run.budget import Budget
+
+_APART = "if none is trained on and held out"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Price:
+    """What an evaluation costs.
+
+    Attributes:
+      epsilon: Of the metrics; of those of all runs of a budget.
+      delta: Of metrics and models.
+      noise_multiplier: Noise standard deviation over the sensitivity of all sums.
+      claim: The claim in two sentences.
+    """
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    claim: str
+
+    @classmethod
+    def of_one(cls, epsilon: float, delta: float, *, of_run: float) -> Price:
+        """Returns the price of a run's only evaluation.
+
+        Args:
+          epsilon: Of the metrics, above 0.
+          delta: In (0, 1).
+          of_run: Epsilon of the model, at that delta.
+        """
+        both = upper_text(max(epsilon, of_run))
+        claim = (
+            f"These metrics are ({upper_text(epsilon)}, {delta!r})-differentially "
+            f"private for one held-out row under the {NAMES[REPLACE_SPECIAL]} "
+            f"relation. Model and metrics together are ({both}, {delta!r})"
+            f"-differentially private for one row, {_APART}."
+        )
+        noise = gaussian_noise(epsilon, delta)
+        return cls(epsilon=epsilon, delta=delta, noise_multiplier=noise, claim=claim)
+
+    @classmethod
+    def of_budget(cls, found: Budget) -> Price:
+        """Returns the price of one of the evaluations that a budget reserves."""
+        both = f"({upper_text(found.epsilon)}, {found.delta!r})"
+        claim = (
+            f"The metrics of all {found.num_runs} runs of the budget together are "
+            f"{both}-differentially private for one held-out row under the "
+            f"{NAMES[REPLACE_SPECIAL]} relation. All models and metrics together are "
+            f"{both}-differentially private for one row, {_APART}, in whatever runs."
+        )
+        return cls(
+            epsilon=found.epsilon,
+            delta=found.delta,
+            noise_multiplier=found.noise_of_evaluations,
+            claim=claim,
+        )

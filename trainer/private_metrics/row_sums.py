@@ -1,0 +1,174 @@
+"""Sums over held-out rows, as integers, and how far one row moves them.
+
+    counts     rows by bin of the probability and by label, or by class and whether the
+               predicted one is right
+    pairs      pairs of a positive and a negative row that the scores order rightly,
+               less those that they order wrongly: ``2 n1 n0 (AUC - 1/2)``
+    loss       of each row, at most a public cap, less half the cap
+    squares    of the loss
+
+Formal guarantees (a row that is zeroed out adds nothing to any sum):
+  - one row moves the values of a sum by its ``bound`` at most, in L2 norm: it is in one
+    cell of the counts, in fewer pairs than there are rows, and its loss less half the
+    cap is between plus and minus half the cap.
+  - every row has a place, whatever is in it: a label that is no class, or a prediction
+    that is not finite, counts as the worst, and nothing is refused.
+  - values are integers, so that sums have no rounding.
+
+Public: names, bounds, number of rows.  Sensitive: values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from trainer.model.metrics import BINARY
+
+#: A loss of 1 caps, and of its square.
+_UNITS = 1 << 20
+
+#: Shares of the squared sensitivity, which add up to 1.
+_BINARY = {"counts": 0.3, "pairs": 0.3, "loss": 0.3, "squares": 0.1}
+_CLASSES = {"counts": 0.6, "loss": 0.3, "squares": 0.1}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowSum:
+    """A sum over rows.
+
+    Attributes:
+      values: int64.  Sensitive.
+      bound: By how much one row moves them at most, in L2 norm.
+      share: Share of the squared sensitivity of all sums together.
+    """
+
+    values: np.ndarray = dataclasses.field(repr=False)
+    bound: int
+    share: float
+
+
+def default_cap(num_classes: int) -> float:
+    """Returns the largest loss that counts: 4 above that of guessing one of two.
+
+    Args:
+      num_classes: At least 2.
+
+    Example:
+      >>> default_cap(2)
+      4.0
+    """
+    return float(4 + np.log(num_classes / 2))
+
+
+def edges(cap: float) -> np.ndarray:
+    """Returns the edges between bins of probability, shape (11,).
+
+    The outermost bins hold the rows whose loss is above the cap if they are wrong.
+    """
+    least = float(np.exp(-cap))
+    return np.unique([least, *np.arange(1, 10) / 10, 1 - least])
+
+
+class HeldOutRows:
+    """Keeps a few numbers of each row: its label, and what the model says of it.
+
+    Args:
+      task: "binary" or "classes".
+      num_classes: Number of classes, at least 2.
+      cap: Largest loss that counts, above 0.
+    """
+
+    def __init__(self, task: str, num_classes: int, cap: float) -> None:
+        self._is_binary = task == BINARY
+        self._num_classes = num_classes
+        self._cap = cap
+        self._parts: list[tuple[np.ndarray, ...]] = []
+
+    @property
+    def num_cells(self) -> int:
+        """Number of counts."""
+        bins = len(edges(self._cap)) + 1
+        return 2 * (bins if self._is_binary else self._num_classes)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Name of each sum -> its share of the squared sensitivity."""
+        return _BINARY if self._is_binary else _CLASSES
+
+    def add(self, labels: np.ndarray, probabilities: np.ndarray) -> None:
+        """Adds rows.  Sensitive.
+
+        Args:
+          labels: (rows,), or one-hot (rows, classes).
+          probabilities: Of label 1, (rows,) or (rows, 1); or (rows, classes).
+        """
+        find = self._binary if self._is_binary else self._classes
+        with np.errstate(all="ignore"):  # what is not finite counts as the worst
+            self._parts.append(find(labels, probabilities.astype(np.float64)))
+
+    def _binary(self, labels: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, ...]:
+        positive, score = labels.reshape(-1) > 0, chance.reshape(-1)
+        score = np.where(np.isfinite(score), score, np.where(positive, 0.0, 1.0))
+        right = np.where(positive, score, 1 - score)
+        cell = 2 * np.searchsorted(edges(self._cap), score) + positive
+        return cell, self._losses(right), positive, score
+
+    def _classes(
+        self, labels: np.ndarray, chance: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        if labels.ndim == 2:
+            labels = labels.argmax(-1)
+        known = (labels >= 0) & (labels < self._num_classes)
+        label = np.where(known, labels, 0).astype(np.int64)
+        finite = np.isfinite(chance).all(-1) & known
+        hit = finite & (np.where(np.isfinite(chance), chance, 0).argmax(-1) == label)
+        given = np.take_along_axis(chance, label[:, None], -1)[:, 0]
+        return 2 * label + hit, self._losses(np.where(finite, given, 0.0))
+
+    def _losses(self, chance: np.ndarray) -> np.ndarray:
+        """Returns the losses as shares of the cap, in [0, 1]."""
+        losses = -np.log(np.clip(chance, 0.0, 1.0)) / self._cap
+        return np.clip(losses, 0.0, 1.0)
+
+    def sums(self) -> dict[str, RowSum]:
+        """Returns the sums of all rows, by name."""
+        cells, losses, *scores = map(np.concatenate, zip(*self._parts, strict=True))
+        found = {
+            "counts": (np.bincount(cells, minlength=self.num_cells), 1),
+            "loss": _centred(losses),
+            "squares": _centred(np.square(losses)),
+        }
+        if scores:
+            found["pairs"] = _pairs(*scores), max(1, len(cells) - 1)
+        return {
+            name: RowSum(values=values, bound=bound, share=self.shares[name])
+            for name, (values, bound) in sorted(found.items())
+        }
+
+
+def _centred(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Returns the sum of values in [0, 1] less a half, in units, and its bound."""
+    units = np.rint(values * _UNITS).astype(np.int64) - _UNITS // 2
+    return np.array([units.sum()]), _UNITS // 2
+
+
+def mean(centred: float, num_rows: int) -> float:
+    """Returns the mean of values in [0, 1] from the sum of "loss" or "squares".
+
+    Args:
+      centred: The sum, with noise or without.
+      num_rows: Number of rows.
+    """
+    return centred / _UNITS / num_rows + 0.5
+
+
+def _pairs(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    _, place = np.unique(scores, return_inverse=True)
+    size = int(place.max()) + 1
+    ones = np.bincount(place[positive], minlength=size)
+    zeros = np.bincount(place[~positive], minlength=size)
+    below = np.cumsum(zeros) - zeros
+    above = zeros.sum() - below - zeros
+    return np.array([np.sum(ones * (below - above))])
