@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from trainer.papers.variance import variance as variance
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
+    from trainer.private_metrics.evaluate import evaluate as evaluate
     from trainer.run.preflight import Request as Request
     from trainer.run.privacy import run_statement as run_statement
     from trainer.settings.aggregation_settings import (

@@ -7,6 +7,10 @@ What a person alone can know is asked for before any work, all of it at once.  S
 follow from the number of rows, which is public.  A stage is done when its last file is
 there; given again, the command goes on behind the stages that are done.
 
+Held-out rows are evaluated by `dpsgd evaluate` with the same epsilon, which costs
+training rows nothing.  Rows of users, and losses without a public bound, are evaluated
+by `dpsgd train --eval`, which no epsilon covers, as its statement says.
+
 Formal guarantees:
   - No value of the table is looked at to choose a kind, a size or a setting, unless
     --look-at-rows is given, which the statement then says.
@@ -52,6 +56,8 @@ _PERSON = re.compile(
     r"player|student|subject|user|visitor)(?:_?id)?$",
     re.IGNORECASE,
 )
+#: How held-out rows are evaluated.
+_PRIVATE, _OPEN, _NONE = "privately", "without protection", "not"
 _KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
 #: Flags of `dpsgd schema`, and those of users of `dpsgd prepare`.
 _OF_SCHEMA = ("label", "classes", *_KINDS, "header", "delimiter", "look_at_rows")
@@ -90,6 +96,10 @@ def default_delta(num_rows: int) -> float:
       (1e-06, 1e-07)
     """
     return float(f"1e-{math.ceil(math.log10(10 * num_rows) - 1e-9)}")
+
+
+def _delta(flags: Mapping[str, Any], num_rows: int) -> float:
+    return flags["delta"] or default_delta(num_rows)
 
 
 def _flag(name: str) -> str:
@@ -195,7 +205,7 @@ def _prepare(out: pathlib.Path, flags: Mapping[str, Any]) -> list[str]:
 
 
 def _stages(
-    out: pathlib.Path, flags: Mapping[str, Any], num_rows: int
+    out: pathlib.Path, flags: Mapping[str, Any], num_rows: int, evaluation: str
 ) -> list[tuple[str, str | None, list[str]]]:
     """Returns title, last file and arguments of each stage behind the preparation.
 
@@ -203,13 +213,14 @@ def _stages(
       out: The folder.
       flags: The flags of the command.
       num_rows: Number of training rows.
+      evaluation: One of ``_PRIVATE``, ``_OPEN`` and ``_NONE``.
     """
     batch, epochs = sizes(num_rows)
     sampling = [
         f"--batch-size={flags['batch_size'] or batch}",
         f"--epochs={flags['epochs'] or epochs}",
     ]
-    delta = flags["delta"] or default_delta(num_rows)
+    delta = _delta(flags, num_rows)
     budget = [
         f"--epsilon={flags['epsilon']!r}",
         f"--delta={delta!r}",
@@ -220,14 +231,21 @@ def _stages(
         "batches", f"--input={out}/data/train", f"--out={out}/batches", *sampling
     ]  # fmt: skip
     train = [
-        "train", f"--batches={out}/batches", f"--eval={out}/data/test",
+        "train", f"--batches={out}/batches",
+        *([f"--eval={out}/data/test"] if evaluation == _OPEN else []),
         f"--out={out}/run", *budget, *shlex.split(flags["train"]),
     ]  # fmt: skip
+    evaluate = [
+        "evaluate", f"{out}/run", f"--batches={out}/batches",
+        f"--input={out}/data/test", *shared_options.allowance(flags),
+    ]  # fmt: skip
+    privately = ("evaluate with differential privacy", "run/metrics.json")
     report = ["report", f"{out}/run", f"--out={out}/report.html"]
     return [
         ("compute the noise", None, [*plan, "--sampler=truncated-poisson"]),
         ("sample the batches", "batches/manifest.json", batches),
         ("train with differential privacy", "run/run_record.json", train),
+        (*privately, evaluate if evaluation == _PRIVATE else []),
         ("write the page", "report.html", report),
     ]
 
@@ -247,17 +265,43 @@ def _is_done(path: pathlib.Path) -> bool:
     return bool(json.loads(path.read_bytes())["complete"])
 
 
-def _num_rows(out: pathlib.Path) -> int:
-    """Returns the number of training rows, which is public."""
+def _num_rows(out: pathlib.Path, part: str) -> int:
+    """Returns the number of rows of a part of the prepared table, which is public."""
     from pipelines.inputs.parquet_blocks import list_blocks  # after --help
 
-    return list_blocks(f"{out}/data/train").num_examples
+    return list_blocks(f"{out}/data/{part}").num_examples
+
+
+def _evaluation(out: pathlib.Path, flags: Mapping[str, Any], delta: float) -> str:
+    """Returns how held-out rows are evaluated."""
+    from pipelines.core.users.bounded import Bounded  # after --help
+    from trainer.private_metrics.price import least_rows
+
+    dataset = json.loads((out / "data" / "_prepared.json").read_bytes())["dataset"]
+    words = shlex.split(flags["train"])
+    if any(word.partition("=")[0] == "--eval" for word in words):
+        return _NONE
+    label = dataset["label"]
+    if Bounded.of(dataset) is not None or "num_classes" not in label:
+        return _OPEN
+    least = least_rows(label["num_classes"], flags["epsilon"], delta)
+    found = _num_rows(out, "test")
+    if found >= least:
+        return _PRIVATE
+    click.echo(
+        f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
+        "noise leaves something. For unprotected metrics of them add "
+        f"--train '--eval {out}/data/test'.",
+        err=True,
+    )
+    return _NONE
 
 
 def _say_result(out: pathlib.Path, *, as_json: bool) -> None:
+    paths = {name: out / "run" / f"{name}.json" for name in ("metrics", "privacy")}
     read = {
-        name: json.loads((out / "run" / f"{name}.json").read_bytes())
-        for name in ("metrics", "privacy")
+        name: json.loads(path.read_bytes()) if path.exists() else {}
+        for name, path in paths.items()
     }
     if as_json:
         found = {"out": str(out), **read}
@@ -326,7 +370,7 @@ def fit(**flags: Any) -> None:
     What only a person can know is asked for at once: kinds of columns, the label, and
     whether several rows are one person's.  Names and types of columns are read for it,
     and no value.  Then come the ordinary commands, each as it would be typed: prepare,
-    plan, batches, train, report.  Stopped, it goes on with the same command.
+    plan, batches, train, evaluate, report.  Stopped, it goes on with the same command.
 
     \b
     Examples:
@@ -346,11 +390,13 @@ def fit(**flags: Any) -> None:
     _keep_choices(out, flags, text)
     if not (out / "data" / "_prepared.json").exists():
         arguments = _prepare(out, flags)
-        run_stage(1, 5, "turn the table into numbers", arguments, aside=as_json)
-    todo = _stages(out, flags, _num_rows(out))
+        run_stage(1, 6, "turn the table into numbers", arguments, aside=as_json)
+    num_rows = _num_rows(out, "train")
+    evaluation = _evaluation(out, flags, _delta(flags, num_rows))
+    todo = _stages(out, flags, num_rows, evaluation)
     for number, (title, last, arguments) in enumerate(todo, start=2):
-        if last is None or not _is_done(out / last):
-            run_stage(number, 5, title, arguments, aside=as_json)
+        if arguments and (last is None or not _is_done(out / last)):
+            run_stage(number, 1 + len(todo), title, arguments, aside=as_json)
         if flags["dry_run"]:
             return
     _say_result(out, as_json=as_json)

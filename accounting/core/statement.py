@@ -57,6 +57,10 @@ CERTIFIED = (
     "certified: the reference sampler made the same bytes from key, plan and input"
 )
 
+EVALUATION = (
+    "the evaluation set, and everything computed from it; it must share no example "
+    "with the training set"
+)
 EARLIER_RUNS = "hyper-parameter search and earlier runs on the same data"
 #: Outputs of a training run that no privacy statement covers.
 NOT_COVERED = (
@@ -64,8 +68,7 @@ NOT_COVERED = (
     "gradient norms",
     "realised batch sizes and weights, and which example was in which step",
     EARLIER_RUNS,
-    "the evaluation set, and everything computed from it; it must share no example "
-    "with the training set",
+    EVALUATION,
     "the sampling key and the noise key, which must stay secret",
 )
 

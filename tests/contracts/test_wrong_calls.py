@@ -66,6 +66,7 @@ BASES = {
     "--noise-multiplier 1 --delta 1e-5",
     "audit": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
     "--noise-multiplier 1 --delta 1e-5",
+    "evaluate": "run --batches batches --input data/test --epsilon 9",
     "report": "run --out new.html",
     "budget": "new.budget --batches batches --runs 2 --epsilon 3 --delta 1e-6",
     "compare": "--input data/train --eval data/test --out new --epsilon 1 --delta 1e-5 "
@@ -464,7 +465,7 @@ TRAIN = [
     row("--train-over custom --tail 2", "Add --aggregate and --tail",
         "- --train-over"),
     row("--evaluate-averages", "add --ema-decay or --tail", "--tail 2"),
-    whole("--batches batches", "Missing option '--eval'"),
+    whole("--batches batches", "Missing option '--out'"),
     row("- --noise-multiplier", "either --epsilon with --delta, or --noise-multiplier",
         "--noise-multiplier 1"),
     row("--epsilon 3", "either --epsilon with --delta, or --noise-multiplier",
@@ -650,6 +651,25 @@ BUDGET = [
     whole("nosuch", "budget=nosuch to be a file"),
     whole("list.json", "a budget"),
 ]
+EVALUATE = [
+    *DELTAS,
+    *UNKNOWN,
+    number("--epsilon", "0", "epsilon=0.0 > 0", "9"),
+    number("--epsilon", "inf", "epsilon=inf to be finite", "9"),
+    *not_a("float", "--epsilon", "x", "9"),
+    number("--largest-loss", "0", "largest_loss=0.0 > 0", "4"),
+    *not_a("float", "--largest-loss", "x", "4"),
+    number("--average", "nosuch", "'nosuch' is not one of 'last'", "last"),
+    number("--average", "ema", "average='ema' to be one that run has: last", "last"),
+    row("--budget nosuch", "Expected no --epsilon beside --budget", "- --budget"),
+    whole("run --batches batches --input data/test --budget nosuch", "to be a file"),
+    number("--input", "nosuch", "nosuch", "data/test"),
+    number("--input", "data/train", "to hold no training examples", "data/test"),
+    number("--batches", "nosuch", "nosuch/manifest.json to exist", "batches"),
+    whole("nosuch --batches batches --input data/test", "nosuch/run_record.json"),
+    whole("run --batches batches", "Missing option '--input'"),
+    whole("run --input data/test", "Missing option '--batches'"),
+]
 COMPARE = [
     whole("", "Missing option '--input'"),
     *TRAIN_FLAGS,
@@ -797,7 +817,7 @@ TABLES = {
     "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
     "predict": PREDICT, "report": REPORT, "bound": BOUND, "fit": FIT,
-    "budget": BUDGET,
+    "budget": BUDGET, "evaluate": EVALUATE,
     "bias": BIAS, "variance": VARIANCE, "shift": SHIFT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
@@ -818,6 +838,7 @@ WORK = {
     "fit": "dpsgd.fit.run_stage",
     "train": "trainer.report.progress.Terminal.say",
     "predict": "trainer.report.progress.Terminal.say",
+    "evaluate": "trainer.report.progress.Terminal.say",
     "audit": "trainer.auditing.audit._audit_mechanism",
     "compare": "trainer.experiments.comparison.noise.find_cases",
     "simulate": "trainer.papers.simulate.Simulator",

@@ -60,8 +60,11 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     # What it costs stands before any batch is sampled, and each stage as it is typed.
     assert "noise" in dry
     assert "$ dpsgd plan --num-examples=3200 --batch-size=128 --epochs=8" in dry
-    assert "[1/5]" not in done.stderr  # done by the dry run
-    assert "$ dpsgd train --batches=census-fit/batches" in done.stderr
+    assert "[1/6]" not in done.stderr  # done by the dry run
+    assert "$ dpsgd train --batches=census-fit/batches --out" in done.stderr
+    # Model and metrics together have the epsilon that was asked for.
+    claim = found["metrics"]["evaluation"]["claim"]
+    assert "Model and metrics together are (3.0000, 1e-05)" in claim
 
 
 def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
@@ -73,8 +76,9 @@ def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
     before = model.stat().st_mtime_ns
     again = run(folder, "--json")
     assert json.loads(again.stdout) == json.loads(done.stdout)
-    assert "[5/5]" in again.stderr
-    assert "[4/5]" not in again.stderr
+    assert "[6/6]" in again.stderr
+    assert "[4/6]" not in again.stderr
+    assert "[5/6]" not in again.stderr
     assert page.exists()
     assert model.stat().st_mtime_ns == before
 

@@ -247,7 +247,15 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
         "guessing": {key: guess.get(key) for key in names} if guess else None,
         "warnings": list(warnings(metrics)),
         "uncertainty": _uncertainty(metrics["uncertainty"]),
+        "private": _private(metrics.get("evaluation")),
+        "intervals": metrics.get("intervals"),
+        "calibration": metrics.get("calibration", []),
     }
+
+
+def _private(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    names = ("claim", "weights", "largest_loss")
+    return found and {name: found[name] for name in names}
 
 
 def _in_order(names: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from accounting.core.statement import CERTIFIED, RELIANCES
+from accounting.core.statement import CERTIFIED, EVALUATION, RELIANCES
 from accounting.core.validation import InputError
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import StrPath
@@ -118,6 +118,7 @@ def render(found: dict[str, Any]) -> str:
         **found,
         charts=_charts(found["evaluation"]),
         certified=CERTIFIED,
+        of_evaluation=EVALUATION,
         reliances={**RELIANCES, **claims.CLAIMS},
     )
 

@@ -80,7 +80,13 @@ def noise_of_accuracy(stddev_of_counts: float, num_cells: int, num_rows: int) ->
 
 
 def of_binary(sums: Mapping[str, NoisySum], num_rows: int, cap: float) -> Estimates:
-    """Returns the metrics of probabilities of label 1; arguments as `of_classes`."""
+    """Returns the metrics of probabilities of label 1.
+
+    Args:
+      sums: From `release.release`.
+      num_rows: Number of held-out rows.
+      cap: Largest loss that counts.
+    """
     counts = sums["counts"].values.reshape(-1, 2)
     middle = int(np.searchsorted(edges(cap), 0.5)) + 1
     right, wrong = _by_sides(counts, middle)

@@ -23,7 +23,6 @@ Public: settings, number of rows, metrics.json.  Sensitive: rows and predictions
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pathlib
 from typing import Any
@@ -54,8 +53,6 @@ from trainer.run import budget as budgets
 from trainer.run import privacy
 from trainer.run.budget import Budget
 
-#: Largest standard deviation of the noise of an accuracy.
-_MOST_NOISE = 0.05
 #: Of models that predict one label of two or more classes.
 _OUTPUTS = ((PROBABILITY,), (PROBABILITIES,))
 _HEADER: Any = {"format_name": "dpsgd-evaluation", "version": 1}
@@ -94,7 +91,16 @@ def check(
     largest_loss: float | None = None,
     budget: str | os.PathLike[str] | None = None,
 ) -> EvaluateRequest:
-    """Returns the checked request; arguments as for `evaluate`.
+    """Returns the checked request; other arguments as for `evaluate`.
+
+    Args:
+      epsilon: Of the metrics, for one held-out row; that of the run if None.
+      delta: Of metrics and run; that of the run if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
+      average: Weights to evaluate, as for `predict.predict`; None for the last ones.
+      largest_loss: Public bound: losses above it count as it.  None for 4, and more
+        for more than two classes.
+      budget: File of the run's budget, which gives epsilon and delta instead.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -197,10 +203,7 @@ def evaluate(
       table: Held-out rows: a folder, a file or a glob of Parquet with the columns of
         the batches.
       reporter: Receives progress; None for none.
-      settings: epsilon of the metrics, for one held-out row, and delta of metrics and
-        run, both those of the run if None; allow_large_delta; average, the weights to
-        evaluate, as for `predict.predict`; largest_loss, a public bound, above which
-        losses count as it; budget, a file that gives epsilon and delta instead.
+      settings: Other arguments of `check`, by name.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -247,7 +250,7 @@ def _sums(
             width = 2 if signature.task == BINARY else found.shape[-1]
             cap = cap or default_cap(width)
             rows = HeldOutRows(signature.task, width, cap)
-            _check_noise(request, rows)
+            _check_noise(request, width)
         rows.add(np.asarray(columns[LABEL]), found)
         done += len(found)
         reporter.advance(done)
@@ -261,12 +264,9 @@ def _take(_: Any) -> None:
     """Takes outputs that are not finite, since a refusal would tell of a row."""
 
 
-def _check_noise(request: EvaluateRequest, rows: HeldOutRows) -> None:
-    noise = request.price.noise_multiplier / math.sqrt(rows.shares["counts"])
-    num_rows = request.held_out.num_rows
-    found = estimates.noise_of_accuracy(noise, rows.num_cells, num_rows)
-    if found > _MOST_NOISE:
-        least = math.ceil(num_rows * found / _MOST_NOISE)
+def _check_noise(request: EvaluateRequest, num_classes: int) -> None:
+    num_rows, least = request.held_out.num_rows, request.price.least_rows(num_classes)
+    if num_rows < least:
         raise InputError(
             f"Expected at least {least} held-out rows for epsilon="
             f"{request.price.epsilon:.6g}; --input has {num_rows}, and noise would "

@@ -12,13 +12,38 @@ Public: everything.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.pld.gaussian import gaussian_noise
+from trainer.model.metrics import BINARY, CLASSES
+from trainer.private_metrics import estimates
+from trainer.private_metrics.row_sums import HeldOutRows, default_cap
 from trainer.run.budget import Budget
 
+#: Largest standard deviation of the noise of an accuracy.
+_MOST_NOISE = 0.05
 _APART = "if none is trained on and held out"
+
+
+def least_rows(num_classes: int, epsilon: float, delta: float) -> int:
+    """Returns the number of held-out rows of which noise leaves something.
+
+    Args:
+      num_classes: At least 2.
+      epsilon: Of their metrics, above 0.
+      delta: In (0, 1).
+    """
+    return _least_rows(num_classes, gaussian_noise(epsilon, delta))
+
+
+def _least_rows(num_classes: int, noise_multiplier: float) -> int:
+    task = BINARY if num_classes == 2 else CLASSES
+    rows = HeldOutRows(task, num_classes, default_cap(num_classes))
+    noise = noise_multiplier / math.sqrt(rows.shares["counts"])
+    of_one = estimates.noise_of_accuracy(noise, rows.num_cells, num_rows=1)
+    return math.ceil(of_one / _MOST_NOISE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +61,10 @@ class Price:
     delta: float
     noise_multiplier: float
     claim: str
+
+    def least_rows(self, num_classes: int) -> int:
+        """Returns the number of held-out rows of which noise leaves something."""
+        return _least_rows(num_classes, self.noise_multiplier)
 
     @classmethod
     def of_one(cls, epsilon: float, delta: float, *, of_run: float) -> Price:

@@ -2,6 +2,7 @@
 
 Formal guarantees:
   - What is returned has the fields and types that a run writes.
+  - The epsilon of a private evaluation is that of its noise, or more.
   - Numbers of other than held-out examples are refused: they are not private.
 
 Public: everything here.
@@ -13,12 +14,17 @@ import pathlib
 from collections.abc import Collection
 from typing import Any
 
+from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.files.json_files import read_json
 
 _HELD_OUT = "held-out"
 _WORDS = ("examples", "method")
 _OF_INTERVALS = ("level", "mean_width")
+_OF_EVALUATION = (
+    "epsilon", "delta", "noise_multiplier", "largest_loss", "larger_losses"
+)  # fmt: skip
+_ROUNDING = 1e-9
 
 
 def read_metrics(path: pathlib.Path) -> dict[str, Any]:
@@ -35,13 +41,30 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
         points = [found, *found["aggregates"].values()]
         if found["uncertainty"] is not None:
             points.append({name: found["uncertainty"][name] for name in _OF_INTERVALS})
+        private = found.get("evaluation")
+        if private is not None:
+            points += [_checked(private), found["intervals"], *found["calibration"]]
+            points.append(dict(enumerate(_ends(found["intervals"]))))
         count = found["num_examples"]  # None: of a data set of unknown length
         sound = (count is None or count >= 0) and all(map(_has_numbers, points))
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         sound = False
     if not sound:
         raise _edited(path)
     return found
+
+
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the numbers of a private evaluation, whose noise gives its epsilon."""
+    numbers = {name: found[name] for name in _OF_EVALUATION}
+    least = gaussian_noise(numbers["epsilon"], numbers["delta"])
+    if numbers["noise_multiplier"] < least * (1 - _ROUNDING):
+        raise ValueError
+    return numbers
+
+
+def _ends(intervals: dict[str, Any]) -> list[Any]:
+    return [end for low, high in intervals.values() for end in (low, high)]
 
 
 def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any]]:

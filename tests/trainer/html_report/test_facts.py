@@ -60,6 +60,7 @@ TAKEN = {
     *(f"evaluation.guessing.{name}" for name in ("auc", "log_loss", "accuracy")),
     "evaluation.warnings[]",
     "evaluation.averages[].name", "evaluation.averages[].meaning",
+    "evaluation.private", "evaluation.intervals",
     "evaluation.uncertainty.level", "evaluation.uncertainty.mean_width",
     "audit.level", "audit.notes[]", "audit.meaning", "audit.cannot_see[]",
     "audit.trials", "audit.confidence", "audit.verdict", "audit.violated",
@@ -121,6 +122,48 @@ def test_nothing_sensitive_is_taken(
     mac = (run / "private" / "run_record.mac").read_text().strip()
     for text in (json.dumps(found), render(found)):
         assert not [hidden for hidden in (str(secret), key, mac) if hidden in text]
+
+
+PRIVATE = {
+    "evaluation": {
+        "claim": "These metrics are private.",
+        "epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 3.8, "weights": "last",
+        "largest_loss": 4.0, "larger_losses": 0.01,
+    },
+    "intervals": {"auc": [0.79, 0.83]},
+    "calibration": [{"from": 0.1, "to": 0.2, "rows": 70, "ones": 0.15, "stddev": 0.1}],
+}  # fmt: skip
+
+
+def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
+    run = make_run()
+    assert "the evaluation set, and everything" in render(collect(run))
+    edit(run / "metrics.json", **PRIVATE)
+    found = render(collect(run))
+    for words in ("These metrics are private.", "0.7900 to 0.8300", "0.1 to 0.2"):
+        assert words in found
+    assert "the evaluation set, and everything" not in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"evaluation": {**PRIVATE["evaluation"], "epsilon": 0.9}},  # of this noise
+        {"evaluation": {**PRIVATE["evaluation"], "epsilon": "1"}},
+        {"evaluation": 7},
+        {"intervals": {"auc": [0.79]}},
+        {"intervals": {"auc": ["low", "high"]}},
+        {"calibration": [{"from": True}]},
+        {"calibration": None},
+    ],
+)
+def test_an_edited_private_evaluation_is_refused(
+    make_run: Any, changes: dict[str, Any]
+) -> None:
+    run = make_run()
+    edit(run / "metrics.json", **{**PRIVATE, **changes})
+    with pytest.raises(InputError, match=r"metrics\.json to be as the run wrote it"):
+        collect(run)
 
 
 @pytest.mark.parametrize(
