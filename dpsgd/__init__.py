@@ -74,7 +74,8 @@ if TYPE_CHECKING:
     from trainer.papers.variance import variance as variance
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
-    from trainer.private_metrics.evaluate import evaluate as evaluate
+    from trainer.releases.evaluate import evaluate as evaluate
+    from trainer.releases.table_statistics import statistics as statistics
     from trainer.run.preflight import Request as Request
     from trainer.run.privacy import run_statement as run_statement
     from trainer.settings.aggregation_settings import (

@@ -36,6 +36,10 @@ COMMANDS = {
         "pipelines.cli.data_commands:prepare",
         "Turn a raw table into numeric Parquet.",
     ),
+    "statistics": (
+        "trainer.cli.statistics_commands:statistics_command",
+        "Find ranges of columns, with an epsilon for them.",
+    ),
     "bound": (
         "pipelines.cli.bound_commands:bound",
         "Keep at most k rows of each user.",

@@ -1,19 +1,16 @@
 """``dpsgd fit``: from a table to a private model and a page, by the ordinary commands.
 
     OUT/fit.toml      the choices, for dpsgd fit --config
-    OUT/schema.toml   data/   batches/   run/   report.html
+    OUT/schema.toml   ranges.toml   data/   batches/   run/   report.html
 
-What a person alone can know is asked for before any work, all of it at once.  Sizes
-follow from the number of rows, which is public.  A stage is done when its last file is
-there; given again, the command goes on behind the stages that are done.
-
-Held-out rows are evaluated by `dpsgd evaluate` with the same epsilon, which costs
-training rows nothing.  Rows of users, and losses without a public bound, are evaluated
-by `dpsgd train --eval`, which no epsilon covers, as its statement says.
+What a person alone can know is asked for before any work, all of it at once.  Given
+again, the command goes on behind the stages that are done: see `fit_stages`.
 
 Formal guarantees:
   - No value of the table is looked at to choose a kind, a size or a setting, unless
     --look-at-rows is given, which the statement then says.
+  - Model, metrics and ranges together have the epsilon and delta of the run where the
+    result says so: a row is in one part of the table, and each part gives one of them.
   - The choices of a folder are those it began with, or it is refused.
 """
 
@@ -21,10 +18,8 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import pathlib
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -33,73 +28,31 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
-from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
+from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError, check_float
+from dpsgd import fit_stages
+from pipelines.cli.console import wrapped
 from pipelines.cli.data_commands import kind_options
 from pipelines.files.storage import write_atomically
 from trainer.cli import setting_flags
-from trainer.cli.stages import run as run_stage
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-#: The record of a run, as ``trainer.core.run.run_record`` names it.
-_RECORD = "run_record.json"
-
-#: Steps that a run should have at least, in at most this many epochs.
-_STEPS, _MOST_EPOCHS = 500, 8
 #: Names of columns of which each value may be one person's.
 _PERSON = re.compile(
     r"(?:^|_)(?:account|client|customer|device|email|household|member|patient|person|"
     r"player|student|subject|user|visitor)(?:_?id)?$",
     re.IGNORECASE,
 )
-#: How held-out rows are evaluated.
-_PRIVATE, _OPEN, _NONE = "privately", "without protection", "not"
 _KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
-#: Flags of `dpsgd schema`, and those of users of `dpsgd prepare`.
+#: Flags of `dpsgd schema`.
 _OF_SCHEMA = ("label", "classes", *_KINDS, "header", "delimiter", "look_at_rows")
-_OF_USERS = ("max_examples_per_user", "num_examples")
 #: Group of the options that describe the table.
 _TABLE = "The table"
 _of_table = functools.partial(click.option, cls=Option, group=_TABLE)
-
-
-def sizes(num_rows: int) -> tuple[int, int]:
-    """Returns batch size and epochs for a number of training rows.
-
-    The batch is the power of two nearest to twice the root of the rows, the epochs make
-    500 steps of it, at most 8 epochs.
-
-    Args:
-      num_rows: Number of training rows, at least 1.
-
-    Example:
-      >>> sizes(16_000), sizes(200_000), sizes(46_000_000)
-      ((256, 8), (1024, 3), (16384, 1))
-    """
-    batch = 2 ** max(0, round(math.log2(2 * math.sqrt(num_rows))))
-    epochs = round(_STEPS * batch / num_rows)
-    return min(batch, num_rows), min(_MOST_EPOCHS, max(1, epochs))
-
-
-def default_delta(num_rows: int) -> float:
-    """Returns the largest power of ten that is at most a tenth of ``1 / num_rows``.
-
-    Args:
-      num_rows: Number of training rows, at least 1.
-
-    Example:
-      >>> default_delta(16_000), default_delta(200_000)
-      (1e-06, 1e-07)
-    """
-    return float(f"1e-{math.ceil(math.log10(10 * num_rows) - 1e-9)}")
-
-
-def _delta(flags: Mapping[str, Any], num_rows: int) -> float:
-    return flags["delta"] or default_delta(num_rows)
 
 
 def _flag(name: str) -> str:
@@ -150,7 +103,9 @@ def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
             f"whether rows with the same {persons[0]} are one person's "
             f"(--user {persons[0]}, or --rows-are-independent)"
         )
-    if "user" in kinds.values() and None in (flags[name] for name in _OF_USERS):
+    if "user" in kinds.values() and None in (
+        flags[name] for name in fit_stages.OF_USERS
+    ):
         asked.append(
             "how many rows of a person to keep, and a public bound on their number "
             "(--max-examples-per-user K --num-examples N)"
@@ -193,123 +148,40 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
             )
 
 
-def _prepare(out: pathlib.Path, flags: Mapping[str, Any]) -> list[str]:
-    """Returns the arguments that turn the table into numbers."""
-    return [
-        "prepare",
-        f"--input={flags['table']}",
-        f"--schema={out}/schema.toml",
-        f"--out={out}/data",
-        *(f"{_flag(name)}={flags[name]}" for name in _OF_USERS if flags[name]),
-    ]
-
-
-def _stages(
-    out: pathlib.Path, flags: Mapping[str, Any], num_rows: int, evaluation: str
-) -> list[tuple[str, str | None, list[str]]]:
-    """Returns title, last file and arguments of each stage behind the preparation.
-
-    Args:
-      out: The folder.
-      flags: The flags of the command.
-      num_rows: Number of training rows.
-      evaluation: One of ``_PRIVATE``, ``_OPEN`` and ``_NONE``.
-    """
-    batch, epochs = sizes(num_rows)
-    sampling = [
-        f"--batch-size={flags['batch_size'] or batch}",
-        f"--epochs={flags['epochs'] or epochs}",
-    ]
-    delta = _delta(flags, num_rows)
-    budget = [
-        f"--epsilon={flags['epsilon']!r}",
-        f"--delta={delta!r}",
-        *shared_options.allowance(flags),
-    ]
-    plan = ["plan", f"--num-examples={num_rows}", *sampling, *budget, *_unit(flags)]
-    batches = [
-        "batches", f"--input={out}/data/train", f"--out={out}/batches", *sampling
-    ]  # fmt: skip
-    train = [
-        "train", f"--batches={out}/batches",
-        *([f"--eval={out}/data/test"] if evaluation == _OPEN else []),
-        f"--out={out}/run", *budget, *shlex.split(flags["train"]),
-    ]  # fmt: skip
-    evaluate = [
-        "evaluate", f"{out}/run", f"--batches={out}/batches",
-        f"--input={out}/data/test", *shared_options.allowance(flags),
-    ]  # fmt: skip
-    privately = ("evaluate with differential privacy", "run/metrics.json")
-    report = ["report", f"{out}/run", f"--out={out}/report.html"]
-    return [
-        ("compute the noise", None, [*plan, "--sampler=truncated-poisson"]),
-        ("sample the batches", "batches/manifest.json", batches),
-        ("train with differential privacy", "run/run_record.json", train),
-        (*privately, evaluate if evaluation == _PRIVATE else []),
-        ("write the page", "report.html", report),
-    ]
-
-
-def _unit(flags: Mapping[str, Any]) -> list[str]:
-    """Returns what `dpsgd plan` is told of users: how `train` accounts for them."""
-    count = flags["max_examples_per_user"]
-    if count is None:
-        return []
-    return [f"--max-examples-per-user={count}", f"--relation={ADD_OR_REMOVE_ONE}"]
-
-
-def _is_done(path: pathlib.Path) -> bool:
-    """Whether a stage is done; a run is if its record says so."""
-    if not path.exists() or path.name != _RECORD:
-        return path.exists()
-    return bool(json.loads(path.read_bytes())["complete"])
-
-
-def _num_rows(out: pathlib.Path, part: str) -> int:
-    """Returns the number of rows of a part of the prepared table, which is public."""
-    from pipelines.inputs.parquet_blocks import list_blocks  # after --help
-
-    return list_blocks(f"{out}/data/{part}").num_examples
-
-
-def _evaluation(out: pathlib.Path, flags: Mapping[str, Any], delta: float) -> str:
-    """Returns how held-out rows are evaluated."""
-    from pipelines.core.users.bounded import Bounded  # after --help
-    from trainer.private_metrics.price import least_rows
-
-    dataset = json.loads((out / "data" / "_prepared.json").read_bytes())["dataset"]
-    words = shlex.split(flags["train"])
-    if any(word.partition("=")[0] == "--eval" for word in words):
-        return _NONE
-    label = dataset["label"]
-    if Bounded.of(dataset) is not None or "num_classes" not in label:
-        return _OPEN
-    least = least_rows(label["num_classes"], flags["epsilon"], delta)
-    found = _num_rows(out, "test")
-    if found >= least:
-        return _PRIVATE
-    click.echo(
-        f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
-        "noise leaves something. For unprotected metrics of them add "
-        f"--train '--eval {out}/data/test'.",
-        err=True,
-    )
-    return _NONE
-
-
 def _say_result(out: pathlib.Path, *, as_json: bool) -> None:
     paths = {name: out / "run" / f"{name}.json" for name in ("metrics", "privacy")}
     read = {
         name: json.loads(path.read_bytes()) if path.exists() else {}
         for name, path in paths.items()
     }
+    together = _together(out, read)
     if as_json:
-        found = {"out": str(out), **read}
+        found = {"out": str(out), "together": together, **read}
         click.echo(json.dumps(found, indent=2))
         return
+    if together:
+        click.echo(f"\n{wrapped(together)}")
     click.echo(
         f"\nmodel in {out}/run, page in {out}/report.html. For new rows:\n"
         f"$ dpsgd predict {out}/run --input NEW.csv --out scores.csv"
+    )
+
+
+def _together(out: pathlib.Path, read: Mapping[str, Any]) -> str:
+    """Returns the claim of all that was released; empty if it is the run's alone."""
+    privacy, names = read["privacy"], ["model"]
+    if "evaluation" in read["metrics"]:
+        names.append("metrics")
+    if (out / fit_stages.RANGES).exists():
+        names.append("ranges")
+    if len(names) == 1 or not privacy.get("is_guarantee"):
+        return ""
+    *first, last = names
+    what = f"{', '.join(first)} and {last}".capitalize()
+    return (
+        f"{what} together are ({upper_text(privacy['epsilon'])}, {privacy['delta']!r})"
+        "-differentially private for one row, which is in one part of the table: it "
+        "trains, is evaluated, or gives ranges."
     )
 
 
@@ -369,8 +241,9 @@ def fit(**flags: Any) -> None:
 
     What only a person can know is asked for at once: kinds of columns, the label, and
     whether several rows are one person's.  Names and types of columns are read for it,
-    and no value.  Then come the ordinary commands, each as it would be typed: prepare,
-    plan, batches, train, evaluate, report.  Stopped, it goes on with the same command.
+    and no value.  Then come the ordinary commands, each as it would be typed.  Rows of
+    the part `val` give ranges of numbers, those of `test` metrics, both with noise, so
+    that all of it has --epsilon.  Stopped, it goes on with the same command.
 
     \b
     Examples:
@@ -388,15 +261,6 @@ def fit(**flags: Any) -> None:
     stem = pathlib.Path(flags["table"].rstrip("/*")).name.partition(".")[0]
     out = pathlib.Path(flags["out"] or f"{stem}-fit")
     _keep_choices(out, flags, text)
-    if not (out / "data" / "_prepared.json").exists():
-        arguments = _prepare(out, flags)
-        run_stage(1, 6, "turn the table into numbers", arguments, aside=as_json)
-    num_rows = _num_rows(out, "train")
-    evaluation = _evaluation(out, flags, _delta(flags, num_rows))
-    todo = _stages(out, flags, num_rows, evaluation)
-    for number, (title, last, arguments) in enumerate(todo, start=2):
-        if arguments and (last is None or not _is_done(out / last)):
-            run_stage(number, 1 + len(todo), title, arguments, aside=as_json)
-        if flags["dry_run"]:
-            return
-    _say_result(out, as_json=as_json)
+    fit_stages.run(out, flags, aside=as_json)
+    if not flags["dry_run"]:
+        _say_result(out, as_json=as_json)

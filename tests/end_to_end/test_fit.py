@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.core.validation import InputError
+from dpsgd import fit_stages
 from dpsgd.command_line import cli
 from tests.end_to_end.test_own_table import write_census
 
 CHOICES = [
     "census.csv", "--label=income", "--classes=<=50K,>50K", "--numeric=age",
-    "--category=workclass,education", "--date=joined", "--text=remark", "--epsilon=3",
+    "--category=workclass,education", "--date=joined", "--text=remark", "--epsilon=6",
     "--train=--hidden 8 --embedding-dim 2",
 ]  # fmt: skip
 
@@ -43,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     dry = run(folder, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert {one.name for one in (folder / "census-fit").iterdir()} == {
-        "fit.toml", "schema.toml", "data",
+        "fit.toml", "schema.toml", "first",
     }  # fmt: skip
     return folder, dry.stdout, run(folder, "--json")
 
@@ -52,7 +53,7 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     folder, dry, done = made
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["privacy"]["epsilon"] <= 3
+    assert found["privacy"]["epsilon"] <= 6
     assert found["privacy"]["delta"] == 1e-5  # of 3,200 training rows
     assert found["metrics"]["auc"] > 0.7
     assert found["metrics"]["log_loss"] < found["metrics"]["guessing"]["log_loss"]
@@ -60,11 +61,14 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     # What it costs stands before any batch is sampled, and each stage as it is typed.
     assert "noise" in dry
     assert "$ dpsgd plan --num-examples=3200 --batch-size=128 --epochs=8" in dry
-    assert "[1/6]" not in done.stderr  # done by the dry run
+    assert "[1/8]" not in done.stderr  # done by the dry run
     assert "$ dpsgd train --batches=census-fit/batches --out" in done.stderr
     # Model and metrics together have the epsilon that was asked for.
-    claim = found["metrics"]["evaluation"]["claim"]
-    assert "Model and metrics together are (3.0000, 1e-05)" in claim
+    claim = "Model, metrics and ranges together are (6.0000, 1e-05)-differentially"
+    assert found["together"].startswith(claim)
+    ranges = (folder / "census-fit" / "ranges.toml").read_text()
+    assert "by dpsgd statistics, epsilon 6, delta 1e-05" in ranges
+    assert not (folder / "census-fit" / "first").exists()
 
 
 def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
@@ -76,9 +80,9 @@ def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
     before = model.stat().st_mtime_ns
     again = run(folder, "--json")
     assert json.loads(again.stdout) == json.loads(done.stdout)
-    assert "[6/6]" in again.stderr
-    assert "[4/6]" not in again.stderr
-    assert "[5/6]" not in again.stderr
+    assert "[8/8]" in again.stderr
+    for number in (3, 4, 5, 6, 7):
+        assert f"[{number}/8]" not in again.stderr
     assert page.exists()
     assert model.stat().st_mtime_ns == before
 
@@ -101,6 +105,28 @@ def test_the_file_of_choices_gives_the_same_choices(
     arguments = ["fit", "--config=census-fit/fit.toml", "--dry-run"]
     said = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert said.exit_code == 0
+
+
+def stage(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, name: str, *more: Any
+) -> fit_stages.Stage:
+    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: num_rows)
+    flags = {"epsilon": 3.0, "delta": 1e-5, "batch_size": None, "epochs": None}
+    sizes = fit_stages._Sizes.of(
+        pathlib.Path("data"), {**flags, "allow_large_delta": False}
+    )
+    found = getattr(fit_stages, name)
+    return found(pathlib.Path("out"), sizes, *more)  # type: ignore[no-any-return]
+
+
+def test_parts_with_too_few_rows_give_no_ranges(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = pathlib.Path("out/first")
+    few, many = (stage(monkeypatch, rows, "_ranges", first, 1) for rows in (400, 4_000))
+    assert few.is_done
+    assert "no ranges: 400 rows of the part `val` are fewer" in capsys.readouterr().err
+    assert many.arguments[:2] == ("statistics", "--input=out/first/val")
 
 
 def test_what_only_a_person_can_know_is_asked_for_at_once(

@@ -14,7 +14,7 @@ from pipelines.cli.console import wrapped
 from trainer.cli import run_flags
 from trainer.cli.metrics_text import metrics_text
 from trainer.prediction.chosen_model import LAST
-from trainer.private_metrics import evaluate
+from trainer.releases import evaluate
 from trainer.report.progress import Terminal
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 

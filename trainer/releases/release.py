@@ -1,4 +1,4 @@
-"""One Gaussian release of all sums over held-out rows.
+"""One Gaussian release of several sums over the same rows.
 
 Formal guarantees:
   - the sums together are one Gaussian mechanism with ``noise_multiplier``: each has
@@ -24,7 +24,21 @@ import numpy as np
 
 from pipelines.core.keys import KEY_BYTES
 from trainer.core.step.noise import grid_normal
-from trainer.private_metrics.row_sums import RowSum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowSum:
+    """A sum over rows.
+
+    Attributes:
+      values: int64.  Sensitive.
+      bound: By how much one row moves them at most, in L2 norm.
+      share: Share of the squared sensitivity of all sums together.
+    """
+
+    values: np.ndarray = dataclasses.field(repr=False)
+    bound: int
+    share: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

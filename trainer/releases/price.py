@@ -18,8 +18,8 @@ from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.pld.gaussian import gaussian_noise
 from trainer.model.metrics import BINARY, CLASSES
-from trainer.private_metrics import estimates
-from trainer.private_metrics.row_sums import HeldOutRows, default_cap
+from trainer.releases import estimates
+from trainer.releases.held_out_sums import HeldOutRows, default_cap
 from trainer.run.budget import Budget
 
 #: Largest standard deviation of the noise of an accuracy.

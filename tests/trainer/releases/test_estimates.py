@@ -11,10 +11,10 @@ from scipy import stats
 
 from accounting.core.pld.gaussian import gaussian_noise
 from trainer.model.metrics import BINARY, CLASSES, auc, binary_metrics, guessing
-from trainer.private_metrics import estimates
-from trainer.private_metrics.estimates import Estimates
-from trainer.private_metrics.release import release
-from trainer.private_metrics.row_sums import HeldOutRows
+from trainer.releases import estimates
+from trainer.releases.estimates import Estimates
+from trainer.releases.held_out_sums import HeldOutRows
+from trainer.releases.release import release
 
 CAP = 4.0
 ERROR_RATE = 1e-6

@@ -20,11 +20,10 @@ Public: names, bounds, number of rows.  Sensitive: values.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from trainer.model.metrics import BINARY
+from trainer.releases.release import RowSum
 
 #: A loss of 1 caps, and of its square.
 _UNITS = 1 << 20
@@ -32,21 +31,6 @@ _UNITS = 1 << 20
 #: Shares of the squared sensitivity, which add up to 1.
 _BINARY = {"counts": 0.3, "pairs": 0.3, "loss": 0.3, "squares": 0.1}
 _CLASSES = {"counts": 0.6, "loss": 0.3, "squares": 0.1}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowSum:
-    """A sum over rows.
-
-    Attributes:
-      values: int64.  Sensitive.
-      bound: By how much one row moves them at most, in L2 norm.
-      share: Share of the squared sensitivity of all sums together.
-    """
-
-    values: np.ndarray = dataclasses.field(repr=False)
-    bound: int
-    share: float
 
 
 def default_cap(num_classes: int) -> float:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from trainer.model.metrics import BINARY, CLASSES, binary_metrics
-from trainer.private_metrics import row_sums
-from trainer.private_metrics.row_sums import HeldOutRows, RowSum, mean
+from trainer.releases import held_out_sums
+from trainer.releases.held_out_sums import HeldOutRows, mean
+from trainer.releases.release import RowSum
 
 CAP = 4.0
 #: Labels and probabilities that no model or table should have.
@@ -96,7 +97,7 @@ def test_values_are_those_of_the_exact_metrics() -> None:
     loss = CAP * mean(float(sums["loss"].values[0]), 700)
     assert loss == pytest.approx(exact["log_loss"], abs=1e-5)
     counts = sums["counts"].values.reshape(-1, 2)
-    middle = int(np.searchsorted(row_sums.edges(CAP), 0.5)) + 1
+    middle = int(np.searchsorted(held_out_sums.edges(CAP), 0.5)) + 1
     right = counts[:middle, 0].sum() + counts[middle:, 1].sum()
     assert right / 700 == exact["accuracy"]
 

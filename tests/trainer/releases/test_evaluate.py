@@ -23,8 +23,8 @@ from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.evaluate_commands import evaluate_command
 from trainer.model import evaluation
 from trainer.prediction import exported_model
-from trainer.private_metrics import evaluate as private
-from trainer.private_metrics.evaluate import evaluate
+from trainer.releases import evaluate as private
+from trainer.releases.evaluate import evaluate
 from trainer.run import budget
 from trainer.run.budget import Budget
 from trainer.run.preflight import Request

@@ -43,11 +43,11 @@ from trainer.export.serving import PROBABILITIES, PROBABILITY
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL
 from trainer.prediction.chosen_model import ChosenModel, choose
-from trainer.private_metrics import estimates
-from trainer.private_metrics.estimates import Estimates
-from trainer.private_metrics.price import Price
-from trainer.private_metrics.release import release
-from trainer.private_metrics.row_sums import HeldOutRows, RowSum, default_cap
+from trainer.releases import estimates
+from trainer.releases.estimates import Estimates
+from trainer.releases.held_out_sums import HeldOutRows, default_cap
+from trainer.releases.price import Price
+from trainer.releases.release import RowSum, release
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run import privacy
@@ -67,7 +67,7 @@ class EvaluateRequest:
       chosen: The model.
       method: Method of the run.
       price: What it costs.
-      largest_loss: Losses above it count as it; None for `row_sums.default_cap`.
+      largest_loss: Losses above it count as it; None for `held_out_sums.default_cap`.
       budget: Budget of several runs, in which it is charged; None for none.
     """
 

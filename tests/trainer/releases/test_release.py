@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from trainer.model.metrics import BINARY, CLASSES
-from trainer.private_metrics.release import release
-from trainer.private_metrics.row_sums import HeldOutRows, RowSum
+from trainer.releases.held_out_sums import HeldOutRows
+from trainer.releases.release import RowSum, release
 
 CAP = 4.0
 #: Of each statistical test.

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.private_metrics.release import NoisySum
-from trainer.private_metrics.row_sums import edges, mean
+from trainer.releases.held_out_sums import edges, mean
+from trainer.releases.release import NoisySum
 
 #: Standard deviations on each side of an interval of 95 %.
 _SIDES = 1.96

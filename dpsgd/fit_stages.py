@@ -1,0 +1,298 @@
+"""The stages of ``dpsgd fit``: ordinary commands, from a table to a page.
+
+A row is in one part of the table, and pays in that part alone:
+
+    train    trains the model
+    val      gives ranges of numeric columns (`dpsgd statistics`)
+    test     is evaluated with noise (`dpsgd evaluate`)
+
+all with the same epsilon and delta, which are then those of everything together.
+Where a part has too few rows for them, there are no ranges, or no metrics.  Rows of
+users, and losses without a public bound, are evaluated by `dpsgd train --eval`, which
+no epsilon covers, as its statement says.
+
+Formal guarantees:
+  - What a stage is given depends on public values alone: the choices, numbers of rows,
+    the schema, and what earlier stages released.
+  - A stage is done when its last file is there, and is not made again.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from accounting.cli import shared_options
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
+from trainer.cli.stages import run as run_stage
+
+RANGES = "ranges.toml"
+#: Of the flags, those of users for `dpsgd prepare`.
+OF_USERS = ("max_examples_per_user", "num_examples")
+_PREPARED = "_prepared.json"
+#: The record of a run, as ``trainer.core.run.run_record`` names it.
+_RECORD = "run_record.json"
+
+#: Steps that a run should have at least, in at most this many epochs.
+_STEPS, _MOST_EPOCHS = 500, 8
+#: How held-out rows are evaluated.
+_PRIVATE, _OPEN, _NONE = "privately", "without protection", "not"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A command, or nothing where a stage is left out.
+
+    Attributes:
+      title: What it does, in words.
+      last: File that is there when it is done; None to run it each time.
+      arguments: Of the command; empty for none.
+    """
+
+    title: str
+    last: pathlib.Path | None = None
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is left out or done; a run is done if its record says so."""
+        if not self.arguments:
+            return True
+        if self.last is None or not self.last.exists():
+            return False
+        if self.last.name != _RECORD:
+            return True
+        return bool(json.loads(self.last.read_bytes())["complete"])
+
+
+def run(out: pathlib.Path, flags: Mapping[str, Any], *, aside: bool) -> None:
+    """Runs the stages that are not done.
+
+    Args:
+      out: Folder with the schema and all results.
+      flags: The flags of the command.
+      aside: Whether standard output is left for JSON.
+    """
+    columns = _columns(out)
+    count = 8 if columns else 6
+    for number, stage in enumerate(_stages(out, flags, columns), start=1):
+        if not stage.is_done:
+            run_stage(number, count, stage.title, [*stage.arguments], aside=aside)
+
+
+def _stages(
+    out: pathlib.Path, flags: Mapping[str, Any], columns: int
+) -> Iterator[Stage]:
+    """Yields the stages, each after the one before has run."""
+    prepared = out / "data" / _PREPARED
+    first = out / "first" if columns and not prepared.exists() else out / "data"
+    yield _prepare(out, flags, first, "schema.toml")
+    sizes = _Sizes.of(first, flags)
+    yield Stage("compute the noise", None, _plan(sizes, flags))
+    if flags["dry_run"]:
+        return
+    if columns:
+        yield _ranges(out, sizes, first, columns)
+        schema = RANGES if (out / RANGES).exists() else "schema.toml"
+        yield _prepare(out, flags, out / "data", schema)
+        shutil.rmtree(out / "first", ignore_errors=True)
+    evaluation, sampling = _evaluation(out, flags, sizes), sizes.sampling
+    yield Stage(
+        "sample the batches",
+        out / "batches" / "manifest.json",
+        ("batches", f"--input={out}/data/train", f"--out={out}/batches", *sampling),
+    )
+    of_eval = (f"--eval={out}/data/test",) if evaluation == _OPEN else ()
+    of_run = (*of_eval, *sizes.budget, *shlex.split(flags["train"]))
+    yield Stage(
+        "train with differential privacy",
+        out / "run" / _RECORD,
+        ("train", f"--batches={out}/batches", f"--out={out}/run", *of_run),
+    )
+    yield _evaluate(out, sizes, evaluation)
+    page = out / "report.html"
+    yield Stage("write the page", page, ("report", f"{out}/run", f"--out={page}"))
+
+
+def _prepare(
+    out: pathlib.Path, flags: Mapping[str, Any], folder: pathlib.Path, schema: str
+) -> Stage:
+    """Returns the stage that turns the table into numbers."""
+    of_users = (f"{_flag(name)}={flags[name]}" for name in OF_USERS if flags[name])
+    given = (f"--input={flags['table']}", f"--schema={out}/{schema}", f"--out={folder}")
+    return Stage(
+        "turn the table into numbers",
+        folder / _PREPARED,
+        ("prepare", *given, *of_users),
+    )
+
+
+def _plan(sizes: _Sizes, flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the arguments that compute the noise, for users as `train` does it."""
+    count = flags["max_examples_per_user"]
+    unit = () if count is None else (
+        f"--max-examples-per-user={count}", f"--relation={ADD_OR_REMOVE_ONE}"
+    )  # fmt: skip
+    return (
+        "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.budget,
+        *unit, "--sampler=truncated-poisson",
+    )  # fmt: skip
+
+
+def _ranges(
+    out: pathlib.Path, sizes: _Sizes, first: pathlib.Path, columns: int
+) -> Stage:
+    """Returns the stage that finds ranges, or none if too few rows are left for it."""
+    from trainer.releases.table_statistics import least_rows  # after --help
+
+    title, last = "find ranges with differential privacy", out / RANGES
+    if last.exists() or first.name == "data":
+        return Stage(title)
+    least, found = (
+        least_rows(columns, sizes.epsilon, sizes.delta),
+        _num_rows(first, "val"),
+    )
+    if found < least:
+        click.echo(
+            f"\nno ranges: {found} rows of the part `val` are fewer than the {least} "
+            f"that {columns} columns need. Write `range` into a --schema if you know "
+            "it without the rows.",
+            err=True,
+        )
+        return Stage(title)
+    given = (
+        "statistics", f"--input={first}/val", f"--schema={out}/schema.toml",
+        f"--out={last}", *sizes.budget,
+    )  # fmt: skip
+    return Stage(title, last, given)
+
+
+def _evaluate(out: pathlib.Path, sizes: _Sizes, evaluation: str) -> Stage:
+    title = "evaluate with differential privacy"
+    if evaluation != _PRIVATE:
+        return Stage(title)
+    given = (
+        "evaluate", f"{out}/run", f"--batches={out}/batches",
+        f"--input={out}/data/test", *sizes.allowance,
+    )  # fmt: skip
+    return Stage(title, out / "run" / "metrics.json", given)
+
+
+def _evaluation(out: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes) -> str:
+    """Returns how held-out rows are evaluated."""
+    from pipelines.core.users.bounded import Bounded  # after --help
+    from trainer.releases.price import least_rows
+
+    words = shlex.split(flags["train"])
+    if any(word.partition("=")[0] == "--eval" for word in words):
+        return _NONE
+    dataset = json.loads((out / "data" / _PREPARED).read_bytes())["dataset"]
+    num_classes = dataset["label"]["num_classes"]
+    if Bounded.of(dataset) is not None or num_classes is None:
+        return _OPEN
+    least = least_rows(num_classes, sizes.epsilon, sizes.delta)
+    found = _num_rows(out / "data", "test")
+    if found >= least:
+        return _PRIVATE
+    click.echo(
+        f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
+        "noise leaves something. For unprotected metrics of them add "
+        f"--train '--eval {out}/data/test'.",
+        err=True,
+    )
+    return _NONE
+
+
+def _columns(out: pathlib.Path) -> int:
+    """Returns the number of columns that get a range; 0 if the unit is a user."""
+    from pipelines.tables.schema.schema import Schema  # after --help
+    from trainer.releases.table_statistics import without_range
+
+    schema = Schema.read(out / "schema.toml")
+    return 0 if schema.user else len(without_range(schema))
+
+
+def _num_rows(folder: pathlib.Path, part: str) -> int:
+    """Returns the number of rows of a part of the prepared table, which is public."""
+    from pipelines.inputs.parquet_blocks import list_blocks  # after --help
+
+    path = folder / part
+    return list_blocks(str(path)).num_examples if path.is_dir() else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Sizes that follow from the number of training rows, and flags of them."""
+
+    num_rows: int
+    epsilon: float
+    delta: float
+    sampling: tuple[str, ...]
+    allowance: tuple[str, ...]
+
+    @classmethod
+    def of(cls, folder: pathlib.Path, flags: Mapping[str, Any]) -> _Sizes:
+        num_rows = _num_rows(folder, "train")
+        batch, epochs = sizes(num_rows)
+        return cls(
+            num_rows=num_rows,
+            epsilon=flags["epsilon"],
+            delta=flags["delta"] or default_delta(num_rows),
+            sampling=(
+                f"--batch-size={flags['batch_size'] or batch}",
+                f"--epochs={flags['epochs'] or epochs}",
+            ),
+            allowance=tuple(shared_options.allowance(flags)),
+        )
+
+    @property
+    def budget(self) -> tuple[str, ...]:
+        """Flags of epsilon and delta."""
+        return (
+            f"--epsilon={self.epsilon!r}", f"--delta={self.delta!r}", *self.allowance
+        )  # fmt: skip
+
+
+def sizes(num_rows: int) -> tuple[int, int]:
+    """Returns batch size and epochs for a number of training rows.
+
+    The batch is the power of two nearest to twice the root of the rows, the epochs make
+    500 steps of it, at most 8 epochs.
+
+    Args:
+      num_rows: Number of training rows, at least 1.
+
+    Example:
+      >>> sizes(16_000), sizes(200_000), sizes(46_000_000)
+      ((256, 8), (1024, 3), (16384, 1))
+    """
+    batch = 2 ** max(0, round(math.log2(2 * math.sqrt(num_rows))))
+    epochs = round(_STEPS * batch / num_rows)
+    return min(batch, num_rows), min(_MOST_EPOCHS, max(1, epochs))
+
+
+def default_delta(num_rows: int) -> float:
+    """Returns the largest power of ten that is at most a tenth of ``1 / num_rows``.
+
+    Args:
+      num_rows: Number of training rows, at least 1.
+
+    Example:
+      >>> default_delta(16_000), default_delta(200_000)
+      (1e-06, 1e-07)
+    """
+    return float(f"1e-{math.ceil(math.log10(10 * num_rows) - 1e-9)}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

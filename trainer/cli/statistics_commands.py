@@ -1,0 +1,82 @@
+"""``dpsgd statistics``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accounting.cli import shared_options
+from accounting.cli.grouped import Grouped
+from pipelines.cli.console import wrapped
+from trainer.releases import table_statistics
+from trainer.report.progress import Terminal
+
+
+@click.command(name="statistics", cls=Grouped)
+@click.option(
+    "--input",
+    "table",
+    required=True,
+    help="Prepared rows that train nothing, such as the part `val` of `dpsgd prepare`: "
+    "Parquet (a folder, a file or a quoted glob).",
+)
+@click.option(
+    "--schema",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The schema that they were prepared with.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="New file: the schema with ranges, to prepare the table again with.",
+)
+@shared_options.epsilon("For one row of --input.", required=True)
+@shared_options.delta("For one row of --input.", required=True)
+@shared_options.as_json
+def statistics_command(as_json: bool, **flags: Any) -> None:
+    """Find ranges of numeric columns and shares of classes, with an epsilon for them.
+
+    A range makes a number in [-1, 1] of a column, which trains better than its
+    logarithm, and must not be read off the rows.  Rows that train nothing pay for it:
+    a model of other rows then has its epsilon, not a larger one.
+
+    \b
+    Example:
+      dpsgd prepare --input census.csv --schema schema.toml --out first
+      dpsgd statistics --input first/val --schema schema.toml --out ranges.toml \\
+          --epsilon 3 --delta 1e-6
+      dpsgd prepare --input census.csv --schema ranges.toml --out data
+    """
+    request = table_statistics.check(**flags)
+    with Terminal("counting", unit="row") as reporter:
+        found = table_statistics.statistics_checked(request, reporter)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(_text(found))
+    click.echo(wrapped(found["claim"]))
+    click.echo(f"schema in {flags['out']}")
+
+
+def _text(found: dict[str, Any]) -> str:
+    width = max(map(len, [*found["columns"], "column"]))
+    lines = [f"{'column':<{width}}{'low':>12}{'high':>12}{'log':>6}{'missing':>10}"]
+    for name, each in found["columns"].items():
+        log = "yes" if each["log"] else "no"
+        lines.append(
+            f"{name:<{width}}{each['low']:>12.6g}{each['high']:>12.6g}{log:>6}"
+            f"{each['missing']:>10.2%}"
+        )
+    lines.append(
+        f"About {found['beyond']:.1%} of the values are beyond each end, and are "
+        "clipped to it."
+    )
+    shares = ", ".join(f"{each['share']:.2%}" for each in found["classes"])
+    return "\n".join(
+        [*lines, *([f"Shares of the classes: {shares}."] if shares else [])]
+    )

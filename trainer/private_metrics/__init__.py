@@ -1,1 +1,0 @@
-"""Metrics of held-out rows as one Gaussian release."""

@@ -1,0 +1,1 @@
+"""What is released beside a model: one Gaussian mechanism each."""

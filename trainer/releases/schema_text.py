@@ -1,0 +1,56 @@
+"""Fields added to the columns of a schema, which stays as it was written otherwise.
+
+Formal guarantees:
+  - the text is the given one with lines added behind the headers of columns.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from accounting.core.validation import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def with_fields(text: str, fields: Mapping[str, Sequence[str]]) -> str:
+    """Returns the text of a schema with lines added to columns.
+
+    Args:
+      text: TOML with a header ``[columns.NAME]`` for each column of ``fields``.
+      fields: Name of a column -> lines.
+
+    Raises:
+      InputError: a column has no header of its own.
+
+    Example:
+      >>> with_fields("[columns.age]\\nkind = 'numeric'", {"age": ["log = true"]})
+      "[columns.age]\\nlog = true\\nkind = 'numeric'"
+    """
+    lines, missing = [], dict(fields)
+    for line in text.split("\n"):
+        lines.append(line)
+        lines += missing.pop(_column_of(line), ())
+    if missing:
+        raise InputError(
+            f"Expected a header [columns.{next(iter(missing))}] in the schema, behind "
+            "which its range is written. Write its fields below such a header."
+        )
+    return "\n".join(lines)
+
+
+def _column_of(line: str) -> str:
+    """Returns the column whose header a line is; empty if it is none."""
+    if not line.lstrip().startswith("[columns."):
+        return ""
+    try:
+        (found,) = tomllib.loads(line)["columns"]
+    except (tomllib.TOMLDecodeError, ValueError):
+        return ""
+    return str(found)

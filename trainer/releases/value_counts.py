@@ -1,0 +1,138 @@
+"""Counts of a column's values in public bins, and quantiles from them.
+
+Bins are those of single precision with three bits of mantissa: eight for each power of
+two from 2^-20 to 2^40, of each sign, and one for values below in magnitude; larger
+values are in the last bin.  So no range is needed to make them.  Counts are kept of
+single bins and of groups of 31 of them: a number of values up to a place is then a sum
+of at most 32 counts, and not of 961.
+
+Formal guarantees:
+  - every value, whatever it is, is in one bin and one group, or missing: zeroing out a
+    row moves each of the two arrays of counts by 1 in L2 norm.
+  - quantiles are functions of released counts and of the public number of rows.
+
+Public: bins.  Sensitive: values and counts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trainer.releases.release import NoisySum
+
+#: Powers of two of the least magnitude that is not in the bin of 0, and of the first
+#: that is too large.
+_LEAST, _MOST = -20, 40
+_PER_POWER = 8
+#: Bins of one sign.
+_SIDE = (_MOST - _LEAST) * _PER_POWER
+NUM_BINS = 2 * _SIDE + 1
+GROUP = 31
+NUM_GROUPS = NUM_BINS // GROUP
+assert NUM_GROUPS * GROUP == NUM_BINS
+#: Bits of a float32 to the right of three bits of mantissa, and the first bin's others.
+_SHIFT, _FIRST = 20, (127 + _LEAST) * _PER_POWER
+_LARGEST = np.nextafter(np.float32(2.0**_MOST), np.float32(0))
+
+
+def bins(values: np.ndarray) -> np.ndarray:
+    """Returns the bin of each value, in order of size, and ``NUM_BINS`` if missing.
+
+    Args:
+      values: float32, (rows,); NaN if missing.
+
+    Example:
+      >>> bins(np.float32([-np.inf, 0.0, 1.0, 1.1, 1.2, np.inf])).tolist()
+      [0, 480, 641, 641, 642, 960]
+    """
+    values = np.asarray(values, np.float32)
+    missing = np.isnan(values)
+    size = np.minimum(np.abs(np.where(missing, 0, values)), _LARGEST)
+    place = (size.astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64)
+    place = np.maximum(place - _FIRST + 1, 0)  # 0 is the bin of 0
+    found = _SIDE + np.where(values < 0, -place, place)
+    return np.where(missing, NUM_BINS, found)
+
+
+def _ends() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the least and the largest values of each bin."""
+    steps = np.arange(_SIDE + 1)
+    size = np.exp2(_LEAST + steps // _PER_POWER) * (1 + steps % _PER_POWER / _PER_POWER)
+    low, high = size[:-1], size[1:]
+    return (
+        np.concatenate([-high[::-1], [0.0], low]),
+        np.concatenate([-low[::-1], [0.0], high]),
+    )
+
+
+class ValueCounts:
+    """Counts the values of a column that arrive in parts."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(NUM_BINS + 1, np.int64)
+
+    def add(self, values: np.ndarray) -> None:
+        """Adds values; see `bins`.  Sensitive."""
+        self._counts += np.bincount(bins(values), minlength=NUM_BINS + 1)
+
+    @property
+    def single(self) -> np.ndarray:
+        """Counts of the bins, and of missing values, (962,).  Sensitive."""
+        return self._counts
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Counts of the groups, (31,).  Sensitive."""
+        return self._counts[:-1].reshape(-1, GROUP).sum(1)
+
+
+def noise_of_rank(stddev: float) -> float:
+    """Returns the largest standard deviation of a number of values up to a place.
+
+    Args:
+      stddev: Of the noise of each count.
+    """
+    return stddev * math.sqrt(GROUP + 1)
+
+
+class Quantiles:
+    """Quantiles of a column.
+
+    Args:
+      single: Released counts of `ValueCounts.single`.
+      groups: Released counts of `ValueCounts.groups`, with the same noise.
+      num_rows: Number of rows.
+
+    Attributes:
+      missing: Estimated number of rows without a value.
+    """
+
+    def __init__(self, single: NoisySum, groups: NoisySum, num_rows: int) -> None:
+        self.missing = float(np.clip(single.values[-1], 0, num_rows))
+        self._present = num_rows - self.missing
+        fine = single.values[:-1].reshape(NUM_GROUPS, GROUP)
+        groups_up_to, up_to = np.cumsum(groups.values), np.cumsum(fine, axis=1)
+        from_left = (groups_up_to - groups.values)[:, None] + up_to
+        groups_behind = groups_up_to[-1] - groups_up_to
+        behind = up_to[:, -1:] - up_to
+        from_right = self._present - groups_behind[:, None] - behind
+        # Either is a sum of noisy counts: the one of fewer of them is taken.
+        place = np.arange(NUM_GROUPS)[:, None]
+        terms = place + np.arange(1, GROUP + 1)
+        ranks = np.where(2 * terms <= NUM_GROUPS + GROUP, from_left, from_right).ravel()
+        self._ranks = np.maximum.accumulate(ranks)
+        self._low, self._high = _ends()
+
+    def low(self, share: float) -> float:
+        """Returns a value below which are at most about this share of the values."""
+        return float(self._low[self._place(share)])
+
+    def high(self, share: float) -> float:
+        """Returns a value up to which is at least about this share of the values."""
+        return float(self._high[self._place(share)])
+
+    def _place(self, share: float) -> int:
+        place = int(np.searchsorted(self._ranks, share * self._present))
+        return min(place, NUM_BINS - 1)
