@@ -242,6 +242,12 @@ class _Sizes:
 
     @classmethod
     def of(cls, folder: pathlib.Path, flags: Mapping[str, Any]) -> _Sizes:
+        """Returns the sizes for a prepared table.
+
+        Args:
+          folder: Folder of its parts.
+          flags: The flags of the command.
+        """
         num_rows = _num_rows(folder, "train")
         batch, epochs = sizes(num_rows)
         return cls(

@@ -37,6 +37,7 @@ COMMANDS = [
 MORE = {
     "budget": ("no", "--runs=1", "--epsilon=1"),
     "demo": ("--rows=1",),
+    "statistics": ("--input=no", "--schema=no", "--out=no", "--epsilon=1"),
     "evaluate": ("no", "--batches=no", "--input=no"),
     "train": ("--batches=no", "--eval=no", "--out=no", "--noise-multiplier=1"),
 }
@@ -53,7 +54,7 @@ def refused(command: str, *arguments: str) -> str:
 def test_every_command_that_takes_a_delta_is_known() -> None:
     assert set(COMMANDS) == {
         "demo", "fit", "plan", "batches", "train", "simulate", "compare", "account",
-        "audit", "report", "variance", "budget", "evaluate",
+        "audit", "report", "variance", "budget", "evaluate", "statistics",
     }  # fmt: skip
 
 

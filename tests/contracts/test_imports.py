@@ -127,6 +127,10 @@ def test_a_module_loads_no_more_than_it_may(
         ("shift", "--help"),
         ("demo", "--help"),
         ("report", "--help"),
+        ("fit", "--help"),
+        ("budget", "--help"),
+        ("evaluate", "--help"),
+        ("statistics", "--help"),
     ],
 )
 def test_help_loads_nothing_heavy(

@@ -66,6 +66,8 @@ BASES = {
     "--noise-multiplier 1 --delta 1e-5",
     "audit": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
     "--noise-multiplier 1 --delta 1e-5",
+    "statistics": "--input numbers/val --schema numbers.toml --out new --epsilon 9 "
+    "--delta 1e-6",
     "evaluate": "run --batches batches --input data/test --epsilon 9",
     "report": "run --out new.html",
     "budget": "new.budget --batches batches --runs 2 --epsilon 3 --delta 1e-6",
@@ -651,6 +653,20 @@ BUDGET = [
     whole("nosuch", "budget=nosuch to be a file"),
     whole("list.json", "a budget"),
 ]
+STATISTICS = [
+    *DELTAS,
+    *UNKNOWN,
+    number("--epsilon", "0", "epsilon=0.0 > 0", "9"),
+    number("--epsilon", "0.1", "rows for ranges of 1 columns at epsilon=0.1", "9"),
+    *not_a("float", "--epsilon", "x", "9"),
+    number("--input", "nosuch", "nosuch", "numbers/val"),
+    number("--input", "data/test", "to be prepared with this --schema", "numbers/val"),
+    number("--schema", "nosuch", "nosuch to be a readable schema", "numbers.toml"),
+    number("--out", "list.json", "--out list.json to be new", "new"),
+    row("- --epsilon", "Missing option '--epsilon'", "--epsilon 9"),
+    row("- --delta", "Missing option '--delta'", "--delta 1e-6"),
+    row("- --out", "Missing option '--out'", "--out new"),
+]
 EVALUATE = [
     *DELTAS,
     *UNKNOWN,
@@ -818,6 +834,7 @@ TABLES = {
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
     "predict": PREDICT, "report": REPORT, "bound": BOUND, "fit": FIT,
     "budget": BUDGET, "evaluate": EVALUATE,
+    "statistics": STATISTICS,
     "bias": BIAS, "variance": VARIANCE, "shift": SHIFT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
@@ -835,7 +852,7 @@ def reached(*_: Any, **__: Any) -> Any:
 WORK = {
     "batches": "pipelines.job.poisson_batching.open_job",
     "demo": "trainer.cli.demo.run_stage",
-    "fit": "dpsgd.fit.run_stage",
+    "fit": "dpsgd.fit_stages.run_stage",
     "train": "trainer.report.progress.Terminal.say",
     "predict": "trainer.report.progress.Terminal.say",
     "evaluate": "trainer.report.progress.Terminal.say",
@@ -876,6 +893,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         result = CliRunner().invoke(dpsgd.cli, shlex.split(line))
         assert result.exit_code == 0, result.output
     _write_run(root / "run", read_manifest(root / "batches"))
+    ages = "".join(f"{row % 90},{row % 2}\n" for row in range(9_000))
+    (root / "numbers.csv").write_text(f"age,income\n{ages}")
+    label = '[columns.income]\nkind = "label"\ntask = "binary"\n'
+    split = "[split]\nshares = [50, 50, 0]\n"
+    numbers = f'version = 1\n{split}[columns.age]\nkind = "numeric"\n{label}'
+    (root / "numbers.toml").write_text(numbers)
+    line = f"prepare --input {root}/numbers.csv --schema {root}/numbers.toml"
+    assert (
+        CliRunner().invoke(dpsgd.cli, [*line.split(), f"--out={root}/numbers"])
+    ).exit_code == 0
     (root / "list.json").write_text("[1]")
     (root / "own.py").write_text("")
     (root / "wrong.json").write_text('{"C99": ["a"]}')

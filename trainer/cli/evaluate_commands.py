@@ -13,8 +13,6 @@ from accounting.cli.grouped import Grouped
 from pipelines.cli.console import wrapped
 from trainer.cli import run_flags
 from trainer.cli.metrics_text import metrics_text
-from trainer.prediction.chosen_model import LAST
-from trainer.releases import evaluate
 from trainer.report.progress import Terminal
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 
@@ -42,7 +40,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 )
 @click.option(
     "--average",
-    type=click.Choice((LAST, *WEIGHT_AVERAGES)),
+    type=click.Choice(("last", *WEIGHT_AVERAGES)),
     help="Weights to evaluate: see `dpsgd predict`.  [default: last]",
 )
 @click.option(
@@ -67,6 +65,8 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
       dpsgd train --batches batches --out run --epsilon 3 --delta 1e-7
       dpsgd evaluate run --batches batches --input data/test --epsilon 1
     """
+    from trainer.releases import evaluate  # after --help: pyarrow
+
     request = evaluate.check(**flags)
     with Terminal("evaluating", unit="row") as reporter:
         reporter.say("loading TensorFlow")

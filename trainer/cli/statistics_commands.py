@@ -11,7 +11,6 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from pipelines.cli.console import wrapped
-from trainer.releases import table_statistics
 from trainer.report.progress import Terminal
 
 
@@ -52,6 +51,8 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
           --epsilon 3 --delta 1e-6
       dpsgd prepare --input census.csv --schema ranges.toml --out data
     """
+    from trainer.releases import table_statistics  # after --help: pyarrow
+
     request = table_statistics.check(**flags)
     with Terminal("counting", unit="row") as reporter:
         found = table_statistics.statistics_checked(request, reporter)

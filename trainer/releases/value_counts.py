@@ -121,8 +121,9 @@ class Quantiles:
         # Either is a sum of noisy counts: the one of fewer of them is taken.
         place = np.arange(NUM_GROUPS)[:, None]
         terms = place + np.arange(1, GROUP + 1)
-        ranks = np.where(2 * terms <= NUM_GROUPS + GROUP, from_left, from_right).ravel()
-        self._ranks = np.maximum.accumulate(ranks)
+        from_left_is_less = 2 * terms <= NUM_GROUPS + GROUP
+        self._rough = np.where(from_left_is_less, from_left, from_right).ravel()
+        self._ranks = np.maximum.accumulate(self._rough)
         self._low, self._high = _ends()
 
     def low(self, share: float) -> float:

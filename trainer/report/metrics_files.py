@@ -14,7 +14,6 @@ import pathlib
 from collections.abc import Collection
 from typing import Any
 
-from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.files.json_files import read_json
 
@@ -56,6 +55,8 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a private evaluation, whose noise gives its epsilon."""
+    from accounting.core.pld.gaussian import gaussian_noise  # after --help
+
     numbers = {name: found[name] for name in _OF_EVALUATION}
     least = gaussian_noise(numbers["epsilon"], numbers["delta"])
     if numbers["noise_multiplier"] < least * (1 - _ROUNDING):

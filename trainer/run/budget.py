@@ -41,7 +41,6 @@ from typing import Any
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import PERSISTENT_SHUFFLE, DpSgdPlan
-from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.statement import EARLIER_RUNS, PrivacyStatement
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, read_fields
@@ -147,6 +146,8 @@ class Budget:
         As many Gaussian releases are exactly one, with noise divided by the root of
         their number.
         """
+        from accounting.core.pld.gaussian import gaussian_noise  # after --help
+
         return gaussian_noise(self.epsilon, self.delta) * math.sqrt(self.num_runs)
 
     @property

@@ -1,0 +1,236 @@
+"""``statistics``: ranges of columns and shares of classes, under an epsilon."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tomllib
+from click.testing import CliRunner
+
+from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.validation import InputError
+from dpsgd.command_line import cli
+from pipelines.core.users.bounded import BOUNDED
+from pipelines.tables.schema.schema import Schema
+from trainer.releases import table_statistics
+from trainer.releases.schema_text import with_fields
+from trainer.releases.table_statistics import least_rows, statistics
+
+NUM_ROWS = 30_000
+SCHEMA = """\
+version = 1
+[split]
+shares = [80, 10, 10]
+
+[columns.age]  # in years
+kind = "numeric"
+
+[columns."net worth"]
+kind = "numeric"
+
+[columns.known]
+kind = "numeric"
+range = [0.0, 1.0]
+
+[columns.job]
+kind = "category"
+
+[columns.income]
+kind = "label"
+task = "binary"
+"""
+
+
+def write_table(path: pathlib.Path) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    columns = {
+        "age": rng.integers(17, 80, NUM_ROWS).astype(float),
+        "net worth": rng.lognormal(8, 2, NUM_ROWS),
+        "known": rng.random(NUM_ROWS),
+        "job": rng.integers(0, 5, NUM_ROWS),
+        "income": (rng.random(NUM_ROWS) < 0.3).astype(int),
+    }
+    columns["age"][::10] = np.nan
+    lines = [",".join(columns)]
+    for row in zip(*columns.values(), strict=True):
+        lines.append(",".join("" if x != x else f"{x:g}" for x in row))
+    path.write_text("\n".join(lines) + "\n")
+    return columns
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A table, its schema, and the prepared table."""
+    found = tmp_path_factory.mktemp("statistics")
+    write_table(found / "table.csv")
+    (found / "schema.toml").write_text(SCHEMA)
+    prepare(found, "schema.toml", "data")
+    return found
+
+
+def prepare(root: pathlib.Path, schema: str, out: str) -> None:
+    arguments = [
+        "prepare", f"--input={root}/table.csv", f"--schema={root}/{schema}",
+        f"--out={root}/{out}",
+    ]  # fmt: skip
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.fixture
+def found_in(root: pathlib.Path, tmp_path: pathlib.Path) -> Callable[..., Any]:
+    """``found_in(**settings)``: statistics of the part val."""
+
+    def make(**settings: Any) -> Any:
+        given: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-6, **settings}
+        table = given.pop("table", f"{root}/data/val")
+        schema = given.pop("schema", root / "schema.toml")
+        return statistics(table, schema, tmp_path / "out.toml", **given)
+
+    return make
+
+
+def test_the_statistics_are_functions_of_one_gaussian_release(
+    found_in: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    release = table_statistics.release
+
+    def look(sums: Any, noise: float) -> Any:
+        # The sums of one row alone: those without it are 0.
+        seen.append((sums, noise))
+        return release(sums, noise)
+
+    monkeypatch.setattr(table_statistics, "release", look)
+    found = found_in(epsilon=1.3)
+    ((sums, noise),) = seen
+    assert noise == gaussian_noise(1.3, 1e-6) == found["noise_multiplier"]
+    assert sum(each.share for each in sums.values()) <= 1
+    # Two arrays for each of two columns, and the label; none for the ranged one.
+    assert set(sums) == {
+        "label", "single age", "groups age", "single net_worth", "groups net_worth",
+    }  # fmt: skip
+    assert all(each.bound == 1 for each in sums.values())
+
+
+def test_ranges_hold_nearly_all_values(
+    found_in: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    found = found_in(epsilon=8.0)
+    age, worth = found["columns"]["age"], found["columns"]["net worth"]
+    assert 16 <= age["low"] <= 20
+    assert 76 <= age["high"] <= 80
+    assert not age["log"]
+    assert worth["log"]  # the upper end is far beyond the median
+    assert age["missing"] == pytest.approx(0.1, abs=6 * age["stddev_of_missing"] + 0.02)
+    shares = [each["share"] for each in found["classes"]]
+    assert shares == pytest.approx([0.7, 0.3], abs=0.05)
+    written = Schema.read(tmp_path / "out.toml").to_json()["columns"]
+    assert written["age"]["range"] == [age["low"], age["high"]]
+    assert written["net worth"]["log"]
+    assert written["known"]["range"] == [0.0, 1.0]
+
+
+def test_the_schema_says_where_its_ranges_came_from_and_prepares_the_table(
+    root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    found_in()
+    text = (tmp_path / "out.toml").read_text()
+    added = [line for line in text.split("\n") if line not in SCHEMA.split("\n")]
+    assert len(added) == 3  # two ranges and a logarithm
+    assert all("# by dpsgd statistics, epsilon 3, delta 1e-06" in x for x in added)
+    (root / "ranged.toml").write_text(text)
+    prepare(root, "ranged.toml", "again")
+    described = json.loads((root / "again" / "_prepared.json").read_bytes())["dataset"]
+    roles = {each["name"]: each["role"] for each in described["inputs"]}
+    assert roles["age"] == roles["net_worth"] == "number"
+
+
+def test_two_releases_differ(found_in: Callable[..., Any], tmp_path: Any) -> None:
+    found = found_in(epsilon=1.5)
+    (tmp_path / "out.toml").unlink()
+    assert found_in(epsilon=1.5)["classes"] != found["classes"]
+
+
+def test_too_few_rows_are_refused_before_they_are_read(
+    found_in: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = least_rows(2, 0.1, 1e-6)
+    monkeypatch.setattr(table_statistics, "read_block", None)
+    with pytest.raises(InputError, match=f"at least {least} rows for ranges of 2"):
+        found_in(epsilon=0.1)
+
+
+def test_a_table_of_users_is_refused(
+    found_in: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Schema, "user", "person")
+    with pytest.raises(InputError, match="privacy unit of the rows to be a row"):
+        found_in()
+    assert BOUNDED
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0 > 0"),
+        ({"delta": 0.5}, "delta=0.5 < 0.01"),
+        ({"table": "nosuch"}, "nosuch"),
+        ({"schema": "nosuch"}, "to be a readable schema"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    settings: dict[str, Any], says: str, found_in: Callable[..., Any]
+) -> None:
+    with pytest.raises(InputError, match=says):
+        found_in(**settings)
+
+
+def test_another_schema_than_that_of_the_rows_is_refused(
+    found_in: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "other.toml").write_text(SCHEMA.replace("[80, 10, 10]", "[70, 20, 10]"))
+    with pytest.raises(InputError, match="to be prepared with this --schema"):
+        found_in(schema=tmp_path / "other.toml")
+    ranged = SCHEMA.replace('kind = "numeric"\n', 'kind = "numeric"\nlog = true\n')
+    (tmp_path / "ranged.toml").write_text(ranged)
+    with pytest.raises(InputError, match="to be prepared with this --schema"):
+        found_in(schema=tmp_path / "ranged.toml")
+
+
+def test_out_is_never_replaced(
+    found_in: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "out.toml").write_text("mine")
+    with pytest.raises(InputError, match="to be new"):
+        found_in()
+
+
+def test_lines_are_added_behind_headers_alone() -> None:
+    fields = {"age": ["log = true"], "net worth": ["log = false"]}
+    text = with_fields(SCHEMA, fields)
+    found = tomllib.loads(text)["columns"]
+    assert found["age"] == {"kind": "numeric", "log": True}
+    assert found["net worth"] == {"kind": "numeric", "log": False}
+    kept = [line for line in text.split("\n") if not line.startswith("log = ")]
+    assert "\n".join(kept) == SCHEMA
+    with pytest.raises(InputError, match=r"a header \[columns\.city\]"):
+        with_fields(SCHEMA, {"city": ["log = true"]})
+
+
+def test_the_command_prints_ranges_and_the_claim(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    arguments = [
+        "statistics", f"--input={root}/data/val", f"--schema={root}/schema.toml",
+        f"--out={tmp_path}/new.toml", "--epsilon=3", "--delta=1e-6",
+    ]  # fmt: skip
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for words in ("net worth", "Shares of the classes", "(3.0000, 1e-06)"):
+        assert words in result.output
