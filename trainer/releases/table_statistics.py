@@ -83,8 +83,8 @@ class StatisticsRequest:
         return (
             f"These statistics are ({upper_text(self.epsilon)}, {self.delta!r})"
             "-differentially private for one row of --input under the "
-            f"{NAMES[REPLACE_SPECIAL]} relation. Models of other rows leave that as it "
-            "is; other statistics of these rows add their epsilon and delta."
+            f"{NAMES[REPLACE_SPECIAL]} relation. A model of other rows adds nothing to "
+            "that; other statistics of these rows add their epsilon and delta."
         )
 
 
