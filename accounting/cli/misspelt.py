@@ -68,14 +68,13 @@ _ELSEWHERE = {
 _COMMANDS = {
     "calibrate": "`dpsgd plan --epsilon` computes the noise for an epsilon.",
     "epsilon": "`dpsgd account` computes epsilon.",
-    "eval": "`dpsgd train --eval` evaluates; `dpsgd predict` predicts any rows.",
-    "evaluate": "`dpsgd train --eval` evaluates; `dpsgd predict` predicts any rows.",
+    "eval": "`dpsgd evaluate` evaluates; `dpsgd predict` predicts any rows.",
     "generate": "`dpsgd synth` makes synthetic rows.",
     "infer": "`dpsgd predict` predicts the rows of a table.",
     "noise": "`dpsgd plan --epsilon` computes the noise for an epsilon.",
     "sample": "`dpsgd batches` samples and writes batches.",
     "score": "`dpsgd predict` predicts the rows of a table.",
-    "test": "`dpsgd train --eval` evaluates; `dpsgd predict` predicts any rows.",
+    "test": "`dpsgd evaluate` evaluates; `dpsgd predict` predicts any rows.",
 }
 
 

@@ -48,7 +48,7 @@ def options_of(name: str) -> set[str]:
         ("train --bam-radus 1", "Did you mean --bam-radius?"),
         ("train --batch_size 8", "`dpsgd batches --batch-size`"),
         ("train --seed 1", "--init-seed is of initial weights"),
-        ("evaluate run", "`dpsgd train --eval` evaluates; `dpsgd predict` predicts"),
+        ("eval run", "`dpsgd evaluate` evaluates; `dpsgd predict` predicts"),
     ],
 )
 def test_a_useful_answer_in_one_line(

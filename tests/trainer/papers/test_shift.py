@@ -143,8 +143,8 @@ def test_last_weights_and_averages_are_judged_along_the_way(
         assert course.steps.tolist() == list(range(11))
         assert course.mean[-1] == of["auc"]
         assert course.mean[0] == found.courses[0].mean[0]  # all start there
-    ends = {course.mean[-1] for course in found.courses}
-    assert len(ends) == 3
+    # Noise is random, and two averages may order the rows alike at one of the steps.
+    assert len({tuple(course.mean) for course in found.courses}) == 3
     fields = shift_report.report(found).write(settings.out)
     assert json.loads((settings.out / "shift.json").read_text()) == fields
     assert "NOT PRIVATE" in (settings.out / "shift.md").read_text()
