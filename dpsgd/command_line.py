@@ -37,7 +37,7 @@ COMMANDS = {
         "Turn a raw table into numeric Parquet.",
     ),
     "statistics": (
-        "trainer.cli.statistics_commands:statistics_command",
+        "trainer.cli.releases.statistics_commands:statistics_command",
         "Find ranges of columns, with an epsilon for them.",
     ),
     "bound": (
@@ -54,12 +54,16 @@ COMMANDS = {
         "Check batches or prepared data against their checksums.",
     ),
     "budget": (
-        "trainer.cli.budget_commands:budget_command",
+        "trainer.cli.releases.budget_commands:budget_command",
         "Reserve several runs under one epsilon, or show what is left.",
     ),
     "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
+    "tune": (
+        "trainer.cli.releases.tune_commands:tune_command",
+        "Try many settings, and release the best model alone.",
+    ),
     "evaluate": (
-        "trainer.cli.evaluate_commands:evaluate_command",
+        "trainer.cli.releases.evaluate_commands:evaluate_command",
         "Evaluate a run on held-out rows, with an epsilon for them.",
     ),
     "predict": (

@@ -197,7 +197,7 @@ class PrivacyStatement:
                 f"{self.gradients} in units of the step's clip norm, with one more "
                 "coordinate for the count that it follows, clipped to norm 1, summed, "
                 "Gaussian noise of standard deviation noise_multiplier added once per "
-                "step, divided by the constant expected_batch_size"
+                f"step, divided by the constant expected_batch_size{released}"
             )
         return (
             f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, Gaussian "
@@ -210,7 +210,9 @@ class PrivacyStatement:
         """Outputs of the run that the claim does not cover."""
         words = self._own_words
         of_method = words.not_covered if words else ()
-        return (*NOT_COVERED, *of_method, *self.learned_before)
+        earlier = words.earlier if words and words.earlier else EARLIER_RUNS
+        known = (earlier if each == EARLIER_RUNS else each for each in NOT_COVERED)
+        return (*known, *of_method, *self.learned_before)
 
     @property
     def discretization(self) -> str:

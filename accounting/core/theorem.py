@@ -26,12 +26,14 @@ class Wording:
       released: How the noisy mean is used in what is released.
       discretization: How epsilon is computed; None if as for DP-SGD.
       not_covered: Further outputs that the claim does not cover.
+      earlier: What it does not cover of earlier runs; None if as for DP-SGD.
     """
 
     clipped: str
     released: str
     discretization: str | None
     not_covered: tuple[str, ...] = ()
+    earlier: str | None = None
 
 
 class Theorem(Protocol):
@@ -49,8 +51,12 @@ class Theorem(Protocol):
         """Name of the mechanism, for messages."""
 
     @property
-    def l2_norm_clip(self) -> float:
-        """Bound on the L2 norm of one example's gradient."""
+    def l2_norm_clip(self) -> float | str:
+        """Bound on the L2 norm of one example's gradient, or "auto"."""
+
+    @property
+    def is_for_rows_alone(self) -> bool:
+        """Whether it is not proven for users, even with one row of each."""
 
     def check_plan(self, plan: DpSgdPlan) -> None:
         """Refuses a plan that the theorem does not cover.

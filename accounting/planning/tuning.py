@@ -17,26 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 from accounting.claims.selection import number_of_runs
-from accounting.claims.selection.best_of import best_of
+from accounting.claims.selection.best_of import epsilon_of_best, noise_of_best
 from accounting.claims.selection.number_of_runs import NumberOfRuns
+from accounting.claims.selection.selected import check_plan
 from accounting.composition import parts
-from accounting.composition.loss_grid import Profile
-from accounting.core import accountant, sampler_registry
+from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
-from accounting.core.numerics.calibration import round_up, smallest_noise
-from accounting.core.numerics.root_finding import log_ratio
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_int
 
 ONE, ALL, BEST = "one", "all", "best"
-#: Distance of the epsilons at which a run's profile is asked for, over its epsilon.
-_SPACING = 1 / 300
-#: Share of delta that is negligible in a selection.
-_NEGLIGIBLE = 1e-4
 #: A search for noise starts at so many times that of a run alone.
 _GUESS = 1.15
-#: Digits of a noise multiplier.
-_DIGITS = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,12 +90,7 @@ class Tuning:
         """
         most = number_of_runs.MOST_AS_GOOD
         check_int("runs", self.num_runs, at_least=2, at_most=most)
-        if not _is_fast(self.plan.sampler):
-            fast = (name for name in sampler_registry.names() if _is_fast(name))
-            raise InputError(
-                f"Expected sampler={self.plan.sampler!r} beside --runs to be "
-                f"{' or '.join(fast)}: the others take minutes."
-            )
+        check_plan(self.plan)
 
     @property
     def _asked(self) -> dict[str, Any]:
@@ -132,7 +119,7 @@ class Tuning:
         if mode == BEST:
             run = parts.run(self.plan, noise_multiplier, **self._asked)
             tried = self._laws() if runs is None else [runs]
-            found = [(self._best(run, law), law) for law in tried]
+            found = [(epsilon_of_best(run, law, self.delta), law) for law in tried]
             epsilon, runs = min(found, key=lambda one: one[0])
         else:
             epsilon = accountant.epsilon(
@@ -153,14 +140,6 @@ class Tuning:
             except InputError:  # it would take thousands of runs
                 continue
         return found
-
-    def _best(self, run: Profile, law: NumberOfRuns) -> float:
-        alone = run.epsilon(self.delta, 0.05)
-        if not 0.0 < alone < math.inf:
-            return alone
-        least = _NEGLIGIBLE * self.delta
-        found = best_of(run, law, spacing=alone * _SPACING, least=least)
-        return found.epsilon(self.delta)
 
     def for_epsilon(
         self, mode: str, epsilon: float, say: Callable[[str], None] = lambda text: None
@@ -183,17 +162,13 @@ class Tuning:
         noise *= _GUESS
         say(f"noise multiplier {noise:.4g}")
         runs = self.at_noise(BEST, noise).runs
-
-        def excess(noise: float) -> float:
-            if noise == 0.0:
-                return math.inf
-            say(f"noise multiplier {noise:.4g}")
-            return log_ratio(self.at_noise(BEST, noise, runs).epsilon, epsilon)
-
-        found = smallest_noise(excess, noise, stride=1.1)
-        return self.at_noise(BEST, round_up(found, _DIGITS), runs)
-
-
-def _is_fast(sampler: str) -> bool:
-    found = sampler_registry.get(sampler)
-    return found.profile is not None or found.closed_form
+        assert runs is not None  # of `BEST`
+        found = noise_of_best(
+            lambda noise: parts.run(self.plan, noise, **self._asked),
+            runs,
+            epsilon=epsilon,
+            delta=self.delta,
+            guess=noise,
+            say=say,
+        )
+        return self.at_noise(BEST, found, runs)

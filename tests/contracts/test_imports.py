@@ -131,6 +131,7 @@ def test_a_module_loads_no_more_than_it_may(
         ("budget", "--help"),
         ("evaluate", "--help"),
         ("statistics", "--help"),
+        ("tune", "--help"),
     ],
 )
 def test_help_loads_nothing_heavy(

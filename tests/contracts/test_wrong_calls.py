@@ -68,6 +68,8 @@ BASES = {
     "--noise-multiplier 1 --delta 1e-5",
     "statistics": "--input numbers/val --schema numbers.toml --out new --epsilon 9 "
     "--delta 1e-6",
+    "tune": "--input data/train --score data/val --out new --runs 2 --epsilon 90 "
+    "--delta 1e-6 --batch-size 16 --epochs 1",
     "evaluate": "run --batches batches --input data/test --epsilon 9",
     "report": "run --out new.html",
     "budget": "new.budget --batches batches --runs 2 --epsilon 3 --delta 1e-6",
@@ -667,6 +669,33 @@ STATISTICS = [
     row("- --delta", "Missing option '--delta'", "--delta 1e-6"),
     row("- --out", "Missing option '--out'", "--out new"),
 ]
+TUNE = [
+    whole("", "Missing option '--input'"),
+    *DELTAS,
+    *EPOCHS,
+    *not_a("float", "--epsilon", "x", "90"),
+    number("--epsilon", "0", "epsilon=0.0 > 0", "90"),
+    number("--input", "nosuch", "nosuch", "data/train"),
+    number("--score", "nosuch", "nosuch", "data/val"),
+    number("--score", "data/train", "to hold no training examples", "data/val"),
+    number("--out", "data", "--out data to be new", "new"),
+    number("--runs", "1", "runs=1 >= 2", "2"),
+    number("--runs", "1000", "runs=1000 <= 100", "2"),
+    *not_a("integer", "--runs", "x 1.5", "2"),
+    number("--batch-size", "0", "expected_batch_size=0 >= 1", "16"),
+    row("--epsilon-of-score 0", "epsilon_of_score=0.0 > 0", "- --epsilon-of-score"),
+    row("--epsilon-of-score 0.01", "rows in --score data/val",
+        "- --epsilon-of-score"),
+    row("--by f1", "'f1' is not one of", "--by auc"),
+    row("--nosuch 1", "'--nosuch'", "- --nosuch"),
+    row("--or 'nosuch 1'", "nosuch", "- --or"),
+    row("--or '\"8'", "Close the quotation", "- --or"),
+    row("--learning-rate 0,1", "learning_rate=0.0 > 0", "--learning-rate 0.1,1"),
+    row("--noise-multiplier 1", "set for every run", "- --noise-multiplier"),
+    row("--budget table.budget", "set for every run", "- --budget"),
+    row("--method non-private", "has no --epsilon", "--method bam --bam-radius 0.1"),
+    row("--loss mean_squared_error", "one of two or more classes", "- --loss"),
+]  # fmt: skip
 EVALUATE = [
     *DELTAS,
     *UNKNOWN,
@@ -834,7 +863,7 @@ TABLES = {
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
     "predict": PREDICT, "report": REPORT, "bound": BOUND, "fit": FIT,
     "budget": BUDGET, "evaluate": EVALUATE,
-    "statistics": STATISTICS,
+    "statistics": STATISTICS, "tune": TUNE,
     "bias": BIAS, "variance": VARIANCE, "shift": SHIFT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
@@ -856,6 +885,7 @@ WORK = {
     "train": "trainer.report.progress.Terminal.say",
     "predict": "trainer.report.progress.Terminal.say",
     "evaluate": "trainer.report.progress.Terminal.say",
+    "tune": "trainer.releases.tuning._priced",
     "audit": "trainer.auditing.audit._audit_mechanism",
     "compare": "trainer.experiments.comparison.noise.find_cases",
     "simulate": "trainer.papers.simulate.Simulator",

@@ -24,6 +24,7 @@ USER_ROWS = "user rows"
 MOVED_WEIGHTS = "moved weights"
 RELEASED_MOVES = "released moves"
 HIDDEN_MIXTURES = "hidden mixtures"
+SELECTION = "private selection"
 OTHER_METHOD = "added method"
 
 #: What is relied on, by name: a sentence for the privacy statement.
@@ -37,6 +38,8 @@ CLAIMS = {
     MOVED_WEIGHTS: "weights were moved for one example by this example alone",
     RELEASED_MOVES: "weights were moved by earlier releases alone",
     HIDDEN_MIXTURES: "mixing coefficients were as the theorem has them, and hidden",
+    SELECTION: "runs were as many as their law says, had batches and keys of their "
+    "own, and left nothing but the best",
     OTHER_METHOD: "its step, which is not of this project, was a function of one "
     "example and of earlier releases",
 }

@@ -38,12 +38,15 @@ def to_verify(
     """
     run = shlex.quote(name)
     found = []
-    if statement is not None:
-        found += [
+    if statement is not None and not record.selection:
+        found.append(
             (
                 "Anyone, from the numbers on this page alone: compute epsilon again.",
                 _account(record, plan, statement),
-            ),
+            )
+        )
+    if statement is not None:
+        found += [
             (
                 "With the run's folder and its noise key: check that record and "
                 "manifest are as they were written, and state the epsilon of what was "

@@ -99,6 +99,8 @@ def _claims(model: TrainableModel, settings: TrainSettings) -> list[str]:
         found.append(claims.VIEWS)
     if "rows_per_user" in model.description:
         found.append(claims.USER_ROWS)
+    if settings.selection is not None:
+        found.append(claims.SELECTION)
     return found
 
 

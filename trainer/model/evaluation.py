@@ -319,7 +319,7 @@ def check_files(
     files = _files(directory, option)
     num_rows = sum(_check_file(path, columns, description) for path, _ in files)
     if input_digests:
-        _check_apart(files, directory, input_digests)
+        _check_apart(files, f"{option} {directory}", input_digests)
     if not num_rows:
         raise InputError(f"Expected examples in {option} {directory}; it has none.")
     return files, num_rows
@@ -365,9 +365,7 @@ def _files(directory: str | os.PathLike[str], option: str) -> _Files:
     return [(pathlib.Path(path), name) for path, name in found.files]
 
 
-def _check_apart(
-    files: _Files, directory: str | os.PathLike[str], input_digests: Collection[str]
-) -> None:
+def _check_apart(files: _Files, given: str, input_digests: Collection[str]) -> None:
     """Refuses held-out files of which one with rows is among the training examples."""
     for path, name in files:
         if footer_digest(os.fspath(path)) not in input_digests:
@@ -376,7 +374,7 @@ def _check_apart(
             if not file.metadata.num_rows:
                 continue  # empty files are alike
         raise InputError(
-            f"Expected --eval {directory} to hold no training examples; {name} "
+            f"Expected {given} to hold no training examples; {name} "
             "has the size and the footer of a file that the batches were sampled from, "
             "and metrics of training examples are not private. Give other files, such "
             "as the test split of `dpsgd prepare`. Training rows that were written "

@@ -28,12 +28,13 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME, read_manifest
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
-from trainer.experiments.comparison.runs import Say, check_code, is_finished, silent
+from trainer.experiments.comparison.runs import Say, check_code, silent
 from trainer.papers.bias_report import NOT_PRIVATE, report
 from trainer.papers.settings import BiasSettings
 from trainer.report.plots import setting_in_words
 from trainer.report.report import Report
 from trainer.run import preflight
+from trainer.run.preflight import is_finished
 from trainer.settings.bias_settings import CLIPPING_BIAS_NAME
 from trainer.settings.request import Request
 

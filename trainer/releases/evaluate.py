@@ -219,19 +219,29 @@ def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, 
       request: From ``check``.
       reporter: Receives progress.
     """
-    run, num_rows = request.chosen.run, request.held_out.num_rows
+    run = request.chosen.run
     with locked(run / PRIVATE_NAME, run):
         _check_new(run)
-        sums, cap = _sums(request, reporter)
-        released = release(sums, request.price.noise_multiplier)
-        is_binary = request.chosen.serving.task == BINARY
-        find = estimates.of_binary if is_binary else estimates.of_classes
-        metrics = _fields(request, find(released, num_rows, cap), cap)
+        metrics = _fields(request, *estimated(request, reporter))
         if request.budget is not None:
             run_id = run_record.read_or_create_run_id(run)
             budgets.charge_evaluation(request.budget, run_id=run_id)
         write_atomically(run / METRICS_NAME, pretty_json(metrics))
     return metrics
+
+
+def estimated(request: EvaluateRequest, reporter: Reporter) -> tuple[Estimates, float]:
+    """Returns the metrics of one release, and the largest loss that counts.
+
+    Args:
+      request: From ``check``, or one whose price is of something else.
+      reporter: Receives progress.
+    """
+    sums, cap = _sums(request, reporter)
+    released = release(sums, request.price.noise_multiplier)
+    is_binary = request.chosen.serving.task == BINARY
+    find = estimates.of_binary if is_binary else estimates.of_classes
+    return find(released, request.held_out.num_rows, cap), cap
 
 
 def _sums(

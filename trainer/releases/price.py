@@ -35,10 +35,16 @@ def least_rows(num_classes: int, epsilon: float, delta: float) -> int:
       epsilon: Of their metrics, above 0.
       delta: In (0, 1).
     """
-    return _least_rows(num_classes, gaussian_noise(epsilon, delta))
+    return least_rows_at(num_classes, gaussian_noise(epsilon, delta))
 
 
-def _least_rows(num_classes: int, noise_multiplier: float) -> int:
+def least_rows_at(num_classes: int, noise_multiplier: float) -> int:
+    """Returns the number of held-out rows of which noise leaves something.
+
+    Args:
+      num_classes: At least 2.
+      noise_multiplier: Noise standard deviation over the sensitivity of all sums.
+    """
     task = BINARY if num_classes == 2 else CLASSES
     rows = HeldOutRows(task, num_classes, default_cap(num_classes))
     noise = noise_multiplier / math.sqrt(rows.shares["counts"])
@@ -64,7 +70,7 @@ class Price:
 
     def least_rows(self, num_classes: int) -> int:
         """Returns the number of held-out rows of which noise leaves something."""
-        return _least_rows(num_classes, self.noise_multiplier)
+        return least_rows_at(num_classes, self.noise_multiplier)
 
     @classmethod
     def of_one(cls, epsilon: float, delta: float, *, of_run: float) -> Price:

@@ -311,6 +311,12 @@ def _sizes(directory: StrPath) -> dict[str, int]:
         ) from None
 
 
+def is_finished(run: pathlib.Path) -> bool:
+    """Returns whether a folder holds a complete run."""
+    path = run / RECORD_NAME
+    return path.exists() and bool(read_json(path)["complete"])
+
+
 def check_run_folder(run: pathlib.Path) -> bool:
     """Returns whether the folder holds an unfinished run.
 

@@ -51,12 +51,13 @@ def theorem_of_settings(settings: TrainSettings) -> Theorem | None:
       InputError: the method does not say how it is accounted for.
     """
     assert settings.l2_norm_clip is not None  # checked, of a private run
-    return methods.theorem_of(
+    found = methods.theorem_of(
         settings.method,
         settings.method_settings,
         settings.l2_norm_clip,
         settings.describe_optimizer(),
     )
+    return _selected(found, settings.selection_described, settings.l2_norm_clip)
 
 
 def theorem_of_run(record: RunRecord) -> Theorem | None:
@@ -66,9 +67,30 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
       InputError: the method does not say how it is accounted for.
     """
     assert record.l2_norm_clip is not None  # checked by the record
-    return methods.theorem_of(
+    found = methods.theorem_of(
         record.method, record.method_settings, record.l2_norm_clip, record.optimizer
     )
+    return _selected(found, record.selection, record.l2_norm_clip)
+
+
+def _selected(
+    theorem: Theorem | None, selection: dict[str, Any], clip: float | str
+) -> Theorem | None:
+    """Returns the theorem of a run that was chosen among several.
+
+    Raises:
+      InputError: each run has a theorem of its own already.
+    """
+    if not selection:
+        return theorem
+    if theorem is not None:
+        raise InputError(
+            f"Expected {theorem.name} to be of one run: its theorem has no profile of "
+            "which the best of several follows. Take another --method."
+        )
+    from accounting.claims.selection.selected import Selected  # after --help: SciPy
+
+    return Selected(**selection, l2_norm_clip=clip)
 
 
 def unit_of(
@@ -84,6 +106,11 @@ def unit_of(
     bounded = Bounded.of(description)
     if bounded is None:
         return {}
+    if theorem is not None and theorem.is_for_rows_alone:
+        raise InputError(
+            "Expected examples without a column of users: the best of several runs is "
+            "proven for a row. Use `dpsgd budget`, which shows all runs."
+        )
     return {
         "max_examples_per_user": bounded.examples_per_user,
         "neighboring_relation": relation_of(plan, bounded, theorem),

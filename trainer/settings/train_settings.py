@@ -96,7 +96,9 @@ def number_in_words(number: float | str | None) -> str:
 class TrainSettings(MethodSettings, AggregationSettings):
     """Training settings: all but batches, held-out examples and keys.  All public.
 
-    ``simulates`` describes the run that a run of `dpsgd simulate` predicts.
+    ``simulates`` describes the run that a run of `dpsgd simulate` predicts, and
+    ``selection`` is num_runs and shape of `accounting.claims.selection.selected` for
+    one of the runs of `dpsgd tune`.
 
     Attributes:
       target_epsilon: Target epsilon, which determines the noise.
@@ -191,6 +193,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     embedding_noise: str = of_training(AUTO_NOISE, choices=EMBEDDING_NOISES)
     eval_every: int | None = setting(None, group=OUTPUT, at_least=1)
     simulates: str = ""
+    selection: tuple[int, float | None] | None = None
 
     def __post_init__(self) -> None:
         MethodSettings.__post_init__(self)
@@ -241,6 +244,13 @@ class TrainSettings(MethodSettings, AggregationSettings):
             * _OVER_SGD[self.optimizer]
         )
         return dataclasses.replace(self, learning_rate=rate)
+
+    @property
+    def selection_described(self) -> dict[str, Any]:
+        """The law of the number of runs, for the run record; empty for one run."""
+        if self.selection is None:
+            return {}
+        return dict(zip(("num_runs", "shape"), self.selection, strict=True))
 
     @property
     def lazy_obstacle(self) -> str | None:

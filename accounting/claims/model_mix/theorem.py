@@ -139,6 +139,11 @@ class Mixing:
         """Name of the mechanism, for messages."""
         return "ModelMix"
 
+    @property
+    def is_for_rows_alone(self) -> bool:
+        """See `Theorem.is_for_rows_alone`."""
+        return False
+
     def check_plan(self, plan: DpSgdPlan) -> None:
         """Refuses other than Poisson batches; see `check_sampler`."""
         check_sampler(plan)

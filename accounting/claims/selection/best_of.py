@@ -61,16 +61,71 @@ References:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 
 from accounting.claims.selection.number_of_runs import NumberOfRuns
 from accounting.composition.loss_grid import Array, Profile, bounds_on_grid
+from accounting.core.numerics.calibration import round_up, smallest_noise
+from accounting.core.numerics.root_finding import log_ratio
 
 #: Number of edges of cells of 1 - u, in equal ratios and at equal distances.
 _RATIOS, _DISTANCES = 8_000, 20_000
 _LARGEST_EPSILON = 600.0
 #: More than the relative rounding errors of f', and of all else.
 _TERMS, _UP = 1 + 1e-11, 1 + 1e-9
+#: Distance of the epsilons at which a run's profile is asked for, over its epsilon.
+_SPACING = 1 / 300
+#: Share of delta that is negligible in a selection.
+_NEGLIGIBLE = 1e-4
+#: Digits of a noise multiplier.
+_DIGITS = 6
+
+
+def epsilon_of_best(run: Profile, law: NumberOfRuns, delta: float) -> float:
+    """Returns an upper bound on epsilon of the best of a random number of runs.
+
+    Args:
+      run: Profile of one run.
+      law: Law of the number of runs.
+      delta: In (0, 1).
+    """
+    alone = run.epsilon(delta, 0.05)
+    if not 0.0 < alone < math.inf:
+        return alone
+    found = best_of(run, law, spacing=alone * _SPACING, least=_NEGLIGIBLE * delta)
+    return found.epsilon(delta)
+
+
+def noise_of_best(
+    run_at: Callable[[float], Profile],
+    law: NumberOfRuns,
+    *,
+    epsilon: float,
+    delta: float,
+    guess: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> float:
+    """Returns a noise multiplier of each run with which the best is private.
+
+    Args:
+      run_at: Noise multiplier -> profile of one run.
+      law: Law of the number of runs.
+      epsilon: Target, above 0.
+      delta: In (0, 1).
+      guess: Where the search begins, above 0.
+      say: Gets a line for each noise multiplier that is tried.
+    """
+
+    def excess(noise: float) -> float:
+        if noise == 0.0:
+            return math.inf
+        say(f"noise multiplier {noise:.4g}")
+        return log_ratio(epsilon_of_best(run_at(noise), law, delta), epsilon)
+
+    return round_up(smallest_noise(excess, guess, stride=1.1), _DIGITS)
 
 
 def best_of(

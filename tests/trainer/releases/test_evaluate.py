@@ -21,7 +21,7 @@ from pipelines.batches import folder as batch_folder
 from pipelines.core.users.bounded import Bounded
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import private_settings
-from trainer.cli.evaluate_commands import evaluate_command
+from trainer.cli.releases.evaluate_commands import evaluate_command
 from trainer.model import evaluation
 from trainer.model.metrics import binary_metrics
 from trainer.prediction import exported_model

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import private_settings
-from trainer.cli.budget_commands import budget_command
+from trainer.cli.releases.budget_commands import budget_command
 from trainer.core.step.dp_step import Step
 from trainer.run import budget
 from trainer.run.budget import Budget

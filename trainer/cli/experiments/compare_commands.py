@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from typing import Any
 
 import click
@@ -217,18 +216,8 @@ def _flags_of_methods(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
                 f"Expected --for {method} to name one of the methods compared: "
                 f"{', '.join(flags['methods'])}."
             )
-        own[method] = (*own.get(method, ()), *_split(text))
+        own[method] = (*own.get(method, ()), *experiment_flags.split("--for", text))
     return own
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise InputError(
-            f"Expected the flags {text!r} of --for in shell syntax: {error}. "
-            "Close the quotation."
-        ) from None
 
 
 def _requests(

@@ -7,6 +7,7 @@ Formal guarantees:
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,25 @@ def request(
     refuse(rest, (*_SET_FOR_ALL, *also_set))
     folders = {"batches": ".", "eval": flags["eval"], "out": flags["out"]}
     return train_request(rest, **folders, **set_here)
+
+
+def split(option: str, text: str) -> list[str]:
+    """Returns flags that an option gives as one text.
+
+    Args:
+      option: The option, for messages.
+      text: Flags in shell syntax.
+
+    Raises:
+      InputError: a quotation is open.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(
+            f"Expected the flags {text!r} of {option} in shell syntax: {error}. "
+            "Close the quotation."
+        ) from None
 
 
 def each_of_lists(arguments: Sequence[str]) -> list[tuple[str, ...]]:

@@ -61,7 +61,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 6
+RUN_RECORD_VERSION = 7
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
@@ -148,6 +148,8 @@ class RunRecord:
       versions: Name and version of the software that trained.
       simulates: The configuration that a run of `dpsgd simulate` simulates, in words;
         empty for all others.
+      selection: Of the best of several runs, ``num_runs`` and ``shape`` of the law of
+        their number, as of `accounting.claims.selection.selected`; empty for others.
 
     Raises:
       InputError: a value is out of range or of another type.
@@ -170,6 +172,7 @@ class RunRecord:
     relies_on: list[str] = dataclasses.field(default_factory=list)
     records_id: str = ""
     simulates: str = ""
+    selection: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_described(self.method, self.method_settings)
@@ -188,6 +191,7 @@ class RunRecord:
             ("model", dict),
             ("versions", dict),
             ("simulates", str),
+            ("selection", dict),
         ):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"Expected {name} to be of type {kind.__name__}.")

@@ -346,6 +346,7 @@ class Session:
             model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
             versions=run_record.versions(),
             simulates=settings.simulates,
+            selection=settings.selection_described,
         )
 
     def write_record(self, *, complete: bool) -> None:

@@ -39,14 +39,20 @@ from pipelines.inputs.parquet_blocks import (
 )
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run import origin
-from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
+from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME
 from trainer.experiments.comparison.case import Trial
 from trainer.model.evaluation import check_files
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
 from trainer.report.metrics_files import read_metrics
-from trainer.run.preflight import Request, check_files_of, check_views, with_loss
+from trainer.run.preflight import (
+    Request,
+    check_files_of,
+    check_views,
+    is_finished,
+    with_loss,
+)
 from trainer.settings.comparison_settings import AUTO_METRIC, Experiment
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
@@ -210,12 +216,6 @@ def check_code(run: pathlib.Path) -> None:
             f"Expected {run} to be a run of your current code, which was edited since: "
             f"{', '.join(edited)}. Restore it, or give another --out."
         )
-
-
-def is_finished(run: pathlib.Path) -> bool:
-    """Returns whether a folder holds a complete run."""
-    path = run / RECORD_NAME
-    return path.exists() and bool(read_json(path)["complete"])
 
 
 def train_here(request: Request) -> None:

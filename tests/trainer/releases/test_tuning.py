@@ -1,0 +1,369 @@
+"""``tune``: the best of a random number of runs, of which nothing else is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+
+from accounting.claims.selection.best_of import epsilon_of_best
+from accounting.claims.selection.number_of_runs import NumberOfRuns, as_good_as
+from accounting.composition import parts
+from accounting.core.validation import InputError
+from pipelines.job.batch_settings import BatchSettings
+from tests.trainer.conftest import make_rows, write_held_out
+from tests.trainer.run.whole_runs import Planted, private_settings
+from trainer.cli.releases.tune_commands import candidate_flags, tune_command
+from trainer.core import claims
+from trainer.core.run import run_record
+from trainer.releases import evaluate, tuning, tuning_runs
+from trainer.releases.estimates import Estimate, Estimates
+from trainer.releases.tuning_runs import _State
+from trainer.report.progress import Silent
+from trainer.run import privacy
+from trainer.settings.train_settings import TrainSettings
+
+DELTA, EPSILON, RUNS = 1e-3, 4.0, 2
+BATCHES = BatchSettings(expected_batch_size=20, num_steps=6, sampler="poisson")
+SECRET = "runs.json"
+
+
+def _candidates(**changes: Any) -> list[TrainSettings]:
+    fields = {"target_epsilon": EPSILON, "noise_multiplier": None, **changes}
+    fields["target_delta"] = DELTA
+    return [private_settings(learning_rate=rate, **fields) for rate in (0.01, 0.1)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Rows to train on, and others to score."""
+    found = tmp_path_factory.mktemp("tuning")
+    write_held_out(found / "train", make_rows(200, seed=1))
+    write_held_out(found / "val", make_rows(400, seed=2))
+    return found
+
+
+class Lines(Silent):
+    """Keeps the lines of progress."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a search did, as it did it."""
+
+    noises: list[float] = dataclasses.field(default_factory=list)
+    rates: list[float] = dataclasses.field(default_factory=list)
+    keys: list[bytes] = dataclasses.field(default_factory=list)
+    folders: list[set[str]] = dataclasses.field(default_factory=list)
+    tokens: list[str] = dataclasses.field(default_factory=list)
+    scores: list[float] = dataclasses.field(default_factory=list)
+    said: list[str] = dataclasses.field(default_factory=list)
+
+
+def _watched(
+    root: pathlib.Path,
+    out: pathlib.Path,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    die_at: int | None = None,
+) -> tuple[dict[str, Any], Seen]:
+    """Searches with a number of runs, and returns what is published, and what was."""
+    seen, release, estimated = Seen(), evaluate.release, evaluate.estimated
+
+    def look(sums: Any, noise: float) -> Any:
+        seen.noises.append(noise)
+        return release(sums, noise)
+
+    def note(request: Any, reporter: Any) -> Any:
+        run = request.chosen.run
+        if die_at == len(seen.tokens):
+            raise Planted
+        seen.tokens.append(run.parent.name)
+        seen.folders.append({p.name for p in run.parent.parent.iterdir() if p.is_dir()})
+        record, _ = run_record.read_unverified(run)
+        seen.rates.append(record.optimizer["learning_rate"])
+        seen.keys.append((run / "private" / "noise.key").read_bytes())
+        batches = run.parent / "batches" / "private" / "sampling.key"
+        seen.keys.append(batches.read_bytes())
+        found = estimated(request, reporter)
+        seen.scores.append(found[0].metrics["accuracy"].value)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate, "release", look)
+        patched.setattr(evaluate, "estimated", note)
+        patched.setattr(NumberOfRuns, "draw", lambda *_: count)
+        reporter = Lines()
+        try:
+            found = tuning_runs.tune(
+                str(root / "train"),
+                root / "val",
+                out,
+                candidates=_candidates(),
+                batches=BATCHES,
+                num_runs=RUNS,
+                score="accuracy",
+                reporter=reporter,
+            )
+        finally:
+            seen.said = reporter.said
+    return found, seen
+
+
+@pytest.fixture(scope="module")
+def search(
+    root: pathlib.Path,
+) -> tuple[pathlib.Path, dict[str, Any], Seen]:
+    """A search of four runs that is finished."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found, seen = _watched(root, root / "out", 4, monkeypatch)
+    return root / "out", found, seen
+
+
+def test_each_run_has_batches_and_noise_of_its_own_and_the_noise_of_the_theorem(
+    search: Any,
+) -> None:
+    _, found, seen = search
+    assert len(seen.tokens) == len(set(seen.tokens)) == 4
+    assert len(set(seen.keys)) == 2 * 4
+    assert set(seen.rates) <= {0.01, 0.1}
+    price, law = found["price"], as_good_as(RUNS, found["price"]["shape"] or math.inf)
+    plan = tuning.DpSgdPlan.from_json(found["asked"]["plan"])
+    run = parts.run(plan, price["noise_multiplier"])
+    assert epsilon_of_best(run, law, DELTA) == price["epsilon"] <= EPSILON * 1.00001
+
+
+def test_candidates_are_drawn_uniformly_and_runs_by_their_law() -> None:
+    law = as_good_as(4, 3.0)
+    request: Any = type("Request", (), {"law": law, "candidates": [None] * 5})
+    drawn = [_State.drawn(request) for _ in range(2_000)]
+    picked = Counter(one for state in drawn for _, one in state.runs)
+    # Each of the two tests fails once in ten million times.
+    assert stats.chisquare([picked[one] for one in range(5)]).pvalue > 1e-7
+    counts = Counter(min(len(state.runs), 12) for state in drawn)
+    chances = [*law.probabilities[:11], law.probabilities[11:].sum()]
+    seen = [counts[number] for number in range(1, 13)]
+    assert stats.chisquare(seen, [2_000 * one for one in chances]).pvalue > 1e-7
+    # Seen to fail if the number is always the expected one.
+    always = [2_000.0 if number == round(law.mean) else 0.0 for number in range(1, 13)]
+    assert stats.chisquare(always, [2_000 * one for one in chances]).pvalue < 1e-7
+
+
+def test_a_score_is_of_one_gaussian_release_with_the_noise_of_the_theorem(
+    search: Any,
+) -> None:
+    _, found, seen = search
+    price = found["price"]
+    assert seen.noises == [price["noise_of_score"]] * 4
+    law = as_good_as(RUNS, price["shape"] or math.inf)
+    score = parts.gaussian(price["noise_of_score"])
+    assert epsilon_of_best(score, law, DELTA) <= EPSILON
+    less = parts.gaussian(0.99 * price["noise_of_score"])
+    assert epsilon_of_best(less, law, DELTA) > EPSILON
+
+
+def test_the_statement_of_the_winner_is_that_of_the_whole_search(search: Any) -> None:
+    out, found, _ = search
+    record, manifest = run_record.read_run(out / "run")
+    stated = privacy.run_statement(record, manifest, delta=None)
+    assert stated.epsilon.guarantee == found["price"]["epsilon"]
+    assert claims.SELECTION in stated.relies_on
+    one = dataclasses.replace(record, selection={})
+    alone = privacy.run_statement(one, manifest, delta=None).epsilon.guarantee
+    assert alone < 0.97 * stated.epsilon.guarantee
+    assert (
+        f"({math.ceil(1e4 * found['price']['epsilon']) / 1e4:.4f}, 0.001)"
+        in (found["claim"])
+    )
+
+
+def test_nothing_is_left_but_the_winner_and_its_score(search: Any) -> None:
+    out, found, seen = search
+    assert {path.name for path in out.iterdir()} == {"tuning.json", "run", "batches"}
+    best = max(range(4), key=seen.scores.__getitem__)
+    assert found["winner"]["metrics"]["accuracy"]["value"] == seen.scores[best]
+    record, _ = run_record.read_run(out / "run")
+    settings = found["winner"]["settings"]
+    assert record.optimizer["learning_rate"] == settings["learning_rate"]
+    assert settings["learning_rate"] == seen.rates[best]
+    text = (out / "tuning.json").read_text()
+    assert json.loads(text) == json.loads(json.dumps(found))
+    lost = [score for place, score in enumerate(seen.scores) if place != best]
+    assert not any(f"{score}" in text for score in lost if score != seen.scores[best])
+    assert not any(token in text for token in seen.tokens)
+
+
+def test_a_run_that_lost_is_gone_when_the_next_begins(search: Any) -> None:
+    _, _, seen = search
+    for place, folders in enumerate(seen.folders):
+        earlier = range(place)
+        best = max(earlier, key=seen.scores.__getitem__, default=place)
+        assert folders == {seen.tokens[best], seen.tokens[place]}
+
+
+def test_a_killed_search_goes_on_with_the_runs_that_were_drawn(
+    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Planted):
+        _watched(root, out, 2, monkeypatch, die_at=1)
+    drawn = json.loads((out / "private" / SECRET).read_text())
+    assert drawn["done"] == 1
+    assert (out / "private").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(tuning, "_priced", None)  # the price is not asked for again
+    _, seen = _watched(root, out, 5, monkeypatch)
+    assert seen.tokens == [drawn["runs"][1][0]]
+    with pytest.raises(InputError, match=r"Expected --out .* to be unfinished"):
+        _watched(root, out, 2, monkeypatch)
+
+
+def test_lines_of_progress_do_not_depend_on_the_number_of_runs(
+    root: pathlib.Path,
+    search: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, found, seen = search
+    monkeypatch.setattr(tuning, "_priced", lambda *_: {**found, "winner": None})
+    monkeypatch.setattr(tuning_runs, "_scored", lambda *_: (0.5, {}))
+    for count in (1, 9):
+        _, other = _watched(root, tmp_path / f"{count}", count, monkeypatch)
+        assert other.said == seen.said != []
+
+
+def test_a_missing_score_is_the_worst_and_the_largest_wins() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        scores = [rng.choice([None, rng.gauss(0, 1)]) for _ in range(rng.randint(1, 6))]
+        state = _State(runs=[(f"{n}", n) for n in range(len(scores))])
+        for score in scores:
+            state = state.after(score, {"of": score})
+        known = [-math.inf if score is None else score for score in scores]
+        assert state.best == known.index(max(known))
+        assert state.metrics == {"of": scores[state.best]}
+        assert state.done == len(scores)
+
+
+@pytest.mark.parametrize(
+    ("value", "score", "expected"),
+    [(0.7, "auc", 0.7), (0.7, "log_loss", -0.7), (math.nan, "auc", None),
+     (math.inf, "auc", None), (None, "auc", None), (0.0, "auc", 0.0)],
+)  # fmt: skip
+def test_a_score_that_is_no_number_is_missing(
+    value: float | None,
+    score: str,
+    expected: float | None,
+    search: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, _, _ = search
+    known = None if value is None else Estimate(value=value, noise=0.1, sampling=0.1)
+    found = Estimates(metrics={score: known}, guessing={}, calibration=[], capped=None)
+    monkeypatch.setattr(evaluate, "estimated", lambda *_: (found, 4.0))
+    asked: Any = type(
+        "Request", (), {"scored": out.parent / "val", "price": None, "score": score}
+    )
+    assert tuning_runs._score(asked, out / "run", out / "batches")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"scored": "train"}, "Expected --score .*train to hold no training"),
+        ({"candidates": []}, "Expected candidates"),
+        ({"candidates": [private_settings()]}, "neither --noise-multiplier"),
+        ({"candidates": _candidates(method="model-mix", optimizer="sgd",
+                                    l2_norm_clip=1.0, mix_width=0.1)},
+         "method='model-mix' to have the theorem of DP-SGD"),
+        ({"candidates": _candidates(loss="mean_squared_error")}, "one of two or more"),
+        ({"candidates": [*_candidates(), *_candidates(target_epsilon=1.0)]},
+         "Expected one epsilon and delta"),
+        ({"num_runs": 1}, "runs=1 >= 2"),
+        ({"epsilon_of_score": 4.1}, r"epsilon_of_score=4\.1 <= 4"),
+        ({"epsilon_of_score": 1e-3}, "Expected at least .* rows in --score"),
+        ({"batches": dataclasses.replace(BATCHES, sampler="balls-and-bins",
+                                         num_epochs=1, num_steps=None)},
+         "sampler='balls-and-bins' of several runs"),
+        ({"score": "f1"}, "score='f1' to be one of auto, auc"),
+    ],
+)  # fmt: skip
+def test_wrong_searches_are_refused(
+    changes: dict[str, Any], says: str, root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    given: dict[str, Any] = {
+        "candidates": _candidates(), "batches": BATCHES, "num_runs": RUNS, **changes
+    }  # fmt: skip
+    scored = root / given.pop("scored", "val")
+    with pytest.raises(InputError, match=says):
+        tuning.check(str(root / "train"), scored, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_refused(
+    root: pathlib.Path, search: Any, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    given: dict[str, Any] = {"batches": BATCHES, "num_runs": RUNS}
+    for out, says in ((tmp_path, "new, or of a stopped search"), (search[0], "of one")):
+        with pytest.raises(InputError, match=says):
+            tuning.check(
+                str(root / "train"),
+                root / "val",
+                out,
+                candidates=_candidates(),
+                **given,
+            )
+
+
+def test_lists_and_alternatives_are_combined() -> None:
+    found = candidate_flags(
+        {"others": ["--hidden 8", "--optimizer sgd --learning-rate 1"]},
+        ["--learning-rate", "0.1,0.2"],
+    )
+    assert found == [
+        ("--learning-rate=0.1",),
+        ("--learning-rate=0.2",),
+        ("--hidden", "8", "--learning-rate=0.1"),
+        ("--hidden", "8", "--learning-rate=0.2"),
+        ("--optimizer", "sgd", "--learning-rate=1"),
+    ]
+
+
+def test_the_command_prints_winner_metrics_and_claim(
+    root: pathlib.Path, search: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, found, _ = search
+    monkeypatch.setattr(tuning, "_priced", lambda *_: {**found, "winner": None})
+    monkeypatch.setattr(tuning_runs, "tune_checked", lambda *_: found)
+    arguments = [
+        f"--input={root}/train", f"--score={root}/val", f"--out={root}/new", "--runs=2",
+        "--epsilon=4", "--delta=1e-3", "--batch-size=20", "--epochs=1",
+        "--learning-rate=0.01,0.1", "--by=accuracy",
+    ]  # fmt: skip
+    result = CliRunner().invoke(tune_command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    rate = found["winner"]["settings"]["learning_rate"]
+    for words in (f"winner: --learning-rate={rate:g}", "log_loss", "dpsgd evaluate",
+                  "Model and score together are (4.0000, 0.001)"):  # fmt: skip
+        assert words in result.output
+    result = CliRunner().invoke(tune_command, [*arguments, "--json"])
+    assert json.loads(result.stdout)["winner"]["score"] == "accuracy"
+    refused = CliRunner().invoke(
+        tune_command, [*arguments, "--init-seed=4", "--eval=x"]
+    )
+    assert "--eval=x is set for every run of this command" in str(refused.exception)

@@ -1,0 +1,1 @@
+"""Commands of what is released beside one model: ranges, metrics, several runs."""

@@ -1,0 +1,341 @@
+"""``tune``: the best of a random number of runs, of which nothing else is shown.
+
+    OUT/tuning.json    what was asked, its price, and at the end the winner; public
+    OUT/run            the winner: a run as of `dpsgd train`
+    OUT/batches        its batches
+    OUT/private        all else, until the end
+
+Formal guarantees:
+  - each run has a candidate that is drawn uniformly, batches by a key of their own, and
+    noise by another; the noise is that with which the best of them has the stated
+    epsilon, by `accounting.claims.selection`.
+  - a score is a function of one Gaussian release of held-out rows.  For one of these
+    rows models do not differ and the score is the run, so that the same theorem gives
+    the best score its epsilon.
+  - if no row is scored and trained on, model and score together have the larger
+    epsilon.
+  - what is published is the winner and its score.  `tuning_runs` keeps the rest secret.
+  - *not* covered: how long it took; rows in --score that were trained on under another
+    file name.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accounting.claims.selection.best_of import noise_of_best
+from accounting.claims.selection.number_of_runs import NumberOfRuns
+from accounting.claims.selection.selected import law_of
+from accounting.composition import parts
+from accounting.core.intervals import upper_text
+from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.validation import InputError, check_choice, check_float
+from accounting.core.versioned_json import header
+from accounting.planning.tuning import BEST, Tuning
+from pipelines.core.users.bounded import Bounded
+from pipelines.files.json_files import read_json
+from pipelines.files.locks import LOCK_NAME
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.job.batch_settings import BatchSettings
+from trainer.model.evaluation import check_files
+from trainer.model.metrics import BINARY, CLASSES
+from trainer.releases.price import Price, least_rows_at
+from trainer.run import privacy
+from trainer.run.preflight import check_files_of, with_loss
+from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+
+NAME = "tuning.json"
+AUTO, AUC, LOG_LOSS, ACCURACY = "auto", "auc", "log_loss", "accuracy"
+SCORES = (AUTO, AUC, LOG_LOSS, ACCURACY)
+_HEADER: Any = {"format_name": "dpsgd-tuning", "version": 1}
+#: A search for the noise of scores starts at so many times that of one score.
+_GUESS = 1.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuneRequest:
+    """A search that can be executed.
+
+    Attributes:
+      source: Training rows.
+      scored: Held-out rows.
+      out: Folder for the results.
+      batches: How each run samples.
+      plan: The plan that follows from it.
+      candidates: Settings of the runs, with their noise.
+      law: Law of the number of runs.
+      score: One of ``SCORES`` but ``AUTO``.
+      price: Of the scores.
+      described: The fields of ``NAME`` before there is a winner.
+    """
+
+    source: str
+    scored: pathlib.Path
+    out: pathlib.Path
+    batches: BatchSettings
+    plan: DpSgdPlan
+    candidates: tuple[TrainSettings, ...]
+    law: NumberOfRuns
+    score: str
+    price: Price
+    described: dict[str, Any]
+
+
+def check(
+    source: str,
+    scored: pathlib.Path,
+    out: pathlib.Path,
+    *,
+    candidates: Sequence[TrainSettings],
+    batches: BatchSettings,
+    num_runs: int,
+    epsilon_of_score: float | None = None,
+    score: str = AUTO,
+    say: Callable[[str], None] = lambda text: None,
+) -> TuneRequest:
+    """Returns the checked request, with its price.
+
+    Args:
+      source: Training Parquet: a folder, a file or a quoted glob.
+      scored: Held-out Parquet of the same columns, which trains nothing.
+      out: New folder, or of a stopped search.
+      candidates: Settings with one target epsilon and delta, which are those of the
+        whole search for a training row.
+      batches: How each run samples.
+      num_runs: N: a candidate of the best tenth is tried as surely as by N runs.
+      epsilon_of_score: Of the best score, for one of its rows; at most that of the
+        model, which it is if None.
+      score: One of ``SCORES``; auto is AUC, or accuracy of more than two classes.
+      say: Gets a line for each step of the search for the noise.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    check_choice("score", score, SCORES)
+    dataset = list_blocks(source)
+    plan = batches.plan(dataset.num_examples)
+    settings = _settled(candidates, dataset)
+    task = settings[0].task
+    _, num_rows = check_files(
+        scored,
+        dataset.columns,
+        dataset.description,
+        dataset.footers.values(),
+        option="--score",
+    )
+    score = _score_of(score, task)
+    if epsilon_of_score is not None:
+        # With more, the model would not have its epsilon for a row that scores.
+        most = settings[0].target_epsilon
+        check_float("epsilon_of_score", epsilon_of_score, above=0.0, at_most=most)
+    asked = _asked(
+        source, scored, settings, batches, plan,
+        num_runs=num_runs,
+        score=score,
+        epsilon_of_score=epsilon_of_score or settings[0].target_epsilon,
+    )  # fmt: skip
+    of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
+    # One score alone needs less noise than the best of several.
+    alone = gaussian_noise(asked["epsilon_of_score"], of_runs.delta)
+    _check_noise(alone, dataset, num_rows, scored)
+    described = _begun(out, asked) or _priced(of_runs, asked, say)
+    found = _request(described, settings, source, scored, out, batches)
+    _check_noise(found.price.noise_multiplier, dataset, num_rows, scored)
+    return found
+
+
+def _request(
+    described: dict[str, Any],
+    settings: Sequence[TrainSettings],
+    source: str,
+    scored: pathlib.Path,
+    out: pathlib.Path,
+    batches: BatchSettings,
+) -> TuneRequest:
+    """Returns the request of a search whose price is known."""
+    asked, price = described["asked"], described["price"]
+    noisy = {
+        "target_epsilon": None,
+        "noise_multiplier": price["noise_multiplier"],
+        "selection": (asked["num_runs"], price["shape"]),
+    }
+    return TuneRequest(
+        source=source,
+        scored=scored,
+        out=out,
+        batches=batches,
+        plan=DpSgdPlan.from_json(asked["plan"]),
+        candidates=tuple(dataclasses.replace(each, **noisy) for each in settings),
+        law=law_of(asked["num_runs"], price["shape"]),
+        score=asked["score"],
+        price=Price(
+            epsilon=asked["epsilon_of_score"],
+            delta=price["delta"],
+            noise_multiplier=price["noise_of_score"],
+            claim=described["claim"],
+        ),
+        described=described,
+    )
+
+
+def _settled(
+    candidates: Sequence[TrainSettings], dataset: Dataset
+) -> list[TrainSettings]:
+    """Returns the candidates with their losses, or refuses one that is not covered."""
+    if Bounded.of(dataset.description) is not None:
+        raise InputError(
+            "Expected --input without a column of users: the best of several runs is "
+            "proven for a row. Use `dpsgd budget`, which shows all runs."
+        )
+    settings = [with_loss(each, dataset.description) for each in candidates]
+    if not settings:
+        raise InputError("Expected candidates to choose from; got none.")
+    for each in settings:
+        if each.method == NON_PRIVATE or privacy.theorem_of_settings(each):
+            raise InputError(
+                f"Expected method={each.method!r} to have the theorem of DP-SGD, from "
+                "which that of the best of several runs follows. Take another --method."
+            )
+        if each.non_private_diagnostics or each.noise_multiplier is not None:
+            raise InputError(
+                "Expected --epsilon of the search, and neither --noise-multiplier nor "
+                "--non-private-diagnostics. Omit them."
+            )
+        if (each.target_epsilon, each.target_delta) != (
+            settings[0].target_epsilon, settings[0].target_delta,
+        ):  # fmt: skip
+            raise InputError("Expected one epsilon and delta of all candidates.")
+        check_files_of(each)
+        if each.task not in (BINARY, CLASSES):
+            raise InputError(
+                f"Expected loss={each.loss!r} to predict one of two or more classes: "
+                "nothing bounds what one row adds to another score. Use `dpsgd budget`."
+            )
+    return settings
+
+
+def _check_noise(
+    noise_multiplier: float, dataset: Dataset, num_rows: int, scored: pathlib.Path
+) -> None:
+    label = dataset.description.get("label", {})
+    least = least_rows_at(label.get("num_classes") or 2, noise_multiplier)
+    if num_rows < least:
+        raise InputError(
+            f"Expected at least {least} rows in --score {scored}, for noise to leave "
+            f"something; it has {num_rows}. Give more, or --epsilon-of-score."
+        )
+
+
+def _score_of(score: str, task: str) -> str:
+    if score == AUTO:
+        return AUC if task == BINARY else ACCURACY
+    if score == AUC and task != BINARY:
+        raise InputError(
+            f"Expected --metric {score} for a label of two classes alone. Give "
+            f"{ACCURACY} or {LOG_LOSS}."
+        )
+    return score
+
+
+def _asked(
+    source: str,
+    scored: pathlib.Path,
+    settings: Sequence[TrainSettings],
+    batches: BatchSettings,
+    plan: DpSgdPlan,
+    **others: Any,
+) -> dict[str, Any]:
+    """Returns what a search is known by when it goes on, as JSON."""
+    fields: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                "input": source,
+                "scored": str(scored),
+                "plan": plan.to_json(),
+                "batches": dataclasses.asdict(batches),
+                "candidates": [dataclasses.asdict(each) for each in settings],
+                **others,
+            },
+            default=str,
+        )
+    )
+    return fields
+
+
+def _begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the fields of a search that began in a folder; None of a new one.
+
+    Raises:
+      InputError: another search began there, it is finished, or there is something
+        else.
+    """
+    path = out / NAME
+    if not path.exists():
+        found = [each.name for each in out.iterdir()] if out.is_dir() else []
+        if (out.exists() and not out.is_dir()) or found not in ([], [LOCK_NAME]):
+            raise InputError(
+                f"Expected --out {out} to be new, or of a stopped search. Choose "
+                "another."
+            )
+        return None
+    begun: dict[str, Any] = read_json(path)
+    if begun != {**begun, **header(**_HEADER), "asked": asked}:
+        raise InputError(
+            f"Expected --out {out} to be of this very search; it is of one with other "
+            "settings. Give the same, or another --out."
+        )
+    if begun["winner"] is not None:
+        raise InputError(
+            f"Expected --out {out} to be unfinished; its winner is in {out}/run. A "
+            "second search is a second release, whose epsilon adds. Choose another "
+            "--out for it."
+        )
+    return begun
+
+
+def _priced(
+    of_runs: Tuning, asked: dict[str, Any], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns the fields of ``NAME``, with noise and law."""
+    epsilon, delta = asked["candidates"][0]["target_epsilon"], of_runs.delta
+    of_score = asked["epsilon_of_score"]
+    say(f"{len(asked['candidates'])} candidates; computing the noise of each run")
+    found = of_runs.for_epsilon(BEST, epsilon, say)
+    assert found.runs is not None  # of `BEST`
+    noise = noise_of_best(
+        parts.gaussian,
+        found.runs,
+        epsilon=of_score,
+        delta=delta,
+        guess=_GUESS * gaussian_noise(of_score, delta),
+        say=lambda text: say(f"score: {text}"),
+    )
+    price = {
+        "epsilon": found.epsilon,
+        "delta": delta,
+        "noise_multiplier": found.noise_multiplier,
+        "noise_of_score": noise,
+        "shape": found.runs.shape if math.isfinite(found.runs.shape) else None,
+        "mean": found.runs.mean,
+        "chance_of_top_tenth": found.runs.success(),
+    }
+    both = max(found.epsilon, of_score)
+    claim = (
+        f"The best score is ({upper_text(of_score)}, {delta!r})-differentially private "
+        f"for one row of --score under the {NAMES[REPLACE_SPECIAL]} relation. Model "
+        f"and score together are ({upper_text(both)}, {delta!r})-differentially "
+        "private for one row, if none is trained on and scored. Other releases of the "
+        "rows of --score, such as ranges or metrics, add their epsilon and delta."
+    )
+    begun = {"asked": asked, "price": price, "claim": claim, "winner": None}
+    return {**header(**_HEADER), **begun}
