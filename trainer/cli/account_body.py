@@ -6,11 +6,13 @@ Public: everything.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from accounting.core import trade_off as bounds
-from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.intervals import upper_text
+from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.statement import PrivacyStatement
 from accounting.core.trade_off import TradeOff
 from accounting.core.validation import InputError
@@ -68,6 +70,59 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
         certificate=read_certificate(run),
     )
     return _said(statement, more)
+
+
+def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
+    """Returns what several runs on one table are together, as JSON and as text.
+
+    Epsilons and deltas add, also where a run was chosen after results of earlier ones
+    were seen (Dwork and Roth 2014, Theorem 3.16, and Rogers et al. 2016,
+    arXiv:1605.08294).  What was planned together costs less: see `dpsgd budget`.
+
+    Args:
+      runs: Folders that ``dpsgd train`` wrote.
+      flags: Flags of the command.
+      more: What to add to the statement of one run; nothing for several.
+
+    Raises:
+      InputError: a run is refused or named twice, or the units differ.
+    """
+    if more != More() or flags["noise_key_file"] is not None:
+        raise InputError(
+            "Expected no --cross-check, --trade-off, --plot or --noise-key-file of "
+            "several runs: they are of one. Omit them, or name one run."
+        )
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise InputError("Expected each run once. Omit the second.")
+    each = {str(run): of_run(run, flags, more)[0] for run in runs}
+    epsilon = sum(_proven(name, fields) for name, fields in each.items())
+    delta = sum(fields["delta"] for fields in each.values())
+    units = {(f["privacy_unit"], f["neighboring_relation"]) for f in each.values()}
+    if len(units) > 1:
+        raise InputError(
+            "Expected runs of one privacy unit and relation: "
+            + "; ".join(f"{unit}, {relation}" for unit, relation in sorted(units))
+            + ". Account for them one by one."
+        )
+    [(unit, relation)] = units
+    claim = (
+        f"These {len(runs)} runs together are ({upper_text(epsilon)}, {delta!r})"
+        f"-differentially private under the {NAMES[relation]} relation for {unit}, an "
+        "upper bound, whatever was chosen from earlier ones."
+    )
+    lines = [f"  {name}\n    {fields['claim']}" for name, fields in each.items()]
+    fields = {"claim": claim, "epsilon": epsilon, "delta": delta, "runs": each}
+    return fields, "\n".join([claim, *lines])
+
+
+def _proven(name: str, fields: dict[str, Any]) -> float:
+    if not fields["is_guarantee"]:
+        raise InputError(
+            f"Expected a guarantee of each run; {name} has none. Omit it: together "
+            "with it nothing is proven."
+        )
+    found: float = fields["epsilon"]
+    return found
 
 
 def _asked(flags: dict[str, Any]) -> tuple[str, int]:

@@ -272,6 +272,7 @@ def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
 
 
 @click.command(name="account", cls=method_flags.AccountsForMethods)
+@click.argument("runs", type=run_flags.RUN, nargs=-1, metavar="[RUN]...")
 @plan_flags.options
 @shared_options.l2_norm_clip("Required with settings of a method.")
 @shared_options.max_examples_per_user("State epsilon for users with at most this many.")
@@ -292,7 +293,7 @@ def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
 @click.pass_context
 def account(
     ctx: click.Context,
-    run: Path | None,
+    runs: tuple[Path, ...],
     as_json: bool,
     cross_check: bool,
     trade_off: bool,
@@ -301,21 +302,26 @@ def account(
 ) -> None:
     """State the epsilon of a run from its record, or that of a plan.
 
-    The exit code is 1 if a cross-check contradicts our epsilon.
+    Of several runs on one table it states that of all together, whatever was chosen
+    from earlier ones: their epsilons and deltas add.  The exit code is 1 if a
+    cross-check contradicts our epsilon.
 
     \b
-    Examples, for a run, and for a plan:
+    Examples, for a run, for two, and for a plan:
       dpsgd account run
+      dpsgd account run-1 run-2
       dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
           --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check
     """
     from trainer.cli import account_body
 
     more = account_body.More(cross_check=cross_check, trade_off=trade_off, plot=plot)
-    if run is None:
+    if not runs:
         fields, text = account_body.of_plan(flags, more)
+    elif len(runs) == 1:
+        fields, text = account_body.of_run(runs[0], flags, more)
     else:
-        fields, text = account_body.of_run(run, flags, more)
+        fields, text = account_body.of_runs(runs, flags, more)
     click.echo(json.dumps(fields, indent=2) if as_json else wrapped(text))
     if cross_check and not fields["cross_check"]["agrees"]:
         ctx.exit(1)

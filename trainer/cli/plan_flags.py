@@ -13,7 +13,6 @@ from accounting.core import plan as plans
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
-from trainer.cli import run_flags
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord
 
@@ -25,7 +24,6 @@ def noise_key_file(text: str) -> Callable[..., Any]:
 
 
 _OPTIONS = (
-    click.argument("run", type=run_flags.RUN, required=False),
     shared_options.delta("For a run, by default the one it was trained for."),
     noise_key_file("The noise key, if it is not in the run."),
     registered.sampler("Sampler of a plan."),
@@ -42,7 +40,7 @@ _BESIDE_A_RUN = ("delta", "allow_large_delta", "noise_key_file")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the run and the flags to a command."""
+    """Adds the flags of a run and of a plan to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting.core import accountant
+from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from tests.trainer.conftest import write_run_folder
+from trainer.cli import account_body
 from trainer.cli.commands import _in_short, account, train_command, train_request
 from trainer.cli.predict_commands import predict_command
 from trainer.cli.report_commands import report
@@ -97,6 +100,46 @@ def test_account_answers_for_other_relations_and_users_of_a_run(
     wanted = accountant.epsilon(plan, neighboring_relation=added, **noise).guarantee
     assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
     assert found["neighboring_relation"] == added
+
+
+def test_account_adds_the_epsilons_and_deltas_of_several_runs(
+    run: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    alone = json.loads(_call(account, str(run), "--json").output)
+    found = json.loads(_call(account, str(run), str(other), "--json").output)
+    assert (found["epsilon"], found["delta"]) == (2 * alone["epsilon"], 2e-3)
+    assert found["runs"] == {str(run): alone, str(other): alone}
+    total = upper_text(2 * alone["epsilon"])
+    assert f"These 2 runs together are ({total}, 0.002)" in found["claim"]
+    both = (str(run), str(other))
+    assert found["claim"] in " ".join(_call(account, *both).output.split())
+    lower = json.loads(_call(account, *both, "--delta=1e-5", "--json").output)
+    assert lower["delta"] == 2e-5
+
+
+def test_account_refuses_what_does_not_add(
+    run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    assert "each run once" in _error(account, str(run), f"{run}/../{run.name}")
+    both = (str(run), str(other))
+    assert "several runs: they are of one" in _error(account, *both, "--trade-off")
+    of_run = account_body.of_run
+
+    def second(changes: dict[str, Any]) -> Any:
+        def answer(path: pathlib.Path, *more: Any) -> Any:
+            fields, text = of_run(path, *more)
+            return ({**fields, **changes} if path == other else fields), text
+
+        return answer
+
+    monkeypatch.setattr(account_body, "of_run", second({"privacy_unit": "a user"}))
+    assert "Expected runs of one privacy unit" in _error(account, *both)
+    monkeypatch.setattr(account_body, "of_run", second({"is_guarantee": False}))
+    assert "together with it nothing is proven" in _error(account, *both)
 
 
 def test_account_refuses_an_edited_run(run: pathlib.Path) -> None:
