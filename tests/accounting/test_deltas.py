@@ -39,6 +39,15 @@ MORE = {
     "demo": ("--rows=1",),
     "statistics": ("--input=no", "--schema=no", "--out=no", "--epsilon=1"),
     "evaluate": ("no", "--batches=no", "--input=no"),
+    "tune": (
+        "--input=no",
+        "--score=no",
+        "--out=no",
+        "--runs=2",
+        "--epsilon=1",
+        "--batch-size=2",
+        "--epochs=1",
+    ),
     "train": ("--batches=no", "--eval=no", "--out=no", "--noise-multiplier=1"),
 }
 
@@ -54,7 +63,7 @@ def refused(command: str, *arguments: str) -> str:
 def test_every_command_that_takes_a_delta_is_known() -> None:
     assert set(COMMANDS) == {
         "demo", "fit", "plan", "batches", "train", "simulate", "compare", "account",
-        "audit", "report", "variance", "budget", "evaluate", "statistics",
+        "audit", "report", "variance", "budget", "evaluate", "statistics", "tune",
     }  # fmt: skip
 
 

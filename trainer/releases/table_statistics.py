@@ -114,6 +114,8 @@ def check(
     dataset = list_blocks(table)
     _check_table(dataset, read, table)
     columns = without_range(read)
+    text = pathlib.Path(schema).read_text(encoding="utf-8")
+    with_fields(text, {name: [] for name in columns.values()})  # has their headers
     if not columns:
         raise InputError(
             f"Expected {schema} to have a numeric column without range, log or scale; "
@@ -122,7 +124,7 @@ def check(
     return StatisticsRequest(
         dataset=dataset,
         schema=read,
-        text=pathlib.Path(schema).read_text(encoding="utf-8"),
+        text=text,
         columns=columns,
         epsilon=epsilon,
         delta=delta,
@@ -171,9 +173,14 @@ def least_rows(num_columns: int, epsilon: float, delta: float) -> int:
 
 def _needed(num_columns: int, epsilon: float, delta: float) -> float:
     """Returns the number of rows beyond an end that noise does not hide."""
-    share = (1 - _OF_LABEL) / (2 * num_columns)
-    stddev = gaussian_noise(epsilon, delta) / math.sqrt(share)
+    stddev = gaussian_noise(epsilon, delta) / math.sqrt(_share(num_columns))
     return _SIDES * noise_of_rank(stddev)
+
+
+def _share(num_columns: int) -> float:
+    """Returns the share of each of a column's two sums in the squared sensitivity."""
+    # A little less, so that all shares add up to 1 at most in floating point.
+    return (1 - _OF_LABEL) / (2 * num_columns) * (1 - 1e-12)
 
 
 def _beyond(num_rows: int, num_columns: int, epsilon: float, delta: float) -> float:
@@ -268,7 +275,7 @@ def _sums(request: StatisticsRequest, reporter: Reporter) -> dict[str, RowSum]:
             labels += np.bincount(known, minlength=classes)
         reporter.advance(done)
     reporter.stop()
-    share = (1 - _OF_LABEL) / (2 * len(counts))
+    share = _share(len(counts))
     found = {LABEL: RowSum(values=labels, bound=1, share=_OF_LABEL)} if classes else {}
     for name, each in counts.items():
         for part, values in (("single", each.single), ("groups", each.groups)):

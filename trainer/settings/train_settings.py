@@ -40,12 +40,12 @@ LOSSES_OF_LABELS = {
 }
 
 #: The quantile.  Lower ones clip the rare class of an imbalanced label away: see the
-#: table in docs/defaults.md.
+#: table in docs/pitfalls.md.
 DEFAULT_QUANTILE = 0.9
 
 #: Optimizers whose steps have the size of the learning rate, whatever the gradients'.
 #: Noise then moves a weight by the rate times the root of the number of steps: the
-#: default rate makes this the same for all runs (see the table in docs/defaults.md).
+#: default rate makes this the same for all runs (see the table in docs/pitfalls.md).
 _NORMALIZED = ("adam", "adamw", "nadam", "adamax", "rmsprop")
 _NORMALIZED_RATE = 0.15
 _OTHER_RATE = 0.1
