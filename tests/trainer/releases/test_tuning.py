@@ -71,6 +71,7 @@ class Seen:
     folders: list[set[str]] = dataclasses.field(default_factory=list)
     tokens: list[str] = dataclasses.field(default_factory=list)
     scores: list[float] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
     said: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -102,6 +103,7 @@ def _watched(
         seen.keys.append(batches.read_bytes())
         found = estimated(request, reporter)
         seen.scores.append(found[0].metrics["accuracy"].value)
+        seen.losses.append(found[0].metrics["log_loss"].value)
         return found
 
     with monkeypatch.context() as patched:
@@ -203,8 +205,11 @@ def test_nothing_is_left_but_the_winner_and_its_score(search: Any) -> None:
     assert settings["learning_rate"] == seen.rates[best]
     text = (out / "tuning.json").read_text()
     assert json.loads(text) == json.loads(json.dumps(found))
-    lost = [score for place, score in enumerate(seen.scores) if place != best]
-    assert not any(f"{score}" in text for score in lost if score != seen.scores[best])
+    # Losses have all digits; accuracies are short, and may stand in another number.
+    assert f"{seen.losses[best]}" in text
+    lost = [loss for place, loss in enumerate(seen.losses) if place != best]
+    assert len({*lost, seen.losses[best]}) == 4
+    assert not any(f"{loss}" in text for loss in lost)
     assert not any(token in text for token in seen.tokens)
 
 
