@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +40,7 @@ from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_choice, check_float
 from accounting.core.versioned_json import header
 from accounting.planning.tuning import BEST, Tuning
-from pipelines.core.users.bounded import Bounded
+from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.json_files import read_json
 from pipelines.files.locks import LOCK_NAME
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
@@ -192,11 +191,7 @@ def _settled(
     candidates: Sequence[TrainSettings], dataset: Dataset
 ) -> list[TrainSettings]:
     """Returns the candidates with their losses, or refuses one that is not covered."""
-    if Bounded.of(dataset.description) is not None:
-        raise InputError(
-            "Expected --input without a column of users: the best of several runs is "
-            "proven for a row. Use `dpsgd budget`, which shows all runs."
-        )
+    privacy.check_rows_alone(dataset.description)
     settings = [with_loss(each, dataset.description) for each in candidates]
     if not settings:
         raise InputError("Expected candidates to choose from; got none.")
@@ -232,7 +227,7 @@ def _check_noise(
     if num_rows < least:
         raise InputError(
             f"Expected at least {least} rows in --score {scored}, for noise to leave "
-            f"something; it has {num_rows}. Give more, or --epsilon-of-score."
+            f"something; it has {num_rows}. Give more, or a larger epsilon of them."
         )
 
 
@@ -241,7 +236,7 @@ def _score_of(score: str, task: str) -> str:
         return AUC if task == BINARY else ACCURACY
     if score == AUC and task != BINARY:
         raise InputError(
-            f"Expected --metric {score} for a label of two classes alone. Give "
+            f"Expected --by {score} for a label of two classes alone. Give "
             f"{ACCURACY} or {LOG_LOSS}."
         )
     return score
@@ -294,7 +289,8 @@ def _begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
             f"Expected --out {out} to be of this very search; it is of one with other "
             "settings. Give the same, or another --out."
         )
-    if begun["winner"] is not None:
+    # With a private folder it was killed while it removed that.
+    if begun["winner"] is not None and not (out / PRIVATE_NAME).exists():
         raise InputError(
             f"Expected --out {out} to be unfinished; its winner is in {out}/run. A "
             "second search is a second release, whose epsilon adds. Choose another "
@@ -325,9 +321,7 @@ def _priced(
         "delta": delta,
         "noise_multiplier": found.noise_multiplier,
         "noise_of_score": noise,
-        "shape": found.runs.shape if math.isfinite(found.runs.shape) else None,
-        "mean": found.runs.mean,
-        "chance_of_top_tenth": found.runs.success(),
+        **found.to_json()["number_of_runs"],
     }
     both = max(found.epsilon, of_score)
     claim = (

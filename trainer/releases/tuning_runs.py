@@ -125,6 +125,9 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
     private = request.out / PRIVATE_NAME
     request.out.mkdir(parents=True, exist_ok=True)
     with locked(request.out, request.out):
+        if request.described["winner"] is not None:
+            shutil.rmtree(private)  # it was killed while it did so
+            return request.described
         write_atomically(request.out / NAME, pretty_json(request.described))
         make_private_folder(private, remedy="Choose another --out.")
         path = private / _STATE

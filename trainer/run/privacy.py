@@ -107,15 +107,25 @@ def unit_of(
     if bounded is None:
         return {}
     if theorem is not None and theorem.is_for_rows_alone:
-        raise InputError(
-            "Expected examples without a column of users: the best of several runs is "
-            "proven for a row. Use `dpsgd budget`, which shows all runs."
-        )
+        check_rows_alone(description)
     return {
         "max_examples_per_user": bounded.examples_per_user,
         "neighboring_relation": relation_of(plan, bounded, theorem),
         "unit": bounded.unit,
     }
+
+
+def check_rows_alone(description: dict[str, Any]) -> None:
+    """Refuses users for the best of several runs.
+
+    Raises:
+      InputError: the unit of the data set is a user.
+    """
+    if Bounded.of(description) is not None:
+        raise InputError(
+            "Expected examples without a column of users: the best of several runs is "
+            "proven for a row. Use `dpsgd budget`, which shows all runs."
+        )
 
 
 def relation_of(

@@ -80,6 +80,8 @@ _TERMS, _UP = 1 + 1e-11, 1 + 1e-9
 _SPACING = 1 / 300
 #: Share of delta that is negligible in a selection.
 _NEGLIGIBLE = 1e-4
+#: The least epsilon that decides a distance, and a delta that is always negligible.
+_LEAST_EPSILON, _LEAST_DELTA = 1e-3, 1e-30
 #: Digits of a noise multiplier.
 _DIGITS = 6
 
@@ -97,6 +99,19 @@ def epsilon_of_best(run: Profile, law: NumberOfRuns, delta: float) -> float:
         return alone
     found = best_of(run, law, spacing=alone * _SPACING, least=_NEGLIGIBLE * delta)
     return found.epsilon(delta)
+
+
+def delta_of_best(run: Profile, law: NumberOfRuns, epsilon: float) -> float:
+    """Returns an upper bound on delta of the best of a random number of runs.
+
+    Args:
+      run: Profile of one run.
+      law: Law of the number of runs.
+      epsilon: At least 0.
+    """
+    spacing = max(epsilon, _LEAST_EPSILON) * _SPACING
+    found = best_of(run, law, spacing=spacing, least=_LEAST_DELTA)
+    return max(found.deltas(epsilon))
 
 
 def noise_of_best(

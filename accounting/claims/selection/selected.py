@@ -13,7 +13,11 @@ import dataclasses
 import functools
 import math
 
-from accounting.claims.selection.best_of import best_of, epsilon_of_best, noise_of_best
+from accounting.claims.selection.best_of import (
+    delta_of_best,
+    epsilon_of_best,
+    noise_of_best,
+)
 from accounting.claims.selection.number_of_runs import (
     SHAPES,
     NumberOfRuns,
@@ -29,9 +33,6 @@ from accounting.core.validation import InputError
 METHOD = "selection theorem: best of a random number of runs"
 _SECRET = "the number of runs, the other runs, and how long they took"
 _EARLIER = "earlier runs on the same data, and searches other than this one"
-#: Distance of the epsilons at which a run's profile is asked for, over the epsilon.
-_SPACING, _LEAST_EPSILON = 1 / 300, 1e-3
-_LEAST_DELTA = 1e-30
 
 
 def law_of(num_runs: int, shape: float | None) -> NumberOfRuns:
@@ -125,13 +126,8 @@ class Selected:
     ) -> Bounds:
         """See `Theorem.delta`."""
         check_plan(plan)
-        found = best_of(
-            parts.run(plan, noise_multiplier),
-            self.law,
-            spacing=max(epsilon, _LEAST_EPSILON) * _SPACING,
-            least=_LEAST_DELTA,
-        )
-        return Bounds(upper=max(found.deltas(epsilon)), method=METHOD)
+        run = parts.run(plan, noise_multiplier)
+        return Bounds(upper=delta_of_best(run, self.law, epsilon), method=METHOD)
 
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float

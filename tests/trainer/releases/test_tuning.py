@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import random
+import shutil
 from collections import Counter
 from typing import Any
 
@@ -49,6 +50,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     write_held_out(found / "train", make_rows(200, seed=1))
     write_held_out(found / "val", make_rows(400, seed=2))
     return found
+
+
+def _price_of(asked: dict[str, Any]) -> dict[str, Any]:
+    """A search before its winner, at some price."""
+    price = {
+        "epsilon": EPSILON, "delta": DELTA, "noise_multiplier": 1.0,
+        "noise_of_score": 1.0, "shape": 1.0,
+    }  # fmt: skip
+    begun = {"asked": asked, "price": price, "claim": "", "winner": None}
+    return {**tuning.header(**tuning._HEADER), **begun}
 
 
 class Lines(Silent):
@@ -235,6 +246,29 @@ def test_a_killed_search_goes_on_with_the_runs_that_were_drawn(
     assert seen.tokens == [drawn["runs"][1][0]]
     with pytest.raises(InputError, match=r"Expected --out .* to be unfinished"):
         _watched(root, out, 2, monkeypatch)
+
+
+def test_a_search_that_was_killed_at_its_end_leaves_nothing_more(
+    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, remove = tmp_path / "out", shutil.rmtree
+
+    def die(path: pathlib.Path) -> None:
+        (path / SECRET).unlink()
+        raise Planted
+
+    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
+    monkeypatch.setattr(tuning_runs, "_scored", lambda *_: (0.5, {}))
+    with monkeypatch.context() as patched:
+        patched.setattr(tuning_runs.shutil, "rmtree", die)
+        with pytest.raises(Planted):
+            _watched(root, out, 2, monkeypatch)
+    written = json.loads((out / "tuning.json").read_text())
+    assert (out / "private").exists()
+    monkeypatch.setattr(tuning_runs, "_scored", None)
+    assert tuning_runs.shutil.rmtree is remove
+    assert _watched(root, out, 2, monkeypatch)[0] == written
+    assert {path.name for path in out.iterdir()} == {"tuning.json"}
 
 
 def test_lines_of_progress_do_not_depend_on_the_number_of_runs(
