@@ -86,8 +86,8 @@ if TYPE_CHECKING:
     from trainer.settings.comparison_settings import (
         ComparisonSettings as ComparisonSettings,
     )
+    from trainer.settings.comparison_settings import UserLevels as UserLevels
     from trainer.settings.train_settings import TrainSettings as TrainSettings
-    from trainer.settings.user_levels import UserLevels as UserLevels
     from trainer.train import Summary as Summary
     from trainer.train import train as train
 

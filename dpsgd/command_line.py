@@ -71,15 +71,15 @@ COMMANDS = {
         "Predict the rows of a table with a finished run.",
     ),
     "simulate": (
-        "trainer.papers.cli.simulate_command:simulate",
+        "trainer.papers.cli.commands:simulate",
         "Predict a costly run from cheap ones (TAN).",
     ),
     "variance": (
-        "trainer.papers.cli.iterate_commands:variance",
+        "trainer.papers.cli.commands:variance",
         "Compare the spread of iterates and of whole runs.",
     ),
     "shift": (
-        "trainer.papers.cli.iterate_commands:shift",
+        "trainer.papers.cli.commands:shift",
         "Compare last and averaged weights on shifting data.",
     ),
     "compare": (
@@ -87,7 +87,7 @@ COMMANDS = {
         "Compare samplers and methods at one epsilon or noise.",
     ),
     "bias": (
-        "trainer.papers.cli.bias_command:bias",
+        "trainer.papers.cli.commands:bias",
         "Measure the clipping bias of methods, on public data.",
     ),
     "account": ("trainer.cli.commands:account", "The epsilon of a run or a plan."),

@@ -35,8 +35,8 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -58,10 +58,8 @@ from trainer.core.run import run_record, threads
 from trainer.core.run.batches import Element, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.checkpoints import Checkpoints
-from trainer.core.run.origin import Origin
 from trainer.core.run.session import Session
 from trainer.core.run.session_state import SessionState
-from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.workers import Alone, Workers
 from trainer.export.export import check_export, export
@@ -85,6 +83,8 @@ from trainer.run.stored_run import StoredRun, StoreError
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import keras, raw_variable, tf
+
+_T = TypeVar("_T")
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
@@ -149,7 +149,7 @@ def run_checked(
       StoppedError: as ``train``.
     """
     with contextlib.ExitStack() as held:
-        training = _prepare(checked, reporter, workers or Alone(), held)
+        training = _Training(checked, reporter, workers or Alone(), held)
         with training.recorded(), _stop_signals() as stop:
             training.run_steps(stop)
             return training.finish()
@@ -168,78 +168,9 @@ def help_chief(checked: Checked, workers: Workers) -> None:
       SystemExit: the chief failed, and reports why.
     """
     with contextlib.ExitStack() as held:
-        training = _prepare(checked, Silent(), workers, held)
+        training = _Training(checked, Silent(), workers, held)
         with _stop_signals() as stop:
             training.run_steps(stop)
-
-
-def _prepare(
-    checked: Checked,
-    reporter: Reporter,
-    workers: Workers,
-    held: contextlib.ExitStack,
-) -> _Training:
-    # Threads must be fixed before TensorFlow computes anything.
-    began = checked.began_under and checked.began_under["threads"]
-    sent = json.loads(agreement.chiefs(workers, json.dumps(began).encode()))
-    agreement.together(workers, lambda: threads.fix(sent))
-    made = agreement.together(workers, lambda: _make(checked, reporter, workers))
-    return _Training(checked, made, reporter, workers, held)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Made:
-    """The model, optimizer and other parts that a run trains with."""
-
-    model: models.TrainableModel
-    trained: models.TrainableModel
-    evaluator: Evaluator | None
-    optimizer: Any
-    hooks: Hooks
-    bounded: StepSum
-    tables: lazy_tables.Choice
-
-
-def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
-    settings = checked.request.settings
-    views = load_views(settings.views, settings.augment)
-    model = _make_model(checked, views)
-    trained = models.make_trained(model, checked.manifest, views)
-    evaluator = _make_evaluator(checked, model)
-    _check_workers(settings, workers)
-    if settings.uncertainty is not None:
-        column_names(model.label_names)
-    hooks = registry.hooks_of(settings.method)
-    optimizer = _make_optimizer(checked, model, hooks)
-    tables = lazy_tables.choose(
-        trained,
-        optimizer,
-        settings,
-        manifest=checked.manifest,
-        checkpoint_every=checked.request.checkpoint_every,
-    )
-    bounded = registry.step_sum(
-        trained, settings, checked.manifest.plan, checked.noise_multiplier
-    )
-    if settings.model != DEFAULT_MODEL:  # tests cover its export
-        check_export(model, models.manifest_of(model, checked.manifest))
-    reporter.say(_describe(checked, model))
-    if settings.initial_weights is not None:
-        reporter.say(f"starting at {settings.initial_weights}, declared public")
-    if settings.method != NON_PRIVATE:
-        reporter.say(f"per-example gradients: {_path_of(trained, settings)}")
-        note = model_check.zero_row_note(model)
-        if note is not None:
-            reporter.say(note)
-    return _Made(
-        model=model,
-        trained=trained,
-        evaluator=evaluator,
-        optimizer=optimizer,
-        hooks=hooks,
-        bounded=bounded,
-        tables=tables,
-    )
 
 
 def _check_workers(settings: TrainSettings, workers: Workers) -> None:
@@ -249,16 +180,6 @@ def _check_workers(settings: TrainSettings, workers: Workers) -> None:
             "the bias of clipping is of sums that no worker sees. Omit it, or train on "
             "one worker."
         )
-
-
-def _describe(checked: Checked, model: models.TrainableModel) -> str:
-    plan, noise = checked.manifest.plan, checked.noise_multiplier
-    return (
-        f"{checked.request.settings.method} on {plan.sampler} batches: "
-        f"{plan.num_steps} steps of {plan.expected_batch_size} expected examples of "
-        f"{plan.num_examples}, {model.description['num_parameters']} parameters"
-        + (f", noise multiplier {noise:.6g}" if noise is not None else "")
-    )
 
 
 def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
@@ -324,22 +245,17 @@ class _Training:
     def __init__(
         self,
         checked: Checked,
-        made: _Made,
         reporter: Reporter,
         workers: Workers,
         held: contextlib.ExitStack,
     ) -> None:
-        self._checked = checked
-        self._workers = workers
-        self._is_chief = agreement.is_chief(workers)
-        self._request = checked.request
-        self._settings = checked.request.settings
+        self._checked, self._reporter = checked, reporter
+        self._workers, self._is_chief = workers, agreement.is_chief(workers)
+        self._request, self._settings = checked.request, checked.request.settings
         self._plan = checked.manifest.plan
-        self._model = made.model
-        self._trained = made.trained
-        self._evaluator = made.evaluator
-        self._reporter = reporter
         self._stop: int | None = None
+        self._fix_threads()
+        self._together(self._make)
         self.session = Session(
             settings=self._settings,
             manifest=checked.manifest,
@@ -349,47 +265,111 @@ class _Training:
             noise_key_file=self._request.noise_key_file,
             workers=workers,
         )
-        self._optimizer = made.optimizer
-        self._hooks = made.hooks
-        self._lazy = self._lazy_noise(made.tables, made.bounded)
-        kept_steps = self._settings.kept_steps(self._plan.num_steps)
-        self._flush_steps = lazy_tables.FlushSteps(
-            every=made.tables.flush_every,
-            eval_steps=self._settings.eval_steps(self._plan.num_steps),
-            kept_steps=kept_steps,
-            num_steps=self._plan.num_steps,
-        )
-        self._captured = agreement.together(workers, lambda: self._trace_step(made))
+        self._captured = self._together(self._trace_step)
         # All checks passed; nothing was written before.
         self.session.open(held, resumes=checked.resumes)
         self._averages = TrainingAverages(self._model.variables, self._settings)
-        run_key = self._identify(made.tables.flush_every)
-        self._checkpoints = Checkpoints(run=self._request.run, run_key=run_key)
-        self._stored = StoredRun(
-            self._request.run, self._request.store, resumes=checked.resumes
-        )
+        run, run_key = self._request.run, self._identify()
+        self._checkpoints = Checkpoints(run=run, run_key=run_key)
+        self._stored = StoredRun(run, self._request.store, resumes=checked.resumes)
         self._iterates = Iterates(
-            run=self._request.run, run_key=run_key, steps=kept_steps
+            run=run, run_key=run_key, steps=self._flush_steps.kept_steps
         )
         self._variables = self._all_variables()
         self._state = self._restored()
-        agreement.together(workers, self._charge)
-        agreement.together(workers, self._recover_iterates)
-        self._bias = self._clipping_bias(made.bounded)
+        self._together(self._charge)
+        self._together(self._recover_iterates)
+        self._bias = self._clipping_bias()
 
-    def _trace_step(self, made: _Made) -> CapturedState:
-        self._adaptive = made.bounded.adaptive
+    def _together(self, work: Callable[[], _T]) -> _T:
+        return agreement.together(self._workers, work)
+
+    def _fix_threads(self) -> None:
+        """Fixes the threads as they were, before TensorFlow computes anything."""
+        began = self._checked.began_under and self._checked.began_under["threads"]
+        sent = json.loads(agreement.chiefs(self._workers, json.dumps(began).encode()))
+        self._together(lambda: threads.fix(sent))
+
+    def _make(self) -> None:
+        """Makes the model, the optimizer and the other parts of a step."""
+        checked, settings = self._checked, self._settings
+        views = load_views(settings.views, settings.augment)
+        self._model = _make_model(checked, views)
+        self._trained = models.make_trained(self._model, checked.manifest, views)
+        self._evaluator = _make_evaluator(checked, self._model)
+        _check_workers(settings, self._workers)
+        if settings.uncertainty is not None:
+            column_names(self._model.label_names)
+        self._hooks = registry.hooks_of(settings.method)
+        self._optimizer = _make_optimizer(checked, self._model, self._hooks)
+        self._bounded = registry.step_sum(
+            self._trained, settings, self._plan, checked.noise_multiplier
+        )
+        if settings.model != DEFAULT_MODEL:  # tests cover its export
+            check_export(self._model, models.manifest_of(self._model, checked.manifest))
+        self._describe()
+        self._choose_noise()
+
+    def _choose_noise(self) -> None:
+        """Chooses the tables whose noise is lazy, and when it is completed."""
+        settings, num_steps = self._settings, self._plan.num_steps
+        tables = lazy_tables.choose(
+            self._trained,
+            self._optimizer,
+            settings,
+            manifest=self._checked.manifest,
+            checkpoint_every=self._request.checkpoint_every,
+        )
+        if tables.message:
+            self._reporter.say(tables.message)
+        self._lazy: LazyNoise | None = None
+        if tables.reads is not None and self._bounded.bound is not None:
+            self._lazy = LazyNoise(
+                tables.reads, bounded=self._bounded, workers=self._workers
+            )
+        self._flush_steps = lazy_tables.FlushSteps(
+            every=tables.flush_every,
+            eval_steps=settings.eval_steps(num_steps),
+            kept_steps=settings.kept_steps(num_steps),
+            num_steps=num_steps,
+        )
+
+    def _describe(self) -> None:
+        """Says what is trained."""
+        settings, plan, noise = self._settings, self._plan, self._bounded
+        self._reporter.say(
+            f"{settings.method} on {plan.sampler} batches: "
+            f"{plan.num_steps} steps of {plan.expected_batch_size} expected examples "
+            f"of {plan.num_examples}, {self._model.description['num_parameters']} "
+            "parameters"
+            + (
+                ""
+                if noise.noise_multiplier is None
+                else f", noise multiplier {noise.noise_multiplier:.6g}"
+            )
+        )
+        if settings.initial_weights is not None:
+            self._reporter.say(
+                f"starting at {settings.initial_weights}, declared public"
+            )
+        if settings.method != NON_PRIVATE:
+            path = _path_of(self._trained, settings)
+            self._reporter.say(f"per-example gradients: {path}")
+            if note := model_check.zero_row_note(self._model):
+                self._reporter.say(note)
+
+    def _trace_step(self) -> CapturedState:
+        self._adaptive = self._bounded.adaptive
         step = Step(
             self._model.optimized,
-            made.bounded,
+            self._bounded,
             self._optimizer,
             lazy=self._lazy,
             workers=self._workers,
         )
-        optimizer = self._settings.describe_optimizer()
         self.session.use(
             step,
-            optimizer=optimizer,
+            optimizer=self._settings.describe_optimizer(),
             model=self._trained.description,
             seeds=self._trained.seeds,
         )
@@ -404,21 +384,18 @@ class _Training:
         buffers = [] if self._lazy is None else self._lazy.buffers
         return [*declared, *self._captured.written(but=[*declared, *buffers])]
 
-    def _identify(self, flush_every: int) -> bytes:
+    def _identify(self) -> bytes:
         checked, model = self._checked, self._trained
-        origin = agreement.together(
-            self._workers,
-            lambda: traced_origin.find(checked, model, self._optimizer, self._captured),
+        origin = self._together(
+            lambda: traced_origin.find(checked, model, self._optimizer, self._captured)
         )
         self.session.compare(origin)
-        agreement.together(self._workers, lambda: self._settle(origin))
+        self._together(
+            lambda: traced_origin.settle(checked, origin) if self._is_chief else None
+        )
         # A flush draws noise, so its schedule identifies the run.
-        identity = {"origin": origin, "flush_every": flush_every}
+        identity = {"origin": origin, "flush_every": self._flush_steps.every}
         return self.session.identify(identity, model=models.identity(model))
-
-    def _settle(self, origin: Origin) -> None:
-        if self._is_chief:
-            traced_origin.settle(self._checked, origin)
 
     def _recover_iterates(self) -> None:
         if self._is_chief:
@@ -464,31 +441,22 @@ class _Training:
     def _done(self) -> int:
         return self.session.num_steps_executed
 
-    def _clipping_bias(self, bounded: StepSum) -> NonPrivateClippingBias | None:
+    def _clipping_bias(self) -> NonPrivateClippingBias | None:
         if not self._settings.non_private_diagnostics:
             return None
         self._reporter.say(NON_PRIVATE_DIAGNOSTICS)
         ascent = self._hooks.ascent
         sum_of = functools.partial(registry.gradient_sum, self._trained, self._settings)
-        clip = None if bounded.grid is None else bounded.grid.clip
+        grid = self._bounded.grid
         return NonPrivateClippingBias(
             self._request.run,
             self._model.variables,
-            clipped=sum_of(l2_norm_clip=clip),
+            clipped=sum_of(l2_norm_clip=None if grid is None else grid.clip),
             unclipped=sum_of(l2_norm_clip=math.inf),
             ascent=ascent(self._model, self._optimizer) if ascent else None,
             expected_batch_size=self._plan.expected_batch_size,
             first_step=self._done,
         )
-
-    def _lazy_noise(
-        self, tables: lazy_tables.Choice, bounded: StepSum
-    ) -> LazyNoise | None:
-        if tables.message:
-            self._reporter.say(tables.message)
-        if tables.reads is None or bounded.bound is None:
-            return None
-        return LazyNoise(tables.reads, bounded=bounded, workers=self._workers)
 
     # -- steps ---------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ def functions(
 
 def is_command(function: ast.FunctionDef) -> bool:
     """Whether the arguments are options, which describe themselves."""
-    return any("click." in ast.unparse(one) for one in function.decorator_list)
+    made = [ast.unparse(one) for one in function.decorator_list]
+    return any("click." in one or one.startswith("experiment(") for one in made)
 
 
 def arguments(function: ast.FunctionDef) -> list[str]:

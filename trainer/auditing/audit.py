@@ -156,15 +156,11 @@ def _audit_trainer(
     # Before any run is made, which the claim will be for.
     claims.check(noise, delta)
     sampled, rows, count = _small_users(settings)
-    runs = audit_training.runs(
-        settings.plan,
-        noise,
-        settings.l2_norm_clip,
-        settings.num_trials,
-        sampled,
-        rows,
-        views=min(settings.views, audit_training.MOST_ROWS),
+    views = min(settings.views, audit_training.MOST_ROWS)
+    kinds = audit_training.small_runs(
+        settings.plan, noise, settings.l2_norm_clip, sampled, rows, views=views
     )
+    runs = audit_training.runs(kinds, settings.num_trials)
     outcomes = []
     for number, run in enumerate(runs, start=1):
         outcomes.append(audit_training.carry_out(run))
@@ -183,8 +179,8 @@ def _audit_trainer(
         f"runs. Few: n={few.num_examples:,}, b={few.expected_batch_size:,}, "
         f"T={few.num_steps:,}, for checks alone, dense with gradients one by one"
     )
-    views = [f"each example has {runs[0].views} equal views"] * (runs[0].views > 1)
-    return verdict, [note, *views, *_of_users(rows, settings, count)]
+    equal = [f"each example has {views} equal views"] * (views > 1)
+    return verdict, [note, *equal, *_of_users(rows, settings, count)]
 
 
 def _small_users(settings: AuditSettings) -> tuple[str | None, int, int]:

@@ -20,6 +20,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -107,12 +108,11 @@ def _each_once(batches: Sequence[np.ndarray]) -> list[np.ndarray]:
     return found
 
 
-@dataclasses.dataclass
-class _Sums:
+class _Sums(NamedTuple):
     """The sum of residuals, or of their squares, and their number, for each group."""
 
-    totals: list[float] = dataclasses.field(default_factory=list)
-    counts: list[int] = dataclasses.field(default_factory=list)
+    totals: list[float]
+    counts: list[int]
 
     def add(self, total: float, count: int) -> None:
         """Adds a group with ``total`` and ``count``, see `_Sums`."""
@@ -154,9 +154,9 @@ class ReleaseChecks:
         shape = (audit_model.num_kinds(), len(LAYERS))
         self._of_kinds, self._num_of_kinds = np.zeros(shape), np.zeros(shape)
         self._of_padding = np.zeros(len(LAYERS))
-        self._of_batches, self._noise_of_layers = _Sums(), _Sums()
-        self._noise_of_slices = [_Sums() for _ in range(_NUM_SLICES)]
-        self._noise_of_reads = _Sums()
+        self._of_batches, self._noise_of_layers = _Sums([], []), _Sums([], [])
+        self._noise_of_slices = [_Sums([], []) for _ in range(_NUM_SLICES)]
+        self._noise_of_reads = _Sums([], [])
         self._largest, self._num_values = 0.0, 0
         self._compared: list[np.ndarray] = []
         self._compared_batches: list[list[np.ndarray]] = []
@@ -252,47 +252,28 @@ class ReleaseChecks:
 
     def results(self) -> list[Check]:
         """Returns all checks of the releases so far."""
-        deviations = residual_tests.deviations
-        contributions = functools.partial(
-            residual_tests.contributions, noise=self._noise
+        deviations, correlations = (
+            residual_tests.deviations,
+            residual_tests.correlations,
         )
-        slices = self._noise_of_slices
+        added = functools.partial(residual_tests.contributions, noise=self._noise)
+        of_slices = [
+            [sum(each) for each in part]
+            for part in zip(*self._noise_of_slices, strict=True)
+        ]
+        times = np.full(len(LAYERS), self._num_added)
         return [
-            deviations(
-                "noise of each layer in each release",
-                self._noise_of_layers.totals,
-                self._noise_of_layers.counts,
-            ),
-            deviations(
-                "noise of each range of a table",
-                [sum(sums.totals) for sums in slices],
-                [sum(sums.counts) for sums in slices],
-            ),
-            deviations(
-                "noise of rows that are read",
-                self._noise_of_reads.totals,
-                self._noise_of_reads.counts,
-            ),
-            residual_tests.correlations(
-                "noise shared by layers or releases", [self._compared]
-            ),
-            residual_tests.correlations(
-                "noise shared by batches of a step", self._compared_batches
-            ),
+            deviations("noise of each layer in each release", *self._noise_of_layers),
+            deviations("noise of each range of a table", *of_slices),
+            deviations("noise of rows that are read", *self._noise_of_reads),
+            correlations("noise shared by layers or releases", [self._compared]),
+            correlations("noise shared by batches of a step", self._compared_batches),
             *self._repeated,
-            contributions(
-                "excess that each batch adds",
-                self._of_batches.totals,
-                self._of_batches.counts,
-            ),
-            contributions(
+            added("excess that each batch adds", *self._of_batches),
+            added(
                 "excess of canaries in each layer", self._of_kinds, self._num_of_kinds
             ),
-            contributions(
-                "excess that padding adds",
-                self._of_padding,
-                np.full(len(LAYERS), self._num_added),
-            ),
+            added("excess that padding adds", self._of_padding, times),
             residual_tests.largest(
                 "largest value of noise", self._largest, self._num_values
             ),

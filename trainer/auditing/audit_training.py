@@ -178,15 +178,15 @@ def small_runs(
             num_epochs=min(plan.num_epochs, _MOST_EPOCHS),
             noise_multiplier=noise_multiplier,
             l2_norm_clip=l2_norm_clip,
-            embedding_noise=embedding_noise,
-            num_canaries=num_canaries,
+            embedding_noise=noise,
+            num_canaries=canaries,
             physical_batch_size=physical * each,
             model=model,
             sampled=sampled,
             rows_per_user=rows_per_user,
             views=views,
         )
-        for embedding_noise, num_canaries, steps_per_epoch, physical, model in kinds
+        for noise, canaries, steps_per_epoch, physical, model in kinds
     ]
 
 
@@ -214,29 +214,16 @@ class Outcome:
         return worst_cases.any_truncation_probability(self.plan)
 
 
-def runs(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    l2_norm_clip: float | str,
-    trials: int,
-    sampled: str | None = None,
-    rows_per_user: int = 1,
-    *,
-    views: int = 1,
-) -> list[SmallRun]:
+def runs(kinds: Sequence[SmallRun], trials: int) -> list[SmallRun]:
     """Returns the small runs of an audit: one of every kind, and more for more trials.
 
-    Arguments as for `small_runs`.
-
     Args:
+      kinds: From ``small_runs``.
       trials: Least number of trials, in equal shares for each kind that has trials.
     """
-    kinds = small_runs(
-        plan, noise_multiplier, l2_norm_clip, sampled, rows_per_user, views=views
-    )
     with_trials = [run for run in kinds if run.has_trials]
     times = max(1, -(-trials // (len(with_trials) * NUM_CANARIES)))
-    return kinds + with_trials * (times - 1)
+    return [*kinds, *with_trials * (times - 1)]
 
 
 def evidence(outcomes: Sequence[Outcome]) -> list[Evidence]:

@@ -108,7 +108,7 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
         "metavar": setting.metavar,
         "help": setting.help,
     }
-    if setting.many and setting.choices:
+    if setting.many and setting.kind is str:  # a text may hold a comma
         arguments["multiple"] = True
     elif setting.many:
         arguments["type"] = Listed(kind)

@@ -9,6 +9,8 @@
 Formal guarantees:
   - Nothing sensitive: all values are named fields of these public files, or functions
     of such fields.  The private folder only tells whether the record was verified.
+  - The privacy unit is the one that the batches record; without a note of `dpsgd bound`
+    it is a row.
   - With the noise key an edited run is refused; without it the report says that the
     record was not verified.
   - Epsilon is computed from record and manifest, as by ``dpsgd account``.
@@ -32,10 +34,12 @@ from accounting.core.trade_off import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.certificate import Certificate
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import Bounded
 from trainer.core.run import run_record
 from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
-from trainer.html_report import attachments, commands, data_set
+from trainer.html_report import attachments, commands
 from trainer.model.metrics import METRICS, in_words, metric_names
+from trainer.model.target import target_of
 from trainer.report.fitness import warnings
 from trainer.report.metrics_files import read_curve, read_metrics
 from trainer.run import privacy
@@ -69,13 +73,13 @@ def collect(
     statement = _statement(
         record, manifest, delta, allow_large_delta, read_certificate(run)
     )
-    unit, files = data_set.unit(manifest), _digests(run)
+    unit, files = _unit(manifest), _digests(run)
     return {
         "format": "dpsgd-report",
         "version": REPORT_VERSION,
         "title": title or f"Privacy report: {run.resolve().name}",
         "run": _run(run, record, verified),
-        "target": data_set.target(manifest),
+        "target": _target(manifest),
         "unit": unit,
         "privacy": _privacy(record, statement, "users" if unit["of_users"] else "rows"),
         "plan": _plan(plan),
@@ -91,6 +95,28 @@ def collect(
         "software": record.versions,
         "files": files,
     }
+
+
+def _unit(manifest: Manifest) -> dict[str, Any]:
+    """Returns the privacy unit of the batches, JSON-serialisable.
+
+    "of_users" says whether it is a user, else a row; "rows_per_user" is the number of
+    rows that are kept of each, and "user_is_example" whether one example holds them.
+    """
+    bounded = Bounded.of(manifest.dataset)
+    return {
+        "of_users": bounded is not None,
+        "rows_per_user": bounded and bounded.max_examples_per_user,
+        "user_is_example": bounded is not None and bounded.has_users,
+    }
+
+
+def _target(manifest: Manifest) -> dict[str, Any] | None:
+    """Returns the fields of the `Target`, JSON-serialisable; None if there is none."""
+    found = target_of(manifest)
+    if found is None:
+        return None
+    return {"name": found.name, "classes": list(found.classes)}
 
 
 def _read(

@@ -21,6 +21,9 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,11 +39,15 @@ from trainer.experiments.comparison.runs import (
     silent,
     training_data,
 )
+from trainer.model.metrics import in_words
 from trainer.papers import drifting_table
 from trainer.papers.settings import ShiftSettings
 from trainer.report.metrics_files import read_curve
+from trainer.report.plots import DASHES, drawn, over_seeds, setting_in_words
+from trainer.report.report import Report, Table
 from trainer.settings.comparison_settings import LAST
 
+TITLE = "A distribution that shifts periodically"
 NOT_PRIVATE = (
     "NOT PRIVATE: the order of the rows is made from all of them. The data was "
     "declared public, and no epsilon is claimed."
@@ -96,18 +103,14 @@ class Course:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shift:
-    """Results of the experiment.
+class Shift(Report):
+    """The report of the experiment.
 
     Attributes:
-      settings: Settings of the experiment.
-      num_steps: Number of steps in every run.
       courses: The course of the last iterate, then of the averages.
     """
 
-    settings: ShiftSettings
-    num_steps: int
-    courses: tuple[Course, ...]
+    courses: Sequence[Course]
 
 
 def shift(
@@ -133,9 +136,7 @@ def shift(
     curves = [
         _curve(runs, settings, num_steps, seed, say) for seed in range(settings.seeds)
     ]
-    return Shift(
-        settings=settings, num_steps=num_steps, courses=_courses(settings, curves)
-    )
+    return report(settings, num_steps, _courses(settings, curves))
 
 
 def _curve(
@@ -176,3 +177,86 @@ def _value(point: dict[str, Any], weights: str, metric: str) -> float:
     found = point if weights == LAST else point["aggregates"][weights]
     value = found[metric]
     return float("nan") if value is None else float(value)
+
+
+# -- report ----------------------------------------------------------------------------
+
+
+def report(settings: ShiftSettings, num_steps: int, courses: Sequence[Course]) -> Shift:
+    """Returns the report of an experiment.
+
+    Args:
+      settings: Settings of the experiment.
+      num_steps: Number of steps in every run.
+      courses: As in ``Shift``.
+    """
+    notes = [NOT_PRIVATE, _note(settings, num_steps)]
+    headings = ("weights", "mean", "least", "most", "swing", "at the end")
+    return Shift(
+        stem="shift",
+        title=TITLE,
+        tables=[Table(headings=headings, rows=list(map(_cells, courses)))],
+        notes=notes,
+        fields={
+            "metric": settings.metric,
+            "period": settings.period,
+            "shift_by": settings.shift_by,
+            "num_steps": num_steps,
+            "seeds": settings.seeds,
+            "courses": [course.to_json() for course in courses],
+            "notes": notes,
+        },
+        draw={"shift.png": functools.partial(_plot, settings, num_steps, courses)},
+        courses=courses,
+    )
+
+
+def _note(settings: ShiftSettings, num_steps: int) -> str:
+    return (
+        f"Held-out {in_words(settings.metric)} in the last of "
+        f"{num_steps // settings.period} periods of {settings.period} steps, mean over "
+        f"{settings.seeds} seeds. In training, small and large values of "
+        f"{settings.shift_by} alternate; the held-out examples do not change."
+    )
+
+
+def _cells(course: Course) -> list[str]:
+    fields = course.to_json()
+    names = ("mean", "least", "most", "swing")
+    values = [*(fields[f"last_period_{name}"] for name in names), fields["final"]]
+    return [course.weights, *(f"{value:.4f}" for value in values)]
+
+
+def _plot(
+    settings: ShiftSettings,
+    num_steps: int,
+    courses: Sequence[Course],
+    path: pathlib.Path,
+) -> None:
+    """Draws the metric over the steps and, below it, the share of large values."""
+    setting = setting_in_words(
+        settings.expected_batch_size, num_steps, [settings.trained]
+    )
+    title = f"{TITLE}\n{setting}\n{over_seeds(settings.seeds)}"
+    with drawn(path, (7.5, 4.4), title) as (_, [axes]):
+        for index, course in enumerate(courses):
+            style = DASHES[index % len(DASHES)]
+            axes.plot(course.steps, course.mean, label=course.weights, ls=style)
+            ends = course.mean - course.stddev, course.mean + course.stddev
+            axes.fill_between(course.steps, *ends, alpha=0.15, lw=0)
+        axes.set_ylabel(f"held-out {in_words(settings.metric)}")
+        axes.set_xlabel("step")
+        # The first steps change the metric so much that later changes would be
+        # invisible.
+        later = [c.mean[c.steps >= settings.period] for c in courses]
+        least, most = min(map(min, later)), max(map(max, later))
+        margin = 0.1 * (most - least) or 0.01
+        axes.set_ylim(least - 3 * margin, most + margin)
+        axes.legend(loc="lower right", fontsize="small", handlelength=4)
+        beside = axes.twinx()
+        share = drifting_table.shares(num_steps, settings.period)
+        beside.fill_between(range(num_steps), share, color="gray", alpha=0.2, lw=0)
+        beside.set_ylim(0, 5)
+        beside.set_yticks([0, 1])
+        label = f"share of large {settings.shift_by}"
+        beside.set_ylabel(label, loc="bottom", fontsize="small")

@@ -1,28 +1,6 @@
-"""Predicts a run with large batches from runs with small batches.
+"""The results of a simulation: runs, the line through them, and the prediction.
 
-    OUT/b128/batches/, OUT/b128/runs/       every small batch size: see ``compare``
-    OUT/reference/batches/, ...runs/        the large batch size, if it is trained
-    OUT/simulation.json, .md, .png          the results
-
-All runs share the number of steps, the learning rate and the noise on a mean gradient,
-hence the total amount of noise (``accounting.planning.tan``).  Every run has its own
-batches, initial weights and noise, as the interval of ``extrapolation`` requires; runs
-that differ only in their learning rate share batches and initial weights.
-
-Formal guarantees:
-  - Batches and runs are made as in a comparison; a stopped simulation resumes with the
-    same settings, as a comparison does.
-  - Existing batches are used only if they have the requested plan.
-  - The record of every run except the reference names the configuration it simulates.
-  - No epsilon of a small run is reported: ``Simulation`` has only the reference's,
-    which is the accountant's.
-
-Public: what the runs publish, if the data is public.  A small run has almost no noise:
-on private data it is a release that must be accounted for, and so is the choice among
-runs.
-
-References:
-  Sander, Stock and Sablayrolles (2023), arXiv:2210.03403, Section 4.
+Public: everything here.
 """
 
 from __future__ import annotations
@@ -32,17 +10,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import InputError
 from accounting.planning.tan import Configuration
-from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.experiments.comparison.case import Trial
-from trainer.experiments.comparison.runs import Runs, Say
-from trainer.model.metrics import LOWER_IS_BETTER, metric_names
-from trainer.papers.extrapolation import Line, Prediction, fit_line
+from trainer.model.metrics import LOWER_IS_BETTER
+from trainer.papers.extrapolation import Line, Prediction
 from trainer.papers.settings import SimulationSettings
-from trainer.settings.comparison_settings import LAST
-from trainer.settings.train_settings import TrainSettings
 
 #: Below this p-value the report says that the points deviate from a line.
 BENDS_BELOW = 0.05
@@ -89,12 +60,12 @@ class Point:
     """Runs that differ only in their seed.
 
     Attributes:
-      batch_size: Expected batch size.
+      expected_batch_size: Expected batch size.
       noise_multiplier: Noise multiplier of the runs.
       values: Metric of each seed.
     """
 
-    batch_size: int
+    expected_batch_size: int
     noise_multiplier: float
     values: tuple[float, ...]
 
@@ -138,6 +109,35 @@ class Simulation:
         found = self.line.lack_of_fit
         return found is not None and found < BENDS_BELOW
 
+    @property
+    def predicted(self) -> str:
+        """The prediction with its interval, in words."""
+        found = self.prediction
+        return f"{found.mean:.4f} predicted ({found.lower:.4f} to {found.upper:.4f})"
+
+    @property
+    def trained(self) -> str:
+        """The metric of the reference run, and whether the interval contains it."""
+        where = "inside" if self.holds else "OUTSIDE"
+        return f"{self.actual:.4f} trained: {where} the interval"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, without an epsilon."""
+        points = [
+            {
+                **dataclasses.asdict(one),
+                "is_private": False,
+                "mean": one.mean,
+                "stddev": one.stddev,
+            }
+            for one in self.points
+        ]
+        return {
+            **dataclasses.asdict(self),
+            "points": points,
+            "interval_holds_actual": self.holds,
+        }
+
 
 def best(simulations: Sequence[Simulation], metric: str) -> Simulation:
     """Returns the simulation whose predicted metric is best.
@@ -178,146 +178,3 @@ def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation
         and one.prediction.lower <= found.upper
         and found.lower <= one.prediction.upper
     ]
-
-
-class Simulator:
-    """Runs the simulations of a protocol; other arguments as for ``simulate``."""
-
-    def __init__(
-        self,
-        protocol: Protocol,
-        say: Say,
-        make_batches: str = MAKE_BATCHES,
-    ) -> None:
-        self._protocol, self._settings = protocol, protocol.settings
-        self._say, self._make = say, make_batches
-
-    def simulate(self, learning_rate: float) -> Simulation:
-        """Makes the small runs of one learning rate, unless they are done.
-
-        Raises:
-          InputError: batches or runs are refused, or exist with other settings.
-        """
-        protocol = self._protocol
-        points = []
-        for one in protocol.configurations:
-            values = [
-                self._run(one, f"b{one.plan.expected_batch_size}", learning_rate, seed)
-                for seed in range(self._settings.seeds)
-            ]
-            points.append(
-                Point(
-                    batch_size=one.plan.expected_batch_size,
-                    noise_multiplier=one.noise_multiplier,
-                    values=tuple(values),
-                )
-            )
-        line = _fit(points)
-        return Simulation(
-            learning_rate=learning_rate,
-            points=tuple(points),
-            line=line,
-            prediction=line.predict(
-                protocol.reference.plan.expected_batch_size,
-                confidence=self._settings.confidence,
-            ),
-        )
-
-    def run_reference(self, found: Simulation) -> Simulation:
-        """Makes one run of the reference, unless it is done, and adds its metric."""
-        reference = self._protocol.reference
-        actual = self._run(reference, "reference", found.learning_rate, 0)
-        return dataclasses.replace(found, actual=actual)
-
-    def _run(
-        self, one: Configuration, folder: str, learning_rate: float, seed: int
-    ) -> float:
-        settings = self._settings
-        experiment = dataclasses.replace(settings, out=settings.out / folder)
-        runs = Runs(experiment, self._say, self._make)
-        training = self._training(one, learning_rate, seed)
-        sampler = one.plan.sampler
-        trial = Trial(
-            name=f"{sampler}-{training.method}-seed{seed}-lr{learning_rate:g}",
-            batches=f"{sampler}-seed{seed}",
-            settings=training,
-        )
-        runs.make_batches(trial.batches, _sampling(one.plan), one.plan)
-        self._say(f"{folder}: {trial.name}")
-        return self._value(runs.run(trial)["metrics"])
-
-    def _training(
-        self, one: Configuration, learning_rate: float, seed: int
-    ) -> TrainSettings:
-        large = self._protocol.reference
-        return dataclasses.replace(
-            self._settings.training,
-            target_epsilon=None,
-            noise_multiplier=one.noise_multiplier,
-            learning_rate=learning_rate,
-            # Distinct for each size and seed, since no size exceeds the reference's.
-            init_seed=init_seed(one, large, seed),
-            simulates="" if one == large else stands_for(large),
-        )
-
-    def _value(self, metrics: dict[str, Any]) -> float:
-        settings = self._settings
-        found = {LAST: metrics, **metrics["aggregates"]}
-        if settings.weights not in found:
-            raise InputError(
-                f"Expected weights={settings.weights!r} among those that the runs "
-                f"have: {', '.join(found)}. `dpsgd train --help` names the averages."
-            )
-        value = found[settings.weights].get(settings.metric)
-        if not isinstance(value, (int, float)):
-            raise InputError(
-                f"Expected metric={settings.metric!r} among those of held-out examples "
-                f"with a value: {', '.join(_names(found[settings.weights]))}."
-            )
-        return float(value)
-
-
-def _sampling(plan: DpSgdPlan) -> BatchSettings:
-    return BatchSettings(
-        sampler=plan.sampler,
-        expected_batch_size=plan.expected_batch_size,
-        num_steps=plan.num_steps,
-        truncated_batch_size=plan.truncated_batch_size,
-    )
-
-
-def _names(metrics: dict[str, Any]) -> list[str]:
-    return [name for name in metric_names(metrics) if metrics[name] is not None]
-
-
-def _fit(points: Sequence[Point]) -> Line:
-    runs = [(point.batch_size, value) for point in points for value in point.values]
-    return fit_line([size for size, _ in runs], [value for _, value in runs])
-
-
-def init_seed(one: Configuration, reference: Configuration, seed: int) -> int:
-    """Returns the seed of the initial weights, distinct for each size and repetition.
-
-    Args:
-      one: Configuration of the run, with a batch size up to the reference's.
-      reference: Configuration of the predicted run.
-      seed: Index of the repetition.
-    """
-    large = reference.plan.expected_batch_size
-    return one.plan.expected_batch_size + seed * large
-
-
-def stands_for(reference: Configuration) -> str:
-    """Returns the text that the record of a small run has as ``simulates``.
-
-    Example:
-      >>> from accounting.core.plan import DpSgdPlan
-      >>> plan = DpSgdPlan(sampler="poisson", num_examples=5000,
-      ...                  expected_batch_size=1024, num_steps=50)
-      >>> stands_for(Configuration(plan=plan, noise_multiplier=2.5))
-      'expected_batch_size=1024, noise_multiplier=2.5'
-    """
-    return (
-        f"expected_batch_size={reference.plan.expected_batch_size}, "
-        f"noise_multiplier={reference.noise_multiplier!r}"
-    )

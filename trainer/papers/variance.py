@@ -30,6 +30,9 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
+import math
 import pathlib
 import statistics
 import tempfile
@@ -38,9 +41,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from matplotlib import ticker
 from scipy.stats import f as fisher
 
 from accounting.core.plan import DpSgdPlan
+from pipelines.files.storage import write_atomically
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
 from trainer.core.run.run_record import UNCERTAINTY_NAME
@@ -53,14 +58,21 @@ from trainer.experiments.comparison.runs import (
     training_data,
 )
 from trainer.export.serving import PROBABILITIES, PROBABILITY
+from trainer.model.metrics import in_words
 from trainer.papers.settings import VarianceSettings
 from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
+from trainer.report.arrow_tables import as_table
+from trainer.report.plots import drawn, setting_in_words
+from trainer.report.report import Report, Table
 from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: In the paper, both kinds of widths are within this factor of each other.
 FACTOR = 2.0
+
+#: Maximum number of points in the plot; more would hide each other.
+_POINTS = 4000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,30 +135,14 @@ class Spread:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Variances:
-    """Results of the experiment.
+class Variances(Report):
+    """The report of the experiment.
 
     Attributes:
-      settings: Settings of the experiment.
       spreads: One for each output of the model.
-      metrics: Held-out metric of every run.
-      num_steps: Number of steps in every run.
-      privacy: Privacy statement of one run, as JSON.
     """
 
-    settings: VarianceSettings
-    spreads: tuple[Spread, ...]
-    metrics: tuple[float, ...]
-    num_steps: int
-    privacy: dict[str, Any]
-
-    @property
-    def epsilon_of_all(self) -> tuple[float, float] | None:
-        """Epsilon and delta of all runs together; None if a run has none."""
-        epsilon, delta = self.privacy.get("epsilon"), self.privacy.get("delta")
-        if epsilon is None or delta is None:
-            return None
-        return self.settings.seeds * epsilon, self.settings.seeds * delta
+    spreads: Sequence[Spread]
 
 
 def variance(
@@ -176,13 +172,8 @@ def variance(
         last.append(_predictions(run, settings.held_out))
         stddevs.append(_stddevs(run / UNCERTAINTY_NAME, list(last[0])))
     assert settings.training.keep_last is not None  # checked by the settings
-    return Variances(
-        settings=settings,
-        spreads=spreads(last, stddevs, num_iterates=settings.training.keep_last),
-        metrics=tuple(float(one["metrics"][settings.metric]) for one in results),
-        num_steps=plan.num_steps,
-        privacy=results[0]["privacy"],
-    )
+    found = spreads(last, stddevs, num_iterates=settings.training.keep_last)
+    return report(settings, found, results, plan.num_steps)
 
 
 def spreads(
@@ -246,3 +237,157 @@ def _arrays(path: pathlib.Path, but: str | None = None) -> dict[str, np.ndarray]
     table = pq.read_table(path)
     names = [name for name in table.column_names if name != but]
     return {n: np.array(table[n].to_pylist(), np.float64) for n in names}
+
+
+# -- report ----------------------------------------------------------------------------
+
+
+def report(
+    settings: VarianceSettings,
+    found: Sequence[Spread],
+    results: Sequence[Mapping[str, Any]],
+    num_steps: int,
+) -> Variances:
+    """Returns the report of an experiment.
+
+    Args:
+      settings: Settings of the experiment.
+      found: One for each output of the model.
+      results: Metrics and privacy of every run.
+      num_steps: Number of steps in every run.
+    """
+    metrics = [float(one["metrics"][settings.metric]) for one in results]
+    stated = results[0]["privacy"]
+    of_one = [stated.get(name) for name in ("epsilon", "delta")]
+    epsilon, delta = (None if None in of_one else settings.seeds * x for x in of_one)
+    notes = [
+        *_notes(settings, found),
+        f"Held-out {in_words(settings.metric)} of the last weights over runs: mean "
+        f"{statistics.fmean(metrics):.4f}, standard deviation "
+        f"{statistics.stdev(metrics):.4f}.",
+        _privacy_note(settings.seeds, epsilon, delta),
+    ]
+    headings = (
+        "output", "over runs", "of iterates", "variance ratio", f"within x{FACTOR:g}",
+        "if exact",
+    )  # fmt: skip
+    return Variances(
+        stem="variance",
+        title="Iterates of one run against independent runs",
+        tables=[Table(headings=headings, rows=list(map(_cells, found)))],
+        notes=notes,
+        fields={
+            "num_runs": settings.seeds,
+            "num_iterates": found[0].num_iterates,
+            "metric": settings.metric,
+            "values": metrics,
+            "outputs": [one.to_json() for one in found],
+            "privacy_of_one_run": stated,
+            "epsilon_of_all_runs": epsilon,
+            "delta_of_all_runs": delta,
+            "notes": notes,
+        },
+        draw={
+            "variance.parquet": functools.partial(_write_examples, found),
+            "variance.png": functools.partial(_plot, settings, found, num_steps),
+        },
+        spreads=found,
+    )
+
+
+def _notes(settings: VarianceSettings, found: Sequence[Spread]) -> list[str]:
+    """Returns what explains the table."""
+    return [
+        f"Over runs: standard deviation of the last weights' predictions over "
+        f"{settings.seeds} independent runs, mean over {len(found[0].over_runs):,} "
+        "held-out examples. Of iterates: standard deviation over "
+        f"{found[0].num_iterates} kept iterates of one run, mean over examples and "
+        "runs. Variance ratio: mean variance of iterates over mean variance of runs; "
+        f"mean and range over runs. Within x{FACTOR:g}: share of examples whose two "
+        "standard deviations are within this factor, and the share expected if both "
+        "estimated one variance.",
+        "All runs start from the same weights and use the same examples: only noise "
+        "and sampling differ.",
+    ]
+
+
+def _privacy_note(runs: int, epsilon: float | None, delta: float | None) -> str:
+    cost = "none is stated for one run"
+    if epsilon is not None and delta is not None:
+        rounded = math.ceil(epsilon * 100) / 100
+        cost = f"together {rounded:g} at delta {delta:.2g}, by basic composition"
+    return (
+        f"Each of the {runs} runs is a release and costs its own epsilon: {cost}. The "
+        "iterates of a run cost nothing in addition. Held-out examples are not "
+        "protected."
+    )
+
+
+def _cells(one: Spread) -> list[str]:
+    ratios = one.variance_ratios
+    return [
+        one.output,
+        f"{one.over_runs.mean():.4g}",
+        f"{one.of_iterates.mean():.4g}",
+        f"{statistics.fmean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"{100 * one.share_within:.0f} %",
+        f"{100 * one.expected_share:.0f} %",
+    ]
+
+
+def _write_examples(found: Sequence[Spread], path: pathlib.Path) -> None:
+    """Writes one row per held-out example, in their order."""
+    columns = {}
+    for one in found:
+        prefix = f"{one.output}_" if len(found) > 1 else ""
+        columns[f"{prefix}stddev_over_runs"] = one.over_runs
+        for run, values in enumerate(one.of_iterates):
+            columns[f"{prefix}stddev_of_iterates_{run}"] = values
+    buffer = io.BytesIO()
+    pq.write_table(as_table(columns), buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def _plot(
+    settings: VarianceSettings,
+    found: Sequence[Spread],
+    num_steps: int,
+    path: pathlib.Path,
+) -> None:
+    """Plots S against s for each output, one point per example.
+
+    The line marks equality, the band a factor of ``FACTOR``.  The iterates are those of
+    the first run, since a user would have one run.
+    """
+    setting = setting_in_words(
+        settings.batches.expected_batch_size, num_steps, [settings.trained]
+    ).replace("steps, ", "steps\n")
+    iterates, columns = found[0].num_iterates, len(found)
+    title = f"{iterates} iterates of one run, {settings.seeds} runs\n{setting}"
+    with drawn(path, (4.8 * columns, 4.4), title, columns=columns) as (_, panels):
+        for axes, one in zip(panels, found, strict=True):
+            _draw(axes, one)
+
+
+def _draw(axes: Any, one: Spread) -> None:
+    over_runs, of_iterates = one.over_runs.ravel(), one.of_iterates[0].ravel()
+    known = (over_runs > 0) & (of_iterates > 0)
+    x, y = over_runs[known], of_iterates[known]
+    # Evenly spaced, so that all of the held-out examples is shown.
+    chosen = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int)
+    axes.loglog(x[chosen], y[chosen], ".", ms=3, alpha=0.4, color="C0")
+    ends = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
+    axes.plot(ends, ends, color="black", lw=1, label="equal")
+    axes.fill_between(
+        ends, ends / FACTOR, ends * FACTOR, color="C1", alpha=0.2, lw=0,
+        label=f"factor {FACTOR:g}",
+    )  # fmt: skip
+    axes.set_xlabel("standard deviation over runs")
+    axes.set_ylabel("of the iterates of one run")
+    axes.set_title(one.output, fontsize="medium")
+    subs = (1.0, 2.0, 5.0) if ends[1] < 50 * ends[0] else (1.0,)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7))
+        axis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.legend(loc="upper left", fontsize="small")

@@ -39,8 +39,7 @@ import pyarrow as pa
 
 from pipelines.core.batches.columns import row_bytes
 from trainer.averaging.uncertainty import statement
-from trainer.prediction import request as requests
-from trainer.prediction.request import PredictRequest
+from trainer.prediction.request import PredictRequest, PredictSettings, check
 from trainer.prediction.table_file import TableFile
 from trainer.report.arrow_tables import as_table
 from trainer.report.progress import Reporter, Silent
@@ -106,16 +105,16 @@ def predict(
     Raises:
       InputError: name, value, bound, remedy.
     """
-    checked = requests.check(
+    settings = PredictSettings(
         run=pathlib.Path(run),
         table=pathlib.Path(table),
         out=pathlib.Path(out),
         average=average,
         aggregate=aggregate,
         uncertainty=uncertainty,
-        carried=carry,
+        carry=tuple(carry),
     )
-    return predict_checked(checked, reporter or Silent())
+    return predict_checked(check(settings), reporter or Silent())
 
 
 def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSummary:

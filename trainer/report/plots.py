@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,32 @@ def _target(training: TrainSettings) -> list[str]:
     return [f"{name} {value:g}" for name, value in named.items() if value is not None]
 
 
+def over_seeds(count: int) -> str:
+    """Returns what a picture or a table shows of ``count`` seeds, in words."""
+    return "1 seed" if count == 1 else f"mean and standard deviation over {count} seeds"
+
+
+@contextlib.contextmanager
+def drawn(
+    path: pathlib.Path, size: tuple[float, float], title: str, *, columns: int = 1
+) -> Iterator[tuple[Any, Any]]:
+    """Yields a figure and its panels to draw in, side by side, and writes it.
+
+    Args:
+      path: Path of the PNG, which is replaced if it exists.
+      size: Width and height in inches.
+      title: Lines above the panels.
+      columns: Number of panels.
+    """
+    figure, found = new_figure(*size, columns=columns)
+    panels = np.atleast_1d(found)
+    for axes in panels:
+        axes.grid(alpha=0.3)
+    figure.suptitle(title, fontsize="medium")
+    yield figure, panels
+    write_png(figure, path)
+
+
 def write_png(figure: Any, path: pathlib.Path) -> None:
     """Writes a figure, complete or not at all.
 
@@ -66,14 +93,12 @@ def plot_curve(points: list[dict[str, Any]], path: pathlib.Path, *, title: str) 
       title: One line above the plot.
     """
     names = metric_names(points[-1])[:2]
-    figure, found = new_figure(4.5 * len(names), 3.6, columns=len(names))
     steps = [point["step"] for point in points]
-    for axes, name in zip(np.atleast_1d(found), names, strict=True):
-        values = [point[name] for point in points]
-        known = [value if value is not None else float("nan") for value in values]
-        axes.plot(steps, known, color="tab:blue", marker="o", markersize=3)
-        axes.set_ylabel(f"{in_words(name)} on held-out examples")
-        axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
-    figure.suptitle(title)
-    write_png(figure, path)
+    size, columns = (4.5 * len(names), 3.6), len(names)
+    with drawn(path, size, title, columns=columns) as (_, panels):
+        for axes, name in zip(panels, names, strict=True):
+            values = [point[name] for point in points]
+            known = [value if value is not None else float("nan") for value in values]
+            axes.plot(steps, known, color="tab:blue", marker="o", markersize=3)
+            axes.set_ylabel(f"{in_words(name)} on held-out examples")
+            axes.set_xlabel("step")

@@ -32,7 +32,7 @@ from trainer.settings.train_settings import TrainSettings
 if TYPE_CHECKING:
     from accounting.core.intervals import NoiseBounds
     from accounting.core.theorem import Theorem
-    from trainer.settings.user_levels import Level
+    from trainer.settings.comparison_settings import Level
 
 NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "

@@ -206,7 +206,7 @@ def test_small_runs_are_like_the_audited_one() -> None:
 
 def test_trials_are_shared_by_the_kinds_that_have_any() -> None:
     for trials, count in ((100, 4), (8192, 4), (8193, 6), (20_000, 8)):
-        names = [run.name for run in audit_training.runs(PLAN, 1.0, CLIP, trials)]
+        names = [run.name for run in audit_training.runs([DENSE, LAZY, *FEW], trials)]
         assert len(names) == count
         assert names.count("dense") == names.count("lazy") == (count - 2) // 2
 

@@ -31,9 +31,13 @@ from trainer.cli.experiments.compare_commands import compare
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import runs as compare_runs
 from trainer.experiments.comparison.results import Outcome
-from trainer.settings.comparison_settings import OPTIMISTIC, OWN, ComparisonSettings
+from trainer.settings.comparison_settings import (
+    OPTIMISTIC,
+    OWN,
+    ComparisonSettings,
+    UserLevels,
+)
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
-from trainer.settings.user_levels import UserLevels
 
 ROOT = pathlib.Path(__file__).parents[3]
 SMALL = ["--hidden=4", "--embedding-dim=2", "--eval-every=100"]

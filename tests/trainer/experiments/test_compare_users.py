@@ -26,9 +26,8 @@ from trainer.experiments.comparison import levels as compare_levels
 from trainer.experiments.comparison.levels import find_data_sets
 from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import Outcome
-from trainer.settings.comparison_settings import ComparisonSettings
+from trainer.settings.comparison_settings import ComparisonSettings, UserLevels
 from trainer.settings.train_settings import AUTO_LOSS
-from trainer.settings.user_levels import UserLevels
 
 NUM_USERS, ROWS_KEPT = 60, {1: 60, 4: 200}
 USERS = UserLevels(

@@ -17,7 +17,6 @@ from accounting.core.validation import InputError
 from pipelines.sampling.samplers import BlockRows, sample_block
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import private_settings
-from trainer.papers import shift_report
 from trainer.papers.drifting_table import (
     num_steps_of,
     order,
@@ -145,7 +144,7 @@ def test_last_weights_and_averages_are_judged_along_the_way(
         assert course.mean[0] == found.courses[0].mean[0]  # all start there
     # Noise is random, and two averages may order the rows alike at one of the steps.
     assert len({tuple(course.mean) for course in found.courses}) == 3
-    fields = shift_report.report(found).write(settings.out)
+    fields = found.write(settings.out)
     assert json.loads((settings.out / "shift.json").read_text()) == fields
     assert "NOT PRIVATE" in (settings.out / "shift.md").read_text()
 

@@ -21,18 +21,11 @@ from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account
 from trainer.core.run.run_record import read_run
 from trainer.papers import simulation_report
-from trainer.papers.cli.simulate_command import simulate
+from trainer.papers.cli.commands import simulate
 from trainer.papers.extrapolation import fit_line
 from trainer.papers.settings import SimulationSettings
-from trainer.papers.simulation import (
-    Point,
-    Protocol,
-    Simulation,
-    Simulator,
-    best,
-    init_seed,
-    undecided,
-)
+from trainer.papers.simulate import Simulator, init_seed
+from trainer.papers.simulation import Point, Protocol, Simulation, best, undecided
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 
@@ -62,7 +55,7 @@ def _protocol(
 def _simulation(rate: float, *means: float, shift: float = 0.001) -> Simulation:
     points = tuple(
         Point(
-            batch_size=one.plan.expected_batch_size,
+            expected_batch_size=one.plan.expected_batch_size,
             noise_multiplier=one.noise_multiplier,
             values=(mean - shift, mean + shift),
         )

@@ -16,7 +16,6 @@ from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import load_model, private_settings
 from trainer.experiments.comparison import runs as compare_runs
-from trainer.papers import variance_report
 from trainer.papers.settings import VarianceSettings
 from trainer.papers.variance import spreads, variance
 
@@ -87,7 +86,7 @@ def test_runs_are_held_together_and_not_made_again(
     for run, stddev in zip(runs, one.of_iterates, strict=True):
         wanted = pq.read_table(run / "uncertainty.parquet")["stddev"]
         np.testing.assert_array_equal(stddev, wanted)
-    fields = variance_report.report(found).write(settings.out)
+    fields = found.write(settings.out)
     assert json.loads((settings.out / "variance.json").read_text()) == fields
     statement = json.loads((runs[0] / "privacy.json").read_text())
     assert fields["epsilon_of_all_runs"] == 2 * statement["epsilon"]

@@ -309,9 +309,9 @@ def test_an_unfinished_run_and_one_without_a_model_are_refused(
     shutil.rmtree(tmp_path / "run" / "saved_model")
 
     def check() -> request.PredictRequest:
-        return request.check(
-            run=tmp_path / "run", table=folder / "table", out=tmp_path / "out"
-        )
+        run, table = tmp_path / "run", folder / "table"
+        out = tmp_path / "out"
+        return request.check(request.PredictSettings(run=run, table=table, out=out))
 
     with pytest.raises(InputError, match="saved_model to exist"):
         check()

@@ -20,9 +20,9 @@ from tests.trainer.papers.test_simulation import _report, _simulation
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import Outcome
-from trainer.papers import bias_report, shift_report
+from trainer.papers import bias, shift
 from trainer.papers.settings import ShiftSettings
-from trainer.papers.shift import Course, Shift
+from trainer.papers.shift import Course
 from trainer.report.plots import plot_curve, setting_in_words
 from trainer.settings.bias_settings import COLUMNS
 from trainer.settings.train_settings import TrainSettings
@@ -270,7 +270,7 @@ def test_intervals_of_a_simulation_stand_beside_each_other(
     assert sum("predicted" in line for line in lines) == 2
     # The lines through the runs, without colour.
     assert len(_styles_of(figure.axes[0].lines) - {"None", "-"}) == 2
-    assert "epsilon ≤ " in figure.axes[0].get_title()
+    assert "epsilon ≤ " in figure.get_suptitle()
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     places = [tuple(line.get_xdata()) for line in crosses if len(line.get_xdata())]
     # Three sizes of two rates, with equal results.
@@ -288,10 +288,10 @@ def test_equal_lines_of_the_bias_can_all_be_seen_without_colour(
     drawn: list[Figure],
 ) -> None:
     same = [dict.fromkeys((*COLUMNS, "step"), float(step)) for step in (1, 2)]
-    found = bias_report.report(dict.fromkeys(("a", "b", "c"), same), "batch size 8")
+    found = bias.report(dict.fromkeys(("a", "b", "c"), same), "batch size 8")
     found.write(pathlib.Path.cwd())
     [figure] = drawn
-    assert figure.get_suptitle() == f"{bias_report.TITLE}\nbatch size 8"
+    assert figure.get_suptitle() == f"{bias.TITLE}\nbatch size 8"
     for axes in figure.axes:
         assert len(_styles_of(axes.lines)) == 3
         widths = [line.get_linewidth() for line in axes.lines]
@@ -312,8 +312,7 @@ def test_a_shift_has_a_band_for_each_line_and_says_what_is_held(
         Course(weights=name, steps=steps, values=values, period=4)
         for name in ("last", "ema")
     )
-    found = Shift(settings=settings, num_steps=12, courses=courses)
-    shift_report.plot(found, tmp_path / "a.png")
+    shift.report(settings, 12, courses).write(tmp_path)
     [figure] = drawn
     axes = figure.axes[0]
     assert len(_styles_of(axes.lines)) == 2

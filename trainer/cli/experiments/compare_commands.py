@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
-from accounting.cli.grouped import Grouped
 from accounting.cli.registered import Registered
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.core.statement import AUTO_CLIP
@@ -17,20 +16,21 @@ from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
-from trainer.cli.experiments.experiment_flags import listed
+from trainer.cli.experiments.experiment_flags import experiment, listed
 from trainer.cli.setting_flags import NumberOr
 from trainer.settings import methods
-from trainer.settings.comparison_settings import NOISE_RULES, SAME, ComparisonSettings
+from trainer.settings.comparison_settings import (
+    NOISE_RULES,
+    SAME,
+    ComparisonSettings,
+    UserLevels,
+)
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.settings.user_levels import UserLevels
 
 
-@click.command(
-    cls=Grouped,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+@experiment("trainer.experiments.compare:compare")
 @setting_flags.settings(ComparisonSettings)
 @registered.sampler(
     "Samplers.",
@@ -100,9 +100,7 @@ from trainer.settings.user_levels import UserLevels
     default="4GiB",
     show_default=True,
 )
-@shared_options.as_json
-@click.pass_context
-def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
+def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     """Trains with several samplers, methods and settings, and compares the models.
 
     Answers two questions of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205): which
@@ -138,14 +136,6 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --user-column user --num-users 100000 --max-examples-per-user 1,2,5,10 \\
           --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 1
     """
-    settings = _settings(flags, tuple(ctx.args))
-    from trainer.cli.experiments import experiment_body
-    from trainer.experiments import compare as comparing
-
-    experiment_body.run(comparing.compare, settings, as_json=as_json)
-
-
-def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     own = _flags_of_methods(flags)
     requests = [
         request

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
+from trainer.settings.comparison_settings import Level
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings, number_in_words
-from trainer.settings.user_levels import Level
 
 #: In addition to ``comparison_settings.NOISE_RULES``: the noise multiplier was given.
 GIVEN = "given"

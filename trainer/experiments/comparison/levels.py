@@ -37,8 +37,7 @@ from pipelines.users.bound_job import BoundSettings
 from pipelines.users.text_tables import is_text
 from trainer.experiments.comparison.runs import Say, training_data
 from trainer.model.evaluation import check_files
-from trainer.settings.comparison_settings import ComparisonSettings
-from trainer.settings.user_levels import Level, UserLevels
+from trainer.settings.comparison_settings import ComparisonSettings, Level, UserLevels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -48,9 +48,9 @@ from trainer.settings.comparison_settings import (
     OWN,
     SAME,
     ComparisonSettings,
+    Level,
 )
 from trainer.settings.train_settings import TrainSettings
-from trainer.settings.user_levels import Level
 
 
 def check_plans(settings: ComparisonSettings, num_examples: int) -> None:

@@ -28,7 +28,7 @@ from accounting.plots import new_figure
 from trainer.experiments.comparison.case import GIVEN
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.model.metrics import in_words
-from trainer.report.plots import DASHES, MARKERS, write_png
+from trainer.report.plots import DASHES, MARKERS, over_seeds, write_png
 from trainer.settings.aggregation_settings import OMV
 from trainer.settings.comparison_settings import OPTIMISTIC, OWN, SAME
 from trainer.settings.train_settings import number_in_words
@@ -105,12 +105,6 @@ def _said(axis: Axis, value: float) -> str:
     return f"{axis.words} {_tick(value)}"
 
 
-def over_seeds(outcomes: Sequence[Outcome]) -> str:
-    """Returns what the table shows of the seeds, in words."""
-    count = outcomes[0].num_seeds
-    return "1 seed" if count == 1 else f"mean and standard deviation over {count} seeds"
-
-
 def plot(
     outcomes: Sequence[Outcome], axis: Axis, path: pathlib.Path, *, title: str
 ) -> None:
@@ -141,7 +135,7 @@ def plot(
         _set_ticks(axes, _values(axis, shown))
     figure.supylabel(f"held-out {in_words(outcomes[0].metric)}", fontsize="medium")
     _add_legend(figure, axis, lines)
-    figure.suptitle(f"{title}\n{over_seeds(outcomes)}", fontsize="medium")
+    figure.suptitle(f"{title}\n{over_seeds(outcomes[0].num_seeds)}", fontsize="medium")
     write_png(figure, path)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.model.metrics import LOWER_IS_BETTER, in_words
+from trainer.report.plots import over_seeds
 from trainer.report.report import Report, Table
 from trainer.settings.train_settings import number_in_words
 
@@ -91,7 +92,7 @@ def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     return [
         "eps ≤ is proven for these batches at the noise multiplier in column "
         "noise; no proof can give less than eps ≥. The columns after it are for "
-        f"held-out examples: {compare_plot.over_seeds(outcomes)}.",
+        f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
         *([_LEVELS_NOTE] if any(one.sampled for one in outcomes) else []),
         *([_NO_GUARANTEE_NOTE] if marked else []),
         *_seeds_note(outcomes),
