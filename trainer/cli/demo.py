@@ -130,17 +130,15 @@ Without privacy:
 
 
 def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from trainer.report import tables
 
-    table = Table(title="Test split of the synthetic logs")
-    for name in ("model", "AUC", "log loss"):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for name, key in (("DP-SGD", "private"), ("without privacy", "non_private")):
-        metrics = result[key]
-        table.add_row(name, f"{metrics['auc']:.4f}", f"{metrics['log_loss']:.4f}")
+    rows = [
+        (name, f"{result[key]['auc']:.4f}", f"{result[key]['log_loss']:.4f}")
+        for name, key in (("DP-SGD", "private"), ("without privacy", "non_private"))
+    ]
     click.echo()
-    Console().print(table)
+    title, headings = "Test split of the synthetic logs", ("model", "AUC", "log loss")
+    tables.show(title, headings, rows, left=(0,))
     click.echo(result["statement"].splitlines()[0])
     click.echo(f"both models side by side: {out}/report.md")
     click.echo(f"report: {out}/report.html, to open in a browser  ({seconds:.0f} s)")

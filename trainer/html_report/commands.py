@@ -19,6 +19,14 @@ from trainer.core.run.run_record import RunRecord
 from trainer.run import privacy
 from trainer.settings import methods
 
+_AGAIN = "Anyone, from the numbers on this page alone: compute epsilon again."
+_AS_WRITTEN = (
+    "With the run's folder and its noise key: check that record and manifest are as "
+    "they were written, and state the epsilon of what was executed."
+)
+_ATTACK = "Attack the mechanism itself, and bound its epsilon from below."
+_COMPARE = "Compare the files of the run with the fingerprints on this page."
+
 
 def to_verify(
     name: str,
@@ -39,35 +47,15 @@ def to_verify(
     run = shlex.quote(name)
     found = []
     if statement is not None and not record.selection:
-        found.append(
-            (
-                "Anyone, from the numbers on this page alone: compute epsilon again.",
-                _account(record, plan, statement),
-            )
-        )
+        found.append((_AGAIN, _account(record, plan, statement)))
     if statement is not None:
-        found += [
-            (
-                "With the run's folder and its noise key: check that record and "
-                "manifest are as they were written, and state the epsilon of what was "
-                "executed.",
-                f"dpsgd account {run}{_delta(record, statement)}",
-            ),
-        ]
+        delta = _delta(record, statement)
+        found.append((_AS_WRITTEN, f"dpsgd account {run}{delta}"))
         attacked = methods.get(record.method).has_dp_sgd_accounting
         if statement.is_guarantee and attacked and record.complete:
-            found.append(
-                (
-                    "Attack the mechanism itself, and bound its epsilon from below.",
-                    f"dpsgd audit {run}{_delta(record, statement)}",
-                )
-            )
-    found.append(
-        (
-            "Compare the files of the run with the fingerprints on this page.",
-            " ".join(["sha256sum", *(f"{run}/{file}" for file in files)]),
-        )
-    )
+            found.append((_ATTACK, f"dpsgd audit {run}{delta}"))
+    digests = " ".join(["sha256sum", *(f"{run}/{file}" for file in files)])
+    found.append((_COMPARE, digests))
     return [{"purpose": text, "command": command} for text, command in found]
 
 

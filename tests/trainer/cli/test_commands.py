@@ -435,8 +435,9 @@ def test_the_rest_of_a_statement_in_a_store_is_named() -> None:
     assert _in_short(summary, None).endswith(": s3://bucket/run/privacy.txt")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "signals"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)]
+)
 def test_a_stopped_run_tells_its_signal_and_goes_on(
     tmp_path: pathlib.Path,
     small_batches: Any,

@@ -82,13 +82,17 @@ ITERATES_NAME = "iterates"
 UNCERTAINTY_NAME = "uncertainty.parquet"
 #: Packages whose version may change rounding or random numbers.
 _PACKAGES = (
-    "dp-accounting",
-    "numpy",
-    "randomgen",
-    "tensorflow",
-    "tensorflow-privacy",
-    "keras",
-)
+    "dp-accounting", "numpy", "randomgen", "tensorflow", "tensorflow-privacy", "keras",
+)  # fmt: skip
+
+
+#: Type -> the fields of a record that have no other check.
+_KINDS: dict[type, tuple[str, ...]] = {
+    bool: ("complete",),
+    str: ("manifest_fingerprint", "batches_id", "records_id", "simulates"),
+    list: ("relies_on",),
+    dict: ("optimizer", "model", "versions", "selection"),
+}
 
 
 def exported_names(average: str | None = None) -> tuple[str, str]:
@@ -104,21 +108,11 @@ def exported_names(average: str | None = None) -> tuple[str, str]:
 
 #: All files that a run may write into its folder.
 RUN_NAMES = (
-    RECORD_NAME,
-    MANIFEST_NAME,
-    PRIVATE_NAME,
-    CURVE_NAME,
-    CURVE_PLOT_NAME,
-    METRICS_NAME,
-    PRIVACY_NAME,
-    PRIVACY_TEXT_NAME,
-    ITERATES_NAME,
-    UNCERTAINTY_NAME,
-    SERVING_NAME,
-    CERTIFICATE_NAME,
-    *exported_names(),
+    RECORD_NAME, MANIFEST_NAME, PRIVATE_NAME, CURVE_NAME, CURVE_PLOT_NAME,
+    METRICS_NAME, PRIVACY_NAME, PRIVACY_TEXT_NAME, ITERATES_NAME, UNCERTAINTY_NAME,
+    SERVING_NAME, CERTIFICATE_NAME, *exported_names(),
     *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
-)
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,20 +175,10 @@ class RunRecord:
         self._check_mechanism()
         if self.target_delta is not None:
             check_float("target_delta", self.target_delta, above=0, below=1)
-        for name, kind in (
-            ("complete", bool),
-            ("manifest_fingerprint", str),
-            ("batches_id", str),
-            ("relies_on", list),
-            ("records_id", str),
-            ("optimizer", dict),
-            ("model", dict),
-            ("versions", dict),
-            ("simulates", str),
-            ("selection", dict),
-        ):
-            if not isinstance(getattr(self, name), kind):
-                raise InputError(f"Expected {name} to be of type {kind.__name__}.")
+        for kind, names in _KINDS.items():
+            for name in names:
+                if not isinstance(getattr(self, name), kind):
+                    raise InputError(f"Expected {name} to be of type {kind.__name__}.")
         claims.check(map(str, self.relies_on))
 
     def _check_mechanism(self) -> None:
