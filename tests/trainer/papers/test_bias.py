@@ -77,8 +77,10 @@ def test_every_method_has_a_line_for_every_step_beside_no_public_file(
     # Finished runs are not made again; of other settings they are refused.
     monkeypatch.setattr(trainer.train, "train", None)
     assert measure_bias(settings).to_json() == fields
-    with pytest.raises(InputError, match=r"settings\.json says otherwise"):
-        measure_bias(settings_for("dp-sgd"))
+    assert len(measure_bias(settings_for("dp-sgd")).to_json()["methods"]) == 1
+    other = private_settings(l2_norm_clip=0.2)
+    with pytest.raises(InputError, match=r"dp-sgd\.settings\.json beside it has"):
+        measure_bias(settings_for(trained=(other,)))
 
 
 def test_what_is_measured_changes_no_weight_of_dp_sat(

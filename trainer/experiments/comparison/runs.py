@@ -135,11 +135,7 @@ class Runs:
           InputError: the run was made or begun with other settings.
         """
         request = self.request(trial)
-        _check_same(request)
-        if not is_finished(request.run):
-            return request
-        check_code(request.run)
-        return None
+        return request if is_unfinished(request) else None
 
     def result(self, trial: Trial) -> dict[str, Any]:
         """Returns the published "metrics" and "privacy" of a finished run."""
@@ -177,6 +173,19 @@ def describe(request: Request) -> dict[str, Any]:
         json.dumps(dataclasses.asdict(request), default=str)
     )
     return fields
+
+
+def is_unfinished(request: Request) -> bool:
+    """Whether a run is left to train.
+
+    Raises:
+      InputError: the run was made or begun with other settings or other code.
+    """
+    _check_same(request)
+    if not is_finished(request.run):
+        return True
+    check_code(request.run)
+    return False
 
 
 def _check_same(request: Request) -> None:
