@@ -4,7 +4,8 @@
 
 Every data set is synthetic or public.  For each, all 40 settings of ``GRID`` run once.
 The best by each metric runs again with every seed, and so do the defaults.  Results are
-in ``OUT/results.json``; stopped, it goes on with the same command.
+in ``OUT/results.json``; stopped, it goes on with the same command.  After a change of
+the defaults alone, ``--defaults-only`` runs no grid, whose best stays what it was.
 """
 
 from __future__ import annotations
@@ -222,16 +223,31 @@ def _lines(
 ) -> Iterator[str]:
     """Yields the defaults beside the best of the grid, a line for each metric."""
     tried = [(results.of(name, folder, one, 0), one) for one in GRID]
-    for metric in dict.fromkeys((TABLES[name].metric, "log_loss")):
+    for metric in _metrics(name, tried[0][0]):
         best = min(tried, key=lambda pair: _badness(pair[0], metric))[1]
         columns = [
             _mean([results.of(name, folder, one, s)[metric] for s in range(seeds)])
             for one in ({}, best)
-            if metric in tried[0][0]
         ]
         words = ", ".join(f"{k.replace('l2_norm_', '')} {v}" for k, v in best.items())
-        if columns:
-            yield f"| {name} | {metric} | {' | '.join(columns)} | {words} |"
+        yield f"| {name} | {metric} | {' | '.join(columns)} | {words} |"
+
+
+def _lines_of_defaults(
+    name: str, folder: pathlib.Path, results: Results, seeds: int
+) -> Iterator[str]:
+    """Yields the defaults alone, a line for each metric."""
+    found = [results.of(name, folder, {}, seed) for seed in range(seeds)]
+    for failed in (one["error"] for one in found if "error" in one):
+        raise click.ClickException(f"the defaults fail on {name}: {failed}")
+    for metric in _metrics(name, found[0]):
+        yield f"| {name} | {metric} | {_mean([one[metric] for one in found])} |"
+
+
+def _metrics(name: str, found: Fields) -> list[str]:
+    """Returns the metrics of a data set's lines, of those that a run has."""
+    wanted = dict.fromkeys((TABLES[name].metric, "log_loss"))
+    return [metric for metric in wanted if metric in found]
 
 
 def _mean(values: list[float]) -> str:
@@ -243,17 +259,21 @@ def _mean(values: list[float]) -> str:
 @click.option("--out", required=True, type=click.Path(path_type=pathlib.Path))
 @click.option("--seeds", default=3)
 @click.option("--table", "names", multiple=True, type=click.Choice(list(TABLES)))
-def main(out: pathlib.Path, seeds: int, names: tuple[str, ...]) -> None:
+@click.option("--defaults-only", is_flag=True, help="Run no grid.")
+def main(
+    out: pathlib.Path, seeds: int, names: tuple[str, ...], defaults_only: bool
+) -> None:
     """Prints a Markdown table of defaults beside the best of the grid."""
     sys.path.insert(0, str(EXAMPLES))
     paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out / "results.json")
+    lines = _lines_of_defaults if defaults_only else _lines
     for name in names or TABLES:
         folder = out / name.replace(", ", "-").replace(" ", "_")
         _make(TABLES[name], folder.absolute())
-        for line in _lines(name, folder, results, seeds):
+        for line in lines(name, folder, results, seeds):
             click.echo(line)
 
 
