@@ -3,7 +3,7 @@
 The assignment is drawn anew in each epoch.  Under the zero-out relation, one epoch of t
 steps is tightly dominated by ``P = mean over k of N(e_k, s^2 I_t)`` against
 ``Q = N(0, s^2 I_t)`` and by its reverse; epochs are independent.  Both directions are
-bounded from above and from below, numerically and without sampling: `allocation_prices`
+bounded from above and from below, numerically and without sampling: `random_allocation`
 encloses the likelihood ratio of one epoch, and `privacy_profile` composes the epochs.
 
 Under add-or-remove the pair is the same.  Proof: the number of steps is the plan's, for
@@ -66,13 +66,10 @@ def directions(
       plan: A plan of balls and bins.
       noise_multiplier: Noise standard deviation over the clip norm, above 0.
       upper: True for an upper bound on delta, False for a lower one.
-      num_cells: Number of grid cells of the likelihood ratios; ``NUM_CELLS`` or more
-        for the tightest bound.
+      num_cells: Number of grid cells of the likelihood ratios.
     """
-    steps, noise = plan.steps_per_epoch, min(noise_multiplier, _MOST_NOISE)
-    if num_cells >= random_allocation.NUM_CELLS:
-        return allocation_loss.tightest(noise, steps, upper)
-    return allocation_loss.directions(noise, steps, upper, num_cells)
+    noise = min(noise_multiplier, _MOST_NOISE)
+    return allocation_loss.directions(noise, plan.steps_per_epoch, upper, num_cells)
 
 
 def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
@@ -252,8 +249,8 @@ def allocation(
 _WORDING = sampler_registry.Wording(
     sampling="balls and bins, each example in one uniformly random step of each epoch",
     discretization=(
-        "prices of sums of likelihood ratios by tilted Fourier transforms, bounded "
-        "from either side; epochs by another"
+        "sums of likelihood ratios spread or merged on geometric grids; epochs by a "
+        "tilted Fourier transform"
     ),
 )
 _ZERO_OUT = sampler_registry.Sampler(

@@ -42,12 +42,7 @@ def print_table(question: Question, rows: list[Answer]) -> None:
         table.add_column("padding", justify="right")
     for row in rows:
         table.add_row(*(_cells(row) if truncated else _cells(row)[:3]))
-    click.echo(
-        f"{_target(question)}, delta={question.delta!r}, "
-        f"{neighboring_relation.NAMES[question.neighboring_relation]} relation"
-        f"{_of_users(question)}\n"
-        f"{question.schedule}"
-    )
+    click.echo(f"{_claim(question)}\n{question.schedule}")
     Console().print(table)
 
 
@@ -75,11 +70,7 @@ def print_prices(question: Question, asked: Tuning, prices: list[Price]) -> None
         value = price.epsilon if at_noise else price.noise_multiplier
         released = _RELEASED[price.mode].format(runs=asked.num_runs, mean=mean)
         table.add_row(released, upper_text(value))
-    click.echo(
-        f"{_target(question)}, delta={question.delta!r}, "
-        f"{neighboring_relation.NAMES[question.neighboring_relation]} relation"
-        f"{_of_users(question)}, {asked.plan.sampler}\n{question.schedule}"
-    )
+    click.echo(f"{_claim(question)}, {asked.plan.sampler}\n{question.schedule}")
     Console().print(table)
     click.echo(
         f"The secret number tries a candidate of the best tenth as surely as "
@@ -92,19 +83,17 @@ def print_prices(question: Question, asked: Tuning, prices: list[Price]) -> None
 def in_words(row: Answer) -> str:
     """Returns the name and the value of a row, as one line."""
     value, bound = _value_cells(row)
-    asked = NOISE if row.noise_multiplier is not None else "epsilon"
-    return f"{row.name}: {asked} {value} ({bound})"
+    return f"{row.name}: {row.asked} {value} ({bound})"
 
 
-def _target(question: Question) -> str:
+def _claim(question: Question) -> str:
+    target = f"noise multiplier {question.noise_multiplier!r}"
     if question.asks_for == NOISE:
-        return f"epsilon={question.epsilon!r}"
-    return f"noise multiplier {question.noise_multiplier!r}"
-
-
-def _of_users(question: Question) -> str:
+        target = f"epsilon={question.epsilon!r}"
+    relation = neighboring_relation.NAMES[question.neighboring_relation]
     count = question.max_examples_per_user
-    return "" if count == 1 else f", users with at most {count} examples"
+    users = "" if count == 1 else f", users with at most {count} examples"
+    return f"{target}, delta={question.delta!r}, {relation} relation{users}"
 
 
 def _cells(row: Answer) -> list[str]:

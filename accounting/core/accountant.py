@@ -8,7 +8,8 @@ others.  Answers are intervals whose type tells a guarantee from a lower bound; 
 
 Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
 gives for a delta of 1e-20 or more, and lower bounds are useful there; those of balls
-and bins for 1e-14 times the number of epochs or more.  Below, bounds hold, epsilon
+and bins within 1e-3, for 1e-14 times the number of epochs or more.  Below, bounds hold,
+epsilon
 rises as delta falls, and ``delta(epsilon(d)) <= d``, but they may be far from tight:
 those of Poisson and truncated batches are Chernoff's, ten times as large or far more
 where rare steps lose most, and balls and bins below 1e-17 are bounded by revealed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from accounting.core.validation import InputError
 
@@ -57,28 +57,59 @@ def below(lower: float, upper: float) -> float:
     return min(lower, upper)
 
 
-def _kind(guarantee: float | None, impossibility: float | None) -> str:
-    if guarantee is None:
-        return LOWER
-    if impossibility is None:
-        return UPPER
-    if guarantee == impossibility:
-        return EXACT
-    # A closed form that is rounded up and down is exact, too.
-    return EXACT if impossibility >= guarantee * (1 - _ROUNDING) else BOTH
+class _Interval:
+    """What is proven of a number, and what no proof can go below."""
 
+    method: str
+    _LOWER_ALONE: ClassVar[str]
 
-def _to_json(result: Any, kind: str) -> dict[str, Any]:
-    # JSON has no infinity: null, as for a missing bound.
-    fields = dataclasses.asdict(result)
-    for name, value in fields.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            fields[name] = None
-    return {**fields, "kind": kind}
+    @property
+    def proven(self) -> float | None:
+        """The guarantee; None if nothing is proven."""
+        raise NotImplementedError
+
+    @property
+    def least(self) -> float | None:
+        """No proof can give a smaller value; None if not computed."""
+        raise NotImplementedError
+
+    @property
+    def guarantee(self) -> float:
+        """The proven value.
+
+        Raises:
+          InputError: only a lower bound is known.
+        """
+        if self.proven is None:
+            raise InputError(
+                f"Expected a guarantee, but method={self.method!r} gives "
+                f"{self._LOWER_ALONE}. Use Poisson, truncated Poisson or "
+                "balls-and-bins batches."
+            )
+        return self.proven
+
+    @property
+    def kind(self) -> str:
+        """One of ``EXACT``, ``UPPER``, ``LOWER`` and ``BOTH``."""
+        if self.proven is None:
+            return LOWER
+        if self.least is None:
+            return UPPER
+        # A closed form that is rounded up and down is exact, too.
+        return EXACT if self.least >= self.proven * (1 - _ROUNDING) else BOTH
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        fields = dataclasses.asdict(self)  # type: ignore[call-overload]
+        for name, value in fields.items():
+            # JSON has no infinity: null, as for a missing bound.
+            if isinstance(value, float) and not math.isfinite(value):
+                fields[name] = None
+        return {**fields, "kind": self.kind}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bounds:
+class Bounds(_Interval):
     """Bounds on epsilon or on delta.
 
     Attributes:
@@ -89,33 +120,22 @@ class Bounds:
       lower_method: The theorem behind ``lower``, if it was computed.
     """
 
+    _LOWER_ALONE = "a lower bound only"
+
     upper: float | None
     lower: float | None = None
     method: str
     lower_method: str | None = None
 
     @property
-    def guarantee(self) -> float:
-        """The proven value.
-
-        Raises:
-          InputError: only a lower bound is known.
-        """
-        if self.upper is None:
-            raise InputError(
-                f"Expected a guarantee, but method={self.method!r} gives a lower bound "
-                "only. Use Poisson, truncated Poisson or balls-and-bins batches."
-            )
+    def proven(self) -> float | None:
+        """As ``upper``."""
         return self.upper
 
     @property
-    def kind(self) -> str:
-        """One of ``EXACT``, ``UPPER``, ``LOWER`` and ``BOTH``."""
-        return _kind(self.upper, self.lower)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict; infinite values are null."""
-        return _to_json(self, self.kind)
+    def least(self) -> float | None:
+        """As ``lower``."""
+        return self.lower
 
 
 def least(*options: tuple[float, str]) -> Bounds:
@@ -143,7 +163,7 @@ class ByDirection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NoiseBounds:
+class NoiseBounds(_Interval):
     """Bounds on the noise multiplier that a target needs.
 
     Attributes:
@@ -155,31 +175,19 @@ class NoiseBounds:
       necessary_method: The theorem behind ``necessary``, if it was computed.
     """
 
+    _LOWER_ALONE = "only how much noise is necessary"
+
     sufficient: float | None
     necessary: float | None = None
     method: str
     necessary_method: str | None = None
 
     @property
-    def guarantee(self) -> float:
-        """The noise multiplier that is proven to suffice.
-
-        Raises:
-          InputError: only a necessary noise multiplier is known.
-        """
-        if self.sufficient is None:
-            raise InputError(
-                f"Expected a guarantee, but method={self.method!r} gives only how much "
-                "noise is necessary. Use Poisson, truncated Poisson or balls-and-bins "
-                "batches."
-            )
+    def proven(self) -> float | None:
+        """As ``sufficient``."""
         return self.sufficient
 
     @property
-    def kind(self) -> str:
-        """One of ``EXACT``, ``UPPER``, ``LOWER`` and ``BOTH``."""
-        return _kind(self.sufficient, self.necessary)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict; infinite values are null."""
-        return _to_json(self, self.kind)
+    def least(self) -> float | None:
+        """As ``necessary``."""
+        return self.necessary

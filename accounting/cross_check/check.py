@@ -11,7 +11,9 @@ Public: everything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from accounting import events
@@ -19,7 +21,7 @@ from accounting.core import accountant
 from accounting.core.intervals import Bounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.core.plan import DpSgdPlan
-from accounting.core.sampler_registry import RandomOrders
+from accounting.core.sampler_registry import RandomAllocation, RandomOrders
 from accounting.core.theorem import Theorem
 from accounting.core.validation import InputError
 from accounting.cross_check import libraries, opponent, simulation
@@ -84,17 +86,7 @@ def check_plan(
             f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
             f"for {theorem.name}. Omit --cross-check."
         )
-    asked = neighboring_relation, max_examples_per_user
-    found = brought(plan.sampler, *asked)
-    if found.orders is not None:
-        _check_opponent(plan)
-    elif found.allocation is None:
-        events.ask(
-            plan,
-            noise_multiplier=1.0,
-            neighboring_relation=neighboring_relation,
-            max_examples_per_user=max_examples_per_user,
-        )
+    _judge(plan, neighboring_relation, max_examples_per_user)
 
 
 def cross_check(
@@ -119,19 +111,32 @@ def cross_check(
     Raises:
       InputError: nobody else can judge the plan.
     """
-    asked = neighboring_relation, max_examples_per_user
-    if brought(plan.sampler, *asked).allocation is not None:
-        return CrossCheck(_simulated(plan, noise_multiplier, delta, ours))
-    if (orders := brought(plan.sampler, *asked).orders) is not None:
+    judge = _judge(plan, neighboring_relation, max_examples_per_user)
+    return CrossCheck(judge(noise_multiplier, delta, ours))
+
+
+#: (noise multiplier, delta, our bounds on epsilon) -> opinions.
+_Judge = Callable[[float, float, Bounds], tuple[Opinion, ...]]
+
+
+def _judge(plan: DpSgdPlan, relation: str, max_examples_per_user: int) -> _Judge:
+    """Returns who can judge a plan, or refuses the plan."""
+    found = brought(plan.sampler, relation, max_examples_per_user)
+    if found.allocation is not None:
+        return functools.partial(_simulated, plan, found.allocation)
+    if found.orders is not None:
         _check_opponent(plan)
-        return CrossCheck(_attacked(orders(plan, noise_multiplier), delta, ours))
-    question = events.ask(
+        return functools.partial(_attacked, plan, found.orders)
+    ask = functools.partial(
+        events.ask,
         plan,
-        noise_multiplier=noise_multiplier,
-        neighboring_relation=neighboring_relation,
+        neighboring_relation=relation,
         max_examples_per_user=max_examples_per_user,
     )
-    return CrossCheck(tuple(libraries.opinions(question, delta, ours)))
+    ask(noise_multiplier=1.0)  # refuses a plan without an event
+    return lambda noise, delta, ours: libraries.opinions(
+        ask(noise_multiplier=noise), delta, ours
+    )
 
 
 def _check_opponent(plan: DpSgdPlan) -> None:
@@ -143,10 +148,16 @@ def _check_opponent(plan: DpSgdPlan) -> None:
         )
 
 
-def _attacked(orders: RandomOrders, delta: float, ours: Bounds) -> tuple[Opinion, ...]:
+def _attacked(
+    plan: DpSgdPlan,
+    orders: Callable[[DpSgdPlan, float], RandomOrders],
+    noise_multiplier: float,
+    delta: float,
+    ours: Bounds,
+) -> tuple[Opinion, ...]:
     if not math.isfinite(ours.guarantee):
         return ()
-    found = opponent.attained(orders, delta)
+    found = opponent.attained(orders(plan, noise_multiplier), delta)
     opinion = Opinion(
         source=f"simulated opponent, seed {found.seed}",
         about="removing an example whose gradients are opposite to all others",
@@ -164,13 +175,15 @@ def _attacked(orders: RandomOrders, delta: float, ours: Bounds) -> tuple[Opinion
 
 
 def _simulated(
-    plan: DpSgdPlan, noise_multiplier: float, delta: float, ours: Bounds
+    plan: DpSgdPlan,
+    allocation: Callable[[DpSgdPlan, float], RandomAllocation],
+    noise_multiplier: float,
+    delta: float,
+    ours: Bounds,
 ) -> tuple[Opinion, ...]:
     epsilon = ours.guarantee
     if not math.isfinite(epsilon):
         return ()
-    allocation = brought(plan.sampler).allocation
-    assert allocation is not None
     found = simulation.estimate(allocation(plan, noise_multiplier), epsilon)
     both = accountant.delta_by_direction(
         plan, noise_multiplier=noise_multiplier, epsilon=epsilon

@@ -35,7 +35,7 @@ _LARGEST_EPSILON = 600.0
 _TAIL = 1e-14
 
 
-def opinions(question: Question, delta: float, ours: Bounds) -> list[Opinion]:
+def opinions(question: Question, delta: float, ours: Bounds) -> tuple[Opinion, ...]:
     """Returns dp_accounting's opinions on epsilon at ``delta``.
 
     Args:
@@ -48,7 +48,7 @@ def opinions(question: Question, delta: float, ours: Bounds) -> list[Opinion]:
     if question.cost is None and renyi.supports(question.event):
         epsilon = float(renyi.compose(question.event).get_epsilon(delta))
         found.append(_opinion("Renyi", question, delta, ours, epsilon, (0.0, epsilon)))
-    return found
+    return tuple(found)
 
 
 def _distribution(question: Question, delta: float, ours: Bounds) -> Opinion:

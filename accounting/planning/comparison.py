@@ -81,6 +81,14 @@ class Question:
         return EPSILON if self.epsilon is None else DELTA
 
     @property
+    def unit(self) -> dict[str, Any]:
+        """Arguments of the accountant that say who is a neighbour of whom."""
+        return {
+            "neighboring_relation": self.neighboring_relation,
+            "max_examples_per_user": self.max_examples_per_user,
+        }
+
+    @property
     def schedule(self) -> str:
         """The data set and the schedule, in words."""
         return (
@@ -167,14 +175,14 @@ class Answer:
 
     Attributes:
       plan: How batches are made.
-      noise_multiplier, epsilon, delta: Bounds; None for what was not asked for.
+      asked: One of ``NOISE``, ``EPSILON`` and ``DELTA``.
+      bounds: Bounds on it.
       line: What the row is about; None for its sampler alone.
     """
 
     plan: DpSgdPlan
-    noise_multiplier: accountant.NoiseBounds | None = None
-    epsilon: accountant.Bounds | None = None
-    delta: accountant.Bounds | None = None
+    asked: str
+    bounds: accountant.Bounds | accountant.NoiseBounds
     line: Line | None = None
 
     @property
@@ -183,27 +191,14 @@ class Answer:
         return self.plan.sampler if self.line is None else self.line.name
 
     @property
-    def bounds(self) -> accountant.Bounds | accountant.NoiseBounds:
-        """The bounds on what was asked for."""
-        found = self.noise_multiplier or self.epsilon or self.delta
-        assert found is not None
-        return found
-
-    @property
     def proven(self) -> float | None:
         """The proven upper bound, or sufficient noise; None if nothing is proven."""
-        found = self.bounds
-        if isinstance(found, accountant.NoiseBounds):
-            return found.sufficient
-        return found.upper
+        return self.bounds.proven
 
     @property
     def least(self) -> float | None:
         """The lower bound, or necessary noise; None if not computed."""
-        found = self.bounds
-        if isinstance(found, accountant.NoiseBounds):
-            return found.necessary
-        return found.lower
+        return self.bounds.least
 
     @property
     def padding(self) -> float | None:
@@ -214,16 +209,19 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
-        noise, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
+        nothing = dict.fromkeys(map(_key, (NOISE, EPSILON, DELTA)))
         return {
             "name": self.name,
             "sampler": self.plan.sampler,
             "plan": self.plan.to_json(),
-            "noise_multiplier": noise and noise.to_json(),
-            "epsilon": epsilon and epsilon.to_json(),
-            "delta": delta and delta.to_json(),
+            **nothing,
+            _key(self.asked): self.bounds.to_json(),
             "padding": self.padding,
         }
+
+
+def _key(asked: str) -> str:
+    return asked.replace(" ", "_")
 
 
 def answer(question: Question, line: Line | str) -> Answer:
@@ -250,11 +248,17 @@ def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
       line: The sampler and theorem.
       plan: The plan that `checked_plan` returned.
     """
-    if line.theorem is None:
-        found = _by_accountant(question, plan)
+    noise, epsilon, delta = question.noise_multiplier, question.epsilon, question.delta
+    proof: Any = accountant if line.theorem is None else line.theorem
+    # A theorem is about one example under zero-out: `checked_plan`.
+    unit = question.unit if line.theorem is None else {}
+    if noise is None:
+        found = proof.noise_multiplier(plan, epsilon=epsilon, delta=delta, **unit)
+    elif epsilon is None:
+        found = proof.epsilon(plan, noise_multiplier=noise, delta=delta, **unit)
     else:
-        found = _by_theorem(question, plan, line.theorem)
-    return dataclasses.replace(found, line=line)
+        found = proof.delta(plan, noise_multiplier=noise, epsilon=epsilon, **unit)
+    return Answer(plan=plan, asked=question.asks_for, bounds=found, line=line)
 
 
 def checked_plan(question: Question, line: Line) -> DpSgdPlan:
@@ -269,7 +273,7 @@ def checked_plan(question: Question, line: Line) -> DpSgdPlan:
     """
     if line.theorem is not None:
         _check_unit(question, line.theorem)
-    brought(line.sampler, question.neighboring_relation, question.max_examples_per_user)
+    brought(line.sampler, **question.unit)
     plan = question.plan(line.sampler)
     plans.check_epochs(plan)
     if line.theorem is not None:
@@ -288,33 +292,3 @@ def _check_unit(question: Question, theorem: Theorem) -> None:
             f"Expected max_examples_per_user={question.max_examples_per_user} to be 1 "
             f"for {theorem.name}. Omit --max-examples-per-user."
         )
-
-
-def _by_accountant(question: Question, plan: DpSgdPlan) -> Answer:
-    noise, epsilon, delta = question.noise_multiplier, question.epsilon, question.delta
-    unit: Any = {
-        "neighboring_relation": question.neighboring_relation,
-        "max_examples_per_user": question.max_examples_per_user,
-    }
-    if noise is None:
-        assert epsilon is not None
-        needed = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta, **unit)
-        return Answer(plan=plan, noise_multiplier=needed)
-    if epsilon is None:
-        found = accountant.epsilon(plan, noise_multiplier=noise, delta=delta, **unit)
-        return Answer(plan=plan, epsilon=found)
-    found = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon, **unit)
-    return Answer(plan=plan, delta=found)
-
-
-def _by_theorem(question: Question, plan: DpSgdPlan, theorem: Theorem) -> Answer:
-    noise, epsilon, delta = question.noise_multiplier, question.epsilon, question.delta
-    if noise is None:
-        assert epsilon is not None
-        needed = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
-        return Answer(plan=plan, noise_multiplier=needed)
-    if epsilon is None:
-        found = theorem.epsilon(plan, noise_multiplier=noise, delta=delta)
-        return Answer(plan=plan, epsilon=found)
-    found = theorem.delta(plan, noise_multiplier=noise, epsilon=epsilon)
-    return Answer(plan=plan, delta=found)

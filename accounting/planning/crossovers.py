@@ -114,12 +114,8 @@ def _is_below(first: Point, second: Point, *, compute: bool) -> bool:
 def _needs_more(point: Point, value: float) -> bool:
     """Whether ``value`` is refuted by a lower bound that is computed for it."""
     question, plan = point.question, point.answer.plan
-    unit: dict[str, Any] = {
-        "neighboring_relation": question.neighboring_relation,
-        "max_examples_per_user": question.max_examples_per_user,
-    }
     line = point.answer.line
-    sampler = brought(plan.sampler, *unit.values())
+    sampler = brought(plan.sampler, **question.unit)
     if sampler.lower_bound is None or (line is not None and line.theorem is not None):
         return False
     noise, epsilon, delta = question.noise_multiplier, question.epsilon, question.delta
@@ -131,7 +127,7 @@ def _needs_more(point: Point, value: float) -> bool:
         delta = value
     assert epsilon is not None
     found = accountant.delta(
-        plan, noise_multiplier=noise, epsilon=epsilon, both=True, **unit
+        plan, noise_multiplier=noise, epsilon=epsilon, both=True, **question.unit
     )
     return found.lower is not None and found.lower > delta
 

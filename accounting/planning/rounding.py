@@ -9,35 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from accounting.core.intervals import EXACT
 from accounting.planning.comparison import DELTA, Answer
 
 
 def proven_text(answer: Answer) -> str:
     """Returns the proven value, rounded up; "unknown" if there is none."""
-    if answer.proven is None:
-        return "unknown"
-    return _text(answer.proven, _asked(answer), math.ceil)
+    return _text(answer.proven, answer.asked, math.ceil)
 
 
 def least_text(answer: Answer) -> str:
     """Returns the lower bound, rounded down; "unknown" if there is none."""
-    if answer.least is None:
-        return "unknown"
-    return _text(answer.least, _asked(answer), math.floor)
+    return _text(answer.least, answer.asked, math.floor)
 
 
 def is_exact(answer: Answer) -> bool:
     """Whether the bounds are equal up to rounding."""
-    if answer.proven is None or answer.least is None:
-        return False
-    return answer.least >= answer.proven * (1 - 1e-8)
+    return answer.bounds.kind == EXACT
 
 
-def _asked(answer: Answer) -> str | None:
-    return None if answer.delta is None else DELTA
-
-
-def _text(value: float, asked: str | None, side: Callable[[float], int]) -> str:
+def _text(value: float | None, asked: str, side: Callable[[float], int]) -> str:
+    if value is None:
+        return "unknown"
     if not math.isfinite(value):
         return "infinite"
     if asked != DELTA or value == 0:

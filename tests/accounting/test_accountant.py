@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from accounting.core import accountant, intervals
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
-from accounting.core.plan import SAMPLERS, DpSgdPlan, steps_and_epochs
+from accounting.core.plan import SAMPLERS, steps_and_epochs
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
+from tests.accounting.plans import make_plan
 
 
 def test_a_lower_bound_is_never_a_guarantee():
@@ -116,14 +117,7 @@ def questions(draw, samplers=SAMPLERS):
     elif sampler != "poisson":
         epochs = min(steps, draw(st.sampled_from((1, 2, 5, 100))))
         steps -= steps % epochs
-    plan = DpSgdPlan(
-        sampler=sampler,
-        num_examples=num_examples,
-        expected_batch_size=size,
-        num_steps=steps,
-        num_epochs=epochs,
-        truncated_batch_size=cap,
-    )
+    plan = make_plan(sampler, num_examples, size, steps, epochs=epochs, cap=cap)
     noise = draw(st.one_of(st.just(0.0), log_floats(1e-3, 1e3)))
     return plan, noise, draw(log_floats(1e-3, 1e3)), draw(log_floats(1e-15, 0.1))
 
@@ -158,10 +152,7 @@ def test_calibrated_noise_never_overshoots(question):
 def test_calibrated_noise_of_many_epochs_never_overshoots(epsilon):
     """Noise goes through a square root of the epochs and back."""
     for epochs in (2, 3, 5, 6, 7, 10, 30, 100):
-        plan = DpSgdPlan(
-            sampler="deterministic", num_examples=1000, expected_batch_size=1000,
-            num_steps=epochs, num_epochs=epochs,
-        )  # fmt: skip
+        plan = make_plan("deterministic", 1000, 1000, epochs, epochs=epochs)
         for delta in (math.exp(-6), 1e-5, 1e-7):
             noise = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta)
             answer = accountant.delta(
@@ -172,10 +163,7 @@ def test_calibrated_noise_of_many_epochs_never_overshoots(epsilon):
 
 def test_noise_for_an_epsilon_has_at_most_this_epsilon():
     # The search for epsilon ended at 3.0000001, though delta is proven at 3.
-    plan = DpSgdPlan(
-        sampler="truncated-poisson", num_examples=65_000, expected_batch_size=1015,
-        num_steps=128, truncated_batch_size=1289,
-    )  # fmt: skip
+    plan = make_plan("truncated-poisson", 65_000, 1015, 128, cap=1289)
     unit = {"neighboring_relation": ADD_OR_REMOVE_ONE, "max_examples_per_user": 10}
     of_noise = {"noise_multiplier": 2.99552, **unit}
     assert accountant.delta(plan, epsilon=3, **of_noise).guarantee <= 1e-6
@@ -271,9 +259,7 @@ def test_steps_and_epochs_are_one_question(epochs, num_steps, message):
 @pytest.mark.parametrize("exponent", [21, 30, 45, 80])
 def test_delta_of_epsilon_is_small_enough_at_a_tiny_delta(exponent):
     """Seen to fail: 1.03 times delta at 1e-30, 1,062 times at 1e-45."""
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=9364, expected_batch_size=5, num_steps=55
-    )
+    plan = make_plan("poisson", 9364, 5, 55)
     asked = {
         "noise_multiplier": 1.6797014624063387,
         "neighboring_relation": "REPLACE_ONE",
@@ -287,19 +273,14 @@ def test_delta_of_epsilon_is_small_enough_at_a_tiny_delta(exponent):
 
 def test_noise_for_a_delta_beyond_all_numbers_is_refused_at_once():
     """It ended after 20 s with the advice to take the cap that was taken."""
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=9364, expected_batch_size=5, num_steps=55
-    )
+    plan = make_plan("poisson", 9364, 5, 55)
     with pytest.raises(InputError, match=r"delta=1e-300 >= 1e-200. Use 1e-20"):
         accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-300)
 
 
 def test_no_noise_is_explained_by_the_theorem_that_needs_none():
     """Seen to fail: it named the composition, whose delta without noise is 1."""
-    plan = DpSgdPlan(
-        sampler="truncated-poisson", num_examples=10**6, expected_batch_size=1,
-        num_steps=2, truncated_batch_size=20,
-    )  # fmt: skip
+    plan = make_plan("truncated-poisson", 10**6, 1, 2, cap=20)
     found = accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-5)
     assert found.guarantee == 0.0
     assert found.method == "probability of taking part at all"

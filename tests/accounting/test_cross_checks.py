@@ -9,9 +9,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import special
 
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from tests.accounting import cross_checks
+from tests.accounting.plans import make_plan
 
 #: dp_accounting 0.4 adds the terms of a fractional order with their signs; 0.6 adds
 #: their absolute values, which is an upper bound.
@@ -25,12 +25,7 @@ def assert_is_theirs(found, theirs, *, slack, coarser=1e-6):
 
 
 def plan(size, num_examples, steps):
-    return DpSgdPlan(
-        sampler="poisson",
-        num_examples=num_examples,
-        expected_batch_size=size,
-        num_steps=steps,
-    )
+    return make_plan("poisson", num_examples, size, steps)
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,14 @@ from click.testing import CliRunner
 
 import dpsgd
 from accounting.core import deltas, statement
-from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from dpsgd import command_line
+from tests.accounting.plans import make_plan
 from trainer.cli import demo
 from trainer.settings.train_settings import TrainSettings
 
 NUM_EXAMPLES = 600
-PLAN = DpSgdPlan(
-    sampler="poisson",
-    num_examples=NUM_EXAMPLES,
-    expected_batch_size=60,
-    num_steps=10,
-)
+PLAN = make_plan("poisson", NUM_EXAMPLES, 60, 10)
 CONTEXT = click.Context(dpsgd.cli)
 COMMANDS = [
     name

@@ -14,6 +14,7 @@ from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError
 from accounting.planning import budget
+from tests.accounting.plans import make_plan
 
 ADD_OR_REMOVE = {"neighboring_relation": neighboring_relation.ADD_OR_REMOVE_ONE}
 
@@ -202,9 +203,7 @@ def test_noise_under_replace_one_meets_the_target_and_is_needed(small_plan, samp
 @pytest.mark.parametrize("noise", [0.0, 0.004, 0.3, 1.0])
 @pytest.mark.parametrize(("sampler", "size"), [("poisson", 3), ("poisson", 100)])
 def test_bounds_under_replace_one_enclose(sampler, size, noise, epsilon):
-    plan = DpSgdPlan(
-        sampler=sampler, num_examples=100, expected_batch_size=size, num_steps=3
-    )
+    plan = make_plan(sampler, 100, size, 3)
     answer = accountant.delta(
         plan, noise_multiplier=noise, epsilon=epsilon, both=True, **REPLACE
     )

@@ -10,30 +10,19 @@ import math
 import pytest
 
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from tests.accounting import random_plans
+from tests.accounting.plans import make_plan
 from tests.accounting.random_plans import Question
 
 #: Where delta of epsilon was 1.54 and 114 times too large, and noise 2.9 % too high.
 KNOWN = [
     Question(
-        plan=DpSgdPlan(
-            sampler="truncated-poisson",
-            num_examples=194_734,
-            expected_batch_size=4,
-            num_steps=4650,
-            truncated_batch_size=10,
-        ),
+        plan=make_plan("truncated-poisson", 194_734, 4, 4650, cap=10),
         noise=1.087,
         delta=9.1e-9,
     ),
     Question(
-        plan=DpSgdPlan(
-            sampler="poisson",
-            num_examples=116_000_000,
-            expected_batch_size=1,
-            num_steps=1986,
-        ),
+        plan=make_plan("poisson", 116_000_000, 1, 1986),
         noise=192.0,
         delta=1e-10,
     ),
@@ -93,12 +82,7 @@ def test_a_sample_near_epsilon_0_agrees(seed: int) -> None:
 
 def test_delta_is_monotone_in_epsilon_noise_and_steps() -> None:
     def delta(epsilon: float = 1.0, noise: float = 1.0, steps: int = 400) -> float:
-        plan = DpSgdPlan(
-            sampler="poisson",
-            num_examples=10_000,
-            expected_batch_size=60,
-            num_steps=steps,
-        )
+        plan = make_plan("poisson", 10_000, 60, steps)
         answer = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon)
         return answer.guarantee
 

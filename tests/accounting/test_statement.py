@@ -10,6 +10,7 @@ from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant, intervals, statement
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
+from tests.accounting.plans import make_plan
 
 
 def make(small_plan, sampler="truncated-poisson", **changes):
@@ -148,13 +149,7 @@ def test_a_bound_by_a_theorem_outside_of_the_core_says_so(small_plan, sampler, c
 
 def test_a_theorem_behind_the_attacks_alone_is_named():
     """The epsilon is by the revealed order; the rates at small epsilons by clones."""
-    plan = DpSgdPlan(
-        sampler="dynamic-shuffle",
-        num_examples=400,
-        expected_batch_size=50,
-        num_steps=8,
-        num_epochs=1,
-    )
+    plan = make_plan("dynamic-shuffle", 400, 50, 8, epochs=1)
     said = statement.privacy_statement(plan, noise_multiplier=1.0, delta=1e-5)
     assert "null clones" not in said.epsilon.method
     assert any("null clones" in each for each in said.trade_off.methods)

@@ -1,8 +1,7 @@
 """The privacy loss of random allocation: one example in one of t steps of an epoch.
 
-`allocation_prices` encloses the likelihood ratio; `random_allocation` does so in early
-steps of a search and at small noise multipliers.  This module turns the ratio into a
-loss in each direction and composes epochs.
+`random_allocation` encloses the likelihood ratio.  This module turns it into a loss in
+each direction and composes epochs.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.claims.allocation import allocation_prices, random_allocation
-from accounting.claims.allocation.random_allocation import Ratios
+from accounting.claims.allocation import random_allocation
 from accounting.core.numerics.root_finding import log_ratio, threshold
 from accounting.core.numerics.sums import inner
 from accounting.core.pld.loss_distribution import Atoms
@@ -48,6 +46,7 @@ class Direction:
         return Atoms(self.masses, self.losses, self.infinite_mass)
 
 
+@functools.lru_cache(maxsize=16)
 def directions(
     noise_multiplier: float, num_steps: int, upper: bool, num_cells: int
 ) -> tuple[Direction, Direction]:
@@ -60,22 +59,6 @@ def directions(
       num_cells: Number of grid cells of the likelihood ratios.
     """
     ratios = random_allocation.allocation(noise_multiplier, num_steps, upper, num_cells)
-    return _of(ratios, upper)
-
-
-@functools.lru_cache(maxsize=16)
-def tightest(
-    noise_multiplier: float, num_steps: int, upper: bool
-) -> tuple[Direction, Direction]:
-    """Returns the tightest losses available; arguments as for `directions`."""
-    if not allocation_prices.applies(noise_multiplier, num_steps):
-        cells = random_allocation.NUM_CELLS
-        return directions(noise_multiplier, num_steps, upper, cells)
-    return _of(allocation_prices.enclosed(noise_multiplier, num_steps, upper), upper)
-
-
-def _of(ratios: Ratios, upper: bool) -> tuple[Direction, Direction]:
-    num_steps = ratios.num_terms
     losses = np.log(ratios.values / num_steps)
     kept = ratios.masses > 0
     masses, losses = ratios.masses[kept], losses[kept]

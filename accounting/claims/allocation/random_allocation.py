@@ -41,7 +41,7 @@ from scipy import special
 from accounting.core.pld.gaussian import normal_masses
 
 #: Number of grid cells, in an answer and in the early steps of a search.
-NUM_CELLS = 700
+NUM_CELLS = 2000
 COARSE_CELLS = 200
 #: Number of cells of the coarse pass that locates the next grid.
 _NUM_SCOUTS = 150
@@ -49,12 +49,8 @@ _NUM_SCOUTS = 150
 _TAIL = 1e-18
 #: Probability that one of two sums is 0, below which their grid does not reach down.
 _RARE = 1e-16
-#: Deviations beyond which a normal probability is below 1e-300.
-_FARTHEST = 38.0
-#: From this noise on, ratios that far from 1 are no heavy tail.
-_MUCH_NOISE = 40.0
-#: Number of pairs of atoms per block, which bounds memory.
-_CHUNK = 1 << 21
+#: Number of pairs of atoms per block: few enough for a processor's cache.
+_CHUNK = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,15 +72,13 @@ class Ratios:
     lost: float
 
 
-def single(noise: float, upper: bool, num_cells: int, num_far: int = 0) -> Ratios:
+def single(noise: float, upper: bool, num_cells: int) -> Ratios:
     """Returns an enclosing distribution of one likelihood ratio.
 
     Args:
       noise: Noise multiplier, above 0.
       upper: True for an upper bound on delta, False for a lower one.
       num_cells: Number of grid cells.
-      num_far: Number of further cells per side, as far as probabilities are numbers, if
-        there is much noise.  Then no ratio counts as 0.
     """
     reach = -float(special.ndtri(_TAIL / 4))
     # Under Q and under P = N(1, s^2) the logarithm is N(-+1/(2 s^2), 1/s^2).
@@ -92,11 +86,6 @@ def single(noise: float, upper: bool, num_cells: int, num_far: int = 0) -> Ratio
     # Ratios far below the resolution of the sum share one cell.
     low = max(low, math.log(1e-4 / (1 + noise)) if noise < 1 else low)
     edges = np.linspace(low, high, num_cells + 1)
-    if num_far and noise >= _MUCH_NOISE:
-        shift = 0.5 / noise**2
-        before = np.linspace(-_FARTHEST / noise - shift, low, num_far, endpoint=False)
-        beyond = np.linspace(high, _FARTHEST / noise + shift, num_far + 1)[1:]
-        edges = np.concatenate((before, edges, beyond))
     below = edges * noise + 0.5 / noise
     points = np.concatenate(([-np.inf], below, [np.inf]))
     masses = normal_masses(points)
@@ -172,7 +161,7 @@ def _extent(left: Ratios, right: Ratios) -> tuple[float, float]:
         low = min(left.values[0], right.values[0])
     width = (high / low) ** (1 / _NUM_SCOUTS)
     edges = np.geomspace(low / width, high * width, _NUM_SCOUTS + 3)
-    scouts = _add_on(left, right, edges, upper=False)
+    scouts = _add_on(_thinned(left), _thinned(right), edges, upper=False)
     from_below = np.cumsum(scouts.masses)
     weights = scouts.masses * scouts.values / scouts.num_terms
     from_above = np.cumsum(weights[::-1])[::-1]
@@ -183,6 +172,16 @@ def _extent(left: Ratios, right: Ratios) -> tuple[float, float]:
     low = scouts.values[max(first - 1, 0)] / margin
     high = scouts.values[min(last + 1, len(scouts.values) - 1)] * margin
     return float(low), float(high)
+
+
+def _thinned(sums: Ratios) -> Ratios:
+    """Returns a sum of few atoms, each at the mean of several: a choice of a grid."""
+    firsts = np.arange(0, len(sums.values), math.ceil(len(sums.values) / _NUM_SCOUTS))
+    masses = np.add.reduceat(sums.masses, firsts)
+    totals = np.add.reduceat(sums.masses * sums.values, firsts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.where(masses > 0, totals / masses, sums.values[firsts])
+    return dataclasses.replace(sums, values=values, masses=masses)
 
 
 def _add_on(
@@ -199,8 +198,13 @@ def _add_on(
     rows = max(1, _CHUNK // len(right_values))
     for start in range(0, len(left_values), rows):
         block = slice(start, start + rows)
-        values = np.add.outer(left_values[block], right_values).ravel()
-        weights = np.multiply.outer(left_masses[block], right_masses).ravel()
+        # Of a sum and its copy, half of the pairs are enough.
+        others = slice(start if left is right else 0, None)
+        values = np.add.outer(left_values[block], right_values[others])
+        weights = np.multiply.outer(left_masses[block], right_masses[others])
+        if left is right:
+            weights[:, rows:] *= 2
+        values, weights = values.ravel(), weights.ravel()
         with np.errstate(divide="ignore"):
             cells = np.floor((np.log(values) - grid[0]) / grid[1]) + 1
         cells = np.clip(cells, 0, size - 1).astype(np.int64)

@@ -151,20 +151,69 @@ class Mixing:
     def epsilon(
         self, plan: DpSgdPlan, *, noise_multiplier: float, delta: float
     ) -> Bounds:
-        """See `Theorem.epsilon`."""
-        return epsilon(plan, self, noise_multiplier=noise_multiplier, delta=delta)
+        """See `Theorem.epsilon`; with or without mixing."""
+        check_sampler(plan)
+        plain = accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
+        if noise_multiplier == 0:
+            return plain
+        noise = float(noise_multiplier)
+        orders = [2]
+
+        def needed_at(point: float) -> float:
+            needed, order = _untruncated_epsilon(plan, self, noise, point)
+            orders.append(order)
+            return needed
+
+        truncation = sampler_registry.get(plan.sampler).truncation
+        if truncation is None:
+            value = needed_at(float(delta))
+        else:
+            cost = functools.partial(truncation.delta, plan)
+            value = epsilon_after_cost(cost, needed_at, float(delta))
+        # With truncation several deltas were tried: the cover must hold for all orders.
+        return _better(plan, self, noise, plain, value, max(orders))
 
     def delta(
         self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
     ) -> Bounds:
-        """See `Theorem.delta`."""
-        return delta(plan, self, noise_multiplier=noise_multiplier, epsilon=epsilon)
+        """See `Theorem.delta`; with or without mixing."""
+        check_sampler(plan)
+        plain = accountant.delta(
+            plan, noise_multiplier=noise_multiplier, epsilon=epsilon
+        )
+        if noise_multiplier == 0:
+            return plain
+        noise = float(noise_multiplier)
+        log_value, order = _log_delta(plan, self, noise, epsilon)
+        value = math.exp(min(log_value, 0.0))
+        return _better(plan, self, noise, plain, value, order)
 
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float
     ) -> NoiseBounds:
-        """See `Theorem.noise_multiplier`."""
-        return noise_multiplier(plan, self, epsilon=epsilon, delta=delta)
+        """See `Theorem.noise_multiplier`.
+
+        It is the smaller of what suffices with and without mixing, and is verified.
+        """
+        check_sampler(plan)
+        plain = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+
+        def log_excess(noise: float) -> float:
+            if noise == 0.0:
+                return -math.log(delta)
+            return _log_delta(plan, self, noise, epsilon)[0] - math.log(delta)
+
+        # Where the search starts: at its best, mixing saves most of the noise.
+        value = smallest_noise(log_excess, max(plain.guarantee / 3, 1e-3))
+        for _ in range(_MOST_TRIES):
+            if value >= plain.guarantee:
+                break
+            value = round_up(value, 6)
+            answer = self.delta(plan, noise_multiplier=value, epsilon=epsilon)
+            if answer.guarantee <= delta:
+                return NoiseBounds(sufficient=value, method=answer.method)
+            value *= 1 + 1e-4
+        return plain
 
     def wording(self, bounds: Bounds) -> Wording:
         """Returns the words for a statement of ``bounds``, with or without mixing."""
@@ -345,106 +394,3 @@ def _better(
     if not equal_coordinates_lose_most(shift, width, order):
         return plain
     return Bounds(upper=value, method=_method(plan, order))
-
-
-def epsilon(
-    plan: DpSgdPlan, mixing: Mixing, *, noise_multiplier: float, delta: float
-) -> Bounds:
-    """Returns an upper bound on epsilon at ``delta``, with or without mixing.
-
-    Args:
-      plan: A plan of Poisson or truncated Poisson batches.
-      mixing: How iterates are mixed.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      delta: In (0, 1).
-
-    Raises:
-      InputError: a value out of range, or another sampler.
-    """
-    check_sampler(plan)
-    plain = accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
-    if noise_multiplier == 0:
-        return plain
-    noise = float(noise_multiplier)
-    orders = [2]
-
-    def needed_at(point: float) -> float:
-        needed, order = _untruncated_epsilon(plan, mixing, noise, point)
-        orders.append(order)
-        return needed
-
-    truncation = sampler_registry.get(plan.sampler).truncation
-    if truncation is None:
-        value = needed_at(float(delta))
-    else:
-        cost = functools.partial(truncation.delta, plan)
-        value = epsilon_after_cost(cost, needed_at, float(delta))
-    # With truncation several deltas were tried: the cover must hold for all orders.
-    return _better(plan, mixing, noise, plain, value, max(orders))
-
-
-def delta(
-    plan: DpSgdPlan, mixing: Mixing, *, noise_multiplier: float, epsilon: float
-) -> Bounds:
-    """Returns an upper bound on delta at ``epsilon``, with or without mixing.
-
-    Args:
-      plan: A plan of Poisson or truncated Poisson batches.
-      mixing: How iterates are mixed.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: At least 0.
-
-    Raises:
-      InputError: a value out of range, or another sampler.
-    """
-    check_sampler(plan)
-    accountant.check_noise_multiplier(noise_multiplier)
-    return _delta(plan, mixing, float(noise_multiplier), epsilon)
-
-
-def _delta(
-    plan: DpSgdPlan, mixing: Mixing, noise_multiplier: float, epsilon: float
-) -> Bounds:
-    plain = accountant.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
-    if noise_multiplier == 0:
-        return plain
-    log_value, order = _log_delta(plan, mixing, noise_multiplier, epsilon)
-    value = math.exp(min(log_value, 0.0))
-    return _better(plan, mixing, noise_multiplier, plain, value, order)
-
-
-def noise_multiplier(
-    plan: DpSgdPlan, mixing: Mixing, *, epsilon: float, delta: float
-) -> NoiseBounds:
-    """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
-
-    It is the smaller of the two that suffice with and without mixing, and is verified.
-
-    Args:
-      plan: A plan of Poisson or truncated Poisson batches.
-      mixing: How iterates are mixed.
-      epsilon: At least 0.
-      delta: In (0, 1).
-
-    Raises:
-      InputError: a value out of range, another sampler, or a target out of reach.
-    """
-    check_sampler(plan)
-    plain = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta)
-
-    def log_excess(noise: float) -> float:
-        if noise == 0.0:
-            return -math.log(delta)
-        return _log_delta(plan, mixing, noise, epsilon)[0] - math.log(delta)
-
-    # Where the search starts: at its best, mixing saves most of the noise.
-    value = smallest_noise(log_excess, max(plain.guarantee / 3, 1e-3))
-    for _ in range(_MOST_TRIES):
-        if value >= plain.guarantee:
-            break
-        value = round_up(value, 6)
-        answer = _delta(plan, mixing, value, epsilon)
-        if answer.guarantee <= delta:
-            return NoiseBounds(sufficient=value, method=answer.method)
-        value *= 1 + 1e-4
-    return plain

@@ -1,13 +1,15 @@
-"""Dominating pairs of one step: mixtures of two Gaussians with a monotone loss.
+"""Dominating pairs of one step: mixtures of Gaussians with a monotone loss.
 
-Notation.  One step of DP-SGD with noise multiplier ``s``, in the direction of the
-differing example and in units of the clip norm, is dominated by a pair (P, Q) with
+In units of the clip norm and in the direction of what differs, one step of DP-SGD with
+noise multiplier s is dominated by a pair (P, Q) with
 
-    P = (1 - a) N(0, s^2) + a N(+1, s^2),     Q = (1 - b) N(0, s^2) + b N(-1, s^2):
+    P = sum_j w_j N(a_j, s^2),     Q = sum_j w_j N(-b_j, s^2),     a_j, b_j >= 0.
 
-``(a, b) = (q, 0)`` when an example included with probability q is removed, ``(0, q)``
-when it is added (mirrored, so that the loss increases with x), and ``(q, q)`` when an
-example is replaced by its opposite.  The privacy loss is ``L(x) = ln dP/dQ(x)``.
+For one example, j is 1 with the sampling probability q and else 0: ``(a_1, b_1)`` is
+``(1, 0)`` when the example is removed, ``(0, 1)`` when it is added (mirrored, so that
+the loss increases with x), and ``(1, 1)`` when it is replaced by its opposite.  For a
+user, j is a number of rows: see `user_pairs`.  The privacy loss is ``L(x) = ln
+dP/dQ(x)``.
 
 References:
   Abadi et al. (2016), arXiv:1607.00133; Zhu, Dong and Wang (2022), arXiv:2106.08567,
@@ -16,8 +18,8 @@ References:
 
 from __future__ import annotations
 
-import abc
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -29,30 +31,91 @@ from scipy import special
 #: twelve standard deviations from the mean, and below rounding in the bulk.
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 _PANEL_WIDTH = 0.05
+#: Smaller losses are summed as differences from 0.
+_SMALL = 0.4
 
 
-class MonotonePair(abc.ABC):
-    """A pair (P, Q) of distributions on the real line with an increasing loss.
+def _by_mean(weights: tuple[float, ...], means: tuple[int, ...]) -> dict[int, float]:
+    """Returns the weight of each mean, if it is above 0."""
+    if not any(means):
+        return {0: 1.0}
+    found: dict[int, float] = {}
+    for mean, weight in zip(means, weights, strict=True):
+        if weight > 0.0:
+            found[mean] = found.get(mean, 0.0) + weight
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The pair of the module docstring.
 
     Attributes:
-      noise_multiplier: ``s``, the standard deviation of every Gaussian component.
+      weights: ``w_0 ... w_k``.
+      upper: ``a_0 ... a_k``, at least 0, in clip norms.
+      lower: ``b_0 ... b_k``, likewise.
+      noise_multiplier: s, above 0.
     """
 
+    weights: tuple[float, ...]
+    upper: tuple[int, ...]
+    lower: tuple[int, ...]
     noise_multiplier: float
 
-    @abc.abstractmethod
     def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the loss at points ``x``, of any shape; it increases with x."""
+        """Returns the loss at ``x``, which increases with x."""
+        return self._log_ratio(x, self.upper) - self._log_ratio(-x, self.lower)
 
-    @abc.abstractmethod
+    def _log_ratio(
+        self, x: NDArray[np.float64], means: tuple[int, ...]
+    ) -> NDArray[np.float64]:
+        """Returns the logarithm of a mixture over N(0, s^2)."""
+        if not any(means):
+            return np.zeros_like(x)
+        found = _by_mean(self.weights, means)
+        at = np.array(list(found), dtype=np.float64)
+        logs = np.log(np.array(list(found.values())))
+        scale = 2 * self.noise_multiplier**2
+        exponents = np.multiply.outer(2 * at / scale, x)
+        exponents += (logs - at**2 / scale).reshape(-1, *(1,) * x.ndim)
+        largest = exponents.max(axis=0)
+        exponents -= largest
+        total = largest + np.log(np.exp(exponents, out=exponents).sum(axis=0))
+        # Small losses keep their digits.
+        small = np.abs(total) < _SMALL
+        total[small] = self._small_log_ratio(x[small], found)
+        return total
+
+    def _small_log_ratio(
+        self, x: NDArray[np.float64], found: dict[int, float]
+    ) -> NDArray[np.float64]:
+        excess = np.zeros_like(x)
+        for mean, weight in found.items():
+            exponent = (2 * mean * x - mean**2) / (2 * self.noise_multiplier**2)
+            large = np.exp(math.log(weight) + np.maximum(exponent, 1.0)) - weight
+            small = weight * np.expm1(np.minimum(exponent, 1.0))
+            excess += np.where(exponent < 1.0, small, large)
+        return np.log1p(excess)
+
     def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the density of P at points ``x``, of any shape."""
+        """Returns the density of P."""
+        scale = self.noise_multiplier
+        density = np.zeros_like(x)
+        for mean, weight in self._upper.items():
+            density += weight * np.exp(-(((x - mean) / scale) ** 2) / 2)
+        return density / (scale * math.sqrt(2 * math.pi))
 
-    @abc.abstractmethod
+    @functools.cached_property
+    def _upper(self) -> dict[int, float]:
+        """The weight of each mean under P."""
+        return _by_mean(self.weights, self.upper)
+
     def support(self, tail_mass: float) -> tuple[float, float]:
         """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
+        width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
+        most = max(mean for mean, weight in self._upper.items() if weight > 1e-300)
+        return -width, width + most
 
-    @abc.abstractmethod
     def upper_tails(self, low: float, high: float) -> tuple[float, float]:
         """Returns ``P(x < low)`` and ``P(x > high)``.
 
@@ -60,6 +123,15 @@ class MonotonePair(abc.ABC):
           low: Lower end, in clip norms.
           high: Upper end, in clip norms.
         """
+
+        def tail(point: float, sign: float) -> float:
+            return sum(
+                weight
+                * float(special.ndtr(sign * (point - mean) / self.noise_multiplier))
+                for mean, weight in self._upper.items()
+            )
+
+        return tail(low, 1.0), tail(high, -1.0)
 
     def nodes(
         self, edges: NDArray[np.float64]
@@ -96,71 +168,8 @@ class MonotonePair(abc.ABC):
         return x, np.diff(ends) * self.upper_density(x)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair(MonotonePair):
-    """The pair of the module docstring.
-
-    Attributes:
-      upper_weight: ``a``, weight of the shifted component of P, in [0, 1].
-      lower_weight: ``b``, weight of the shifted component of Q: 0 or ``a``, or any
-        number in [0, 1] if ``a`` is 0.
-      noise_multiplier: ``s``, above 0.
-    """
-
-    upper_weight: float
-    lower_weight: float
-    noise_multiplier: float
-
-    def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns ``L(x)``, which increases with x."""
-        scale = self.noise_multiplier**2
-        gain = _log_mixture(self.upper_weight, (2 * x - 1) / (2 * scale))
-        return gain - _log_mixture(self.lower_weight, (-2 * x - 1) / (2 * scale))
-
-    def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the density of P."""
-        scale = self.noise_multiplier
-        density = (1 - self.upper_weight) * np.exp(-((x / scale) ** 2) / 2)
-        density += self.upper_weight * np.exp(-(((x - 1) / scale) ** 2) / 2)
-        return density / (scale * math.sqrt(2 * math.pi))
-
-    def support(self, tail_mass: float) -> tuple[float, float]:
-        """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
-        width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
-        high = width + (1.0 if self.upper_weight > 0 else 0.0)
-        low = -width + (1.0 if self.upper_weight == 1.0 else 0.0)
-        return low, high
-
-    def upper_tails(self, low: float, high: float) -> tuple[float, float]:
-        """Returns ``P(x < low)`` and ``P(x > high)``.
-
-        Args:
-          low: Lower end, in clip norms.
-          high: Upper end, in clip norms.
-        """
-
-        def tail(point: float, sign: float) -> float:
-            centred = special.ndtr(sign * point / self.noise_multiplier)
-            shifted = special.ndtr(sign * (point - 1) / self.noise_multiplier)
-            weight = self.upper_weight
-            return float((1 - weight) * centred + weight * shifted)
-
-        return tail(low, 1.0), tail(high, -1.0)
-
-
 #: One step: a public mixture of pairs, each with its probability.
-Step = list[tuple[float, MonotonePair]]
-
-
-def _log_mixture(weight: float, exponent: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns ``ln(1 - weight + weight * e^exponent)`` without overflow."""
-    if weight == 0.0:
-        return np.zeros_like(exponent)
-    if weight == 1.0:
-        return exponent
-    small = np.log1p(weight * np.expm1(np.minimum(exponent, 1.0)))
-    large = exponent + np.log(weight + (1 - weight) * np.exp(-np.maximum(exponent, 0)))
-    return np.where(exponent < 1.0, small, large)
+Step = list[tuple[float, Pair]]
 
 
 def remove_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
@@ -170,36 +179,23 @@ def remove_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
       sampling_probability: q, in [0, 1].
       noise_multiplier: s, above 0.
     """
-    return Pair(
-        upper_weight=sampling_probability,
-        lower_weight=0.0,
-        noise_multiplier=noise_multiplier,
-    )
+    return _of_one(sampling_probability, noise_multiplier, 1, 0)
 
 
 def add_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a Poisson-subsampled Gaussian: ghost against example.
-
-    Args:
-      sampling_probability: q, in [0, 1].
-      noise_multiplier: s, above 0.
-    """
-    return Pair(
-        upper_weight=0.0,
-        lower_weight=sampling_probability,
-        noise_multiplier=noise_multiplier,
-    )
+    """Returns the pair of ghost against example; arguments as for `remove_pair`."""
+    return _of_one(sampling_probability, noise_multiplier, 0, 1)
 
 
 def replace_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a Poisson-subsampled Gaussian: example against its opposite.
+    """Returns the pair of example and opposite; arguments as for `remove_pair`."""
+    return _of_one(sampling_probability, noise_multiplier, 1, 1)
 
-    Args:
-      sampling_probability: q, in [0, 1].
-      noise_multiplier: s, above 0.
-    """
+
+def _of_one(rate: float, noise: float, upper: int, lower: int) -> Pair:
     return Pair(
-        upper_weight=sampling_probability,
-        lower_weight=sampling_probability,
-        noise_multiplier=noise_multiplier,
+        weights=(1 - rate, rate),
+        upper=(0, upper),
+        lower=(0, lower),
+        noise_multiplier=noise,
     )

@@ -80,19 +80,16 @@ class Contour:
       period: W, above 0.
       variance: v, variance of the normal that is added to the sum, above 0.
       count: Number of j above 0.
-      shift: 1 for delta; 0 for the mean of ``(S - x)+``, for which the same holds with
-        a normal Z of mean 0.
     """
 
     order: float
     period: float
     variance: float
     count: int
-    shift: float = 1.0
 
     def smoothed_share(self, last: float) -> float:
-        """Returns ``|e^(v z (z + shift) / 2)|`` at ``z = r + i last``."""
-        real = self.order * (self.order + self.shift) - last**2
+        """Returns ``|e^(v z (z + 1) / 2)|`` at ``z = r + i last``."""
+        real = self.order * (self.order + 1) - last**2
         return math.exp(self.variance * real / 2)
 
 
@@ -105,7 +102,7 @@ class LaplaceSum:
       center: Value of the sum at which ``powers`` have phase 0.
       log_scale: ``T ln M(r)``.
       powers: ``M(z_j)^T / M(r)^T``, smoothed, for j >= 0; shape (count + 1,).
-      poles: ``z_j (z_j + shift)``, shape (count + 1,).
+      poles: ``z_j (z_j + 1)``, shape (count + 1,).
       error: Bound on the error of `mean`.
       density_error: Bound on the error of `density`.
       slack: Factor, at least 1, that covers the relative errors of one step.
@@ -149,23 +146,6 @@ class LaplaceSum:
     def _real_sum(self, terms: NDArray[np.complex128]) -> float:
         total = 2 * float(terms.real.sum()) - float(terms[0].real)
         return total / self.contour.period
-
-    def on_lattice(
-        self, terms: NDArray[np.complex128], size: int
-    ) -> tuple[NDArray[np.float64], float]:
-        """Returns sums over j at ``center + m period / size``, and a rounding error.
-
-        Args:
-          terms: ``powers / poles`` for `mean`, ``powers`` for `density`.
-          size: Number of lattice points, above ``2 count``.
-
-        Returns:
-          Shape (size,), indexed by m modulo ``size``; and a bound on the error of each.
-        """
-        scale = size / self.contour.period
-        unit = UNIT * (16 + 4 * math.log2(size))
-        total = 2 * float(np.abs(terms).sum()) / self.contour.period
-        return np.fft.irfft(np.conj(terms), size) * scale, unit * total
 
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on delta at ``epsilon``."""
@@ -223,7 +203,7 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
     size = np.exp(log_size)
     y = 2 * math.pi / contour.period * np.arange(contour.count + 1)
     line = contour.order + 1j * y
-    poles: NDArray[np.complex128] = line * (line + contour.shift)
+    poles: NDArray[np.complex128] = line * (line + 1)
     with np.errstate(under="ignore"):
         exponents = num_steps * (log_size + 1j * angle) + contour.variance / 2 * poles
         powers = np.exp(exponents)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.core.numerics.sums import inner
-from accounting.core.pld.dominating_pairs import MonotonePair
+from accounting.core.pld.dominating_pairs import Pair
 
 #: Mass of P outside the support of a pair, per side: far below any delta.
 _LEAST_TAIL = 1e-290
@@ -87,14 +87,12 @@ class Atoms:
         return log_moment, mean, inner(weights, (self.losses - mean) ** 2)
 
 
-def support(pair: MonotonePair) -> tuple[float, float]:
+def support(pair: Pair) -> tuple[float, float]:
     """Returns an interval outside of which P has a negligible mass."""
     return pair.support(_LEAST_TAIL)
 
 
-def spread(
-    pair: MonotonePair, edges: NDArray[np.float64], low: float, high: float
-) -> Atoms:
+def spread(pair: Pair, edges: NDArray[np.float64], low: float, high: float) -> Atoms:
     """Returns a discrete distribution that dominates the loss of ``pair``.
 
     Its losses are those at the cell edges, clipped to [low, high].

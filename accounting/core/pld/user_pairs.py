@@ -33,19 +33,14 @@ References:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import stats
 
-from accounting.core.pld.dominating_pairs import MonotonePair, Step
+from accounting.core.pld.dominating_pairs import Pair, Step
 from accounting.core.pld.poisson_lower_bound import Component
 
-#: Smaller losses are summed as differences from 0.
-_SMALL = 0.4
 #: Probability of improbable numbers of rows: far below any delta.
 _LEAST_TAIL = 1e-40
 
@@ -87,103 +82,6 @@ def components(num_rows: int, sampling_probability: float) -> tuple[Component, .
     )
 
 
-def _by_mean(weights: tuple[float, ...], means: tuple[int, ...]) -> dict[int, float]:
-    """Returns the weight of each mean, if it is above 0."""
-    if not any(means):
-        return {0: 1.0}
-    found: dict[int, float] = {}
-    for mean, weight in zip(means, weights, strict=True):
-        if weight > 0.0:
-            found[mean] = found.get(mean, 0.0) + weight
-    return found
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UserPair(MonotonePair):
-    """The pair of the module docstring.
-
-    Attributes:
-      weights: ``w_0 ... w_k``.
-      upper: ``a_0 ... a_k``, at least 0, in clip norms.
-      lower: ``b_0 ... b_k``, likewise.
-      noise_multiplier: s, above 0.
-    """
-
-    weights: tuple[float, ...]
-    upper: tuple[int, ...]
-    lower: tuple[int, ...]
-    noise_multiplier: float
-
-    def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the loss at ``x``, which increases with x."""
-        return self._log_ratio(x, self.upper) - self._log_ratio(-x, self.lower)
-
-    def _log_ratio(
-        self, x: NDArray[np.float64], means: tuple[int, ...]
-    ) -> NDArray[np.float64]:
-        """Returns the logarithm of a mixture over N(0, s^2)."""
-        found = _by_mean(self.weights, means)
-        at = np.array(list(found), dtype=np.float64)
-        logs = np.log(np.array(list(found.values())))
-        scale = 2 * self.noise_multiplier**2
-        exponents = np.multiply.outer(2 * at / scale, x)
-        exponents += (logs - at**2 / scale).reshape(-1, *(1,) * x.ndim)
-        largest = exponents.max(axis=0)
-        exponents -= largest
-        total = largest + np.log(np.exp(exponents, out=exponents).sum(axis=0))
-        # Small losses keep their digits.
-        small = np.abs(total) < _SMALL
-        total[small] = self._small_log_ratio(x[small], found)
-        return total
-
-    def _small_log_ratio(
-        self, x: NDArray[np.float64], found: dict[int, float]
-    ) -> NDArray[np.float64]:
-        excess = np.zeros_like(x)
-        for mean, weight in found.items():
-            exponent = (2 * mean * x - mean**2) / (2 * self.noise_multiplier**2)
-            large = np.exp(math.log(weight) + np.maximum(exponent, 1.0)) - weight
-            small = weight * np.expm1(np.minimum(exponent, 1.0))
-            excess += np.where(exponent < 1.0, small, large)
-        return np.log1p(excess)
-
-    def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the density of P."""
-        scale = self.noise_multiplier
-        density = np.zeros_like(x)
-        for mean, weight in self._upper.items():
-            density += weight * np.exp(-(((x - mean) / scale) ** 2) / 2)
-        return density / (scale * math.sqrt(2 * math.pi))
-
-    @functools.cached_property
-    def _upper(self) -> dict[int, float]:
-        """The weight of each mean under P."""
-        return _by_mean(self.weights, self.upper)
-
-    def support(self, tail_mass: float) -> tuple[float, float]:
-        """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
-        width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
-        most = max(mean for mean, weight in self._upper.items() if weight > 1e-300)
-        return -width, width + most
-
-    def upper_tails(self, low: float, high: float) -> tuple[float, float]:
-        """Returns ``P(x < low)`` and ``P(x > high)``.
-
-        Args:
-          low: Lower end, in clip norms.
-          high: Upper end, in clip norms.
-        """
-
-        def tail(point: float, sign: float) -> float:
-            return sum(
-                weight
-                * float(special.ndtr(sign * (point - mean) / self.noise_multiplier))
-                for mean, weight in self._upper.items()
-            )
-
-        return tail(low, 1.0), tail(high, -1.0)
-
-
 def steps(
     num_rows: int, sampling_probability: float, noise_multiplier: float
 ) -> tuple[Step, Step]:
@@ -195,7 +93,7 @@ def steps(
       noise_multiplier: s, above 0.
     """
     make = functools.partial(
-        UserPair,
+        Pair,
         weights=upper_weights(num_rows, sampling_probability),
         noise_multiplier=noise_multiplier,
     )

@@ -297,6 +297,6 @@ class ComposedSteps:
             return -math.expm1(never) * (1 - 1e-14)
         if rate <= 0.0 or noise_multiplier < self.least_noise * self.sensitivity:
             return 0.0
-        return poisson_lower_bound.lower_delta_of(
+        return poisson_lower_bound.lower_delta(
             self.components(rate), noise_multiplier, num_steps, epsilon
         )

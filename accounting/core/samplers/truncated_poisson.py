@@ -490,7 +490,7 @@ def user_lower_delta(
     """
     if noise_multiplier < _LEAST_USER_NOISE * count:
         return 0.0
-    return poisson_lower_bound.lower_delta_of(
+    return poisson_lower_bound.lower_delta(
         kept_rows.components(plan, count), noise_multiplier, plan.num_steps, epsilon
     )
 

@@ -37,8 +37,7 @@ import functools
 import itertools
 
 from accounting.core.pld import user_pairs
-from accounting.core.pld.dominating_pairs import Step, remove_pair
-from accounting.core.pld.user_pairs import UserPair
+from accounting.core.pld.dominating_pairs import Pair, Step, remove_pair
 from accounting.core.samplers.truncation import TAIL_SLACK, tail_probability
 
 
@@ -61,7 +60,7 @@ def displaced_steps(
       noise_multiplier: s, above 0.
     """
     make = functools.partial(
-        UserPair,
+        Pair,
         weights=user_pairs.upper_weights(num_rows, sampling_probability),
         noise_multiplier=noise_multiplier,
     )

@@ -13,14 +13,12 @@ from scipy import stats
 from accounting.auditing import audit, lower_bounds
 from accounting.auditing.audit import Claim
 from accounting.auditing.lower_bounds import ClaimedProfile
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_epsilon
 from accounting.core.validation import InputError
+from tests.accounting.plans import make_plan
 
 #: One example in one step: exactly one Gaussian mechanism.
-GAUSSIAN = DpSgdPlan(
-    sampler="deterministic", num_examples=1, expected_batch_size=1, num_steps=1
-)
+GAUSSIAN = make_plan("deterministic", 1, 1, 1)
 DELTA = 1e-5
 
 

@@ -11,12 +11,10 @@ from scipy import stats
 from accounting.auditing import audit, joint_tests
 from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
-from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
+from tests.accounting.plans import make_plan
 
-GAUSSIAN = DpSgdPlan(
-    sampler="deterministic", num_examples=1, expected_batch_size=1, num_steps=1
-)
+GAUSSIAN = make_plan("deterministic", 1, 1, 1)
 GOOD = Check(name="good", expected=1.0, worst=1.01, p_value=0.5)
 BAD = Check(name="bad noise", expected=1.0, worst=0.5, p_value=1e-9)
 

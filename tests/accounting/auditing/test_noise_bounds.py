@@ -11,11 +11,9 @@ from scipy import stats
 from accounting.auditing import audit
 from accounting.auditing.noise_bounds import EffectiveNoise, effective_noise
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
+from tests.accounting.plans import make_plan
 
-GAUSSIAN = DpSgdPlan(
-    sampler="deterministic", num_examples=1, expected_batch_size=1, num_steps=1
-)
+GAUSSIAN = make_plan("deterministic", 1, 1, 1)
 DELTA = 1e-5
 
 
@@ -76,10 +74,7 @@ def test_errors_that_say_nothing_bound_nothing() -> None:
 
 def test_a_cap_is_accounted_for_by_its_additive_term() -> None:
     """Of a cap that is never reached: as Poisson; of one that always is: nothing."""
-    plan = DpSgdPlan(
-        sampler="truncated-poisson", num_examples=400, expected_batch_size=100,
-        num_steps=4, truncated_batch_size=250,
-    )  # fmt: skip
+    plan = make_plan("truncated-poisson", 400, 100, 4, cap=250)
     claim = audit.claim(plan, 1.0, DELTA)
     finding = audit.Finding(
         confidence=0.9, epsilon_lower_bound=0.0, gaussian_epsilon=0.0,

@@ -13,7 +13,7 @@ from accounting.cli import plan_tables
 from accounting.cli.commands import plan_command
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.validation import InputError
-from accounting.planning.comparison import Answer
+from accounting.planning.comparison import EPSILON, NOISE, Answer
 
 QUESTION = [
     "--num-examples",
@@ -294,8 +294,8 @@ def test_a_lower_bound_alone_is_printed_rounded_down_and_as_no_guarantee(small_p
     epsilon = Bounds(upper=None, lower=1.23456, method="m")
     noise = NoiseBounds(sufficient=None, necessary=1.23456, method="m")
     for answer in (
-        Answer(plan=plan, noise_multiplier=None, epsilon=epsilon),
-        Answer(plan=plan, noise_multiplier=noise, epsilon=None),
+        Answer(plan=plan, asked=EPSILON, bounds=epsilon),
+        Answer(plan=plan, asked=NOISE, bounds=noise),
     ):
         value, bound = plan_tables._value_cells(answer)
         assert value == ">= 1.2345"

@@ -13,19 +13,12 @@ from dp_accounting import dp_event, pld
 from accounting.composition import loss_grid, parts
 from accounting.composition.composed import Composition
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
+from tests.accounting.plans import make_plan
 
 DELTA = 1e-6
-SMALL = DpSgdPlan(
-    sampler="poisson", num_examples=16_000, expected_batch_size=256, num_steps=126
-)
-CRITEO = DpSgdPlan(
-    sampler="poisson",
-    num_examples=36_800_000,
-    expected_batch_size=65_536,
-    num_steps=562,
-)
+SMALL = make_plan("poisson", 16_000, 256, 126)
+CRITEO = make_plan("poisson", 36_800_000, 65_536, 562)
 RUNS = [(SMALL, 1.19113), (SMALL, 0.791856), (CRITEO, 0.749001), (CRITEO, 0.580698)]
 
 

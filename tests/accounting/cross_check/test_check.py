@@ -14,9 +14,9 @@ from scipy import special
 from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant
 from accounting.core.intervals import Bounds
-from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.cross_check import check, simulation
+from tests.accounting.plans import make_plan
 
 #: Relative; both accountants round privacy losses up, by 1e-4 at the most.
 CLOSE = 1e-3
@@ -146,10 +146,7 @@ def test_a_tight_cap_under_add_or_remove_is_no_error(
     size, batch, steps, cap, noise, delta
 ):
     """Ours holds for any number of examples up to n, dp_accounting's for n itself."""
-    plan = DpSgdPlan(
-        sampler="truncated-poisson", num_examples=size, expected_batch_size=batch,
-        num_steps=steps, truncated_batch_size=cap,
-    )  # fmt: skip
+    plan = make_plan("truncated-poisson", size, batch, steps, cap=cap)
     asked = {"neighboring_relation": "ADD_OR_REMOVE_ONE"}
     found = checked(plan, noise, delta, **asked)
     assert found.disagreements == ()
@@ -179,13 +176,7 @@ def test_a_large_epsilon_is_checked_on_a_grid_that_fits(small_plan):
 
 def test_a_library_whose_numbers_overflow_says_nothing():
     """Of the closed form 799.786, dp_accounting says 800.7 on every grid."""
-    plan = DpSgdPlan(
-        sampler="deterministic",
-        num_examples=6000,
-        expected_batch_size=361,
-        num_steps=187,
-        num_epochs=11,
-    )
+    plan = make_plan("deterministic", 6000, 361, 187, epochs=11)
     found = checked(plan, 3.512829577251744 / 36, delta=2.6400772593109056e-11)
     assert found.opinions[0].ours.guarantee == pytest.approx(799.786, rel=1e-6)
     assert found.disagreements == ()
@@ -224,10 +215,7 @@ def test_balls_and_bins_of_two_steps_is_that_of_dp_accounting(small_plan, epochs
     theirs = max(
         loss.self_compose(epochs).get_epsilon_for_delta(1e-5) for loss in directions
     )
-    plan = DpSgdPlan(
-        sampler="balls-and-bins", num_examples=200, expected_batch_size=100,
-        num_steps=2 * epochs, num_epochs=epochs,
-    )  # fmt: skip
+    plan = make_plan("balls-and-bins", 200, 100, 2 * epochs, epochs=epochs)
     ours = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-5)
     assert ours.guarantee == pytest.approx(theirs, rel=CLOSE)
 

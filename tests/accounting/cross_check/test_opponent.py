@@ -8,10 +8,10 @@ import pytest
 from scipy import special
 
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.sampler_registry import RandomOrders
 from accounting.cross_check import check, opponent
+from tests.accounting.plans import make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +58,7 @@ def test_two_unequal_steps_by_quadrature():
 
 @pytest.mark.parametrize("sampler", ["dynamic-shuffle", "persistent-shuffle"])
 def test_a_shuffle_is_judged_by_its_opponent(sampler):
-    plan = DpSgdPlan(
-        sampler=sampler, num_examples=1000, expected_batch_size=50,
-        num_steps=40, num_epochs=2,
-    )  # fmt: skip
+    plan = make_plan(sampler, 1000, 50, 40, epochs=2)
     asked = {"noise_multiplier": 1.0, "delta": 1e-5}
     check.check_plan(plan)
     ours = accountant.epsilon(plan, **asked)

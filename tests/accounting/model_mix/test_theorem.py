@@ -13,14 +13,12 @@ from accounting.claims.model_mix.theorem import Mixing
 from accounting.claims.model_mix.uniform_gaussian import log_density
 from accounting.core import accountant
 from accounting.core import plan as plans
-from accounting.core.plan import DpSgdPlan
 from accounting.core.samplers import truncated_poisson, truncation
 from accounting.core.validation import InputError
+from tests.accounting.plans import make_plan
 
 #: The authors' repository junwan0224/ModelMix: CIFAR-10 with a residual network.
-DEFAULT = DpSgdPlan(
-    sampler="poisson", num_examples=50_000, expected_batch_size=1500, num_steps=3400
-)
+DEFAULT = make_plan("poisson", 50_000, 1500, 3400)
 NOISE, CLIP = 0.335, 20.0
 
 
@@ -64,9 +62,7 @@ def test_the_authors_default_configuration_has_epsilon_8():
     ],
 )
 def test_the_example_of_section_4_3(linf_factor, noise, expected):
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=50_000, expected_batch_size=1000, num_steps=5000
-    )
+    plan = make_plan("poisson", 50_000, 1000, 5000)
     for width, epsilon in zip((0.075, 0.15, 0.3), expected, strict=True):
         mixed = mixing(width, linf_factor)
         found = papers_epsilon(plan, mixed, noise, 1e-5, most_order=32)[0]
@@ -133,14 +129,12 @@ def test_removing_is_the_worse_direction_with_two_coordinates():
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 def test_delta_is_above_that_of_the_exact_pair_of_one_step(epsilon):
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=100, expected_batch_size=20, num_steps=1
-    )
+    plan = make_plan("poisson", 100, 20, 1)
     mixed = Mixing(mix_width=0.15, l2_norm_clip=1.0)
     weight, first, second = pair(0.5, 3.0, 1.0)
     first, second = np.exp(first), np.exp(second)
     mixture = 0.8 * first + 0.2 * second
-    found = theorem.delta(plan, mixed, noise_multiplier=0.5, epsilon=epsilon)
+    found = mixed.delta(plan, noise_multiplier=0.5, epsilon=epsilon)
     bound = math.exp(theorem._log_delta(plan, mixed, 0.5, epsilon)[0])
     for p, q in ((mixture, first), (first, mixture)):
         exact = np.maximum(p - math.exp(epsilon) * q, 0.0).sum() * weight
@@ -186,10 +180,7 @@ def test_epsilon_falls_with_width_noise_and_p_and_rises_with_steps(
             "noise": noise, "width": width, "p": linf_factor, "steps": num_steps,
         }  # fmt: skip
         fields |= changes
-        plan = DpSgdPlan(
-            sampler="poisson", num_examples=50_000, expected_batch_size=1500,
-            num_steps=fields["steps"],
-        )  # fmt: skip
+        plan = make_plan("poisson", 50_000, 1500, fields["steps"])
         mixed = mixing(fields["width"], fields["p"])
         return theorem._untruncated_epsilon(plan, mixed, fields["noise"], 1e-5)[0]
 
@@ -211,7 +202,7 @@ def test_a_huge_p_is_no_worse_than_a_smaller_one():
 
 
 def test_the_tighter_conversion_is_never_above_the_papers():
-    found = theorem.epsilon(DEFAULT, mixing(), noise_multiplier=NOISE, delta=1e-5)
+    found = mixing().epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
     # 7.25019 without the slack of the cover.
     assert found.guarantee == pytest.approx(7.30699, abs=1e-4)
     assert found.guarantee > 7.25019
@@ -224,8 +215,8 @@ def test_epsilon_and_delta_say_the_same(small_plan, sampler):
     cap = 190 if sampler == "truncated-poisson" else None
     plan = small_plan(sampler, truncated_batch_size=cap)
     mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=50)
-    epsilon = theorem.epsilon(plan, mixed, noise_multiplier=0.4, delta=1e-6)
-    delta = theorem.delta(plan, mixed, noise_multiplier=0.4, epsilon=epsilon.guarantee)
+    epsilon = mixed.epsilon(plan, noise_multiplier=0.4, delta=1e-6)
+    delta = mixed.delta(plan, noise_multiplier=0.4, epsilon=epsilon.guarantee)
     assert delta.guarantee <= 1e-6 * (1 + 1e-9)
     assert delta.guarantee == pytest.approx(1e-6, rel=1e-3)
     assert epsilon.method == delta.method
@@ -244,14 +235,14 @@ def test_truncation_costs_what_the_coupling_says(small_plan):
         assert with_it == pytest.approx(without + cost, rel=1e-12)
     # The mixture of Ganesh (2025) is of DP-SGD alone: it takes over where it is less.
     tight = small_plan("truncated-poisson", truncated_batch_size=130)
-    found = theorem.epsilon(tight, mixed, noise_multiplier=0.6, delta=1e-6)
+    found = mixed.epsilon(tight, noise_multiplier=0.6, delta=1e-6)
     assert found == accountant.epsilon(tight, noise_multiplier=0.6, delta=1e-6)
 
 
 def test_the_bound_without_mixing_holds_as_well_and_is_named():
     # Without a cap on coordinates the numerical composition of DP-SGD is tighter.
     wide = mixing(linf_factor=1)
-    found = theorem.epsilon(DEFAULT, wide, noise_multiplier=NOISE, delta=1e-5)
+    found = wide.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
     plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
     assert found == plain
     assert found.guarantee == pytest.approx(277, abs=1)
@@ -261,11 +252,11 @@ def test_the_bound_without_mixing_holds_as_well_and_is_named():
 def test_where_the_cover_fails_the_bound_without_mixing_answers(monkeypatch):
     monkeypatch.setattr(theorem, "equal_coordinates_lose_most", lambda *_: False)
     plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
-    found = theorem.epsilon(DEFAULT, mixing(), noise_multiplier=NOISE, delta=1e-5)
+    found = mixing().epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
     assert found == plain
-    delta = theorem.delta(DEFAULT, mixing(), noise_multiplier=NOISE, epsilon=8.0)
+    delta = mixing().delta(DEFAULT, noise_multiplier=NOISE, epsilon=8.0)
     assert delta == accountant.delta(DEFAULT, noise_multiplier=NOISE, epsilon=8.0)
-    noise = theorem.noise_multiplier(DEFAULT, mixing(), epsilon=8.0, delta=1e-5)
+    noise = mixing().noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
     assert noise == accountant.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
 
 
@@ -288,7 +279,7 @@ def test_the_cover_is_asked_for_every_order_that_was_used(cap, small_plan, monke
     sampler = "poisson" if cap is None else "truncated-poisson"
     plan = small_plan(sampler, truncated_batch_size=cap)
     mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=49)
-    found = theorem.epsilon(plan, mixed, noise_multiplier=0.4, delta=1e-6)
+    found = mixed.epsilon(plan, noise_multiplier=0.4, delta=1e-6)
     ((shift, width, order),) = asked
     assert order == max(used)
     assert f"Rényi order {order}" in found.method
@@ -298,32 +289,26 @@ def test_the_cover_is_asked_for_every_order_that_was_used(cap, small_plan, monke
 
 @pytest.mark.parametrize("epsilon", [2.0, 8.0])
 def test_the_noise_meets_its_target_and_hardly_more(epsilon):
-    found = theorem.noise_multiplier(DEFAULT, mixing(), epsilon=epsilon, delta=1e-5)
-    reached = theorem.epsilon(
-        DEFAULT, mixing(), noise_multiplier=found.guarantee, delta=1e-5
+    found = mixing().noise_multiplier(DEFAULT, epsilon=epsilon, delta=1e-5)
+    reached, less = (
+        mixing().epsilon(DEFAULT, noise_multiplier=noise, delta=1e-5).guarantee
+        for noise in (found.guarantee, found.guarantee * 0.999)
     )
-    assert reached.guarantee <= epsilon
-    less = theorem.epsilon(
-        DEFAULT, mixing(), noise_multiplier=found.guarantee * 0.999, delta=1e-5
-    )
-    assert less.guarantee > epsilon
+    assert reached <= epsilon < less
 
 
 def test_a_truncation_that_no_noise_makes_up_for_leaves_the_noise_without_mixing():
-    plan = DpSgdPlan(
-        sampler="truncated-poisson", num_examples=200, expected_batch_size=8,
-        num_steps=10, truncated_batch_size=16,
-    )  # fmt: skip
+    plan = make_plan("truncated-poisson", 200, 8, 10, cap=16)
     mixed = Mixing(mix_width=0.5, l2_norm_clip=1.0, linf_factor=16)
-    found = theorem.noise_multiplier(plan, mixed, epsilon=20.0, delta=1e-3)
+    found = mixed.noise_multiplier(plan, epsilon=20.0, delta=1e-3)
     assert found.method in (truncated_poisson.MIXTURE, truncated_poisson.REVEALED)
 
 
 def test_the_noise_is_never_more_than_without_mixing():
     plain = accountant.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
-    mixed = theorem.noise_multiplier(DEFAULT, mixing(), epsilon=8.0, delta=1e-5)
+    mixed = mixing().noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
     assert mixed.guarantee < plain.guarantee / 4
-    narrow = theorem.noise_multiplier(DEFAULT, mixing(1e-6, 1), epsilon=8.0, delta=1e-5)
+    narrow = mixing(1e-6, 1).noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
     assert narrow == plain
 
 
@@ -331,9 +316,7 @@ def test_mixing_is_noise_too():
     # Why less Gaussian noise is no proof of better models: of all noise of one variance
     # the Gaussian reveals least to a small shift, and U has a variance of W^2 / 12.
     plain = accountant.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5).guarantee
-    gaussian = theorem.noise_multiplier(
-        DEFAULT, mixing(), epsilon=8.0, delta=1e-5
-    ).guarantee
+    gaussian = mixing().noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5).guarantee
     width = mixing().width(DEFAULT)
     assert math.hypot(gaussian, width / math.sqrt(12)) > 2 * plain
 
@@ -345,9 +328,9 @@ def test_mixing_is_noise_too():
 def test_other_samplers_are_refused(small_plan, sampler):
     plan = small_plan(sampler)
     for ask in (
-        lambda: theorem.epsilon(plan, mixing(), noise_multiplier=1.0, delta=1e-5),
-        lambda: theorem.delta(plan, mixing(), noise_multiplier=1.0, epsilon=1.0),
-        lambda: theorem.noise_multiplier(plan, mixing(), epsilon=1.0, delta=1e-5),
+        lambda: mixing().epsilon(plan, noise_multiplier=1.0, delta=1e-5),
+        lambda: mixing().delta(plan, noise_multiplier=1.0, epsilon=1.0),
+        lambda: mixing().noise_multiplier(plan, epsilon=1.0, delta=1e-5),
     ):
         with pytest.raises(InputError, match=f"sampler='{sampler}'.*no other") as found:
             ask()
@@ -370,5 +353,5 @@ def test_values_out_of_range_are_refused(fields, message):
 
 
 def test_without_gaussian_noise_nothing_is_proven():
-    found = theorem.epsilon(DEFAULT, mixing(), noise_multiplier=0.0, delta=1e-5)
+    found = mixing().epsilon(DEFAULT, noise_multiplier=0.0, delta=1e-5)
     assert math.isinf(found.guarantee)

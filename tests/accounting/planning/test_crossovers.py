@@ -7,14 +7,12 @@ import dataclasses
 import pytest
 
 from accounting.core.intervals import Bounds
-from accounting.core.plan import DpSgdPlan
 from accounting.planning import crossovers, sweeps
-from accounting.planning.comparison import Answer, Question
+from accounting.planning.comparison import EPSILON, Answer, Question
 from accounting.planning.sweeps import Point, Sweep, SweepLine
+from tests.accounting.plans import make_plan
 
-PLAN = DpSgdPlan(
-    sampler="poisson", num_examples=1000, expected_batch_size=10, num_steps=100
-)
+PLAN = make_plan("poisson", 1000, 10, 100)
 QUESTION = Question(
     num_examples=1000,
     expected_batch_size=10,
@@ -41,7 +39,9 @@ def _sweep(*lines: list[Ends]) -> Sweep:
                 Point(
                     question=QUESTION,
                     answer=Answer(
-                        plan=PLAN, epsilon=Bounds(lower=low, upper=high, method="m")
+                        plan=PLAN,
+                        asked=EPSILON,
+                        bounds=Bounds(lower=low, upper=high, method="m"),
                     ),
                 )
                 for low, high in line

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.core.intervals import Bounds, NoiseBounds
-from accounting.core.plan import DpSgdPlan
 from accounting.planning import rounding
-from accounting.planning.comparison import Answer
+from accounting.planning.comparison import DELTA, EPSILON, NOISE, Answer
+from tests.accounting.plans import make_plan
 
-PLAN = DpSgdPlan(sampler="poisson", num_examples=10, expected_batch_size=1, num_steps=1)
+PLAN = make_plan("poisson", 10, 1, 1)
 
 
 @given(value=st.floats(1e-300, 1e4))
@@ -19,22 +19,24 @@ def test_what_is_proven_is_rounded_up_and_lower_bounds_down(value: float) -> Non
     bounds = Bounds(upper=value, lower=value, method="m")
     noise = NoiseBounds(sufficient=value, necessary=value, method="m")
     for answer in (
-        Answer(plan=PLAN, epsilon=bounds),
-        Answer(plan=PLAN, delta=bounds),
-        Answer(plan=PLAN, noise_multiplier=noise),
+        Answer(plan=PLAN, asked=EPSILON, bounds=bounds),
+        Answer(plan=PLAN, asked=DELTA, bounds=bounds),
+        Answer(plan=PLAN, asked=NOISE, bounds=noise),
     ):
         assert float(rounding.least_text(answer)) <= value
         assert value <= float(rounding.proven_text(answer))
         assert rounding.is_exact(answer)
-    close = Answer(plan=PLAN, delta=bounds)
+    close = Answer(plan=PLAN, asked=DELTA, bounds=bounds)
     assert float(rounding.proven_text(close)) <= value * 1.01
 
 
 def test_what_there_is_not_is_said() -> None:
-    answer = Answer(plan=PLAN, epsilon=Bounds(upper=None, lower=1.0, method="m"))
+    none = Bounds(upper=None, lower=1.0, method="m")
+    answer = Answer(plan=PLAN, asked=EPSILON, bounds=none)
     assert rounding.proven_text(answer) == "unknown"
     assert not rounding.is_exact(answer)
-    answer = Answer(plan=PLAN, delta=Bounds(upper=float("inf"), method="m"))
+    infinite = Bounds(upper=float("inf"), method="m")
+    answer = Answer(plan=PLAN, asked=DELTA, bounds=infinite)
     assert rounding.proven_text(answer) == "infinite"
     assert rounding.least_text(answer) == "unknown"
 
@@ -43,5 +45,6 @@ def test_what_there_is_not_is_said() -> None:
     ("value", "text"), [(0.0, "0.0000"), (2.7e-8, "2.70e-08"), (9.999e-9, "1.00e-08")]
 )
 def test_deltas_have_three_digits(value: float, text: str) -> None:
-    answer = Answer(plan=PLAN, delta=Bounds(upper=value, method="m"))
+    bounds = Bounds(upper=value, method="m")
+    answer = Answer(plan=PLAN, asked=DELTA, bounds=bounds)
     assert rounding.proven_text(answer) == text

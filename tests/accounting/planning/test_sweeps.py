@@ -132,12 +132,12 @@ def test_the_answer_is_what_is_not_given() -> None:
     [needed] = sweeps.sweep(QUESTION, "epsilon", DETERMINISTIC, values=(3.0,)).points[0]
     plan = needed.answer.plan
     found = accountant.noise_multiplier(plan, epsilon=3.0, delta=1e-5)
-    assert needed.answer.noise_multiplier == found
+    assert needed.answer.bounds == found
     [point] = sweeps.sweep(NOISE, "delta", DETERMINISTIC, values=(1e-6,)).points[0]
     bounds = accountant.epsilon(plan, noise_multiplier=2.0, delta=1e-6)
-    assert point.answer.epsilon == bounds
+    assert point.answer.bounds == bounds
     [point] = sweeps.sweep(NOISE, "epsilon", DETERMINISTIC, values=(3.0,)).points[0]
-    assert point.answer.delta == accountant.delta(
+    assert point.answer.bounds == accountant.delta(
         plan, noise_multiplier=2.0, epsilon=3.0
     )
 
@@ -162,7 +162,7 @@ def test_a_theorem_answers_for_what_it_is_about_alone() -> None:
     profile = dataclasses.replace(NOISE, epsilon=1.0)
     found = answer(profile, line)
     assert found.name == "poisson, mixed"
-    assert found.delta == mixing.delta(found.plan, noise_multiplier=2.0, epsilon=1.0)
+    assert found.bounds == mixing.delta(found.plan, noise_multiplier=2.0, epsilon=1.0)
 
 
 @pytest.mark.parametrize("axis", sorted(axes.AXES))

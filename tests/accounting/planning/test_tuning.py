@@ -11,14 +11,12 @@ from click.testing import CliRunner
 
 from accounting.cli.commands import plan_command
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.planning import tuning
 from accounting.planning.tuning import Tuning
+from tests.accounting.plans import make_plan
 
-PLAN = DpSgdPlan(
-    sampler="poisson", num_examples=16_000, expected_batch_size=256, num_steps=126
-)
+PLAN = make_plan("poisson", 16_000, 256, 126)
 ASKED = Tuning(plan=PLAN, num_runs=8, delta=1e-6)
 FLAGS = (
     *("--num-examples", "16000", "--batch-size", "256", "--epochs", "2"),

@@ -10,6 +10,7 @@ from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs
 from accounting.core.pld.chernoff import Chernoff
+from tests.accounting.plans import make_plan
 
 
 def tail(point, mean, noise):
@@ -53,9 +54,7 @@ PLANS = [
     DpSgdPlan(
         **TRUNCATED, expected_batch_size=161, num_steps=74, truncated_batch_size=400
     ),
-    DpSgdPlan(
-        sampler="poisson", num_examples=10**6, expected_batch_size=9, num_steps=50
-    ),
+    make_plan("poisson", 10**6, 9, 50),
 ]
 
 

@@ -180,7 +180,7 @@ def test_every_coin_counts_in_a_large_run(larger):
 
 @pytest.mark.parametrize(("noise", "h"), [(1.5, 3.6), (1.0, 6.5)])
 def test_the_theorem_beyond_the_former_limit_of_steps(noise, h):
-    """Term by term, with R_m by option prices: another engine, and its own grid."""
+    """Term by term, with R_m on a finer grid, and m on another."""
     steps, epsilon = 1_140_000, {1.5: 0.02, 1.0: 0.3}[noise]
     run = shuffles(steps, noise, size=100)
     p = math.exp(-h)
@@ -189,7 +189,7 @@ def test_the_theorem_beyond_the_former_limit_of_steps(noise, h):
     terms = np.zeros(2)
     middles = np.append(edges, edges[-1]) + 1
     for share, m in zip(shares, middles, strict=True):
-        both = allocation_loss.tightest(noise, int(m), True)
+        both = allocation_loss.directions(noise, int(m), True, 800)
         terms += [share * one.delta(epsilon) for one in both]
     cost = (1 + math.exp(epsilon)) * run.replaced(h)
     assert run.replaced(h) == pytest.approx(

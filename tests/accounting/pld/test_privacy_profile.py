@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs, saddlepoint
 from accounting.core.pld.loss_distribution import Atoms
 from accounting.core.pld.privacy_profile import COARSE, FINE, Profile, StepComposition
 from accounting.core.samplers import poisson, truncated_poisson
+from tests.accounting.plans import make_plan
 
 
 def exact_delta(
@@ -37,7 +37,7 @@ def exact_delta(
     return float(np.exp(log_values).sum().real) * spacing / (2 * math.pi)
 
 
-def _moments(pair: dominating_pairs.MonotonePair, z):
+def _moments(pair: dominating_pairs.Pair, z):
     scale = pair.noise_multiplier
     x = np.linspace(-16 * scale, 24 * scale + 1, 1500)
     weights = pair.upper_density(x) * (x[1] - x[0])
@@ -105,13 +105,7 @@ def test_a_loss_that_is_always_infinite_has_delta_1():
     """Seen to be NaN, on which the noise of a small target ended with a traceback."""
     loss = Atoms(np.zeros(3), np.array([-1.0, 0.0, 1.0]), infinite_mass=1.0)
     assert saddlepoint.approximate_log_delta(loss, 26, 0.002) == 0.0
-    plan = DpSgdPlan(
-        sampler="dynamic-shuffle",
-        num_examples=4_826_925,
-        expected_batch_size=4,
-        num_steps=31_375_006,
-        num_epochs=26,
-    )
+    plan = make_plan("dynamic-shuffle", 4_826_925, 4, 31_375_006, epochs=26)
     needed = accountant.noise_multiplier(plan, epsilon=0.00198760826, delta=1.1e-12)
     found = accountant.epsilon(plan, noise_multiplier=needed.guarantee, delta=1.1e-12)
     assert found.guarantee <= 0.00198760826

@@ -292,7 +292,7 @@ def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(
 def test_theorems_on_poisson_batches_ask_for_a_rate(registered: Register) -> None:
     mixing = theorem.Mixing(mix_width=0.0, l2_norm_clip=1.0)
     plan = registered(dataclasses.replace(LEAST, poisson_rate=poisson.probability))
-    found = theorem.epsilon(plan, mixing, noise_multiplier=20.0, delta=1e-5)
+    found = mixing.epsilon(plan, noise_multiplier=20.0, delta=1e-5)
     assert found.method.startswith(theorem.METHOD)
     assert tan.Configuration(plan=plan, noise_multiplier=2.0).eta > 0
 

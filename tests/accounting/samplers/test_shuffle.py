@@ -7,7 +7,8 @@ import pytest
 from accounting.claims.shuffles import shuffle
 from accounting.core import accountant
 from accounting.core.intervals import BOTH
-from accounting.core.plan import DpSgdPlan, steps_per_epoch
+from accounting.core.plan import steps_per_epoch
+from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
 
 #: noise 0.35, T = 1000, one epoch: epsilon -> lower bounds of shuffles and, with means
@@ -207,12 +208,7 @@ def test_amplification_has_no_limit_of_steps(sampler):
     """b = 281 and 280 had epsilon 1.14 and 5.60: 131,072 steps lie between them."""
     found = []
     for size in (4096, 281, 280, 100, 1):
-        plan = DpSgdPlan(
-            sampler=sampler,
-            num_examples=36_800_000,
-            expected_batch_size=size,
-            num_steps=steps_per_epoch(36_800_000, size),
-        )
+        plan = make_plan(sampler, 36_800_000, size, steps_per_epoch(36_800_000, size))
         found.append(accountant.epsilon(plan, noise_multiplier=1.0, delta=2.7e-8))
     upper = [one.guarantee for one in found]
     assert upper == sorted(upper, reverse=True)
@@ -264,12 +260,7 @@ def test_one_step_per_epoch_is_deterministic(small_plan):
 
 def test_epsilon_at_calibrated_noise_is_at_most_what_was_asked_for():
     # 0.5003 before, with an h that was best at another epsilon.
-    plan = DpSgdPlan(
-        sampler="dynamic-shuffle",
-        num_examples=4000,
-        expected_batch_size=100,
-        num_steps=40,
-    )
+    plan = make_plan("dynamic-shuffle", 4000, 100, 40)
     noise = accountant.noise_multiplier(plan, epsilon=0.5, delta=1e-6)
     assert noise.method == shuffle.CLONES_METHOD
     found = accountant.epsilon(plan, noise_multiplier=noise.guarantee, delta=1e-6)

@@ -11,22 +11,16 @@ from scipy import signal, stats
 
 from accounting.auditing import worst_cases
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.pld.privacy_profile import Profile, StepComposition
 from accounting.core.samplers import poisson, truncated_poisson, truncation
 from accounting.cross_check import check
+from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
 
 
 def plan(size, cap, num_examples, steps):
-    return DpSgdPlan(
-        sampler="truncated-poisson",
-        num_examples=num_examples,
-        expected_batch_size=size,
-        num_steps=steps,
-        truncated_batch_size=cap,
-    )
+    return make_plan("truncated-poisson", num_examples, size, steps, cap=cap)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +174,7 @@ def test_probability_that_any_step_is_truncated_by_hand():
     for steps, expected in ((1, 0.25), (3, 0.75), (10, 1.0)):
         found = worst_cases.any_truncation_probability(plan(1, 1, 2, steps))
         assert found == pytest.approx(expected, rel=1e-8)
-    open_plan = DpSgdPlan(
-        sampler="poisson", num_examples=2, expected_batch_size=1, num_steps=3
-    )
+    open_plan = make_plan("poisson", 2, 1, 3)
     assert worst_cases.any_truncation_probability(open_plan) == 0.0
 
 
@@ -201,12 +193,7 @@ def test_additive_delta_and_epsilon_say_the_same_and_delta_is_the_better_of_two(
 
 def test_approaches_poisson_as_the_cap_grows():
     poisson = accountant.epsilon(
-        DpSgdPlan(
-            sampler="poisson",
-            num_examples=10_000,
-            expected_batch_size=100,
-            num_steps=200,
-        ),
+        make_plan("poisson", 10_000, 100, 200),
         noise_multiplier=1.0,
         delta=1e-5,
     ).upper

@@ -10,12 +10,12 @@ import pytest
 
 from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import user_pairs
+from accounting.core.pld.dominating_pairs import Pair
 from accounting.core.pld.privacy_profile import Profile
-from accounting.core.pld.user_pairs import UserPair
 from accounting.core.samplers import truncated_poisson, truncated_users
 from accounting.planning import budget
+from tests.accounting.plans import make_plan
 
 EPSILONS = (0.0, 0.3, 1.0, 3.0)
 
@@ -141,7 +141,7 @@ def test_the_pair_dominates_mixtures_of_vectors(seed):
         )
 
     upper, lower = (mixture(*both) for both in zip(most, directions, strict=True))
-    pair = UserPair(
+    pair = Pair(
         weights=tuple(weights),
         upper=tuple(map(int, most[0])),
         lower=tuple(map(int, most[1])),
@@ -167,13 +167,7 @@ def test_the_masses_of_a_step_are_a_distribution():
 
 
 def tight_plan(cap=100):
-    return DpSgdPlan(
-        sampler="truncated-poisson",
-        num_examples=10_000,
-        expected_batch_size=100,
-        num_steps=200,
-        truncated_batch_size=cap,
-    )
+    return make_plan("truncated-poisson", 10_000, 100, 200, cap=cap)
 
 
 def epsilon_of(plan, rows, relation=REPLACE_SPECIAL, noise=1.0, **asked):
@@ -196,12 +190,7 @@ def test_a_cap_that_hardly_binds_costs_hardly_anything(relation):
     ]
     assert found == sorted(found, reverse=True)
     untruncated = accountant.epsilon(
-        DpSgdPlan(
-            sampler="poisson",
-            num_examples=10_000,
-            expected_batch_size=100,
-            num_steps=200,
-        ),
+        make_plan("poisson", 10_000, 100, 200),
         noise_multiplier=1.0,
         delta=1e-6,
         max_examples_per_user=5,

@@ -15,6 +15,7 @@ from accounting.core.pld import dominating_pairs, user_pairs
 from accounting.core.samplers import truncation
 from accounting.core.validation import InputError
 from accounting.planning import budget
+from tests.accounting.plans import make_plan
 
 LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
 CRITEO = {"num_examples": 36_800_000, "expected_batch_size": 65_536, "num_steps": 562}
@@ -136,9 +137,7 @@ def test_noise_for_users_meets_the_target(small_plan, sampler):
 @pytest.mark.parametrize("noise", [0.0, 0.004, 0.3, 1.0, 20.0])
 @pytest.mark.parametrize("size", [3, 99, 100])
 def test_bounds_of_users_enclose(size, noise):
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=100, expected_batch_size=size, num_steps=2
-    )
+    plan = make_plan("poisson", 100, size, 2)
     found = accountant.delta(
         plan,
         noise_multiplier=noise,

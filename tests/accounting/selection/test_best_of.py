@@ -15,21 +15,14 @@ from accounting.claims.selection.number_of_runs import SHAPES, NumberOfRuns, law
 from accounting.composition import parts
 from accounting.composition.loss_grid import Profile, dominating
 from accounting.core.numerics.root_finding import log_ratio, threshold
-from accounting.core.plan import DpSgdPlan
+from tests.accounting.plans import make_plan
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0)
 DELTA = 1e-6
 #: Shape -> worst relative excess over the best attack that was found.
 CLOSE = {1.0: 0.05, 3.0: 0.05, math.inf: 0.08}
-SMALL = DpSgdPlan(
-    sampler="poisson", num_examples=16_000, expected_batch_size=256, num_steps=126
-)
-CRITEO = DpSgdPlan(
-    sampler="poisson",
-    num_examples=36_800_000,
-    expected_batch_size=65_536,
-    num_steps=562,
-)
+SMALL = make_plan("poisson", 16_000, 256, 126)
+CRITEO = make_plan("poisson", 36_800_000, 65_536, 562)
 RUNS = {
     "small 1": (SMALL, 1.19113, 1.0),
     "small 3": (SMALL, 0.791856, 3.0),

@@ -11,14 +11,12 @@ from accounting.claims.selection.number_of_runs import SHAPES, as_good_as, law
 from accounting.claims.selection.selected import Selected, law_of
 from accounting.composition import parts
 from accounting.core import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.statement import EARLIER_RUNS, privacy_statement
 from accounting.core.validation import InputError
+from tests.accounting.plans import make_plan
 
-PLAN = DpSgdPlan(
-    sampler="poisson", num_examples=16_000, expected_batch_size=256, num_steps=126
-)
+PLAN = make_plan("poisson", 16_000, 256, 126)
 #: With this noise a run of the plan has epsilon 1 at delta 1e-6.
 NOISE, DELTA = 1.19113, 1e-6
 BEST = Selected(num_runs=4, shape=3.0, l2_norm_clip="auto")
@@ -90,13 +88,7 @@ def test_a_statement_says_what_was_chosen_and_what_stays_secret():
 
 
 def test_samplers_without_a_profile_are_refused_by_name():
-    plan = DpSgdPlan(
-        sampler="balls-and-bins",
-        num_examples=100,
-        expected_batch_size=10,
-        num_steps=10,
-        num_epochs=1,
-    )
+    plan = make_plan("balls-and-bins", 100, 10, 10, epochs=1)
     with pytest.raises(InputError, match="sampler='balls-and-bins' of several runs"):
         BEST.epsilon(plan, noise_multiplier=1.0, delta=DELTA)
     with pytest.raises(InputError, match="the others take minutes"):

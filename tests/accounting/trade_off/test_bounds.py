@@ -14,19 +14,14 @@ from scipy.optimize import linprog
 from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant, statement
 from accounting.core import trade_off as bounds
-from accounting.core.plan import DpSgdPlan
 from accounting.core.trade_off import CURVE_RATES, RATES, TradeOff
 from accounting.core.validation import InputError
 from accounting.trade_off import plot
+from tests.accounting.plans import make_plan
 
 
 def poisson(rate, steps=1):
-    return DpSgdPlan(
-        sampler="poisson",
-        num_examples=100,
-        expected_batch_size=rate,
-        num_steps=steps,
-    )
+    return make_plan("poisson", 100, rate, steps)
 
 
 @pytest.mark.parametrize("false_positive_rate", [0.0, 0.01, 0.3, 0.9, 1.0])
