@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import bz2
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -12,9 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -26,11 +28,15 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 import dpsgd
 from accounting.core.plan import DpSgdPlan
+from pipelines.files import storage
 from pipelines.files.key_files import create_key_file
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.files.paths import StrPath, is_remote
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.job.job_folder import open_job
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
+from tests.pipelines.memory_stores import STORES
 
 
 def write_table(path: pathlib.Path, first: int, count: int, row_group: int) -> None:
@@ -57,26 +63,46 @@ def input_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-MakeLayout = Callable[..., Layout]
-
-
 @pytest.fixture(scope="session")
-def make_small_layout(input_folder: pathlib.Path) -> MakeLayout:
-    """Layouts over ``input_folder``: 40 steps of 10 expected rows, capped at 14."""
+def dataset(input_folder: pathlib.Path) -> Dataset:
+    """The rows of ``input_folder``."""
+    return list_blocks(str(input_folder))
 
-    def make(physical_batch_size: int | None = None, **changes: object) -> Layout:
-        fields = {
-            "sampler": "truncated-poisson",
-            "num_examples": 100,
-            "expected_batch_size": 10,
-            "num_steps": 40,
-            "truncated_batch_size": 14,
-            **changes,
-        }
-        plan = DpSgdPlan(**fields)  # type: ignore[arg-type]
-        return make_layout(plan, list_blocks(str(input_folder)), physical_batch_size)
 
-    return make
+def small_layout(dataset: Dataset, size: int | None = 8, **changes: Any) -> Layout:
+    """40 steps of 10 expected rows; capped at 14, or in 4 epochs."""
+    fields = {"sampler": "truncated-poisson", "num_examples": 100, **changes}
+    fields = {"expected_batch_size": 10, "num_steps": 40, **fields}
+    if fields["sampler"] == "truncated-poisson":
+        fields.setdefault("truncated_batch_size", 14)
+    elif fields["sampler"] != "poisson":
+        fields.setdefault("num_epochs", 4)
+    return make_layout(DpSgdPlan(**fields), dataset, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallJobs:
+    """Jobs over ``input_folder`` under one key, in the folder of a test."""
+
+    folder: pathlib.Path
+    dataset: Dataset
+    key_file: pathlib.Path
+
+    def layout(self, size: int | None = 8, **changes: Any) -> Layout:
+        return small_layout(self.dataset, size, **changes)
+
+    def write(self, out: StrPath = "o", layout: Any = None, **options: Any) -> Any:
+        """Writes batches to a path in the folder, or to one in a store; returns it."""
+        options = {"dataset": self.dataset, "key_file": self.key_file, **options}
+        place = out if is_remote(out) else self.folder / out
+        write_batches(layout=layout or self.layout(), out=place, **options)
+        return place
+
+    def open(self, out: str = "o", layout: Any = None) -> tuple[pathlib.Path, str]:
+        """Opens the folder of a job; returns it, and the id of its batches."""
+        layout = layout or self.layout()
+        found = open_job(self.folder / out, layout, self.dataset, self.key_file)
+        return self.folder / out, found[1]
 
 
 @pytest.fixture
@@ -86,19 +112,19 @@ def key_file(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "sampling.key"
 
 
+@pytest.fixture
+def jobs(tmp_path: pathlib.Path, dataset: Dataset, key_file: pathlib.Path) -> SmallJobs:
+    """See ``SmallJobs``."""
+    return SmallJobs(tmp_path, dataset, key_file)
+
+
 @pytest.fixture(scope="session")
 def finished(
-    tmp_path_factory: pytest.TempPathFactory,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
+    tmp_path_factory: pytest.TempPathFactory, dataset: Dataset
 ) -> pathlib.Path:
     """A finished folder of batches: 40 steps, two records each.  Not to be changed."""
     out = tmp_path_factory.mktemp("finished") / "batches"
-    write_batches(
-        dataset=list_blocks(str(input_folder)),
-        layout=make_small_layout(physical_batch_size=8),
-        out=out,
-    )
+    write_batches(dataset=dataset, layout=small_layout(dataset), out=out)
     return out
 
 
@@ -106,6 +132,23 @@ def finished(
 def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
     """A copy of ``finished``, to be damaged."""
     return pathlib.Path(shutil.copytree(finished, tmp_path / "batches"))
+
+
+def new_place(scheme: str) -> str:
+    return f"{scheme}://host/{uuid.uuid4().hex}/o"
+
+
+@pytest.fixture(params=STORES)
+def memory_place(request: pytest.FixtureRequest) -> str:
+    """A new folder in a store in memory, not made yet."""
+    return new_place(request.param)
+
+
+def contents(folder: StrPath) -> dict[str, bytes]:
+    """Every file of a folder, here or in a store, by its path; the key apart."""
+    paths = map("/".join, storage.walk(folder, lambda _: True))
+    kept = (path for path in paths if not path.endswith("sampling.key"))
+    return {path: storage.read_bytes(f"{folder}/{path}") for path in kept}
 
 
 @pytest.fixture(scope="session")
@@ -131,19 +174,39 @@ def pipeline_bytes() -> Callable[[beam.Pipeline], bytes]:
     return collect
 
 
-def run_command(
-    patch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str]:
-    """(exit code, all that was printed or logged) of a command, in process."""
-    patch.setattr(logging.getLogger(), "handlers", [])
-    patch.setattr(sys, "argv", ["dpsgd", *arguments])
-    code: Any = 0
-    try:
-        dpsgd.main()
-    except SystemExit as end:
-        code = end.code or 0
-    printed = capfd.readouterr()
-    return code, printed.out + printed.err
+class Ran(NamedTuple):
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def printed(self) -> str:
+        return self.out + self.err
+
+
+#: ``command("verify", folder)`` runs ``dpsgd verify`` in this process.
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """See ``Command``."""
+
+    def run(*arguments: object) -> Ran:
+        code: Any = 0
+        capfd.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(logging.getLogger(), "handlers", [])
+            patch.setattr(sys, "argv", ["dpsgd", *map(str, arguments)])
+            try:
+                dpsgd.main()
+            except SystemExit as end:
+                code = end.code or 0
+        return Ran(code, *capfd.readouterr())
+
+    return run
 
 
 #: Code blocks of pipelines/README.md that need a package of an optional extra.

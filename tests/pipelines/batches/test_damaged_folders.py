@@ -17,13 +17,12 @@ from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files.key_files import create_key_file, read_key_file
-from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import job_folder, poisson_batching
-from pipelines.job.poisson_batching import write_batches
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
+from tests.pipelines.conftest import SmallJobs, contents
 
 _SCHEMA = """\
 version = 1
@@ -108,36 +107,24 @@ def test_a_flipped_digit_of_the_sampling_key_is_a_finding(
 
 
 def test_a_damaged_checksum_is_of_a_file_that_is_made_again(
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: Any,
-    key_file: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset, layout = list_blocks(str(input_folder)), make_small_layout(8)
-
-    def write(out: pathlib.Path) -> None:
-        write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
-
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(poisson_batching, "finish_job", killed)
         with pytest.raises(KeyboardInterrupt):
-            write(tmp_path / "killed")
-    name, wanted = layout.file(0).name, None
+            jobs.write("killed")
+    folder, name = jobs.folder, jobs.layout().file(0).name
+    wanted = contents(jobs.write("whole"))
     for number, content in enumerate((b"", b"{", b"[]", b"7", b"{}", b'{"size": 1}')):
-        out = pathlib.Path(shutil.copytree(tmp_path / "killed", tmp_path / f"{number}"))
+        out = pathlib.Path(shutil.copytree(folder / "killed", folder / f"{number}"))
         written = (out / name).read_bytes()
         (out / name).write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
         pathlib.Path(job_folder.checksum_path(str(out), name)).write_bytes(content)
-        write(out)
-        assert verify(out).findings == ()
-        found = {path.name: path.read_bytes() for path in out.glob("*.*")}
-        assert found == (wanted or found)
-        wanted = found
-        assert found[name] == written
+        assert contents(jobs.write(f"{number}")) == wanted
+        assert wanted[name] == written
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])

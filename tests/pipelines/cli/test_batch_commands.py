@@ -24,7 +24,7 @@ from pipelines.batches.verify import verify
 from pipelines.cli import batch_job
 from pipelines.cli.batch_commands import batches
 from pipelines.files import progress_bars
-from tests.pipelines.conftest import run_command, write_table
+from tests.pipelines.conftest import Command, write_table
 from tests.pipelines.waiting_job import waiting_job
 
 
@@ -85,28 +85,39 @@ def test_bad_options_are_one_line_and_leave_nothing(
     tmp_path: pathlib.Path,
     options: tuple[str, ...],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    command: Command,
 ) -> None:
     out = tmp_path / "o"
-    arguments = ("batches", "--input", str(input_folder), "--out", str(out), *options)
-    code, printed = run_command(monkeypatch, capfd, *arguments)
-    assert code == 2
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1
-    assert message in printed
+    ran = command("batches", "--input", input_folder, "--out", out, *options)
+    assert ran.code == 2
+    assert ran.printed.startswith("error: ")
+    assert ran.printed.count("\n") == 1
+    assert message in ran.printed
     assert not os.path.lexists(out)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(batches, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def rows(tmp_path: pathlib.Path) -> list[str]:
+    """Options of a job of 1000 rows in two blocks."""
+    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
+    files = [f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'out'}"]
+    return [*files, "--batch-size=100", "--json"]
 
 
 def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     input_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    arguments = [
-        "--input", str(input_folder), "--out", str(tmp_path / "o"), "--batch-size=10",
-        "--epochs=4", "--truncated-batch-size=14", "--physical-batch-size=7",
-        "--dry-run", "--json",
-    ]  # fmt: skip
-    said = json.loads(CliRunner().invoke(batches, arguments).stdout)
+    said = json.loads(
+        invoke(
+            "--input", input_folder, "--out", tmp_path / "o", "--batch-size=10",
+            "--epochs=4", "--truncated-batch-size=14", "--physical-batch-size=7",
+            "--dry-run", "--json",
+        ).stdout
+    )  # fmt: skip
     assert said["num_steps"] == 40
     # 17 bytes a row; 12 more on the way, 4 more of weight; two records of 7 rows.
     assert said["shuffle_bytes"] == 40 * 10 * (17 + 12)
@@ -118,28 +129,23 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
 
 
 def test_a_column_that_seems_to_name_users_is_noted_until_it_is_bounded(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     table = pa.table({"user_id": np.arange(20) % 7, "client": np.arange(20)})
     pq.write_table(table, "my rows.parquet")
     dry = ("--batch-size=2", "--epochs=1", "--out=o", "--dry-run")
-    _, printed = run_command(
-        monkeypatch, capfd, "batches", "--input=my rows.parquet", *dry
-    )
+    printed = command("batches", "--input=my rows.parquet", *dry).printed
     assert "note: column user_id seems to name users" in printed
     # Its remedy works when it is typed.
-    [command] = re.findall("`dpsgd (.*)`", printed)
-    code, _ = run_command(monkeypatch, capfd, *shlex.split(command))
-    assert code == 0
-    code, printed = run_command(monkeypatch, capfd, "batches", "--input=bounded", *dry)
-    assert code == 0
-    assert "seems to name users" not in printed
+    [remedy] = re.findall("`dpsgd (.*)`", printed)
+    assert command(*shlex.split(remedy)).code == 0
+    ran = command("batches", "--input=bounded", *dry)
+    assert ran.code == 0
+    assert "seems to name users" not in ran.printed
     # The public bound may be far above the rows that are there, whose number is secret.
-    assert "note: 10 steps of 2 rows are for 20 rows, the public --num-ex" in printed
-    assert "of a tenth, 0.2." in printed
+    assert "note: 10 steps of 2 rows are for 20 rows, the public --num-" in ran.printed
+    assert "of a tenth, 0.2." in ran.printed
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(
@@ -156,23 +162,13 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 
 
 @pytest.mark.parametrize(
-    ("sampler", "total"),
-    [("dynamic-shuffle", 12), ("poisson", None)],
+    ("sampler", "total"), [("dynamic-shuffle", 12), ("poisson", None)]
 )
 def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
-    sampler: str,
-    total: int | None,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    sampler: str, total: int | None, rows: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_bars, "_LINE_SECONDS", math.inf)  # at the end alone
-    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
-    arguments = [
-        f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'out'}",
-        "--batch-size=100",
-        "--epochs=3", f"--sampler={sampler}", "--json",
-    ]  # fmt: skip
-    result = CliRunner().invoke(batches, arguments)
+    result = invoke(*rows, "--epochs=3", f"--sampler={sampler}")
     assert result.exit_code == 0, result.output
     # Two passes over two blocks for each order.
     expected = [] if total is None else [f"boundaries: {total} of {total}, 0 s left"]
@@ -183,57 +179,36 @@ def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
 @pytest.mark.parametrize(
     ("engine", "noted"),
     [
-        (["--runner=FlinkRunner", "--parallelism=2", "--shuffle=engine"], True),
-        (["--runner=SparkRunner", "--shuffle=engine"], True),
-        (["--runner=FlinkRunner", "--parallelism=4", "--shuffle=engine"], False),
-        (["--runner=flink", "--parallelism=2", "--shuffle=engine"], True),
-        (["--runner=SparkRunner", "--parallelism=4", "--shuffle=engine"], True),
-        (["--runner=FlinkRunner", "--parallelism=2"], False),
-        ([], False),
+        ("--runner=FlinkRunner --parallelism=2 --shuffle=engine", True),
+        ("--runner=SparkRunner --shuffle=engine", True),
+        ("--runner=FlinkRunner --parallelism=4 --shuffle=engine", False),
+        ("--runner=flink --parallelism=2 --shuffle=engine", True),
+        ("--runner=SparkRunner --parallelism=4 --shuffle=engine", True),
+        ("--runner=FlinkRunner --parallelism=2", False),
+        ("", False),
     ],
 )
 def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
-    engine: list[str],
-    noted: bool,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: str, noted: bool, rows: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
-    arguments = [
-        f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'out'}",
-        "--batch-size=100",
-        "--epochs=1", "--dry-run", "--json", *engine,
-    ]  # fmt: skip
-    shuffle = json.loads(CliRunner().invoke(batches, arguments).stdout)["shuffle_bytes"]
+    arguments = [*rows, "--epochs=1", "--dry-run", *engine.split()]
+    shuffle = json.loads(invoke(*arguments).stdout)["shuffle_bytes"]
     # Three workers are enough, two are not.
     monkeypatch.setattr(batch_job, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
-    result = CliRunner().invoke(batches, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0
     assert ("have 3 workers or more" in result.stderr) == noted
 
 
-def test_a_dry_run_says_what_the_job_would_do_with_a_store(
-    tmp_path: pathlib.Path,
-) -> None:
-    from tests.pipelines.files import test_storage  # registers the schemes
-
-    assert "memory" in test_storage.STORES
-    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
-    arguments = [
-        f"--input={tmp_path}", "--out=memory://host/dry", "--batch-size=100",
-        "--epochs=1", "--dry-run", "--json",
-    ]  # fmt: skip
-
-    def run(*more: str) -> Result:
-        return CliRunner().invoke(batches, [*arguments, *more])
-
+def test_a_dry_run_says_what_the_job_would_do_with_a_store(rows: list[str]) -> None:
+    arguments = [*rows, "--out=memory://host/dry", "--epochs=1", "--dry-run"]
     # The local runner's files are temporary ones then, whatever Beam calls it.
     for more in ([], ["--runner=fnapi"], ["--runner=FnApiRunner"]):
-        assert json.loads(run(*more).stdout)["shuffle"] == "files"
-    told = json.loads(run("--runner=flink").stdout)
+        assert json.loads(invoke(*arguments, *more).stdout)["shuffle"] == "files"
+    told = json.loads(invoke(*arguments, "--runner=flink").stdout)
     assert (told["shuffle"], told["shuffle_files"]) == ("files", 2)
     assert told["shuffle_reads"] == 2 * told["files"]
     assert told["stored_bytes"] == told["shuffle_bytes"]
-    refused = run("--scratch=memory://host/scratch").exception
+    refused = invoke(*arguments, "--scratch=memory://host/scratch").exception
     assert isinstance(refused, InputError)
     assert "on this machine" in str(refused)

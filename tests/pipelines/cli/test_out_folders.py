@@ -19,7 +19,7 @@ from pipelines.files.output_folder import check_output
 from pipelines.files.unfinished import staged_folder
 from pipelines.inputs.input_files import check_outside
 from pipelines.tables.job import prepare_job
-from tests.pipelines.conftest import run_command, write_table
+from tests.pipelines.conftest import Command, write_table
 
 #: Name -> --out that is none, in a folder with the file ``file`` and a closed folder.
 BAD = {
@@ -56,35 +56,28 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_read")
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("command", ["synth", "prepare", "batches"])
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("name", ["synth", "prepare", "batches"])
 def test_a_bad_name_is_one_line_before_any_work(
-    place: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    command: str,
-    name: str,
+    place: pathlib.Path, tmp_path: pathlib.Path, command: Command, name: str, bad: str
 ) -> None:
     (tmp_path / "lines.txt").write_text("0\n")
     write_table(tmp_path / "rows.parquet", 0, 100, 50)
+    rows = f"--input={tmp_path / 'rows.parquet'}"
     options = {
         "synth": ["--rows=10"],
         "prepare": [f"--input={tmp_path / 'lines.txt'}"],
-        "batches": [
-            f"--input={tmp_path / 'rows.parquet'}", "--batch-size=10", "--epochs=1"
-        ],
-    }[command]  # fmt: skip
-    before, out = listing(place), place / BAD[name]
-    code, printed = run_command(monkeypatch, capfd, command, *options, f"--out={out}")
-    assert code == 2, printed
-    assert re.fullmatch(
-        r"error: Expected --out [^\n]+ Choose another[^\n]*\.\n", printed
-    )
-    assert str(out) in printed
+        "batches": [rows, "--batch-size=10", "--epochs=1"],
+    }[name]
+    before, out = listing(place), place / bad
+    ran = command(name, *options, f"--out={out}")
+    assert ran.code == 2, ran.printed
+    line = r"error: Expected --out [^\n]+ Choose another[^\n]*\.\n"
+    assert re.fullmatch(line, ran.printed)
+    assert str(out) in ran.printed
     # `batches` makes the folders above its own before the name is tried.
     assert [path for path in listing(place) if path != "new"] == before
-    assert command == "batches" or not (place / "new").exists()
+    assert name == "batches" or not (place / "new").exists()
 
 
 @pytest.mark.usefixtures("never_read")
@@ -125,17 +118,16 @@ def test_a_real_mount_point_is_refused_before_any_work(
         f"mount --bind {tmp_path / 'from'} {tmp_path / 'out'} && "
         f"exec {sys.executable} -m dpsgd synth --rows 10 --out {tmp_path / 'out'}"
     )
-    done = subprocess.run(
-        [*spaces, "sh", "-c", script], cwd=root, capture_output=True, text=True,
-        check=False,
+    refused, done = (
+        subprocess.run(
+            [*spaces, "sh", "-c", f"{script}{more}"], cwd=root, capture_output=True,
+            text=True, check=False,
+        )
+        for more in ("", "/new")
     )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert f"Choose one within it, --out {tmp_path / 'out' / 'new'}." in done.stderr
-    done = subprocess.run(
-        [*spaces, "sh", "-c", f"{script}/new"], cwd=root, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    assert refused.returncode == 2, refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert f"Choose one within it, --out {tmp_path / 'out' / 'new'}." in refused.stderr
     assert done.returncode == 0, done.stderr
     assert listing(tmp_path / "from") == ["new", "new/part-00000.txt"]
 
@@ -169,20 +161,15 @@ def test_the_name_alone_prints_the_help_as_it_is(root: pathlib.Path) -> None:
 
 
 def test_what_the_system_says_of_other_paths_is_one_line(
-    place: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    place: pathlib.Path, command: Command
 ) -> None:
     """A net for what no command foresaw."""
     out = place / "file" / "comparison"
-    code, printed = run_command(
-        monkeypatch, capfd, "demo", f"--out={out}", "--rows=50000"
-    )
-    assert code == 2
-    assert re.fullmatch(
-        r"error: Expected to read and write files: Not a dir[^\n]+\n", printed
-    )
-    assert str(out) in printed
+    ran = command("demo", f"--out={out}", "--rows=50000")
+    assert ran.code == 2
+    line = r"error: Expected to read and write files: Not a dir[^\n]+\n"
+    assert re.fullmatch(line, ran.printed)
+    assert str(out) in ran.printed
 
 
 @pytest.mark.parametrize(
@@ -211,25 +198,23 @@ def test_an_output_that_is_part_of_the_input_is_refused(
 
 
 @pytest.mark.usefixtures("never_read")
-@pytest.mark.parametrize("command", ["prepare", "schema", "bound", "batches"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "prepare --input=. --out=new",
+        "schema . --out=s.toml",
+        "bound --input=. --out=new --user-column=u --max-examples-per-user=1 "
+        "--num-examples=9",
+        "batches --input=. --out=new --batch-size=1 --epochs=1",
+    ],
+)
 def test_commands_refuse_an_output_in_their_input(
-    place: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    command: str,
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: Command, line: str
 ) -> None:
     (place / "table").mkdir()
     (place / "table" / "a.txt").write_text("0\n")
     monkeypatch.chdir(place / "table")
-    folders = ["--input=.", "--out=new"]
-    arguments = {
-        "prepare": folders,
-        "schema": [".", "--out=s.toml"],
-        "bound": [*folders, "--user-column=u", "--max-examples-per-user=1",
-                  "--num-examples=9"],
-        "batches": [*folders, "--batch-size=1", "--epochs=1"],
-    }  # fmt: skip
-    code, printed = run_command(monkeypatch, capfd, command, *arguments[command])
-    assert code == 2
-    assert "not to lie in --input ., which would be read with it" in printed
+    ran = command(*line.split())
+    assert ran.code == 2
+    assert "not to lie in --input ., which would be read with it" in ran.printed
     assert listing(place / "table") == ["a.txt"]

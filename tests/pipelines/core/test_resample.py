@@ -42,7 +42,7 @@ from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
-from tests.pipelines.conftest import run_command
+from tests.pipelines.conftest import Command
 
 _LAYOUT = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
@@ -463,9 +463,7 @@ def test_batches_of_users_are_certified(
 
 
 def test_a_prepared_table_is_certified_by_the_command(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for line in (
@@ -474,15 +472,15 @@ def test_a_prepared_table_is_certified_by_the_command(
         "batches --input data/train --out batches --batch-size 20 --epochs 2 "
         "--physical-batch-size 16 --key-file key",
     ):
-        code, said = run_command(monkeypatch, capfd, *line.split())
-        assert code == 0, said
+        ran = command(*line.split())
+        assert ran.code == 0, ran.err
     line = "verify --resample batches --input data/train --key-file key --json"
-    code, said = run_command(monkeypatch, capfd, *line.split())
-    assert code == 0, said
-    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["certified"]
-    assert "steps: " in said
-    code, said = run_command(monkeypatch, capfd, "verify", "batches")
-    assert (code, "certified" in said) == (0, True)
+    ran = command(*line.split())
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["certified"]
+    assert "steps: " in ran.err
+    ran = command("verify", "batches")
+    assert (ran.code, "certified" in ran.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -497,15 +495,14 @@ def test_a_prepared_table_is_certified_by_the_command(
 def test_wrong_options_are_refused_in_one_line(
     batches: pathlib.Path,
     input_folder: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    command: Command,
     options: list[str],
     wrong: str,
 ) -> None:
-    words = [str(input_folder) if word == "INPUT" else word for word in options]
-    code, said = run_command(monkeypatch, capfd, "verify", str(batches), *words)
-    assert code != 0
-    assert wrong in said
+    words = [input_folder if word == "INPUT" else word for word in options]
+    ran = command("verify", batches, *words)
+    assert ran.code != 0
+    assert wrong in ran.err
 
 
 def test_findings_name_runs_of_steps(

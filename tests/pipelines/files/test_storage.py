@@ -32,14 +32,11 @@ from pipelines.batches.verify import verify
 from pipelines.files import folders, storage, stores
 from pipelines.files import key_files as keys
 from pipelines.files.paths import StrPath
-from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import job_folder, poisson_batching
-from pipelines.job.packing import Layout
-from pipelines.job.poisson_batching import write_batches
-from tests.pipelines.conftest import run_command
+from tests.pipelines.conftest import Command, SmallJobs, contents, new_place
 from tests.pipelines.memory_stores import STORES, Listener, Unfinished
 
-MakeLayout = Callable[..., Layout]
+ENGINE = PipelineOptions(["--runner=BundleBasedDirectRunner"])
 
 
 @pytest.fixture(params=[*STORES, "s3"])
@@ -47,13 +44,7 @@ def place(request: pytest.FixtureRequest) -> str:
     """A new folder in a store, not made yet."""
     if request.param == "s3":
         return f"{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}/o"
-    return f"{request.param}://host/{uuid.uuid4().hex}/o"
-
-
-@pytest.fixture(params=STORES)
-def memory_place(request: pytest.FixtureRequest) -> str:
-    """A new folder in a store in memory, not made yet."""
-    return f"{request.param}://host/{uuid.uuid4().hex}/o"
+    return new_place(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -75,16 +66,6 @@ def upload(source: pathlib.Path, place: str) -> str:
     for path in source.iterdir():
         storage.write_atomically(f"{place}/{path.name}", path.read_bytes())
     return place
-
-
-def contents(folder: str) -> dict[str, bytes]:
-    """Every file of a finished folder, the key apart, here or in a store."""
-    return {
-        name: storage.read_bytes(f"{folder}/{name}")
-        for part in ("", "private/")
-        for name in (f"{part}{name}" for name in storage.names(f"{folder}/{part}"))
-        if name not in ("private", "private/sampling.key")
-    }
 
 
 # The small door.
@@ -352,43 +333,34 @@ def test_commands_write_verify_and_read_the_same_bytes_in_a_store_as_here(
     input_folder: pathlib.Path,
     key_file: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    command: Command,
 ) -> None:
-    source = upload(input_folder, f"{place}-input")
+    source, here = upload(input_folder, f"{place}-input"), tmp_path / "o"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    options = ["--key-file", str(key_file), "--batch-size", "50", "--epochs", "1"]
-    options += ["--physical-batch-size", "16"]
-    for where, out in ((str(input_folder), str(tmp_path / "o")), (source, place)):
-        code, printed = run_command(
-            monkeypatch, capfd, "batches", "--input", where, "--out", out, *options
-        )
-        assert code == 0, printed
-    assert contents(place) == contents(str(tmp_path / "o"))
+    options = ["--key-file", key_file, "--batch-size=50", "--epochs=1"]
+    options += ["--physical-batch-size=16"]
+    for where, out in ((input_folder, here), (source, place)):
+        ran = command("batches", "--input", where, "--out", out, *options)
+        assert ran.code == 0, ran.printed
+    assert contents(place) == contents(here)
     assert len(contents(place)) == read_manifest(place).plan.num_steps + 2
     assert not list(tmp_path.glob("dpsgd-spill-*"))
-    assert run_command(monkeypatch, capfd, "verify", place)[0] == 0
+    assert command("verify", place).code == 0
     steps = [batch.step for batch in read_batches(place)]
-    assert steps == [batch.step for batch in read_batches(tmp_path / "o")]
-    code, printed = run_command(
-        monkeypatch, capfd, "batches", "--input", source, "--out", place, *options
-    )
-    assert (code, "finished batches" in printed) == (2, True), printed
-    damage_is_found(place, monkeypatch, capfd)
-
-
-def damage_is_found(
-    place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    assert steps == [batch.step for batch in read_batches(here)]
+    ran = command("batches", "--input", source, "--out", place, *options)
+    assert (ran.code, "finished batches" in ran.printed) == (2, True), ran.printed
+    # Damage is found.
     name = read_manifest(place).files[1].name
     data = bytearray(storage.read_bytes(f"{place}/{name}"))
     data[len(data) // 2] ^= 1
     storage.write_atomically(f"{place}/{name}", bytes(data))
     storage.write_atomically(f"{place}/batches-stray.tfrecord", b"stray")
-    code, printed = run_command(monkeypatch, capfd, "verify", place)
-    assert code == 2
-    found = [line for line in printed.splitlines() if line.startswith("found:")]
-    assert len(found) == 2, printed
+    ran = command("verify", place)
+    assert ran.code == 2
+    found = [line for line in ran.printed.splitlines() if line.startswith("found:")]
+    assert len(found) == 2, ran.printed
     assert name in found[0]
     assert "batches-stray" in found[1]
     with pytest.raises(InputError, match=name):
@@ -398,51 +370,22 @@ def damage_is_found(
 @pytest.mark.parametrize("shuffle", ["files", "engine"])
 @pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
 def test_engines_write_the_same_bytes_in_a_store(
-    sampler: str,
-    shuffle: str,
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
+    sampler: str, shuffle: str, jobs: SmallJobs
 ) -> None:
     """Rows and boundaries travel as on a cluster: through engine and store alone."""
-    cap = 14 if sampler == "truncated-poisson" else None
-    layout = make_small_layout(
-        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
-    )
-    dataset = list_blocks(str(input_folder))
-    place = f"memory://host/{uuid.uuid4().hex}/o"
-    write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
-    write_batches(
-        dataset=dataset,
-        layout=layout,
-        out=place,
-        key_file=key_file,
-        shuffle=shuffle,
-        options=PipelineOptions(["--runner=BundleBasedDirectRunner"]),
-    )
-    assert contents(place) == contents(str(tmp_path / "o"))
+    layout = jobs.layout(4, sampler=sampler)
+    place = new_place("memory")
+    jobs.write(place, layout, shuffle=shuffle, options=ENGINE)
+    assert contents(place) == contents(jobs.write("o", layout))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", STORES)
 def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
-    scheme: str,
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
-    listen: Callable[[Listener], None],
+    scheme: str, jobs: SmallJobs, listen: Callable[[Listener], None]
 ) -> None:
-    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
-    scratch = tmp_path / "scratch"
-
-    def write(out: str) -> None:
-        write_batches(
-            dataset=dataset, layout=layout, out=out, key_file=key_file, scratch=scratch
-        )
-
-    out = whole = f"{scheme}://host/{uuid.uuid4().hex}/o"
+    scratch = jobs.folder / "scratch"
+    out = whole = new_place(scheme)
     operations, left = 0, 1 << 30
     made: dict[str, list[str]] = {}
 
@@ -458,19 +401,19 @@ def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
             made.setdefault(folder, []).append(name)
 
     listen(count)
-    write(whole)
+    jobs.write(whole, scratch=scratch)
     total, undisturbed = operations, contents(whole)
-    assert total > 4 * layout.num_groups
+    assert total > 4 * jobs.layout().num_groups
     for allowed in {*range(8), *range(8, total, 31), *range(total - 6, total)}:
-        out, left = f"{scheme}://host/{uuid.uuid4().hex}/o", allowed
+        out, left = new_place(scheme), allowed
         with pytest.raises(InputError, match=r"where it stopped|readable"):
-            write(out)
+            jobs.write(out, scratch=scratch)
         left = 1 << 30
         if storage.exists(f"{out}/manifest.json") and not storage.exists(
             f"{out}/private/job.json"
         ):
             continue  # it failed after the end
-        write(out)
+        jobs.write(out, scratch=scratch)
         assert contents(out) == undisturbed, f"failure at {allowed} of {total}"
         names = made[out.removesuffix("/o")]
         # At most the files that were complete and not yet marked so are made again.
@@ -483,27 +426,13 @@ def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
     zip(["truncated-poisson", "dynamic-shuffle"], STORES, strict=True),
 )
 def test_of_two_jobs_in_one_place_of_a_store_the_one_that_began_last_finishes(
-    sampler: str,
-    store: str,
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    sampler: str, store: str, jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the second tidied away what the workers of the first read."""
-    cap = 14 if sampler == "truncated-poisson" else None
-    layout = make_small_layout(
-        8, sampler=sampler, truncated_batch_size=cap, num_epochs=4
-    )
-    dataset = list_blocks(str(input_folder))
-    memory_place = f"{store}://host/{uuid.uuid4().hex}/o"
+    layout, place = jobs.layout(sampler=sampler), new_place(store)
 
     def write(machine: str) -> None:
-        write_batches(
-            dataset=dataset, layout=layout, out=memory_place, key_file=key_file,
-            scratch=tmp_path / machine,
-        )  # fmt: skip
+        jobs.write(place, layout, scratch=jobs.folder / machine)
 
     run, began = poisson_batching._run_pipeline, 0
 
@@ -518,27 +447,23 @@ def test_of_two_jobs_in_one_place_of_a_store_the_one_that_began_last_finishes(
     with pytest.raises(InputError, match="no other job to write"):
         write("first")
     assert began == 2
-    assert verify(memory_place).findings == ()
-    others = storage.names(f"{memory_place}/private") - {"checksums.json"}
+    assert verify(place).findings == ()
+    others = storage.names(f"{place}/private") - {"checksums.json"}
     assert others <= {"files"}, "the first leaves nothing but marks of its files"
 
 
 def test_another_job_and_other_contents_are_refused_in_a_store(
-    memory_place: str,
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
+    memory_place: str, jobs: SmallJobs
 ) -> None:
-    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
     with pytest.raises(InputError, match="--key-file"):
-        write_batches(dataset=dataset, layout=layout, out=memory_place)
+        jobs.write(memory_place, key_file=None)
     storage.delete_folder(memory_place)
-    job_folder.open_job(memory_place, layout, dataset, key_file)
-    other = keys.create_key_file(tmp_path / "other").hex()
+    layout, other = jobs.layout(), jobs.folder / "other"
+    job_folder.open_job(memory_place, layout, jobs.dataset, jobs.key_file)
+    key = keys.create_key_file(other).hex()
     with pytest.raises(InputError, match="same sampling key") as error:
-        job_folder.open_job(memory_place, layout, dataset, tmp_path / "other")
-    assert other not in str(error.value)
+        job_folder.open_job(memory_place, layout, jobs.dataset, other)
+    assert key not in str(error.value)
     storage.delete_folder(memory_place)
     storage.make_folder(memory_place)
     storage.write_atomically(f"{memory_place}/notes.txt", b"mine")
@@ -549,59 +474,44 @@ def test_another_job_and_other_contents_are_refused_in_a_store(
 def test_a_folder_for_the_shuffle_is_one_users_and_one_jobs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shuffle = poisson_batching._local_shuffle
-    (tmp_path / "target").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    with (
-        pytest.raises(InputError, match="of this user"),
-        shuffle(str(tmp_path / "link"), 1),
-    ):
-        pass
-    with shuffle(str(tmp_path / "mine"), 1) as spill:
-        assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o700
-        assert pathlib.Path(spill.folder).parent == tmp_path / "mine"
+    mine, link = tmp_path / "mine", tmp_path / "link"
+
+    def refused(path: pathlib.Path, message: str) -> None:
         with (
-            pytest.raises(InputError, match="no other job"),
-            shuffle(str(tmp_path / "mine"), 1),
+            pytest.raises(InputError, match=message),
+            poisson_batching._local_shuffle(str(path), 1),
         ):
             pass
+
+    (tmp_path / "target").mkdir()
+    link.symlink_to(tmp_path / "target")
+    refused(link, "of this user")
+    with poisson_batching._local_shuffle(str(mine), 1) as spill:
+        assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+        assert pathlib.Path(spill.folder).parent == mine
+        refused(mine, "no other job")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with (
-        pytest.raises(InputError, match="of this user"),
-        shuffle(str(tmp_path / "mine"), 1),
-    ):
-        pass
+    refused(mine, "of this user")
 
 
 def test_the_shuffle_is_gone_before_the_job_counts_as_finished(
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
-    scratch, delete = tmp_path / "scratch", storage.delete_folder
+    scratch, delete = jobs.folder / "scratch", storage.delete_folder
 
     def killed(path: StrPath) -> None:
         if str(path).startswith(str(scratch)):
             raise KeyboardInterrupt
         delete(path)
 
-    def write() -> None:
-        write_batches(
-            dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file,
-            scratch=scratch,
-        )  # fmt: skip
-
     monkeypatch.setattr(storage, "delete_folder", killed)
     with pytest.raises(KeyboardInterrupt):
-        write()
+        jobs.write(scratch=scratch)
     assert len(os.listdir(scratch)) == 1
     monkeypatch.setattr(storage, "delete_folder", delete)
-    write()  # the same command cleans up
+    out = jobs.write(scratch=scratch)  # the same command cleans up
     assert not os.listdir(scratch)
-    assert verify(tmp_path / "o").findings == ()
+    assert verify(out).findings == ()
 
 
 def test_rows_of_another_user_are_not_taken_for_those_of_the_job(

@@ -14,17 +14,11 @@ from pipelines.batches.reader import read_batches
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.job.poisson_batching import write_batches
-from tests.pipelines.conftest import MakeLayout, write_table
+from tests.pipelines.conftest import SmallJobs, write_table
 
 KEY = insecure_key(0)
 #: Chance that a correct sampler would fail for a fresh key.
 ERROR_RATE = 1e-6
-
-
-@pytest.fixture
-def dataset(input_folder: pathlib.Path) -> Dataset:
-    return list_blocks(str(input_folder))
 
 
 def test_every_block_of_the_data_set_is_accepted_and_no_other(dataset: Dataset) -> None:
@@ -80,20 +74,16 @@ GOLDEN = "44b1e3a34bb848793b2bbcea6282a0dc2f47217a5dceb4952d1aaca881509e99"
 
 @pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
 def test_one_key_chooses_independently_for_two_data_sets_of_the_same_names(
-    tmp_path: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
-    sampler: str,
+    tmp_path: pathlib.Path, jobs: SmallJobs, sampler: str
 ) -> None:
-    cap = 30 if sampler == "truncated-poisson" else None
-    layout = make_small_layout(sampler=sampler, truncated_batch_size=cap, num_epochs=4)
+    cap = {"truncated_batch_size": 30} if sampler == "truncated-poisson" else {}
+    layout = jobs.layout(None, sampler=sampler, **cap)
     chosen = []
     for name, first in (("one", 0), ("other", 1000)):
-        folder, out = tmp_path / name, tmp_path / f"{name}-batches"
-        folder.mkdir()
-        write_table(folder / "part-0.parquet", first, 100, 25)
-        dataset = list_blocks(str(folder))
-        write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
+        (tmp_path / name).mkdir()
+        write_table(tmp_path / name / "part-0.parquet", first, 100, 25)
+        dataset = list_blocks(str(tmp_path / name))
+        out = jobs.write(f"{name}-batches", layout, dataset=dataset)
         steps = np.zeros((100, 40), int)
         for batch in read_batches(out):
             steps[batch.columns["id"][batch.weight == 1] - first, batch.step] = 1

@@ -13,7 +13,7 @@ import pytest
 from accounting.core.plan import DpSgdPlan, steps_per_epoch
 from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import boundaries, packing, progress, sizing
 from pipelines.job.boundaries import BoundariesFile, complete
 from pipelines.job.poisson_batching import write_batches
@@ -141,16 +141,15 @@ def test_what_was_changed_is_neither_read_nor_gone_on_with(
     )
 
 
-@pytest.mark.parametrize("other", ["key", "job"])
+@pytest.mark.parametrize(
+    ("key", "batches_id"),
+    [(insecure_key(2), "a job"), (KEY, "another plan, layout or data set")],
+    ids=["key", "job"],
+)
 def test_what_another_key_or_job_found_is_not_used(
-    file: BoundariesFile, searched: list[int], other: str
+    file: BoundariesFile, searched: list[int], key: bytes, batches_id: str
 ) -> None:
     plan = plan_of()
-    key, batches_id = KEY, file.batches_id
-    if other == "key":
-        key = insecure_key(2)
-    else:  # another plan, layout or data set
-        batches_id = "another job"
     theirs = BoundariesFile(path=file.path, batches_id=batches_id)
     complete(theirs, plan, key, BLOCKS, num_threads=1)
     with pytest.raises(InputError, match="as the job wrote it"):
@@ -160,16 +159,8 @@ def test_what_another_key_or_job_found_is_not_used(
     assert searched == [0, 1, 2, 3]
 
 
-@pytest.fixture
-def dataset(input_folder: pathlib.Path) -> Dataset:
-    return list_blocks(str(input_folder))
-
-
 def test_a_job_that_was_killed_does_not_search_again(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    searched: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path, dataset: Dataset, searched: list[int]
 ) -> None:
     layout = make_layout(plan_of(num_examples=100, epochs=3), dataset)
     out = tmp_path / "out"

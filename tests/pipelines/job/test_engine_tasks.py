@@ -15,7 +15,7 @@ from apache_beam.runners.runner import PipelineRunner
 from accounting.core.validation import InputError
 from pipelines.job import engine_tasks
 from pipelines.job.runtime.plain_errors import StorageError
-from tests.pipelines.conftest import run_command, write_table
+from tests.pipelines.conftest import Command, write_table
 
 
 class LostRunner(PipelineRunner):
@@ -26,7 +26,7 @@ class LostRunner(PipelineRunner):
         raise RuntimeError("No worker is left.\n\tat Engine.java:7")
 
 
-COMMANDS = {
+OPTIONS = {
     "batches": "--batch-size 10 --epochs 1 --sampler poisson",
     "bound": "--user-column id --max-examples-per-user 2 --num-examples 100",
     "prepare": "--schema schema.toml",
@@ -41,28 +41,24 @@ task = "binary"
 """
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_failure_of_the_engine_is_one_line(
-    command: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "rows.parquet", 0, 20, 10)
     (tmp_path / "schema.toml").write_text(SCHEMA)
-    code, printed = run_command(
-        monkeypatch, capfd, command, "--input", "rows.parquet", "--out", "out",
-        *COMMANDS[command].split(), f"--runner={__name__}.LostRunner",
-    )  # fmt: skip
-    assert code == 2, printed
-    assert printed.splitlines()[-1] == (
+    files = ["--input", "rows.parquet", "--out", "out"]
+    runner = f"--runner={__name__}.LostRunner"
+    ran = command(name, *files, *OPTIONS[name].split(), runner)
+    assert ran.code == 2, ran.printed
+    assert ran.printed.splitlines()[-1] == (
         "error: Expected the engine to finish the job: RuntimeError: No worker is "
         "left. See what it logged; then run the same command again: it goes on where "
         "it stopped."
     )
-    assert "Engine.java" not in printed
-    assert "Traceback" not in printed
+    assert "Engine.java" not in ran.printed
+    assert "Traceback" not in ran.printed
 
 
 def fault(item: str) -> None:

@@ -14,15 +14,12 @@ from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import fan_in, packing, poisson_batching
 from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
-from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import worker_bytes
 from pipelines.job.spill import Spill, is_written, spill_path
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
-from tests.pipelines.conftest import MakeLayout
-from tests.pipelines.files.test_storage import contents
+from tests.pipelines.conftest import SmallJobs, contents
 from tests.pipelines.job.test_engines_page import large
 
 
@@ -73,18 +70,11 @@ def test_the_numbers_depend_on_layout_and_row_groups_alone() -> None:
 
 @pytest.mark.parametrize("place", ["memory", "folders"])
 def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
-    place: str,
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = f"{place}://h"
-    out, scratch = f"{bucket}/{uuid.uuid4().hex}/o", f"{bucket}/{uuid.uuid4().hex}/s"
-    layout = make_small_layout(4)
-    dataset, whole = list_blocks(str(input_folder)), tmp_path / "whole"
-    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
+    out, scratch = (f"{place}://h/{uuid.uuid4().hex}/{name}" for name in "os")
+    layout = jobs.layout(4)
+    whole = jobs.write("whole", layout)
     assert layout.units_per_group == 1
     monkeypatch.setattr(packing, "_UNIT_BYTES", 1)
     assert layout.num_units == layout.plan.num_steps
@@ -106,26 +96,22 @@ def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
         return finish(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(poisson_batching, "finish_job", look)
-    write_batches(
-        dataset=dataset, layout=layout, out=out, key_file=key_file, scratch=scratch,
-        options=PipelineOptions(["--runner=BundleBasedDirectRunner"]),
-    )  # fmt: skip
+    engine = PipelineOptions(["--runner=BundleBasedDirectRunner"])
+    jobs.write(out, layout, scratch=scratch, options=engine)
     asked = traffic(layout, 5, chosen)
     assert [len(names) for names in seen] == [asked.shuffle_files]
     assert storage.names(scratch) == set()
-    assert contents(out) == contents(str(whole))
+    assert contents(out) == contents(whole)
 
 
 def test_a_file_is_written_only_from_all_of_its_blocks_and_again_if_it_is_cut(
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
+    jobs: SmallJobs, tmp_path: pathlib.Path
 ) -> None:
-    layout, dataset = make_small_layout(4), list_blocks(str(input_folder))
+    layout, dataset = jobs.layout(4), jobs.dataset
     spill = Spill(folder=str(tmp_path), fan_in=FanIn(blocks_per_file=3))
-    known = know_input(read_key_file(key_file), dataset)
-    sample = SpillBlocksFn(layout, Secrets(key_file=str(key_file)), known, spill, 5)
+    known = know_input(read_key_file(jobs.key_file), dataset)
+    secrets = Secrets(key_file=str(jobs.key_file))
+    sample = SpillBlocksFn(layout, secrets, known, spill, 5)
     sample.setup()
     sample.start_bundle()
     one, two, three, four, five = dataset.blocks

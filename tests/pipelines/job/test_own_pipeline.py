@@ -22,30 +22,17 @@ from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.batches.columns import Column
 from pipelines.files.key_files import create_key_file, read_key_file
-from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
+from pipelines.inputs.parquet_blocks import Block, Dataset, footer_digest, list_blocks
 from pipelines.job.job_folder import finish_job, open_job
-from pipelines.job.packing import Layout
 from pipelines.job.poisson_batches import PoissonBatches
-from pipelines.job.poisson_batching import write_batches
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
-from tests.pipelines.conftest import write_table
-
-MakeLayout = Callable[..., Layout]
+from tests.pipelines.conftest import SmallJobs, contents, small_layout, write_table
 
 
 @pytest.fixture
-def dataset(input_folder: pathlib.Path) -> Dataset:
-    return list_blocks(str(input_folder))
-
-
-@pytest.fixture
-def plan(make_small_layout: MakeLayout) -> DpSgdPlan:
-    return make_small_layout(8).plan
-
-
-def contents(folder: pathlib.Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
+def plan(dataset: Dataset) -> DpSgdPlan:
+    return small_layout(dataset).plan
 
 
 def local_pipeline(*options: str) -> beam.Pipeline:
@@ -90,26 +77,17 @@ def test_images_keep_their_shape_and_bytes(readme_folder: pathlib.Path) -> None:
     assert abs(num_real - 62 * 64) < 6 * 62
 
 
-def test_the_result_is_that_of_the_command(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    plan: DpSgdPlan,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
-) -> None:
-    layout, whole, own = make_small_layout(8), tmp_path / "whole", tmp_path / "own"
-    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
+def test_the_result_is_that_of_the_command(jobs: SmallJobs, plan: DpSgdPlan) -> None:
+    layout, own, blocks = jobs.layout(), jobs.folder / "own", jobs.dataset.blocks
     batches = PoissonBatches(
-        plan, dataset, own, key_file=key_file, physical_batch_size=8
+        plan, jobs.dataset, own, key_file=jobs.key_file, physical_batch_size=8
     )
     with local_pipeline() as pipeline:
-        names = pipeline | beam.Create(dataset.blocks) | batches
+        names = pipeline | beam.Create(blocks) | batches
         wanted = [layout.file(group).name for group in range(layout.num_groups)]
         assert_that(names, equal_to(wanted))
-    manifest = batches.finish()
-    assert manifest == read_manifest(own)
-    assert contents(own) == contents(whole)
-    assert [path.name for path in (own / "private").iterdir()] == ["checksums.json"]
+    assert batches.finish() == read_manifest(own)
+    assert contents(own) == contents(jobs.write("whole"))
 
 
 class _Fail(beam.DoFn):
@@ -149,24 +127,15 @@ def test_a_pipeline_that_failed_goes_on_where_it_stopped(
 
 
 def test_a_general_pipeline_is_opened_and_finished_by_hand(
-    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+    tmp_path: pathlib.Path, dataset: Dataset
 ) -> None:
-    layout = make_small_layout(
-        4, sampler="balls-and-bins", truncated_batch_size=None, num_epochs=4
-    )
+    layout = small_layout(dataset, 4, sampler="balls-and-bins")
     out = tmp_path / "o"
     key_file, batches_id = open_job(out, layout, dataset, None)
+    secrets = Secrets(key_file=str(key_file))
+    write = WriteBatches(layout, str(out), secrets, dataset=dataset)
     with local_pipeline() as pipeline:
-        _ = (
-            pipeline
-            | beam.Create(dataset.blocks)
-            | WriteBatches(
-                layout,
-                str(out),
-                Secrets(key_file=str(key_file)),
-                dataset=dataset,
-            )
-        )
+        _ = pipeline | beam.Create(dataset.blocks) | write
     finish_job(out, layout, dataset, batches_id)
     assert verify(out).findings == ()
     assert sorted(path.name for path in (out / "private").iterdir()) == [
@@ -178,10 +147,7 @@ def test_a_general_pipeline_is_opened_and_finished_by_hand(
 def test_every_stage_has_a_label_and_types(
     tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
 ) -> None:
-    ways = {
-        "files": {"AwaitFiles"},
-        "engine": {"GroupBySteps"},
-    }
+    ways = {"files": {"AwaitFiles"}, "engine": {"GroupBySteps"}}
     both = {"SpreadBlocks", "SampleAndPack", "OrderTruncatePadWrite"}
     for shuffle, stages in ways.items():
         pipeline = beam.Pipeline(runner="BundleBasedDirectRunner")
@@ -198,29 +164,25 @@ def test_every_stage_has_a_label_and_types(
 
 
 def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    plan: DpSgdPlan,
-    make_small_layout: MakeLayout,
-    finished: pathlib.Path,
+    tmp_path: pathlib.Path, dataset: Dataset, finished: pathlib.Path
 ) -> None:
-    def build(*options: str, out: pathlib.Path, plan: DpSgdPlan = plan) -> None:
-        batches = PoissonBatches(plan, dataset, out)
-        _ = local_pipeline(*options) | beam.Create(dataset.blocks) | batches
+    new = tmp_path / "o"
+    wrong: list[tuple[str, pathlib.Path, dict[str, Any], list[str]]] = [
+        ("sampler='dynamic-shuffle'", new, {"sampler": "dynamic-shuffle"}, []),
+        ("direct_num_workers=3", new, {}, ["--direct_num_workers=3"]),
+        ("num_examples=99", new, {"num_examples": 99}, []),
+        ("finished batches", finished, {}, []),
+    ]
 
-    shuffled = make_small_layout(
-        sampler="dynamic-shuffle", truncated_batch_size=None, num_epochs=4
-    )
-    with pytest.raises(InputError, match="sampler='dynamic-shuffle'"):
-        build(out=tmp_path / "o", plan=shuffled.plan)
-    with pytest.raises(InputError, match="direct_num_workers=3"):
-        build("--direct_num_workers=3", out=tmp_path / "o")
-    other = make_small_layout(num_examples=99)
-    with pytest.raises(InputError, match="num_examples=99"):
-        build(out=tmp_path / "o", plan=other.plan)
-    with pytest.raises(InputError, match="finished batches"):
-        build(out=finished)
-    assert not (tmp_path / "o").exists()
+    def build(out: pathlib.Path, changes: dict[str, Any], options: list[str]) -> None:
+        plan = small_layout(dataset, **changes).plan
+        blocks = local_pipeline(*options) | beam.Create(dataset.blocks)
+        _ = blocks | PoissonBatches(plan, dataset, out)
+
+    for message, *how in wrong:
+        with pytest.raises(InputError, match=message):
+            build(*how)
+    assert not new.exists()
 
 
 def in_two_windows(blocks: beam.PCollection) -> beam.PCollection:
@@ -255,11 +217,7 @@ def test_blocks_that_are_not_all_there_once_make_no_batches(
     ],
 )
 def test_blocks_of_another_data_set_are_refused(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    plan: DpSgdPlan,
-    change: str,
-    shuffle: str,
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, change: str, shuffle: str
 ) -> None:
     """Their rows would be sampled at a probability of a data set they are not in."""
     first, second = ("a", "b") if change == "names" else ("part-0", "part-1")
@@ -284,18 +242,19 @@ def test_blocks_of_another_data_set_are_refused(
 
 
 def test_a_layout_of_other_columns_is_refused(
-    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+    tmp_path: pathlib.Path, dataset: Dataset
 ) -> None:
-    layout = make_small_layout(8)
+    layout = small_layout(dataset)
     columns = (*layout.columns[:-1], Column(name="label", dtype="int64"))
     layout = dataclasses.replace(layout, columns=columns)
+    other = small_layout(dataset, num_examples=99)
     secrets = Secrets(key_file="none")
     with pytest.raises(InputError, match=r"column label .*make_layout"):
         open_job(tmp_path / "o", layout, dataset, None)
     with pytest.raises(InputError, match=r"column label .*make_layout"):
         WriteBatches(layout, str(tmp_path / "o"), secrets, dataset=dataset)
     with pytest.raises(InputError, match="num_examples=99"):
-        WriteBatches(make_small_layout(num_examples=99), "o", secrets, dataset=dataset)
+        WriteBatches(other, "o", secrets, dataset=dataset)
     assert not (tmp_path / "o").exists()
 
 
@@ -346,12 +305,20 @@ def test_the_pipeline_holds_public_values_and_paths_only(
     key_file: pathlib.Path,
     pipeline_bytes: Callable[[beam.Pipeline], bytes],
 ) -> None:
+    """A digest of column statistics lets a guess at a row be checked."""
     pipeline = local_pipeline()
     batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
     _ = pipeline | beam.Create(dataset.blocks) | batches
     proto = pipeline_bytes(pipeline)
-    assert str(key_file).encode() in proto
+    for seen in (str(key_file), "part-1.parquet"):
+        assert seen.encode() in proto, "the test does not see what workers get"
     key = read_key_file(key_file)
-    for secret in (key, key.hex().encode(), str(list(key)).encode()):
-        assert secret not in proto
-        assert secret not in str(pipeline.options.get_all_options()).encode()
+    files = {block.path for block in dataset.blocks}
+    digests = [*map(footer_digest, files), dataset.digest]
+    assert len(set(digests)) == 3
+    options = str(pipeline.options.get_all_options()).encode()
+    for secret in (key, *map(bytes.fromhex, digests)):
+        for form in (secret, secret.hex().encode(), str(list(secret)).encode()):
+            assert form not in proto
+            assert form not in options
+    assert not any(digest in repr(dataset) for digest in digests)

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import apache_beam as beam
 import numpy as np
@@ -42,32 +42,12 @@ from pipelines.core.keys import KEY_BYTES
 from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import packing, poisson_batching, transforms
 from pipelines.job.fan_in import ONE_BY_ONE, FanIn
-from pipelines.job.job_folder import checksum_path, finish_job, open_job
-from pipelines.job.packing import Layout
-from pipelines.job.poisson_batching import write_batches
+from pipelines.job.job_folder import checksum_path, finish_job
 from pipelines.job.spill import Spill
 from pipelines.job.steps import map_step, reduce_step
-from tests.pipelines.conftest import run_command
-
-MakeLayout = Callable[..., Layout]
-
-
-def contents(folder: pathlib.Path) -> dict[str, bytes]:
-    """Every file that stays, by its path; the key apart."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "sampling.key"
-    }
-
-
-@pytest.fixture
-def dataset(input_folder: pathlib.Path) -> Dataset:
-    return list_blocks(str(input_folder))
-
+from tests.pipelines.conftest import Command, SmallJobs, contents
 
 # Bundles, as an engine may run them.
 
@@ -184,22 +164,15 @@ _TWO_PASSES = FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)
     ],
 )
 def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
+    jobs: SmallJobs,
     monkeypatch: pytest.MonkeyPatch,
     sampler: str,
     fan_in: FanIn | None,
 ) -> None:
-    cap = 11 if sampler == "truncated-poisson" else None
-    layout = make_small_layout(
-        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
-    )
-    whole, out = tmp_path / "whole", tmp_path / "o"
-    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
-
-    _, batches_id = open_job(out, layout, dataset, key_file)
+    cap = {"truncated_batch_size": 11} if sampler == "truncated-poisson" else {}
+    layout, dataset = jobs.layout(4, sampler=sampler, **cap), jobs.dataset
+    key_file, whole = jobs.key_file, jobs.write("whole", layout)
+    out, batches_id = jobs.open("o", layout)
     secrets = poisson_batching._secrets(
         layout, dataset, str(out), str(key_file), batches_id=batches_id, num_threads=1
     )
@@ -476,141 +449,115 @@ def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
 CANARY = 914827365564738291
 
 
-def no_space(*_: object, **__: object) -> None:
+def no_space(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def quoting_a_row(*_: object, **__: object) -> None:
+def quoting_a_row(*_: object, **__: object) -> NoReturn:
     raise ValueError(f"a row holds {CANARY}")
 
 
-def lose_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
-    def read(*arguments: Any) -> Any:
-        (source / "a.parquet").unlink(missing_ok=True)
-        return parquet_blocks.read_block(*arguments)
+def damage(path: pathlib.Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4:400] = bytes(396)
+    # Another thread must find one of both files, never half of one.
+    path.with_name(".damaged").write_bytes(data)
+    path.with_name(".damaged").replace(path)
 
-    patch.setattr(packing, "read_block", read)
 
+def before_reading(change: Callable[[pathlib.Path], None]) -> Callable[..., Any]:
+    """Reads a block of a file that is changed before."""
+    lock = threading.Lock()  # threads read blocks at once, and would write one name
 
-def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
-    path, damaged = source / "a.parquet", source / ".damaged"
-
-    def damage() -> None:
-        data = bytearray(path.read_bytes())
-        data[4:400] = bytes(396)
-        # Another thread must find one of both files, never half of one.
-        damaged.write_bytes(data)
-        damaged.replace(path)
-
-    # Threads read blocks at once: a lock, since both would write one name.
-    lock = threading.Lock()
-
-    def read(*arguments: Any) -> Any:
+    def read(block: Any, *arguments: Any) -> Any:
         with lock:
-            damage()
-        return parquet_blocks.read_block(*arguments)
+            change(pathlib.Path(block.path))
+        return parquet_blocks.read_block(block, *arguments)
 
-    patch.setattr(packing, "read_block", read)
-
-
-def patched(name: str, fault: Callable[..., None]) -> Callable[..., None]:
-    modules = (map_step, reduce_step, packing)
-    module = next(module for module in modules if hasattr(module, name))
-    return lambda _, patch: patch.setattr(module, name, fault)
+    return read
 
 
-FAULTS = [
-    pytest.param(patched("write_spill", no_space), "No space left", id="full in map"),
-    pytest.param(
-        patched("write_atomically", no_space), "No space left", id="full in reduce"
-    ),
-    pytest.param(patched("sample_block", quoting_a_row), "ValueError", id="map dies"),
-    pytest.param(
-        patched("encode_batch", quoting_a_row), "ValueError", id="reduce fails"
-    ),
-    pytest.param(lose_input, "to be readable", id="input lost"),
-    pytest.param(damage_input, "row group", id="input damaged"),
-]
+def lose(path: pathlib.Path) -> None:
+    path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(("fault", "message"), FAULTS)
+@pytest.mark.parametrize(
+    ("module", "name", "fault", "message"),
+    [
+        (map_step, "write_spill", no_space, "No space left"),
+        (reduce_step, "write_atomically", no_space, "No space left"),
+        (packing, "sample_block", quoting_a_row, "ValueError"),
+        (packing, "encode_batch", quoting_a_row, "ValueError"),
+        (packing, "read_block", before_reading(lose), "to be readable"),
+        (packing, "read_block", before_reading(damage), "row group"),
+    ],
+    ids=["full in map", "full in reduce", "map dies", "reduce fails", "input lost",
+         "input damaged"],
+)  # fmt: skip
 def test_a_fault_is_one_line_without_rows_and_the_job_goes_on(
     tmp_path: pathlib.Path,
-    capfd: pytest.CaptureFixture[str],
+    command: Command,
     key_file: pathlib.Path,
-    fault: Callable[..., None],
+    module: Any,
+    name: str,
+    fault: Callable[..., Any],
     message: str,
 ) -> None:
-    source, out = tmp_path / "input", tmp_path / "o"
-    source.mkdir()
+    source, out = tmp_path / "a.parquet", tmp_path / "o"
     table = pa.table({"id": np.full(2000, CANARY)})
     pq.write_table(
-        table, source / "a.parquet", row_group_size=400, use_dictionary=False,
-        write_statistics=False,
-    )  # fmt: skip
-    sound = (source / "a.parquet").read_bytes()
-    options = ["--input", str(source), "--out", str(out), "--key-file", str(key_file)]
-    options += ["--batch-size", "100", "--epochs", "1", "--sampler", "poisson"]
+        table, source, row_group_size=400, use_dictionary=False, write_statistics=False
+    )
+    sound = source.read_bytes()
+    options = ["--input", source, "--out", out, "--key-file", key_file]
+    options += ["--batch-size=100", "--epochs=1", "--sampler=poisson"]
     with pytest.MonkeyPatch.context() as patch:
-        fault(source, patch)
-        code, printed = run_command(patch, capfd, "batches", *options)
-    errors = [line for line in printed.splitlines() if "rror" in line]
-    assert code == 2, printed
-    assert len(errors) == 1, printed
-    assert errors[0].startswith("error: Expected"), printed
-    assert message in errors[0], printed
-    assert "Traceback" not in printed
+        patch.setattr(module, name, fault)
+        code, *_ = ran = command("batches", *options)
+    errors = [line for line in ran.printed.splitlines() if "rror" in line]
+    assert (code, len(errors)) == (2, 1), ran.printed
+    assert errors[0].startswith("error: Expected"), ran.printed
+    assert message in errors[0], ran.printed
+    assert "Traceback" not in ran.printed
     key = read_key_file(key_file)
     for secret in (str(CANARY), hex(CANARY)[2:], key.hex(), str(key)):
-        assert secret not in printed
+        assert secret not in ran.printed
     assert not (out / "manifest.json").exists()
-    (source / "a.parquet").write_bytes(sound)
-    with pytest.MonkeyPatch.context() as patch:
-        code, printed = run_command(patch, capfd, "batches", *options)
-    assert code == 0, printed
+    source.write_bytes(sound)
+    again = command("batches", *options)
+    assert again.code == 0, again.printed
     assert verify(out).findings == ()
-    public = (out / "manifest.json").read_text() + printed
+    told = [again.printed, *(out / name for name in contents(out) if "json" in name)]
+    texts = [each if isinstance(each, str) else each.read_text() for each in told]
+    assert len(texts) == 3
     for secret in (str(CANARY), key.hex(), str(key)):
-        assert secret not in public
-        assert secret not in (out / "private" / "checksums.json").read_text()
+        assert not any(secret in text for text in texts)
 
 
 def test_a_key_that_others_can_read_starts_no_job(
-    tmp_path: pathlib.Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    input_folder: pathlib.Path,
-    key_file: pathlib.Path,
+    command: Command, input_folder: pathlib.Path, key_file: pathlib.Path
 ) -> None:
-    key = read_key_file(key_file).hex()
+    key, out = read_key_file(key_file).hex(), key_file.with_name("o")
     key_file.chmod(0o640)
-    options = ["--input", str(input_folder), "--out", str(tmp_path / "o")]
-    options += ["--key-file", str(key_file), "--batch-size", "10", "--epochs", "1"]
-    code, printed = run_command(
-        monkeypatch, capfd, "batches", *options, "--sampler", "poisson"
-    )
-    assert code == 2
-    assert "chmod 600" in printed
-    assert key not in printed
-    assert not (tmp_path / "o").exists()
+    options = ["--input", input_folder, "--out", out, "--key-file", key_file]
+    options += ["--batch-size=10", "--epochs=1", "--sampler=poisson"]
+    ran = command("batches", *options)
+    assert ran.code == 2
+    assert "chmod 600" in ran.printed
+    assert key not in ran.printed
+    assert not out.exists()
 
 
-@pytest.mark.parametrize("through_files", [False, True], ids=["by-value", "spill"])
+@pytest.mark.parametrize("shuffle", ["files", "engine"])
 @pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
 def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
+    jobs: SmallJobs,
     monkeypatch: pytest.MonkeyPatch,
     pipeline_bytes: Callable[[beam.Pipeline], bytes],
     sampler: str,
-    through_files: bool,
+    shuffle: str,
 ) -> None:
-    cap = 14 if sampler == "truncated-poisson" else None
-    layout = make_small_layout(
-        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
-    )
+    layout = jobs.layout(4, sampler=sampler)
     seen: list[bytes] = []
 
     def record(pipeline: beam.Pipeline, *_: object, **__: object) -> Any:
@@ -619,26 +566,19 @@ def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(beam.Pipeline, "run", record)
-    runner = ["--runner=BundleBasedDirectRunner"]
-    out = tmp_path / "o"
+    options = PipelineOptions(["--runner=BundleBasedDirectRunner"])
     with pytest.raises(KeyboardInterrupt):
-        write_batches(
-            dataset=dataset,
-            layout=layout,
-            out=out,
-            key_file=key_file,
-            shuffle="files" if through_files else "engine",
-            options=PipelineOptions(runner),
-        )
-    key = read_key_file(key_file)
+        jobs.write("o", layout, shuffle=shuffle, options=options)
+    key = read_key_file(jobs.key_file)
     secrets = [key, key.hex().encode(), str(list(key)).encode()]
     if sampler == "dynamic-shuffle":
-        kept = (out / "private" / "boundaries").read_bytes()
+        kept = (jobs.folder / "o" / "private" / "boundaries").read_bytes()
         boundaries = np.frombuffer(kept[:-KEY_BYTES], "<u8").reshape(
             layout.plan.num_epochs, -1, 2
         )
         secrets += [boundaries[0, 0].tobytes(), str(boundaries[0, 0, 0]).encode()]
     assert len(seen) == 2
-    assert str(key_file).encode() in seen[0], "the test does not see what workers get"
+    key_file = str(jobs.key_file).encode()
+    assert key_file in seen[0], "the test does not see what workers get"
     for secret in secrets:
         assert not any(secret in text for text in seen)

@@ -14,25 +14,23 @@ from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress
-from pipelines.job.job_folder import open_job, read_checksum
-from pipelines.job.packing import Layout, sample_and_pack
+from pipelines.job.job_folder import read_checksum
+from pipelines.job.packing import sample_and_pack
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
 from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
 from pipelines.job.steps.reduce_step import WriteSpilledFn
-from tests.pipelines.conftest import MakeLayout
+from tests.pipelines.conftest import SmallJobs, small_layout
+from tests.pipelines.memory_stores import STORES
 
 
-@pytest.fixture(params=["this machine", "memory", "folders"])
+@pytest.fixture(params=["this machine", *STORES])
 def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     """A folder: here, in a store without folders, in one with them."""
-    if request.param == "this machine":
+    if request.param not in STORES:
         return str(tmp_path)
-    from tests.pipelines.files import test_storage  # registers the schemes
-
-    assert request.param in test_storage.STORES
     folder = f"{request.param}://host/{uuid.uuid4().hex}/spill"
     storage.make_folder(folder)
     return folder
@@ -86,34 +84,20 @@ def test_a_file_under_its_final_name_is_complete(place: str) -> None:
     assert storage.size(spill_path(place, 1)) is None
 
 
-def opened(
-    out: pathlib.Path, layout: Layout, source: pathlib.Path, key_file: pathlib.Path
-) -> tuple[SpillBlocksFn, WriteSpilledFn]:
-    """The two steps of a job on an engine, whose folder is ready."""
-    dataset = list_blocks(str(source))
-    open_job(out, layout, dataset, key_file)
+def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
+    jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, blocks = jobs.layout(), jobs.dataset.blocks
+    out, _ = jobs.open()
     (out / "private" / "spill").mkdir()
     spill = Spill(folder=str(out / "private" / "spill"))
-    secrets = Secrets(key_file=str(key_file))
-    known = know_input(read_key_file(key_file), dataset)
-    sample = SpillBlocksFn(layout, secrets, known, spill, len(dataset.blocks))
+    known = know_input(read_key_file(jobs.key_file), jobs.dataset)
+    secrets = Secrets(key_file=str(jobs.key_file))
+    sample = SpillBlocksFn(layout, secrets, known, spill, len(blocks))
     sample.setup()
     sample.start_bundle()
-    write = WriteSpilledFn(layout, str(out), len(dataset.blocks), spill)
+    write = WriteSpilledFn(layout, str(out), len(blocks), spill)
     write.start_bundle()
-    return sample, write
-
-
-def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
-    tmp_path: pathlib.Path,
-    input_folder: pathlib.Path,
-    make_small_layout: MakeLayout,
-    key_file: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layout, out = make_small_layout(8), tmp_path / "o"
-    sample, write = opened(out, layout, input_folder, key_file)
-    blocks = list_blocks(str(input_folder)).blocks
     sent = [element for block in blocks for element in sample.process([block])]
     assert sent == [(0, block.ordinal) for block in blocks]
     names = [name for group in (0, 3) for name in write.process(group)]
@@ -142,11 +126,8 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
     assert path.read_bytes() == whole
 
 
-def test_sizes_are_those_of_the_pieces(
-    input_folder: pathlib.Path, make_small_layout: MakeLayout
-) -> None:
-    layout = make_small_layout()
-    dataset = list_blocks(str(input_folder))
+def test_sizes_are_those_of_the_pieces(dataset: Dataset) -> None:
+    layout = small_layout(dataset)
     for block in dataset.blocks:
         packed = sample_and_pack(
             layout, bytes(32), [block], dataset.is_listed, edges=layout.group_edges()

@@ -8,7 +8,6 @@ import functools
 import json
 import multiprocessing
 import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.core.validation import InputError
-from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
 from pipelines.core.users.bounded import SAMPLED, Bounded
 from pipelines.core.users.bounded import USERS as USERS_SAMPLED
@@ -36,6 +34,7 @@ from pipelines.tables.table_format import TableOptions
 from pipelines.users import bound_folder, bound_job, text_tables
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundJob, BoundSettings
+from tests.pipelines.conftest import Command, contents
 
 ROWS, MOST = 1200, 3
 SETTINGS = BoundSettings(
@@ -74,10 +73,6 @@ def kept_rows(out: pathlib.Path) -> np.ndarray:
     return pq.read_table(out)["row"].to_numpy()
 
 
-def contents(out: pathlib.Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in out.iterdir()}
-
-
 @pytest.mark.usefixtures("small_runs")
 def test_at_most_k(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
     bound(str(table), tmp_path / "out", SETTINGS)
@@ -86,6 +81,10 @@ def test_at_most_k(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
     before, after = collections.Counter(USERS), collections.Counter(USERS[rows])
     assert after == {user: min(MOST, count) for user, count in before.items()}
     assert not (tmp_path / "out.unfinished").exists()
+    # The id is gone.
+    assert pq.read_table(tmp_path / "out").column_names == ["row", "text"]
+    for data in contents(tmp_path / "out").values():
+        assert b"name of user" not in data
 
 
 def test_uniform_choice(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -129,33 +128,20 @@ def test_pure_function(
     )
 
 
-def test_the_id_is_gone(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    bound(str(table), tmp_path / "out", SETTINGS)
-    assert pq.read_table(tmp_path / "out").column_names == ["row", "text"]
-    for data in contents(tmp_path / "out").values():
-        assert b"name of user" not in data
-
-
 def test_nothing_is_told(
     table: pathlib.Path,
     tmp_path: pathlib.Path,
-    capfd: pytest.CaptureFixture[str],
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(num_examples: int) -> str:
-        call = f"bound --user-column user --max-examples-per-user {MOST}"
-        call += f" --num-examples {num_examples} --input table --out out"
-        monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
-        with pytest.raises(SystemExit):
-            command_line.main()
-        return "".join(capfd.readouterr())
-
     monkeypatch.chdir(tmp_path)
     pathlib.Path("table").symlink_to(table)
-    told = run(50)
+    call = f"bound --user-column user --max-examples-per-user {MOST}"
+    call += " --input table --out out --num-examples"
+    told = command(*call.split(), 50).printed
     assert "num_examples=50 to be at least the rows that are kept" in told
     assert not pathlib.Path("out.unfinished").exists()
-    told += run(ROWS)
+    told += command(*call.split(), ROWS).printed
     kept, users = len(kept_rows(tmp_path / "out")), len(np.unique(USERS))
     for number in (kept, ROWS - kept, users, np.bincount(USERS).max()):
         assert f"{number}" not in told
@@ -172,13 +158,8 @@ def test_goes_on(
 ) -> None:
     """A job whose second task of a step dies is finished by the same command."""
     made, calls = collections.Counter[str](), []
-    run = functools.partial(
-        bound,
-        str(table),
-        settings=SETTINGS,
-        key_file=key_file,
-        runtime=Runtime(num_threads=1),
-    )
+    one = {"key_file": key_file, "runtime": Runtime(num_threads=1)}
+    run = functools.partial(bound, str(table), settings=SETTINGS, **one)
 
     def counted(name: str, function: Any) -> Any:
         def call(path: Any, *args: Any, **options: Any) -> Any:
@@ -323,53 +304,43 @@ def test_batches_have_the_public_number_of_slots(
     assert told.max_examples_per_user == MOST
 
 
-@pytest.mark.parametrize("sampler", ["deterministic", "dynamic-shuffle"])
-def test_samplers_that_place_every_slot_are_refused(
-    bounded: pathlib.Path, tmp_path: pathlib.Path, sampler: str
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        ("deterministic", "--sampler deterministic not to be used"),
+        ("dynamic-shuffle", "--sampler dynamic-shuffle not to be used"),
+        ("balls-and-bins", "balls-and-bins not to be used on up to 3 rows"),
+    ],
+)
+def test_samplers_that_place_every_slot_or_have_no_proof_are_refused(
+    bounded: pathlib.Path, tmp_path: pathlib.Path, sampler: str, message: str
 ) -> None:
     settings = BatchSettings(expected_batch_size=40, num_epochs=1, sampler=sampler)
     dataset, layout = open_input(str(bounded), str(tmp_path / "out"), settings)
-    with pytest.raises(InputError, match=f"--sampler {sampler} not to be used"):
-        write_batches(dataset=dataset, layout=layout, out=tmp_path / "out")
-
-
-def test_a_sampler_without_a_proof_for_several_rows_is_refused(
-    bounded: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    settings = BatchSettings(
-        expected_batch_size=40, num_epochs=1, sampler="balls-and-bins"
-    )
-    dataset, layout = open_input(str(bounded), str(tmp_path / "out"), settings)
-    with pytest.raises(InputError, match="balls-and-bins not to be used on up to 3 r"):
+    with pytest.raises(InputError, match=message):
         write_batches(dataset=dataset, layout=layout, out=tmp_path / "out")
 
 
 def test_batches_tell_nothing_of_users(
-    tmp_path: pathlib.Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither sizes of blocks nor their number depend on users alone."""
-
-    def run(name: str, options: str, users: np.ndarray) -> str:
-        columns = {"user": users, "row": np.arange(len(users))}
-        pq.write_table(pa.table(columns), f"{name}.parquet", row_group_size=600)
-        bound(f"{name}.parquet", name, SETTINGS)
-        call = f"batches --batch-size 40 --epochs 1 --input {name} {options}"
-        monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
-        with pytest.raises(SystemExit):
-            command_line.main()
-        return "".join(capfd.readouterr()).replace(name, "NAME")
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pipelines.files.progress_bars._LINE_SECONDS", 0.0)
     many, few = np.arange(ROWS), np.zeros(ROWS, int)
     few[-1] = 1  # one row group keeps nothing
+    for name, users in (("many", many), ("few", few)):
+        columns = {"user": users, "row": np.arange(len(users))}
+        pq.write_table(pa.table(columns), f"{name}.parquet", row_group_size=600)
+        bound(f"{name}.parquet", name, SETTINGS)
+
+    def run(name: str, options: str) -> str:
+        call = f"batches --batch-size 40 --epochs 1 --input {name} {options}"
+        return command(*call.split()).printed.replace(name, "NAME")
+
     for options in ("--out x --dry-run", "--out x --memory-limit 1MiB"):
-        assert run("many", options, many) == run("few", options, few)
-        shutil.rmtree("many")
-        shutil.rmtree("few")
-    assert "blocks" not in run("many", "--out y", many)
+        assert run("many", options) == run("few", options)
+    assert "blocks" not in run("many", "--out y")
 
 
 def test_a_shared_key_is_refused(

@@ -6,6 +6,7 @@ import collections
 import csv
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
-from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
+from pipelines.tables.convert import SPLITS
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
 from pipelines.users import bound_folder, prepare_users
+from tests.pipelines.conftest import Command, Ran, contents
 
 ROWS, MOST = 600, 2
 USER = np.random.default_rng(8).zipf(1.4, ROWS) % 90
@@ -58,16 +60,19 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return tmp_path
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, line: str, out: str = "out", flags: str = FLAGS
-) -> int:
-    call = (
-        f"prepare --schema schema.toml --out {out} --row-group-rows 40 {line} {flags}"
-    )
-    monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
-    with pytest.raises(SystemExit) as end:
-        command_line.main()
-    return int(end.value.code or 0)
+#: ``run(line)`` prepares as a line says, by default into ``out`` with ``FLAGS``.
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(folder: pathlib.Path, command: Command) -> Run:
+    """See ``Run``."""
+
+    def run(line: str, out: str = "out", flags: str = FLAGS) -> Ran:
+        call = f"prepare --schema schema.toml --out {out} --row-group-rows 40"
+        return command(*call.split(), *line.split(), *flags.split())
+
+    return run
 
 
 def rows_of(out: str, split: str) -> np.ndarray:
@@ -75,15 +80,13 @@ def rows_of(out: str, split: str) -> np.ndarray:
     return np.rint(found * ROWS).astype(int)
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("source", ["csv", "parquet"])
-def test_users_are_whole_and_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    source: str,
+def test_users_are_whole_and_bounded_and_their_ids_gone(
+    run: Run, command: Command, source: str
 ) -> None:
-    assert run(monkeypatch, f"--input table.{source} --json") == 0
-    users = {split: USER[rows_of("out", split)] for split in ("train", "val", "test")}
+    ran = run(f"--input table.{source} --json")
+    assert ran.code == 0
+    users = {split: USER[rows_of("out", split)] for split in SPLITS}
     parts = [set(found) for found in users.values()]
     assert sum(map(len, parts)) == len(set.union(*parts)) == len(set(USER))
     count = collections.Counter(USER)
@@ -95,20 +98,13 @@ def test_users_are_whole_and_bounded(
         assert collections.Counter(users[split]) == {
             u: count[u] for u in set(users[split])
         }
-    kept, shown = len(users["train"]), json.loads(capsys.readouterr().out)
+    kept, shown = len(users["train"]), json.loads(ran.out)
     assert shown["unit_of_privacy"] == "user"
     assert kept not in shown.values()
     assert not pathlib.Path("out.unfinished").exists()
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_id_is_gone_and_the_training_data_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(monkeypatch, "--input table.csv")
     for path in pathlib.Path("out").rglob("*.*"):
         assert b"person 1" not in path.read_bytes()
-    for split in ("train", "val", "test"):
+    for split in SPLITS:
         table = pq.read_table(pathlib.Path("out", split))
         assert table.column_names == ["row", "label"]
         told = json.loads(table.schema.metadata[DATASET_METADATA_KEY])
@@ -116,21 +112,17 @@ def test_the_id_is_gone_and_the_training_data_says_so(
         assert told["schema"]["columns"]["person"] == {"kind": "user"}
     found = verify_prepared("out")
     assert (found.findings, found.num_rows) == ((), None)
-    capsys.readouterr()
-    call = "batches --input out/train --out batches --batch-size 20 --epochs 1"
-    monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
-    with pytest.raises(SystemExit):
-        command_line.main()
-    manifest = read_manifest("batches")
+    call = "batches --input out/train --out b --batch-size 20 --epochs 1"
+    assert command(*call.split()).code == 0
+    manifest = read_manifest("b")
     note = Bounded.of(manifest.dataset)
     assert note is not None
     assert (note.user_column, note.max_examples_per_user) == ("person", MOST)
     assert manifest.plan.num_examples == ROWS
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_killed_job_goes_on_and_another_one_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class DiedError(BaseException):
         pass
@@ -141,52 +133,49 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(prepare_users, "write_record", dies)
         with pytest.raises(DiedError):
-            run(monkeypatch, "--input table.csv")
+            run("--input table.csv")
     assert not pathlib.Path("out").exists()
-    capsys.readouterr()
     other = f"--max-examples-per-user 1 --num-examples {ROWS}"
-    assert run(monkeypatch, "--input table.csv", flags=other) == 2
-    assert "out.unfinished to be of the same job" in capsys.readouterr().err
-    assert run(monkeypatch, "--input table.parquet") == 2
+    for ran in (run("--input table.csv", flags=other), run("--input table.parquet")):
+        assert ran.code == 2
+        assert "out.unfinished to be of the same job" in ran.err
     monkeypatch.setattr("pipelines.users.bound.bound", dies)  # both are done
     monkeypatch.setattr("pipelines.tables.job.prepare_job.prepare", dies)
-    assert run(monkeypatch, "--input table.csv") == 0
+    assert run("--input table.csv").code == 0
     assert verify_prepared("out").findings == ()
 
 
-@pytest.mark.usefixtures("folder")
 def test_too_few_slots_are_mended_as_the_error_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = f"--threads 1 --max-examples-per-user {MOST} --num-examples 9"
-    assert run(monkeypatch, "--input table.csv", flags=few) == 2
-    told = capsys.readouterr().err
-    assert "num_examples=9 to be at least the rows that are kept" in told
+    ran = run("--input table.csv", flags=few)
+    assert ran.code == 2
+    assert "num_examples=9 to be at least the rows that are kept" in ran.err
 
     def again(*_: Any, **__: Any) -> None:
         raise AssertionError("it was done before")
 
     monkeypatch.setattr("pipelines.tables.job.prepare_job.prepare", again)
-    assert run(monkeypatch, "--input table.csv") == 0
+    assert run("--input table.csv").code == 0
 
 
-@pytest.mark.usefixtures("folder")
 def test_refused_rows_leave_nothing_that_refuses_the_corrected_schema(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run,
 ) -> None:
     wrong = SCHEMA.replace('task = "binary"', 'task = "binary"\nclasses = ["7", "8"]')
     for more in ("", " --runner FnApiRunner"):
         pathlib.Path("schema.toml").write_text(wrong)
-        assert run(monkeypatch, f"--input table.csv{more}") == 2
-        assert "malformed" in capsys.readouterr().err
+        ran = run(f"--input table.csv{more}")
+        assert ran.code == 2
+        assert "malformed" in ran.err
         assert not list(pathlib.Path().glob("*unfinished*"))
         pathlib.Path("schema.toml").write_text(SCHEMA)
-        assert run(monkeypatch, f"--input table.csv{more}", f"out{len(more)}") == 0
+        assert run(f"--input table.csv{more}", f"out{len(more)}").code == 0
 
 
-@pytest.mark.usefixtures("folder")
-def test_records_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, "--input table.csv --sample users")
+def test_records_of_users(run: Run) -> None:
+    run("--input table.csv --sample users")
     table = pq.read_table("out/train")
     assert table.schema.field("row").type == pa.list_(
         pa.field("item", pa.float32(), nullable=False), MOST
@@ -195,15 +184,15 @@ def test_records_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verify_prepared("out").findings == ()
 
 
-@pytest.mark.usefixtures("folder")
 def test_kept_users_are_whole_and_batches_want_them_bounded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, command: Command
 ) -> None:
-    assert run(monkeypatch, "--input table.csv --json", flags="--keep-users") == 0
-    shown = json.loads(capsys.readouterr().out)
+    ran = run("--input table.csv --json", flags="--keep-users")
+    assert ran.code == 0
+    shown = json.loads(ran.out)
     assert "columns_left_out" not in shown
     assert "rows" not in shown
-    tables = [pq.read_table(f"out/{split}") for split in ("train", "val", "test")]
+    tables = [pq.read_table(f"out/{split}") for split in SPLITS]
     parts = [set(table["person"].to_pylist()) for table in tables]
     assert sum(map(len, tables)) == ROWS
     assert sum(map(len, parts)) == len(set.union(*parts)) == len(set(USER))
@@ -212,70 +201,56 @@ def test_kept_users_are_whole_and_batches_want_them_bounded(
         list_blocks("out/train")
     remedy = str(error.value).split("`dpsgd ")[1].split("`")[0]
     remedy = remedy.replace(" K ", f" {MOST} ").replace(" N ", f" {ROWS} ")
-    monkeypatch.setattr("sys.argv", ["dpsgd", *remedy.split()])
-    with pytest.raises(SystemExit) as end:
-        command_line.main()
-    assert not end.value.code
+    assert command(*remedy.split()).code == 0
     assert list_blocks("bounded").bounded is not None
     kept = collections.Counter(USER[rows_of("bounded", "")])
     assert max(kept.values()) == MOST
     assert len(kept) == len(parts[0])
 
 
-@pytest.mark.usefixtures("folder")
-def test_an_engine_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_writes_the_same_bytes(run: Run) -> None:
     for out, more in (("here", ""), ("engine", " --runner FnApiRunner")):
-        assert run(monkeypatch, f"--input table.csv --key-file key{more}", out) == 0
-    paths = [path.relative_to("here") for path in pathlib.Path("here").rglob("*.*")]
-    assert len(paths) > 6
-    for path in paths:
-        here, there = (
-            pathlib.Path(out, path).read_bytes() for out in ("here", "engine")
-        )
-        assert here == there, path
+        assert run(f"--input table.csv --key-file key{more}", out).code == 0
+    found = contents("here")
+    assert len(found) > 6
+    assert contents("engine") == found
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("missing", ["", "NA"])
-def test_a_row_without_a_user_is_malformed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
-) -> None:
+def test_a_row_without_a_user_is_malformed(run: Run, missing: str) -> None:
     pathlib.Path("few.csv").write_text(f"person,row,y\na,0,1\n{missing},0,1\n")
     text = SCHEMA.replace(
         "version = 1", 'version = 1\n[input]\nmissing_values = ["NA"]'
     )
     pathlib.Path("schema.toml").write_text(text)
-    assert run(monkeypatch, "--input few.csv") == 2
-    assert "few.csv:3: person is missing, or no whole" in capsys.readouterr().err
+    ran = run("--input few.csv")
+    assert ran.code == 2
+    assert "few.csv:3: person is missing, or no whole" in ran.err
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_user_that_is_no_whole_number_is_malformed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_user_that_is_no_whole_number_is_malformed(run: Run) -> None:
     wrong = [np.nan, np.inf, 1e300, 0.5, None]
     users = pa.array([1.0, *wrong, 2.0], pa.float64(), from_pandas=False)
     table = pa.table({"person": users, "row": [0.0] * 7, "y": [0, 1] * 3 + [0]})
     pq.write_table(table, "few.parquet")
-    assert run(monkeypatch, "--input few.parquet") == 2
-    told = capsys.readouterr().err.splitlines()[-1]
+    ran = run("--input few.parquet")
+    assert ran.code == 2
     for row in range(2, 7):
-        assert f"few.parquet:{row}: person is missing, or no whole number" in told
+        assert f"few.parquet:{row}: person is missing, or no whole number" in ran.err
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_schema_of_users_is_not_prepared_without_a_bound(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_of_users_is_not_prepared_without_a_bound(run: Run) -> None:
     with pytest.raises(InputError, match="column person of kind user to be bounded"):
         prepare("table.csv", "out", TableOptions(schema=Schema.read("schema.toml")))
-    assert run(monkeypatch, "--input table.csv", flags="") == 2
-    assert "--max-examples-per-user and --num-examples" in capsys.readouterr().err
+    ran = run("--input table.csv", flags="")
+    assert ran.code == 2
+    assert "--max-examples-per-user and --num-examples" in ran.err
     text = SCHEMA.replace('"user"', '"drop"')
     pathlib.Path("schema.toml").write_text(text)
-    assert run(monkeypatch, "--input table.csv", flags="") == 0
-    assert run(monkeypatch, "--input table.csv", out="new") == 2
-    assert "without a column of kind user" in capsys.readouterr().err
+    assert run("--input table.csv", flags="").code == 0
+    ran = run("--input table.csv", out="new")
+    assert ran.code == 2
+    assert "without a column of kind user" in ran.err
 
 
 @pytest.mark.parametrize(
