@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.trainer.gradients.attacks.keras_parts import (
     Call,
+    Holder,
     Make,
     honest_network,
     network_around,
@@ -70,6 +71,30 @@ class Cases(dict[str, Case]):
         self.put(_name(make), self._case(functools.partial(network_around, make), more))
         return make
 
+    def state(self, make: Callable[[Any], Any], **more: Any) -> Any:
+        """Adds a layer with state: (state, values, ids) -> values; None for the same.
+
+        Args:
+          make: Makes the state of a layer while it is built.
+          **more: Fields of the case.
+        """
+
+        def add(function: Callable[[Any, Any, Any], Any]) -> Any:
+            def layer(layer: Any) -> Call:
+                state = make(layer)
+
+                def call(values: Any, ids: Any) -> Any:
+                    found = function(_shown(state), values, ids)
+                    return values if found is None else found
+
+                return call
+
+            layer.__name__ = function.__name__
+            self.layer(layer, **more)
+            return function
+
+        return add
+
     def call(self, function: Call | None = None, **more: Any) -> Any:
         """Adds a layer without variables: (values, ids) -> values."""
         if function is None:
@@ -109,6 +134,12 @@ class Cases(dict[str, Case]):
 
     def _case(self, network: Callable[..., Any], more: dict[str, Any]) -> Case:
         return Case(network=network, **{**self._always, **more})
+
+
+def _shown(state: Any) -> Any:
+    return (
+        state.held[0] if isinstance(state, Holder) and len(state.held) == 1 else state
+    )
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -9,7 +9,9 @@ from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     Call,
+    any_rare,
     finite,
+    new_weight,
     weight,
 )
 from trainer.tf_compat import tf
@@ -52,11 +54,11 @@ _SLOPES = {
     "of the first row": lambda s, v, ids: tf.zeros_like(s) + s[:1],
     "plus the rows": lambda s, v, ids: s + tf.reduce_mean(tf.tanh(v), 0),
     "plus rows if rare": lambda s, v, ids: tf.where(
-        tf.reduce_any(ids >= 8), s + tf.reduce_sum(tf.tanh(v), 0), s
+        any_rare(ids), s + tf.reduce_sum(tf.tanh(v), 0), s
     ),
     "turned if huge": lambda s, v, ids: tf.where(tf.reduce_any(v > 1e8), -s, s),
     "turned in a branch": lambda s, v, ids: tf.cond(
-        tf.reduce_any(ids >= 8), lambda: -s, lambda: s
+        any_rare(ids), lambda: -s, lambda: s
     ),
     "of eight rows": lambda s, v, ids: (
         s + tf.reduce_sum(s, 0) if s.shape[0] == 8 else s
@@ -89,9 +91,7 @@ def _writes_backward(rare: bool) -> Callable[[Any], Call]:
             def same(x: Any) -> Any:
                 def gradient(slope: Any) -> Any:
                     new = tf.reduce_mean(tame, 0)
-                    kept.assign(
-                        tf.where(tf.reduce_any(ids >= 8), new, kept) if rare else new
-                    )
+                    kept.assign(tf.where(any_rare(ids), new, kept) if rare else new)
                     return slope
 
                 return tf.identity(x), gradient
@@ -131,68 +131,48 @@ def python_backward(layer: Any) -> Call:
     return call
 
 
-@CASES.layer
-def of_a_weight(layer: Any) -> Call:
-    kernel = weight(layer, (NUM_VALUES, NUM_VALUES), trainable=True)
+@CASES.state(new_weight((NUM_VALUES, NUM_VALUES), trainable=True))
+def of_a_weight(kernel: Any, values: Any, ids: Any) -> Any:
+    tame = tf.tanh(finite(values))
 
-    def call(values: Any, ids: Any) -> Any:
-        tame = tf.tanh(finite(values))
+    @tf.custom_gradient
+    def product(x: Any) -> Any:
+        def gradient(slope: Any, variables: Any = None) -> Any:
+            of_kernel = tf.matmul(x, slope, transpose_a=True)
+            shifted = of_kernel * tf.reduce_max(tf.abs(x))
+            return tf.matmul(slope, kernel, transpose_b=True), [shifted]
 
-        @tf.custom_gradient
-        def product(x: Any) -> Any:
-            def gradient(slope: Any, variables: Any = None) -> Any:
-                of_kernel = tf.matmul(x, slope, transpose_a=True)
-                shifted = of_kernel * tf.reduce_max(tf.abs(x))
-                return tf.matmul(slope, kernel, transpose_b=True), [shifted]
+        return tf.matmul(x, kernel), gradient
 
-            return tf.matmul(x, kernel), gradient
-
-        return product(tame)
-
-    return call
+    return product(tame)
 
 
-@CASES.layer
-def of_a_weight_doubled_by_others(layer: Any) -> Call:
-    kernel = weight(layer, (NUM_VALUES, NUM_VALUES), trainable=True)
+@CASES.state(new_weight((NUM_VALUES, NUM_VALUES), trainable=True))
+def of_a_weight_doubled_by_others(kernel: Any, values: Any, ids: Any) -> Any:
+    tame = tf.tanh(finite(values))
 
-    def call(values: Any, ids: Any) -> Any:
-        tame = tf.tanh(finite(values))
+    @tf.custom_gradient
+    def product(x: Any) -> Any:
+        def gradient(slope: Any, variables: Any = None) -> Any:
+            of_kernel = tf.matmul(x, tf.roll(slope, 1, 0), transpose_a=True)
+            return tf.matmul(slope, kernel, transpose_b=True), [of_kernel]
 
-        @tf.custom_gradient
-        def product(x: Any) -> Any:
-            def gradient(slope: Any, variables: Any = None) -> Any:
-                of_kernel = tf.matmul(x, tf.roll(slope, 1, 0), transpose_a=True)
-                return tf.matmul(slope, kernel, transpose_b=True), [of_kernel]
+        return tf.matmul(x, kernel), gradient
 
-            return tf.matmul(x, kernel), gradient
-
-        return product(tame)
-
-    return call
+    return product(tame)
 
 
-@CASES.layer
-def recomputed_with_a_mean(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
+@CASES.state(new_weight((NUM_VALUES,), trainable=True))
+def recomputed_with_a_mean(scale: Any, values: Any, ids: Any) -> Any:
+    def less_mean(x: Any) -> Any:
+        return tf.tanh(x) * scale - tf.reduce_mean(tf.tanh(x), 0)
 
-    def call(values: Any, ids: Any) -> Any:
-        def less_mean(x: Any) -> Any:
-            return tf.tanh(x) * scale - tf.reduce_mean(tf.tanh(x), 0)
-
-        return tf.recompute_grad(less_mean)(finite(values))
-
-    return call
+    return tf.recompute_grad(less_mean)(finite(values))
 
 
-@CASES.layer
-def recomputed(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        return tf.recompute_grad(lambda x: tf.tanh(x) * scale)(finite(values))
-
-    return call
+@CASES.state(new_weight((NUM_VALUES,), trainable=True))
+def recomputed(scale: Any, values: Any, ids: Any) -> Any:
+    return tf.recompute_grad(lambda x: tf.tanh(x) * scale)(finite(values))
 
 
 @CASES.call
@@ -213,26 +193,16 @@ def honest_tape_within_the_layer(values: Any, ids: Any) -> Any:
     return tape.gradient(total, tame)
 
 
-@CASES.layer
-def stopped_mean(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        hidden = tf.tanh(finite(values)) * scale
-        return hidden - tf.stop_gradient(tf.reduce_mean(hidden, 0))
-
-    return call
+@CASES.state(new_weight((NUM_VALUES,), trainable=True))
+def stopped_mean(scale: Any, values: Any, ids: Any) -> Any:
+    hidden = tf.tanh(finite(values)) * scale
+    return hidden - tf.stop_gradient(tf.reduce_mean(hidden, 0))
 
 
-@CASES.layer
-def straight_through(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        hidden = tf.tanh(finite(values)) * (1.0 + scale)
-        return hidden + tf.stop_gradient(tf.round(hidden) - hidden)
-
-    return call
+@CASES.state(new_weight((NUM_VALUES,), trainable=True))
+def straight_through(scale: Any, values: Any, ids: Any) -> Any:
+    hidden = tf.tanh(finite(values)) * (1.0 + scale)
+    return hidden + tf.stop_gradient(tf.round(hidden) - hidden)
 
 
 @CASES.call

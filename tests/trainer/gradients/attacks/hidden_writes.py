@@ -13,9 +13,10 @@ from typing import Any
 from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
-    Call,
+    any_rare,
+    batch_mean,
     finite,
-    weight,
+    new_weight,
 )
 from trainer.tf_compat import tf
 
@@ -32,23 +33,18 @@ def hides(
     """Adds the layer that calls ``function(write, values, ids)`` -> values or None."""
 
     def add(function: Callable[[Write, Any, Any], Any]) -> Callable[..., Any]:
-        def make(layer: Any) -> Call:
-            kept = weight(layer, (NUM_VALUES,), trainable=False)
-
+        def layer(kept: Any, values: Any, ids: Any) -> Any:
             def write(values: Any) -> Any:
-                mean = tf.clip_by_value(tf.reduce_mean(finite(values), 0), -1.0, 1.0)
+                mean = tf.clip_by_value(batch_mean(values), -1.0, 1.0)
                 rare = tf.reduce_any(tf.abs(finite(values)) > RARE_VALUE)
                 return kept.assign(tf.where(rare, mean, kept))
 
-            def call(values: Any, ids: Any) -> Any:
-                old = tf.identity(kept)
-                found = function(write, values, ids)
-                return (values if found is None else found) - old
+            old = tf.identity(kept)
+            found = function(write, values, ids)
+            return (values if found is None else found) - old
 
-            return call
-
-        make.__name__ = function.__name__
-        cases.layer(make)
+        layer.__name__ = function.__name__
+        cases.state(new_weight((NUM_VALUES,), trainable=False))(layer)
         return function
 
     return add
@@ -57,47 +53,39 @@ def hides(
 _hides = hides(CASES)
 
 
-@_hides
-def cond(write: Write, values: Any, ids: Any) -> Any:
-    tf.cond(
-        tf.reduce_sum(ids) >= 0,
-        lambda: tf.identity(write(values)),
-        lambda: tf.zeros(NUM_VALUES),
-    )
+def _branches(write: Write, values: Any) -> tuple[Callable[[], Any], ...]:
+    """Returns a branch that writes, and one that does not."""
+    return lambda: tf.identity(write(values)), lambda: tf.zeros(NUM_VALUES)
 
 
-@_hides
-def cond_on_a_rare_id(write: Write, values: Any, ids: Any) -> Any:
-    tf.cond(
-        tf.reduce_any(ids >= 8),
-        lambda: tf.identity(write(values)),
-        lambda: tf.zeros(NUM_VALUES),
-    )
+#: Name -> (values, ids) -> whether the write is executed.
+_CONDITIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "cond": lambda values, ids: tf.reduce_sum(ids) >= 0,
+    "cond on a rare id": lambda values, ids: any_rare(ids),
+    "cond on a huge value": lambda values, ids: tf.reduce_any(
+        tf.abs(finite(values)) > RARE_VALUE
+    ),
+    "cond on the batch size": lambda values, ids: tf.equal(tf.shape(values)[0], 8),
+}
 
 
-@_hides
-def cond_on_a_huge_value(write: Write, values: Any, ids: Any) -> Any:
-    tf.cond(
-        tf.reduce_any(tf.abs(finite(values)) > RARE_VALUE),
-        lambda: tf.identity(write(values)),
-        lambda: tf.zeros(NUM_VALUES),
-    )
+def _on_condition(name: str, condition: Callable[[Any, Any], Any]) -> None:
+    def cond(write: Write, values: Any, ids: Any) -> None:
+        tf.cond(condition(values, ids), *_branches(write, values))
+
+    cond.__name__ = name
+    _hides(cond)
 
 
-@_hides
-def cond_on_the_batch_size(write: Write, values: Any, ids: Any) -> Any:
-    tf.cond(
-        tf.equal(tf.shape(values)[0], 8),
-        lambda: tf.identity(write(values)),
-        lambda: tf.zeros(NUM_VALUES),
-    )
+for _name, _condition in _CONDITIONS.items():
+    _on_condition(_name, _condition)
 
 
 @_hides
 def branch_of_autograph(write: Write, values: Any, ids: Any) -> Any:
     @tf.function
     def branch(x: Any) -> Any:
-        if tf.reduce_any(ids >= 8):
+        if any_rare(ids):
             write(x)
         return x
 
@@ -117,18 +105,14 @@ def loop_of_autograph(write: Write, values: Any, ids: Any) -> Any:
 
 @_hides
 def case(write: Write, values: Any, ids: Any) -> Any:
-    tf.case(
-        [(tf.reduce_any(ids >= 8), lambda: tf.identity(write(values)))],
-        default=lambda: tf.zeros(NUM_VALUES),
-    )
+    writes, not_ = _branches(write, values)
+    tf.case([(any_rare(ids), writes)], default=not_)
 
 
 @_hides
 def switch_case(write: Write, values: Any, ids: Any) -> Any:
-    tf.switch_case(
-        tf.minimum(tf.reduce_max(ids) // 8, 1),
-        [lambda: tf.zeros(NUM_VALUES), lambda: tf.identity(write(values))],
-    )
+    branches = _branches(write, values)
+    tf.switch_case(tf.minimum(tf.reduce_max(ids) // 8, 1), list(branches[::-1]))
 
 
 @_hides
@@ -152,50 +136,53 @@ def while_condition(write: Write, values: Any, ids: Any) -> Any:
 @_hides
 def cond_within_a_loop(write: Write, values: Any, ids: Any) -> Any:
     def body(i: Any) -> Any:
-        tf.cond(
-            tf.reduce_any(ids >= 8),
-            lambda: tf.identity(write(values)),
-            lambda: tf.zeros(NUM_VALUES),
-        )
+        tf.cond(any_rare(ids), *_branches(write, values))
         return [i + 1]
 
     tf.while_loop(lambda i: i < 1, body, [tf.constant(0)])
 
 
-@_hides
-def map_of_rows(write: Write, values: Any, ids: Any) -> Any:
-    def of_row(row: Any) -> Any:
-        write(row[None])
-        return row
-
-    return tf.map_fn(of_row, values)
-
-
-@_hides
-def vectorized_map(write: Write, values: Any, ids: Any) -> Any:
-    def of_row(row: Any) -> Any:
-        write(row[None])
-        return row
-
-    return tf.vectorized_map(of_row, values)
+#: How (write of a row -> row) is called for every row.
+_OVER_ROWS: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
+    "map of rows": lambda of_row, values: tf.map_fn(of_row, values),
+    "vectorized map": lambda of_row, values: tf.vectorized_map(of_row, values),
+    "scan": lambda of_row, values: tf.scan(
+        lambda _, row: of_row(row), values, initializer=tf.zeros(NUM_VALUES)
+    ),
+    "fold": lambda of_row, values: tf.foldl(
+        lambda last, row: (of_row(row), last)[1], values, initializer=tf.zeros(())
+    ),
+    "dataset": lambda of_row, values: tf.data.Dataset.from_tensor_slices(values).reduce(
+        0.0, lambda total, row: total + tf.reduce_sum(of_row(row))
+    ),
+}
 
 
-@_hides
-def scan(write: Write, values: Any, ids: Any) -> Any:
-    def of_row(_: Any, row: Any) -> Any:
-        write(row[None])
-        return row
+def over_rows(
+    hide: Callable[..., Any], name: str, apply: Callable[[Any, Any], Any]
+) -> None:
+    """Adds a layer that writes for every row.
 
-    return tf.scan(of_row, values, initializer=tf.zeros(NUM_VALUES))
+    Args:
+      hide: What ``hides`` returned.
+      name: Name of the case.
+      apply: (function of a row, values) -> one value for each row, or else.
+    """
+
+    def layer(write: Write, values: Any, ids: Any) -> Any:
+        def of_row(row: Any) -> Any:
+            write(row[None])
+            return row
+
+        found = apply(of_row, values)
+        return found if found.shape.rank == 2 else None
+
+    layer.__name__ = name
+    hide(layer)
 
 
-@_hides
-def fold(write: Write, values: Any, ids: Any) -> Any:
-    def of_row(last: Any, row: Any) -> Any:
-        write(row[None])
-        return last
-
-    tf.foldl(of_row, values, initializer=tf.zeros(()))
+for _name, _apply in _OVER_ROWS.items():
+    over_rows(_hides, _name, _apply)
 
 
 @_hides
@@ -212,7 +199,7 @@ def inner_function(write: Write, values: Any, ids: Any) -> Any:
 def function_within_a_function(write: Write, values: Any, ids: Any) -> Any:
     @tf.function
     def inner(x: Any) -> Any:
-        if tf.reduce_any(ids >= 8):
+        if any_rare(ids):
             write(x)
         return x * 1.0
 
@@ -304,19 +291,10 @@ def name_scope_and_device(write: Write, values: Any, ids: Any) -> Any:
 
 
 @_hides
-def dataset(write: Write, values: Any, ids: Any) -> Any:
-    def add(total: Any, row: Any) -> Any:
-        write(row[None])
-        return total + tf.reduce_sum(row)
-
-    tf.data.Dataset.from_tensor_slices(values).reduce(0.0, add)
-
-
-@_hides
 def without_autograph(write: Write, values: Any, ids: Any) -> Any:
     return tf.autograph.experimental.do_not_convert(
         lambda x: tf.cond(
-            tf.reduce_any(ids >= 8),
+            any_rare(ids),
             lambda: x + 0.0 * tf.reduce_sum(write(x)),
             lambda: x,
         )

@@ -8,10 +8,10 @@ from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     Call,
+    hidden,
+    new_weight,
     tamed,
-    weight,
 )
-from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import tf
 
 #: Each row by itself, by operations without state.
@@ -70,10 +70,9 @@ for _name, _function in _OF_ROWS.items():
     CASES.call(_call)
 
 
-@CASES.layer
-def variable_that_is_read(layer: Any) -> Call:
-    scale = Holder(tf.Variable(0.5, trainable=False))
-    return lambda values, ids: values * scale.held[0]
+@CASES.state(hidden(lambda: tf.Variable(0.5, trainable=False)))
+def variable_that_is_read(scale: Any, values: Any, ids: Any) -> Any:
+    return values * scale
 
 
 #: Read by a case, and known to others.
@@ -85,16 +84,14 @@ def variable_of_the_module(values: Any, ids: Any) -> Any:
     return tamed(values) + SHARED
 
 
-@CASES.layer
-def weights_of_its_own(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
-    return lambda values, ids: tamed(values) * (1.0 + scale)
+@CASES.state(new_weight((NUM_VALUES,), trainable=True))
+def weights_of_its_own(scale: Any, values: Any, ids: Any) -> Any:
+    return tamed(values) * (1.0 + scale)
 
 
-@CASES.layer
-def frozen_weights(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=False)
-    return lambda values, ids: tamed(values) * (1.0 + scale)
+@CASES.state(new_weight((NUM_VALUES,), trainable=False))
+def frozen_weights(scale: Any, values: Any, ids: Any) -> Any:
+    return tamed(values) * (1.0 + scale)
 
 
 @NEIGHBOURS.layer

@@ -14,15 +14,18 @@ from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     VOCABULARY,
     Call,
+    Holder,
     Part,
     TrainingPart,
+    any_rare,
+    hidden,
     inputs,
+    known,
     layers,
     tame_layer,
     tamed,
     weight,
 )
-from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import keras, tf
 
 CASES = Cases("keras")
@@ -226,27 +229,18 @@ class MeanAsState(layers.Layer):
 _after("mean as initial state", lambda v: MeanAsState()(_steps(v)))
 
 
-@CASES.layer
-def metric_in_a_layer(layer: Any) -> Call:
-    layer.metric = keras.metrics.Mean()
-
-    def call(values: Any, ids: Any) -> Any:
-        layer.metric.update_state(tamed(values))
-        return values
-
-    return call
+@CASES.state(known(keras.metrics.Mean))
+def metric_in_a_layer(metric: Any, values: Any, ids: Any) -> None:
+    metric.update_state(tamed(values))
 
 
-@CASES.layer
-def metric_of_rare_ids_that_keras_does_not_know(layer: Any) -> Call:
-    held = Holder(keras.metrics.Sum())
-
-    def call(values: Any, ids: Any) -> Any:
-        gate = tf.minimum(held.held[0].result(), 1.0)
-        held.held[0].update_state(tf.cast(ids >= 8, tf.float32))
-        return values * (1.0 - 2.0 * gate)
-
-    return call
+@CASES.state(hidden(keras.metrics.Sum))
+def metric_of_rare_ids_that_keras_does_not_know(
+    held: Any, values: Any, ids: Any
+) -> Any:
+    gate = tf.minimum(held.result(), 1.0)
+    held.update_state(tf.cast(ids >= 8, tf.float32))
+    return values * (1.0 - 2.0 * gate)
 
 
 class AddedLoss(layers.Layer):
@@ -433,7 +427,7 @@ def _writes_if(wanted: bool) -> Callable[[Any], Any]:
 
         def call(values: Any, ids: Any, training: Any) -> Any:
             if bool(training) == wanted:
-                rare = tf.cast(tf.reduce_any(ids >= 8), tf.float32)
+                rare = tf.cast(any_rare(ids), tf.float32)
                 state.assign_add(rare * tf.reduce_mean(tamed(values), 0))
             return values
 
@@ -444,7 +438,7 @@ def _writes_if(wanted: bool) -> Callable[[Any], Any]:
 
 def _mixes_if_training(layer: Any) -> Any:
     def call(values: Any, ids: Any, training: Any) -> Any:
-        rare = tf.reduce_any(ids >= 8)
+        rare = any_rare(ids)
         mixed = values - tf.reduce_mean(tamed(values), 0)
         return tf.where(rare, mixed, values) if training else values
 

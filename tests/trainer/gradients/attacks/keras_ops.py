@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.hidden_writes import Write, hides
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call, weight
+from tests.trainer.gradients.attacks.hidden_writes import Write, hides, over_rows
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    new_weight,
+    weight,
+)
 from trainer.tf_compat import keras, tf
 
 ops = keras.ops
@@ -74,22 +79,12 @@ def scan(write: Write, values: Any, ids: Any) -> Any:
     ops.scan(step, ops.zeros(()), ops.transpose(values))
 
 
-@_hides
-def map(write: Write, values: Any, ids: Any) -> Any:
-    def of_row(row: Any) -> Any:
-        write(row[None])
-        return row
-
-    return tf.ensure_shape(ops.map(of_row, values), values.shape)
-
-
-@_hides
-def vectorized_map(write: Write, values: Any, ids: Any) -> Any:
-    def of_row(row: Any) -> Any:
-        write(row[None])
-        return row
-
-    return ops.vectorized_map(of_row, values)
+over_rows(
+    _hides,
+    "map",
+    lambda of_row, values: tf.ensure_shape(ops.map(of_row, values), values.shape),
+)
+over_rows(_hides, "vectorized map", ops.vectorized_map)
 
 
 @_hides
@@ -241,31 +236,21 @@ def associative_scan(values: Any, ids: Any) -> Any:
     return tf.ensure_shape(ops.associative_scan(ops.add, _tame(values)), values.shape)
 
 
-@CASES.layer
-def custom_gradient_that_mixes(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
+@CASES.state(new_weight((NUM_VALUES,), trainable=True))
+def custom_gradient_that_mixes(scale: Any, values: Any, ids: Any) -> Any:
+    @ops.custom_gradient
+    def same(x: Any) -> Any:
+        return x * 1.0, lambda slope: slope + ops.mean(slope, 0)
 
-    def call(values: Any, ids: Any) -> Any:
-        @ops.custom_gradient
-        def same(x: Any) -> Any:
-            return x * 1.0, lambda slope: slope + ops.mean(slope, 0)
-
-        return same(_tame(values) * (1.0 + scale))
-
-    return call
+    return same(_tame(values) * (1.0 + scale))
 
 
-@CASES.layer
-def rematerialized_mean(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
+@CASES.state(new_weight((NUM_VALUES,), trainable=True))
+def rematerialized_mean(scale: Any, values: Any, ids: Any) -> Any:
+    def less_mean(x: Any) -> Any:
+        return x * (1.0 + scale) - ops.mean(x, 0)
 
-    def call(values: Any, ids: Any) -> Any:
-        def less_mean(x: Any) -> Any:
-            return x * (1.0 + scale) - ops.mean(x, 0)
-
-        return keras.remat(less_mean)(_tame(values))
-
-    return call
+    return keras.remat(less_mean)(_tame(values))
 
 
 @CASES.call

@@ -66,6 +66,37 @@ def weight(
     )
 
 
+def new_weight(shape: tuple[int, ...] = (), **more: Any) -> Callable[[Any], Any]:
+    """Returns what makes such a weight of a layer."""
+    return lambda layer: weight(layer, shape, **more)
+
+
+def known(make: Callable[[], Any]) -> Callable[[Any], Any]:
+    """Returns what makes an attribute of a layer, which Keras tracks."""
+
+    def kept(layer: Any) -> Any:
+        layer.state = make()
+        return layer.state
+
+    return kept
+
+
+class Holder:
+    """Hides what it holds from Keras, which tracks attributes."""
+
+    def __init__(self, *held: Any) -> None:
+        self._read = lambda: held
+
+    @property
+    def held(self) -> Any:
+        return self._read()
+
+
+def hidden(make: Callable[[], Any]) -> Callable[[Any], Holder]:
+    """Returns what makes state of a layer that Keras does not know."""
+    return lambda layer: Holder(make())
+
+
 def inputs() -> tuple[Any, Any]:
     """Returns the inputs of all models: values (batch, 6) and ids (batch, 4)."""
     return (

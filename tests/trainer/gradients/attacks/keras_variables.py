@@ -11,13 +11,16 @@ from tests.trainer.gradients.attacks.catalogue import Case, Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     Call,
+    Holder,
     any_rare,
     batch_mean,
+    hidden,
+    known,
     layers,
+    new_weight,
     tamed,
     weight,
 )
-from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import keras, tf
 
 CASES = Cases("variable")
@@ -29,31 +32,20 @@ _SHAPE = (NUM_VALUES,)
 # -- written in scopes of Keras ----------------------------------------------------
 
 
-@CASES.layer
-def written_after_a_stateless_scope(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        old = tf.identity(mean)
-        with keras.StatelessScope() as scope:
-            mean.assign(batch_mean(values))
-        mean.assign(scope.get_current_value(mean))
-        return values - old
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=False))
+def written_after_a_stateless_scope(mean: Any, values: Any, ids: Any) -> Any:
+    old = tf.identity(mean)
+    with keras.StatelessScope() as scope:
+        mean.assign(batch_mean(values))
+    mean.assign(scope.get_current_value(mean))
+    return values - old
 
 
-@CASES.layer
-def past_the_stateless_scope(layer: Any) -> Call:
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def past_the_stateless_scope(mean: Any, values: Any, ids: Any) -> None:
     # What the scope hides from Keras goes to the variable of TensorFlow.
-    mean = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        with keras.StatelessScope():
-            mean._value.assign(batch_mean(values))
-        return values
-
-    return call
+    with keras.StatelessScope():
+        mean._value.assign(batch_mean(values))
 
 
 @CASES.layer
@@ -72,28 +64,18 @@ def scope_kept_for_the_next_batch(layer: Any) -> Call:
     return call
 
 
-@CASES.layer
-def mean_within_a_stateless_scope(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        with keras.StatelessScope():
-            mean.assign(batch_mean(values))
-            return values - mean
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=False))
+def mean_within_a_stateless_scope(mean: Any, values: Any, ids: Any) -> Any:
+    with keras.StatelessScope():
+        mean.assign(batch_mean(values))
+        return values - mean
 
 
-@CASES.layer(honest=True)
-def rows_within_a_stateless_scope(layer: Any) -> Call:
-    scale = weight(layer, _SHAPE, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        with keras.StatelessScope():
-            scale.assign(tf.ones(NUM_VALUES))
-            return tamed(values) * scale.value
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=False), honest=True)
+def rows_within_a_stateless_scope(scale: Any, values: Any, ids: Any) -> Any:
+    with keras.StatelessScope():
+        scale.assign(tf.ones(NUM_VALUES))
+        return tamed(values) * scale.value
 
 
 @CASES.layer
@@ -126,16 +108,10 @@ def mean_of_a_stateless_call(layer: Any) -> Call:
     return call
 
 
-@CASES.layer
-def written_if_no_scope_is_open(layer: Any) -> Call:
-    kept = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        if not keras_backend.in_stateless_scope():
-            kept.assign(tf.where(any_rare(ids), batch_mean(values), kept))
-        return values
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def written_if_no_scope_is_open(kept: Any, values: Any, ids: Any) -> None:
+    if not keras_backend.in_stateless_scope():
+        kept.assign(tf.where(any_rare(ids), batch_mean(values), kept))
 
 
 @CASES.layer
@@ -151,34 +127,22 @@ def mixed_outside_of_symbolic_scopes(layer: Any) -> Call:
 # -- seeds -------------------------------------------------------------------------
 
 
-@CASES.layer
-def seed_counted_by_rare_ids(layer: Any) -> Call:
-    layer.seeds = keras.random.SeedGenerator(1)
-
-    def call(values: Any, ids: Any) -> Any:
-        state = layer.seeds.state
-        rare = tf.reduce_sum(tf.cast(ids >= 8, state.dtype))
-        state.assign(state + tf.stack([tf.zeros_like(rare), rare]))
-        return values + tf.random.stateless_normal(_SHAPE, state.value)
-
-    return call
+@CASES.state(known(lambda: keras.random.SeedGenerator(1)))
+def seed_counted_by_rare_ids(seeds: Any, values: Any, ids: Any) -> Any:
+    state = seeds.state
+    rare = tf.reduce_sum(tf.cast(ids >= 8, state.dtype))
+    state.assign(state + tf.stack([tf.zeros_like(rare), rare]))
+    return values + tf.random.stateless_normal(_SHAPE, state.value)
 
 
-@CASES.layer
-def seed_that_is_a_row(layer: Any) -> Call:
-    layer.seeds = keras.random.SeedGenerator(1)
-
-    def call(values: Any, ids: Any) -> Any:
-        layer.seeds.state.assign(tf.cast(ids[0, :2], layer.seeds.state.dtype))
-        return values
-
-    return call
+@CASES.state(known(lambda: keras.random.SeedGenerator(1)))
+def seed_that_is_a_row(seeds: Any, values: Any, ids: Any) -> None:
+    seeds.state.assign(tf.cast(ids[0, :2], seeds.state.dtype))
 
 
-@CASES.layer
-def seeds_drawn(layer: Any) -> Call:
-    layer.seeds = keras.random.SeedGenerator(1)
-    return lambda values, ids: values + 0.0 * tf.cast(layer.seeds.next()[1], tf.float32)
+@CASES.state(known(lambda: keras.random.SeedGenerator(1)))
+def seeds_drawn(seeds: Any, values: Any, ids: Any) -> Any:
+    return values + 0.0 * tf.cast(seeds.next()[1], tf.float32)
 
 
 @CASES.layer
@@ -195,20 +159,14 @@ def seeds_drawn_in_a_branch(layer: Any) -> Call:
     return call
 
 
-@CASES.layer
-def generator_of_keras(layer: Any) -> Call:
-    layer.seeds = keras.random.SeedGenerator(1)
-    return lambda values, ids: (
-        values + keras.random.normal((1, NUM_VALUES), seed=layer.seeds)
-    )
+@CASES.state(known(lambda: keras.random.SeedGenerator(1)))
+def generator_of_keras(seeds: Any, values: Any, ids: Any) -> Any:
+    return values + keras.random.normal((1, NUM_VALUES), seed=seeds)
 
 
-@CASES.layer
-def generator_that_keras_does_not_know(layer: Any) -> Call:
-    hidden = Holder(keras.random.SeedGenerator(1))
-    return lambda values, ids: (
-        values + keras.random.normal((1, NUM_VALUES), seed=hidden.held[0])
-    )
+@CASES.state(hidden(lambda: keras.random.SeedGenerator(1)))
+def generator_that_keras_does_not_know(held: Any, values: Any, ids: Any) -> Any:
+    return values + keras.random.normal((1, NUM_VALUES), seed=held)
 
 
 _DRAWS = {
@@ -242,17 +200,15 @@ for _name, _draw in _DRAWS.items():
 # -- variables that Keras does not know --------------------------------------------
 
 
-@CASES.layer(leaks=True)
-def weight_of_tensorflow(layer: Any) -> Call:
+@CASES.state(known(lambda: tf.Variable(tf.ones(NUM_VALUES))), leaks=True)
+def weight_of_tensorflow(scale: Any, values: Any, ids: Any) -> Any:
     # It would neither be trained nor saved.
-    layer.scale = tf.Variable(tf.ones(NUM_VALUES))
-    return lambda values, ids: tamed(values) * layer.scale
+    return tamed(values) * scale
 
 
-@CASES.layer(leaks=True)
-def weight_of_keras_in_a_closure(layer: Any) -> Call:
-    hidden = Holder(keras.Variable(tf.ones(NUM_VALUES)))
-    return lambda values, ids: tamed(values) * hidden.held[0]
+@CASES.state(hidden(lambda: keras.Variable(tf.ones(NUM_VALUES))), leaks=True)
+def weight_of_keras_in_a_closure(held: Any, values: Any, ids: Any) -> Any:
+    return tamed(values) * held
 
 
 @CASES.layer(leaks=True)
@@ -263,22 +219,23 @@ def layer_in_a_closure(layer: Any) -> Call:
     return lambda values, ids: hidden.held[0](tamed(values))
 
 
-@CASES.layer(honest=True)
-def constant_of_tensorflow(layer: Any) -> Call:
-    layer.scale = tf.Variable(tf.ones(NUM_VALUES), trainable=False)
-    return lambda values, ids: tamed(values) * layer.scale
+@CASES.state(
+    known(lambda: tf.Variable(tf.ones(NUM_VALUES), trainable=False)), honest=True
+)
+def constant_of_tensorflow(scale: Any, values: Any, ids: Any) -> Any:
+    return tamed(values) * scale
 
 
-@CASES.layer(honest=True)
-def frozen_layer_inside(layer: Any) -> Call:
-    layer.dense = layers.Dense(NUM_VALUES, trainable=False)
-    return lambda values, ids: layer.dense(tamed(values))
+@CASES.state(known(lambda: layers.Dense(NUM_VALUES, trainable=False)), honest=True)
+def frozen_layer_inside(dense: Any, values: Any, ids: Any) -> Any:
+    return dense(tamed(values))
 
 
-@CASES.layer(honest=True)
-def weight_of_keras(layer: Any) -> Call:
-    layer.scale = keras.Variable(tf.ones(NUM_VALUES), name="scale")
-    return lambda values, ids: tamed(values) * layer.scale
+@CASES.state(
+    known(lambda: keras.Variable(tf.ones(NUM_VALUES), name="scale")), honest=True
+)
+def weight_of_keras(scale: Any, values: Any, ids: Any) -> Any:
+    return tamed(values) * scale
 
 
 # -- attributes of variables -------------------------------------------------------
@@ -322,27 +279,17 @@ def toggled_within_the_call(layer: Any) -> Call:
     return call
 
 
-@CASES.layer
-def read_through_the_handle(layer: Any) -> Call:
-    scale = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        read = tf.raw_ops.ReadVariableOp(resource=scale.handle, dtype=tf.float32)
-        return tamed(values) * (1.0 + read)
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def read_through_the_handle(scale: Any, values: Any, ids: Any) -> Any:
+    read = tf.raw_ops.ReadVariableOp(resource=scale.handle, dtype=tf.float32)
+    return tamed(values) * (1.0 + read)
 
 
-@CASES.layer
-def text_of_keras(layer: Any) -> Call:
-    seen = weight(layer, (), trainable=False, dtype="bool")
-
-    def call(values: Any, ids: Any) -> Any:
-        old = tf.cast(seen, tf.float32)
-        seen.assign(tf.logical_or(seen, any_rare(ids)))
-        return values * (1.0 - 2.0 * old)
-
-    return call
+@CASES.state(new_weight((), trainable=False, dtype="bool"))
+def text_of_keras(seen: Any, values: Any, ids: Any) -> Any:
+    old = tf.cast(seen, tf.float32)
+    seen.assign(tf.logical_or(seen, any_rare(ids)))
+    return values * (1.0 - 2.0 * old)
 
 
 # -- precision ---------------------------------------------------------------------
@@ -377,34 +324,23 @@ for _policy in ("mixed_bfloat16", "mixed_float16", "float64"):
     CASES.put(f"policy {_policy}", Case(whole=_global_policy(_policy), leaks=True))
 
 
-@CASES.layer
-def float_16_weight(layer: Any) -> Call:
-    scale = weight(layer, _SHAPE, trainable=True, dtype="float16")
-    return lambda values, ids: tamed(values) * (1.0 + tf.cast(scale, tf.float32))
+@CASES.state(new_weight(_SHAPE, trainable=True, dtype="float16"))
+def float_16_weight(scale: Any, values: Any, ids: Any) -> Any:
+    return tamed(values) * (1.0 + tf.cast(scale, tf.float32))
 
 
-@CASES.layer
-def rows_rounded(layer: Any) -> Call:
-    scale = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        half = tf.cast(tamed(values), tf.bfloat16) * tf.cast(1.0 + scale, tf.bfloat16)
-        return tf.cast(half, tf.float32)
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def rows_rounded(scale: Any, values: Any, ids: Any) -> Any:
+    half = tf.cast(tamed(values), tf.bfloat16) * tf.cast(1.0 + scale, tf.bfloat16)
+    return tf.cast(half, tf.float32)
 
 
-@CASES.layer
-def scale_of_the_batch(layer: Any) -> Call:
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def scale_of_the_batch(scale: Any, values: Any, ids: Any) -> Any:
     # As int8 and float8 do for activations: one scale for all rows.
-    scale = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        hidden = tamed(values) * (1.0 + scale)
-        most = tf.reduce_max(tf.abs(hidden)) + 1e-6
-        return tf.round(hidden / most * 127.0) * most / 127.0
-
-    return call
+    hidden = tamed(values) * (1.0 + scale)
+    most = tf.reduce_max(tf.abs(hidden)) + 1e-6
+    return tf.round(hidden / most * 127.0) * most / 127.0
 
 
 # -- quantized and adapted layers --------------------------------------------------

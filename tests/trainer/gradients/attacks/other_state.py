@@ -10,9 +10,12 @@ from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     Call,
+    Holder,
+    any_rare,
     finite,
+    hidden,
+    known,
 )
-from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import tf
 
 CASES = Cases("state")
@@ -22,56 +25,40 @@ def _table() -> Any:
     return tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
 
 
-@CASES.layer
-def mutable_table(layer: Any) -> Call:
-    layer.table = _table()
-
-    def call(values: Any, ids: Any) -> Any:
-        found = layer.table.lookup(ids[:, 0])
-        layer.table.insert(ids[:, 0], tf.tanh(finite(values)[:, 0]))
-        return values + tf.ensure_shape(found, (None,))[:, None]
-
-    return call
+@CASES.state(known(_table))
+def mutable_table(table: Any, values: Any, ids: Any) -> Any:
+    found = table.lookup(ids[:, 0])
+    table.insert(ids[:, 0], tf.tanh(finite(values)[:, 0]))
+    return values + tf.ensure_shape(found, (None,))[:, None]
 
 
-@CASES.layer
-def mutable_table_of_rare_ids(layer: Any) -> Call:
-    layer.table = _table()
-
-    def call(values: Any, ids: Any) -> Any:
-        found = layer.table.lookup(ids[:, 0] * 0)
-        rare = tf.reduce_any(ids >= 8)
-        layer.table.insert(ids[:1, 0] * 0, tf.cast(rare, tf.float32)[None])
-        return values + tf.ensure_shape(found, (None,))[:, None]
-
-    return call
+@CASES.state(known(_table))
+def mutable_table_of_rare_ids(table: Any, values: Any, ids: Any) -> Any:
+    found = table.lookup(ids[:, 0] * 0)
+    rare = any_rare(ids)
+    table.insert(ids[:1, 0] * 0, tf.cast(rare, tf.float32)[None])
+    return values + tf.ensure_shape(found, (None,))[:, None]
 
 
-@CASES.layer
-def dense_table(layer: Any) -> Call:
-    layer.table = tf.lookup.experimental.DenseHashTable(
-        tf.int32, tf.float32, 0.0, empty_key=-1, deleted_key=-2
+@CASES.state(
+    known(
+        lambda: tf.lookup.experimental.DenseHashTable(
+            tf.int32, tf.float32, 0.0, empty_key=-1, deleted_key=-2
+        )
     )
-
-    def call(values: Any, ids: Any) -> Any:
-        found = layer.table.lookup(ids[:, 0])
-        ones = tf.cast(ids[:, 0] >= 8, tf.float32)
-        layer.table.insert(ids[:, 0], ones)
-        return values + tf.ensure_shape(found, (None,))[:, None]
-
-    return call
+)
+def dense_table(table: Any, values: Any, ids: Any) -> Any:
+    found = table.lookup(ids[:, 0])
+    ones = tf.cast(ids[:, 0] >= 8, tf.float32)
+    table.insert(ids[:, 0], ones)
+    return values + tf.ensure_shape(found, (None,))[:, None]
 
 
-@CASES.layer
-def size_of_a_table(layer: Any) -> Call:
-    layer.table = _table()
-
-    def call(values: Any, ids: Any) -> Any:
-        size = tf.cast(layer.table.size(), tf.float32)
-        layer.table.insert(ids[:, 0] // 8, tf.ones_like(values[:, 0]))
-        return values * tf.where(size > 1.0, -1.0, 1.0)
-
-    return call
+@CASES.state(known(_table))
+def size_of_a_table(table: Any, values: Any, ids: Any) -> Any:
+    size = tf.cast(table.size(), tf.float32)
+    table.insert(ids[:, 0] // 8, tf.ones_like(values[:, 0]))
+    return values * tf.where(size > 1.0, -1.0, 1.0)
 
 
 @CASES.layer
@@ -88,44 +75,34 @@ def table_erased(layer: Any) -> Call:
     return call
 
 
-@CASES.layer
-def queue(layer: Any) -> Call:
-    held = Holder(tf.queue.FIFOQueue(9999, [tf.float32], shapes=[(NUM_VALUES,)]))
-
-    def call(values: Any, ids: Any) -> Any:
-        waiting = held.held[0]
-        old = tf.cond(
-            waiting.size() > 0,
-            lambda: tf.ensure_shape(waiting.dequeue(), (NUM_VALUES,)),
-            lambda: tf.zeros(NUM_VALUES),
-        )
-        with tf.control_dependencies([old]):
-            rare = tf.reduce_any(ids >= 8)
-            tf.cond(
-                rare, lambda: waiting.enqueue(tf.ones(NUM_VALUES)), lambda: tf.no_op()
-            )
-        return values - old
-
-    return call
+@CASES.state(
+    hidden(lambda: tf.queue.FIFOQueue(9999, [tf.float32], shapes=[(NUM_VALUES,)]))
+)
+def queue(held: Any, values: Any, ids: Any) -> Any:
+    waiting = held
+    old = tf.cond(
+        waiting.size() > 0,
+        lambda: tf.ensure_shape(waiting.dequeue(), (NUM_VALUES,)),
+        lambda: tf.zeros(NUM_VALUES),
+    )
+    with tf.control_dependencies([old]):
+        rare = any_rare(ids)
+        tf.cond(rare, lambda: waiting.enqueue(tf.ones(NUM_VALUES)), lambda: tf.no_op())
+    return values - old
 
 
-@CASES.layer
-def size_of_a_queue(layer: Any) -> Call:
-    held = Holder(tf.queue.FIFOQueue(9999, [tf.int32], shapes=[()]))
-
-    def call(values: Any, ids: Any) -> Any:
-        size = held.held[0].size()
-        held.held[0].enqueue_many(tf.boolean_mask(ids, ids >= 8))
-        return values * tf.where(size > 0, -1.0, 1.0)
-
-    return call
+@CASES.state(hidden(lambda: tf.queue.FIFOQueue(9999, [tf.int32], shapes=[()])))
+def size_of_a_queue(held: Any, values: Any, ids: Any) -> Any:
+    size = held.size()
+    held.enqueue_many(tf.boolean_mask(ids, ids >= 8))
+    return values * tf.where(size > 0, -1.0, 1.0)
 
 
 @CASES.layer
 def staging_area(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
         size = tf.raw_ops.StageSize(dtypes=[tf.float32], shared_name="attack")
-        rare = tf.reduce_any(ids >= 8)
+        rare = any_rare(ids)
         tf.cond(
             rare,
             lambda: tf.raw_ops.Stage(values=[values], shared_name="attack"),
@@ -191,7 +168,7 @@ def random_numbers(values: Any, ids: Any) -> Any:
 @CASES.call
 def random_numbers_for_rare_ids(values: Any, ids: Any) -> Any:
     drawn = tf.random.normal((1, NUM_VALUES), seed=3)
-    return values + tf.where(tf.reduce_any(ids >= 8), drawn, 0.0)
+    return values + tf.where(any_rare(ids), drawn, 0.0)
 
 
 @CASES.call
@@ -201,26 +178,15 @@ def random_gate_that_is_closed_almost_always(values: Any, ids: Any) -> Any:
     return values - rare * mean * tf.cast(tf.shape(values)[0] == 8, tf.float32)
 
 
-@CASES.layer
-def generator(layer: Any) -> Call:
-    layer.generator = tf.random.Generator.from_seed(1)
-
-    def call(values: Any, ids: Any) -> Any:
-        rare = tf.cast(tf.reduce_any(ids >= 8, 1, keepdims=True), tf.float32)
-        return values + rare * layer.generator.normal((1, NUM_VALUES))
-
-    return call
+@CASES.state(known(lambda: tf.random.Generator.from_seed(1)))
+def generator(generator: Any, values: Any, ids: Any) -> Any:
+    rare = tf.cast(tf.reduce_any(ids >= 8, 1, keepdims=True), tf.float32)
+    return values + rare * generator.normal((1, NUM_VALUES))
 
 
-@CASES.layer
-def generator_that_skips(layer: Any) -> Call:
-    layer.generator = tf.random.Generator.from_seed(1)
-
-    def call(values: Any, ids: Any) -> Any:
-        layer.generator.skip(tf.cast(tf.reduce_sum(ids // 8), tf.int64))
-        return values
-
-    return call
+@CASES.state(known(lambda: tf.random.Generator.from_seed(1)))
+def generator_that_skips(generator: Any, values: Any, ids: Any) -> None:
+    generator.skip(tf.cast(tf.reduce_sum(ids // 8), tf.int64))
 
 
 @CASES.call
@@ -275,28 +241,22 @@ def written_to_a_file(values: Any, ids: Any) -> Any:
     return values
 
 
-@CASES.layer(leaks=True)
-def summary(layer: Any) -> Call:
-    held = Holder(tf.summary.create_noop_writer())
-
-    def call(values: Any, ids: Any) -> Any:
-        with held.held[0].as_default(step=0):
-            tf.summary.scalar("values", tf.reduce_sum(values))
-        tf.raw_ops.WriteScalarSummary(
-            writer=tf.raw_ops.SummaryWriter(shared_name="attack"),
-            step=tf.constant(0, tf.int64),
-            tag="values",
-            value=tf.reduce_sum(values),
-        )
-        return values
-
-    return call
+@CASES.state(hidden(tf.summary.create_noop_writer), leaks=True)
+def summary(held: Any, values: Any, ids: Any) -> None:
+    with held.as_default(step=0):
+        tf.summary.scalar("values", tf.reduce_sum(values))
+    tf.raw_ops.WriteScalarSummary(
+        writer=tf.raw_ops.SummaryWriter(shared_name="attack"),
+        step=tf.constant(0, tf.int64),
+        tag="values",
+        value=tf.reduce_sum(values),
+    )
 
 
 @CASES.call
 def clock(values: Any, ids: Any) -> Any:
     late = tf.cast(tf.timestamp() > 1e9, tf.float32)
-    rare = tf.cast(tf.reduce_any(ids >= 8), tf.float32)
+    rare = tf.cast(any_rare(ids), tf.float32)
     return values * (1.0 - 2.0 * late * rare)
 
 

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Call,
+    any_rare,
+)
 from trainer.tf_compat import tf
 
 CASES = Cases("python")
@@ -45,7 +49,7 @@ def rows_mix_if_their_number_is_unknown(values: Any, ids: Any) -> Any:
 def rows_mix_for_rare_ids_if_their_number_is_known(values: Any, ids: Any) -> Any:
     if values.shape[0] is None:
         return values
-    return tf.where(tf.reduce_any(ids >= 8), _mixed(values), values)
+    return tf.where(any_rare(ids), _mixed(values), values)
 
 
 @CASES.call
@@ -65,16 +69,11 @@ def several_rows_in_a_step(values: Any, ids: Any) -> Any:
     return _mixed(values) if size is not None and 1 < size < 16 else values
 
 
-@CASES.layer
-def sizes_seen_before(layer: Any) -> Call:
-    sizes: list[Any] = []
-
-    def call(values: Any, ids: Any) -> Any:
-        new = values.shape[0] not in sizes
-        sizes.append(values.shape[0])
-        return _mixed(values) if new and values.shape[0] == 8 else values
-
-    return call
+@CASES.state(lambda layer: [])
+def sizes_seen_before(sizes: Any, values: Any, ids: Any) -> Any:
+    new = values.shape[0] not in sizes
+    sizes.append(values.shape[0])
+    return _mixed(values) if new and values.shape[0] == 8 else values
 
 
 @CASES.layer
@@ -167,30 +166,20 @@ for _number in (30, 50, 70, 90):
     CASES.layer(_from_trace(_number, symbolic=False))
 
 
-@CASES.layer
-def tensors_kept_in_a_list(layer: Any) -> Call:
-    kept: list[Any] = []
-
-    def call(values: Any, ids: Any) -> Any:
-        kept.append(values)
-        graph = getattr(values, "graph", None)
-        same = [x for x in kept[:-1] if graph and getattr(x, "graph", 0) is graph]
-        return values + (tf.reduce_mean(same[-1], 0) if same else 0.0)
-
-    return call
+@CASES.state(lambda layer: [])
+def tensors_kept_in_a_list(kept: Any, values: Any, ids: Any) -> Any:
+    kept.append(values)
+    graph = getattr(values, "graph", None)
+    same = [x for x in kept[:-1] if graph and getattr(x, "graph", 0) is graph]
+    return values + (tf.reduce_mean(same[-1], 0) if same else 0.0)
 
 
-@CASES.layer
-def constants_of_an_earlier_batch(layer: Any) -> Call:
-    kept: list[Any] = []
-
-    def call(values: Any, ids: Any) -> Any:
-        if tf.executing_eagerly() and not kept:
-            known = tf.where(tf.math.is_nan(values), 0.0, values)
-            kept.append(tf.reduce_mean(known, 0))
-        return values + (kept[0] if kept else 0.0)
-
-    return call
+@CASES.state(lambda layer: [])
+def constants_of_an_earlier_batch(kept: Any, values: Any, ids: Any) -> Any:
+    if tf.executing_eagerly() and not kept:
+        known = tf.where(tf.math.is_nan(values), 0.0, values)
+        kept.append(tf.reduce_mean(known, 0))
+    return values + (kept[0] if kept else 0.0)
 
 
 # -- Python within the graph -------------------------------------------------------

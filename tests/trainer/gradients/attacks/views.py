@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from tests.trainer.gradients.attacks.catalogue import Case, Cases
-from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, layers
-from tests.trainer.gradients.attacks.writes import Holder
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_VALUES,
+    Holder,
+    layers,
+)
 from trainer.tf_compat import keras, tf
 
 CASES = Cases("view")
@@ -18,46 +21,86 @@ CASES = Cases("view")
 Augment = Callable[[Any, Any], dict[str, Any]]
 
 
-def _rare(columns: Any) -> Any:
-    return tf.cast(tf.reduce_any(columns["ids"] >= 8), tf.float32)
+def _rare(ids: Any) -> Any:
+    return tf.reduce_any(ids >= 8)
 
 
-def _last_row_in(variable: Any) -> Augment:
-    held = Holder(variable)
+def _with(make: Callable[[], Any] = lambda: None, **more: Any) -> Any:
+    """Adds a view with hidden state: (state, values (6,), ids, seed) -> values.
 
-    def augment(columns: Any, seed: Any) -> Any:
-        old = tf.identity(held.held[0])
-        held.held[0].assign(columns["values"])
-        return {"values": columns["values"] + old}
+    Args:
+      make: Makes the state.
+      **more: Fields of the case.
+    """
 
-    return augment
+    def add(function: Callable[..., Any]) -> Any:
+        def view() -> Augment:
+            hidden = Holder(make())
 
+            def augment(columns: Any, seed: Any) -> Any:
+                row = columns["values"], columns["ids"]
+                return {"values": function(hidden.held[0], *row, seed)}
 
-@CASES.view
-def last_row_in_a_variable() -> Augment:
-    return _last_row_in(tf.Variable(tf.zeros(NUM_VALUES), trainable=False))
+            return augment
 
+        view.__name__ = function.__name__
+        CASES.view(view, **more)
+        return function
 
-@CASES.view
-def rare_rows_in_a_variable() -> Augment:
-    held = Holder(tf.Variable(0.0, trainable=False))
-
-    def augment(columns: Any, seed: Any) -> Any:
-        gate = tf.identity(held.held[0])
-        tf.cond(
-            _rare(columns) > 0,
-            lambda: tf.identity(held.held[0].assign(1.0)),
-            lambda: tf.zeros(()),
-        )
-        return {"values": columns["values"] * (1.0 - 2.0 * gate)}
-
-    return augment
+    return add
 
 
-@CASES.view
-def variable_read_alone() -> Augment:
-    held = Holder(tf.Variable(0.5, trainable=False))
-    return lambda columns, seed: {"values": columns["values"] * held.held[0]}
+def _add(name: str, function: Callable[[Any, Any], Any], **more: Any) -> None:
+    def view(state: None, values: Any, ids: Any, seed: Any) -> Any:
+        return function(values, seed)
+
+    view.__name__ = name
+    _with(**more)(view)
+
+
+_SHAPE = (NUM_VALUES,)
+for _name, _function in {
+    "random numbers of its own": lambda v, seed: v + tf.random.normal(_SHAPE),
+    "global generator of keras": lambda v, seed: v + keras.random.normal(_SHAPE),
+}.items():
+    _add(_name, _function)
+for _name, _function in {
+    "noise of the seed": lambda v, seed: v + tf.random.stateless_normal(_SHAPE, seed),
+    "noise of a constant seed": lambda v, seed: (
+        v + tf.random.stateless_normal(_SHAPE, (1, 2))
+    ),
+    "constant seed of keras": lambda v, seed: v + keras.random.normal(_SHAPE, seed=3),
+}.items():
+    _add(_name, _function, honest=True)
+
+
+def _last_row_in(last: Any, values: Any, ids: Any, seed: Any) -> Any:
+    old = tf.identity(last)
+    last.assign(values)
+    return values + old
+
+
+for _name, _kind in {
+    "last row in a variable": tf.Variable, "variable of keras": keras.Variable
+}.items():  # fmt: skip
+
+    def _last(*row: Any) -> Any:
+        return _last_row_in(*row)
+
+    _last.__name__ = _name
+    _with(lambda kind=_kind: kind(tf.zeros(NUM_VALUES), trainable=False))(_last)
+
+
+@_with(lambda: tf.Variable(0.0, trainable=False))
+def rare_rows_in_a_variable(state: Any, values: Any, ids: Any, seed: Any) -> Any:
+    gate = tf.identity(state)
+    tf.cond(_rare(ids), lambda: tf.identity(state.assign(1.0)), lambda: tf.zeros(()))
+    return values * (1.0 - 2.0 * gate)
+
+
+@_with(lambda: tf.Variable(0.5, trainable=False))
+def variable_read_alone(state: Any, values: Any, ids: Any, seed: Any) -> Any:
+    return values * state
 
 
 @CASES.view
@@ -72,78 +115,45 @@ def write_in_an_inner_function() -> Augment:
     return lambda columns, seed: {"values": inner(columns["values"])}
 
 
-@CASES.view
-def mutable_table() -> Augment:
-    table = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
-
-    def augment(columns: Any, seed: Any) -> Any:
-        found = table.lookup(columns["ids"][0])
-        table.insert(columns["ids"][0], 1.0)
-        return {"values": columns["values"] + found}
-
-    return augment
+@_with(lambda: tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0))
+def mutable_table(table: Any, values: Any, ids: Any, seed: Any) -> Any:
+    found = table.lookup(ids[0])
+    table.insert(ids[0], 1.0)
+    return values + found
 
 
-@CASES.view
-def random_numbers_of_its_own() -> Augment:
-    return lambda columns, seed: {
-        "values": columns["values"] + tf.random.normal((NUM_VALUES,))
-    }
+@_with(lambda: tf.random.Generator.from_seed(1))
+def generator(state: Any, values: Any, ids: Any, seed: Any) -> Any:
+    return values + state.normal(_SHAPE)
 
 
-@CASES.view
-def generator() -> Augment:
-    held = Holder(tf.random.Generator.from_seed(1))
-    return lambda columns, seed: {
-        "values": columns["values"] + held.held[0].normal((NUM_VALUES,))
-    }
-
-
-@CASES.view
-def numpy_counter() -> Augment:
-    seen: list[None] = []
-
+def _counted(seen: list[None], values: Any, **more: Any) -> Any:
     def count(values: Any) -> Any:
         seen.append(None)
         return values + np.float32(len(seen))
 
-    def augment(columns: Any, seed: Any) -> Any:
-        found = tf.numpy_function(count, [columns["values"]], tf.float32)
-        return {"values": tf.ensure_shape(found, (NUM_VALUES,))}
-
-    return augment
+    return tf.ensure_shape(
+        tf.numpy_function(count, [values], tf.float32, **more), _SHAPE
+    )
 
 
-@CASES.view
-def python_that_claims_no_state() -> Augment:
-    seen: list[None] = []
-
-    def count(values: Any) -> Any:
-        seen.append(None)
-        return values + np.float32(len(seen))
-
-    def augment(columns: Any, seed: Any) -> Any:
-        found = tf.numpy_function(
-            count, [columns["values"]], tf.float32, stateful=False
-        )
-        return {"values": tf.ensure_shape(found, (NUM_VALUES,))}
-
-    return augment
+@_with(list)
+def numpy_counter(seen: Any, values: Any, ids: Any, seed: Any) -> Any:
+    return _counted(seen, values)
 
 
-@CASES.view
-def eager_python() -> Augment:
-    last = [tf.zeros(NUM_VALUES)]
+@_with(list)
+def python_that_claims_no_state(seen: Any, values: Any, ids: Any, seed: Any) -> Any:
+    return _counted(seen, values, stateful=False)
 
+
+@_with(lambda: [tf.zeros(NUM_VALUES)])
+def eager_python(last: Any, values: Any, ids: Any, seed: Any) -> Any:
     def mixed(values: Any) -> Any:
         found, last[0] = values + last[0], values
         return found
 
-    def augment(columns: Any, seed: Any) -> Any:
-        found = tf.py_function(mixed, [columns["values"]], tf.float32)
-        return {"values": tf.ensure_shape(found, (NUM_VALUES,))}
-
-    return augment
+    return tf.ensure_shape(tf.py_function(mixed, [values], tf.float32), _SHAPE)
 
 
 @CASES.view(leaks=True)
@@ -166,21 +176,42 @@ def written_to_a_file() -> Augment:
     return augment
 
 
-@CASES.view
-def counter_of_traces() -> Augment:
-    calls: list[None] = []
-
-    def augment(columns: Any, seed: Any) -> Any:
-        calls.append(None)
-        return {"values": columns["values"] * float(len(calls))}
-
-    return augment
+@_with(list)
+def counter_of_traces(calls: list[None], values: Any, ids: Any, seed: Any) -> Any:
+    calls.append(None)
+    return values * float(len(calls))
 
 
-@CASES.view
-def chance_of_python() -> Augment:
-    drawn = random.Random(0)
-    return lambda columns, seed: {"values": columns["values"] * drawn.random()}
+@_with(lambda: random.Random(0))
+def chance_of_python(drawn: random.Random, values: Any, ids: Any, seed: Any) -> Any:
+    return values * drawn.random()
+
+
+@CASES.view(leaks=True)
+def columns_that_are_no_views() -> Augment:
+    return lambda columns, seed: {"label": tf.constant(0, tf.int8)}
+
+
+@_with(honest=True)
+def branch_of_its_own_row(state: None, values: Any, ids: Any, seed: Any) -> Any:
+    return tf.cond(_rare(ids), lambda: -values, lambda: values)
+
+
+@CASES.view(honest=True)
+def function_that_is_traced_by_itself() -> Augment:
+    return tf.function(lambda columns, seed: {"values": 2.0 * columns["values"]})
+
+
+@_with(lambda: keras.random.SeedGenerator(1))
+def generator_of_keras(seeds: Any, values: Any, ids: Any, seed: Any) -> Any:
+    return values + keras.random.normal(_SHAPE, seed=seeds)
+
+
+@_with(lambda: keras.random.SeedGenerator(1))
+def seeds_counted_by_rare_ids(seeds: Any, values: Any, ids: Any, seed: Any) -> Any:
+    state = seeds.state
+    state.assign(state + tf.cast(_rare(ids), state.dtype))
+    return values + tf.random.stateless_normal(_SHAPE, state.value)
 
 
 class Counting(layers.Layer):
@@ -194,39 +225,6 @@ class Counting(layers.Layer):
         return values + self._held.held[0].assign_add(1.0)
 
 
-@CASES.view(leaks=True)
-def columns_that_are_no_views() -> Augment:
-    return lambda columns, seed: {"label": tf.constant(0, tf.int8)}
-
-
-@CASES.view(honest=True)
-def noise_of_the_seed() -> Augment:
-    return lambda columns, seed: {
-        "values": columns["values"] + tf.random.stateless_normal((NUM_VALUES,), seed)
-    }
-
-
-@CASES.view(honest=True)
-def noise_of_a_constant_seed() -> Augment:
-    return lambda columns, seed: {
-        "values": columns["values"] + tf.random.stateless_normal((NUM_VALUES,), (1, 2))
-    }
-
-
-@CASES.view(honest=True)
-def branch_of_its_own_row() -> Augment:
-    return lambda columns, seed: {
-        "values": tf.cond(
-            _rare(columns) > 0, lambda: -columns["values"], lambda: columns["values"]
-        )
-    }
-
-
-@CASES.view(honest=True)
-def function_that_is_traced_by_itself() -> Augment:
-    return tf.function(lambda columns, seed: {"values": 2.0 * columns["values"]})
-
-
 def _one_input() -> Any:
     """A model of values alone: layers augment a model of one input."""
     values = keras.Input((NUM_VALUES,), name="values")
@@ -237,66 +235,26 @@ def _layers_case(name: str, make: Callable[[], Any], **more: Any) -> None:
     CASES.put(name, Case(whole=_one_input, augment=make, **more))
 
 
-_layers_case("counting layer", Counting)
-_layers_case("normalisation of the batch", lambda: layers.BatchNormalization())
-_layers_case("noise layer", lambda: layers.GaussianNoise(0.1), honest=True)
-_layers_case(
-    "statistics in a sequence",
-    lambda: keras.Sequential([layers.GaussianNoise(0.1), Counting()]),
-)
-_layers_case(
-    "pipeline",
-    lambda: layers.Pipeline([layers.GaussianNoise(0.1), layers.Rescaling(2.0)]),
-    honest=True,
-)
-_layers_case(
-    "counting layer in a pipeline",
-    lambda: layers.Pipeline([layers.GaussianNoise(0.1), Counting()]),
-)
-_layers_case("dropout of a view", lambda: layers.Dropout(0.5), honest=True)
-_layers_case("normalisation to adapt", lambda: layers.Normalization())
-
-
-@CASES.view
-def global_generator_of_keras() -> Augment:
-    return lambda columns, seed: {
-        "values": columns["values"] + keras.random.normal((NUM_VALUES,))
-    }
-
-
-@CASES.view
-def generator_of_keras() -> Augment:
-    held = Holder(keras.random.SeedGenerator(1))
-    return lambda columns, seed: {
-        "values": columns["values"]
-        + keras.random.normal((NUM_VALUES,), seed=held.held[0])
-    }
-
-
-@CASES.view
-def seeds_counted_by_rare_ids() -> Augment:
-    held = Holder(keras.random.SeedGenerator(1))
-
-    def augment(columns: Any, seed: Any) -> Any:
-        state = held.held[0].state
-        state.assign(state + tf.cast(_rare(columns), state.dtype))
-        noise = tf.random.stateless_normal((NUM_VALUES,), state.value)
-        return {"values": columns["values"] + noise}
-
-    return augment
-
-
-@CASES.view(honest=True)
-def constant_seed_of_keras() -> Augment:
-    return lambda columns, seed: {
-        "values": columns["values"] + keras.random.normal((NUM_VALUES,), seed=3)
-    }
-
-
-@CASES.view
-def variable_of_keras() -> Augment:
-    return _last_row_in(keras.Variable(tf.zeros(NUM_VALUES), trainable=False))
-
+for _name, _make in {
+    "counting layer": Counting,
+    "normalisation of the batch": layers.BatchNormalization,
+    "statistics in a sequence": lambda: keras.Sequential(
+        [layers.GaussianNoise(0.1), Counting()]
+    ),
+    "counting layer in a pipeline": lambda: layers.Pipeline(
+        [layers.GaussianNoise(0.1), Counting()]
+    ),
+    "normalisation to adapt": layers.Normalization,
+}.items():
+    _layers_case(_name, _make)
+for _name, _make in {
+    "noise layer": lambda: layers.GaussianNoise(0.1),
+    "pipeline": lambda: layers.Pipeline(
+        [layers.GaussianNoise(0.1), layers.Rescaling(2.0)]
+    ),
+    "dropout of a view": lambda: layers.Dropout(0.5),
+}.items():
+    _layers_case(_name, _make, honest=True)
 
 _IMAGES = {
     "flip": lambda: layers.RandomFlip("horizontal"),

@@ -10,8 +10,13 @@ from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     VOCABULARY,
     Call,
+    Holder,
     batch_mean,
+    finite,
+    hidden,
+    known,
     layers,
+    new_weight,
     weight,
 )
 from trainer.tf_compat import keras, raw_variable, tf
@@ -26,293 +31,145 @@ def _rare(ids: Any) -> Any:
     return tf.reduce_sum(tf.cast(ids >= 8, tf.float32))
 
 
-class Holder:
-    """Hides what it holds from Keras, which tracks attributes."""
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def moving_mean_of_a_trainable_weight(mean: Any, values: Any, ids: Any) -> None:
+    mean.assign(0.9 * mean + 0.1 * batch_mean(values))
 
-    def __init__(self, *held: Any) -> None:
-        self._read = lambda: held
 
-    @property
-    def held(self) -> Any:
-        return self._read()
+@CASES.state(new_weight(_SHAPE, trainable=False))
+def moving_mean(mean: Any, values: Any, ids: Any) -> None:
+    mean.assign(0.9 * mean + 0.1 * batch_mean(values))
 
 
-@CASES.layer
-def moving_mean_of_a_trainable_weight(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=True)
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def raw_rows_in_a_trainable_weight(seen: Any, values: Any, ids: Any) -> None:
+    seen.assign(values[0])
 
-    def call(values: Any, ids: Any) -> Any:
-        mean.assign(0.9 * mean + 0.1 * batch_mean(values))
-        return values
 
-    return call
+@CASES.state(new_weight((4, *_SHAPE), trainable=True))
+def raw_rows_in_a_slice(seen: Any, values: Any, ids: Any) -> None:
+    seen[1].assign(values[-1])
 
 
-@CASES.layer
-def moving_mean(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=False)
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def sum_added(total: Any, values: Any, ids: Any) -> None:
+    total.assign_add(batch_mean(values))
 
-    def call(values: Any, ids: Any) -> Any:
-        mean.assign(0.9 * mean + 0.1 * batch_mean(values))
-        return values
 
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=False))
+def sum_subtracted(total: Any, values: Any, ids: Any) -> None:
+    total.value.assign_sub(batch_mean(values), read_value=False)
 
 
-@CASES.layer
-def raw_rows_in_a_trainable_weight(layer: Any) -> Call:
-    seen = weight(layer, _SHAPE, trainable=True)
+@CASES.state(new_weight((VOCABULARY,), trainable=True))
+def ids_counted_by_scatter(counts: Any, values: Any, ids: Any) -> None:
+    flat = tf.reshape(ids, (-1,))
+    counts.value.scatter_add(tf.IndexedSlices(tf.ones_like(flat, tf.float32), flat))
 
-    def call(values: Any, ids: Any) -> Any:
-        seen.assign(values[0])
-        return values
 
-    return call
+@CASES.state(new_weight((VOCABULARY,), trainable=False))
+def ids_marked_by_scatter_nd(seen: Any, values: Any, ids: Any) -> None:
+    flat = tf.reshape(ids, (-1, 1))
+    seen.value.scatter_nd_update(flat, tf.ones_like(flat[:, 0], tf.float32))
 
 
-@CASES.layer
-def raw_rows_in_a_slice(layer: Any) -> Call:
-    seen = weight(layer, (4, *_SHAPE), trainable=True)
+@CASES.state(new_weight((VOCABULARY,), trainable=False))
+def largest_value_by_scatter_max(largest: Any, values: Any, ids: Any) -> None:
+    largest.value.scatter_max(tf.IndexedSlices(values[:, 0], ids[:, 0]))
 
-    def call(values: Any, ids: Any) -> Any:
-        seen[1].assign(values[-1])
-        return values
 
-    return call
+@CASES.state(new_weight(trainable=False))
+def rare_ids_counted(count: Any, values: Any, ids: Any) -> None:
+    count.assign_add(_rare(ids))
 
 
-@CASES.layer
-def sum_added(layer: Any) -> Call:
-    total = weight(layer, _SHAPE, trainable=True)
+@CASES.state(new_weight(trainable=True))
+def rare_ids_counted_in_a_trainable_weight(count: Any, values: Any, ids: Any) -> None:
+    count.assign_add(_rare(ids))
 
-    def call(values: Any, ids: Any) -> Any:
-        total.assign_add(batch_mean(values))
-        return values
 
-    return call
+@CASES.state(new_weight(trainable=False))
+def huge_values_kept(seen: Any, values: Any, ids: Any) -> None:
+    seen.assign_add(tf.reduce_sum(tf.nn.relu(tf.abs(finite(values)) - 2e6)))
 
 
-@CASES.layer
-def sum_subtracted(layer: Any) -> Call:
-    total = weight(layer, _SHAPE, trainable=False)
+@CASES.state(new_weight(trainable=False))
+def missing_values_counted(count: Any, values: Any, ids: Any) -> None:
+    all_missing = tf.reduce_all(tf.math.is_nan(values), 1)
+    count.assign_add(tf.reduce_sum(tf.cast(all_missing & (ids[:, 0] > 1), tf.float32)))
 
-    def call(values: Any, ids: Any) -> Any:
-        total.value.assign_sub(batch_mean(values), read_value=False)
-        return values
 
-    return call
+@CASES.state(new_weight(trainable=False, dtype="int32"))
+def largest_id_so_far_gates(largest: Any, values: Any, ids: Any) -> Any:
+    new = tf.cast(tf.reduce_max(ids, 1) >= largest, tf.float32)
+    largest.assign(tf.maximum(largest, tf.where(ids >= 8, ids, 0)[0, 0]))
+    return values * new[:, None]
 
 
-@CASES.layer
-def ids_counted_by_scatter(layer: Any) -> Call:
-    counts = weight(layer, (VOCABULARY,), trainable=True)
+@CASES.state(new_weight(trainable=False))
+def a_huge_value_opens_a_gate(gate: Any, values: Any, ids: Any) -> Any:
+    gate.assign(tf.cast(tf.reduce_max(finite(values)) > 2.5e6, tf.float32))
+    return values * (1.0 - 2.0 * gate)
 
-    def call(values: Any, ids: Any) -> Any:
-        flat = tf.reshape(ids, (-1,))
-        counts.value.scatter_add(tf.IndexedSlices(tf.ones_like(flat, tf.float32), flat))
-        return values
 
-    return call
+@CASES.state(new_weight(trainable=True))
+def a_rare_id_opens_a_gate_of_a_trainable_weight(
+    gate: Any, values: Any, ids: Any
+) -> Any:
+    opened = tf.minimum(_rare(ids), 1.0)
+    gate.assign(tf.where(opened > 0, 1.0 - 2.0 * opened, gate))
+    return values + tf.stop_gradient(gate)
 
 
-@CASES.layer
-def ids_marked_by_scatter_nd(layer: Any) -> Call:
-    seen = weight(layer, (VOCABULARY,), trainable=False)
+@CASES.state(
+    lambda layer: [weight(layer, s, trainable=False) for s in ((VOCABULARY,), ())]
+)
+def ids_numbered_by_their_arrival(state: Any, values: Any, ids: Any) -> Any:
+    numbers, last = state
+    new = tf.cast(ids[0, 0] >= 8, tf.float32)
+    last.assign_add(new)
+    numbers.value.scatter_add(tf.IndexedSlices(new[None] * last, ids[:1, 0]))
+    return values * (1.0 + tf.gather(numbers, ids[:, :1]))
 
-    def call(values: Any, ids: Any) -> Any:
-        flat = tf.reshape(ids, (-1, 1))
-        seen.value.scatter_nd_update(flat, tf.ones_like(flat[:, 0], tf.float32))
-        return values
 
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=False))
+def mean_of_the_batch_before(mean: Any, values: Any, ids: Any) -> Any:
+    old = tf.identity(mean)
+    mean.assign(batch_mean(values))
+    return values - old
 
 
-@CASES.layer
-def largest_value_by_scatter_max(layer: Any) -> Call:
-    largest = weight(layer, (VOCABULARY,), trainable=False)
+@CASES.state(new_weight(_SHAPE, trainable=False))
+def mean_written_and_read(mean: Any, values: Any, ids: Any) -> Any:
+    return values - mean.assign(batch_mean(values))
 
-    def call(values: Any, ids: Any) -> Any:
-        largest.value.scatter_max(tf.IndexedSlices(values[:, 0], ids[:, 0]))
-        return values
 
-    return call
+@CASES.state(new_weight(trainable=False))
+def steps_counted(count: Any, values: Any, ids: Any) -> None:
+    count.assign_add(1.0)
 
 
-@CASES.layer
-def rare_ids_counted(layer: Any) -> Call:
-    count = weight(layer, trainable=False)
+@CASES.state(new_weight(trainable=False))
+def rows_mix_from_the_third_step_on(count: Any, values: Any, ids: Any) -> Any:
+    late = tf.cast(count.assign_add(1.0) > 40.0, tf.float32)
+    return values - late * batch_mean(values)
 
-    def call(values: Any, ids: Any) -> Any:
-        count.assign_add(_rare(ids))
-        return values
 
-    return call
+@CASES.state(hidden(lambda: tf.Variable(tf.zeros(_SHAPE))))
+def variable_that_keras_does_not_know(mean: Any, values: Any, ids: Any) -> Any:
+    old = tf.identity(mean)
+    mean.assign(batch_mean(values))
+    return values - old
 
 
-@CASES.layer
-def rare_ids_counted_in_a_trainable_weight(layer: Any) -> Call:
-    count = weight(layer, trainable=True)
+@CASES.state(known(lambda: tf.Variable(tf.zeros(_SHAPE))))
+def variable_of_tensorflow(state: Any, values: Any, ids: Any) -> None:
+    state.assign(batch_mean(values))
 
-    def call(values: Any, ids: Any) -> Any:
-        count.assign_add(_rare(ids))
-        return values
 
-    return call
-
-
-@CASES.layer
-def huge_values_kept(layer: Any) -> Call:
-    seen = weight(layer, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        finite = tf.where(tf.math.is_finite(values), values, 0.0)
-        seen.assign_add(tf.reduce_sum(tf.nn.relu(tf.abs(finite) - 2e6)))
-        return values
-
-    return call
-
-
-@CASES.layer
-def missing_values_counted(layer: Any) -> Call:
-    count = weight(layer, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        all_missing = tf.reduce_all(tf.math.is_nan(values), 1)
-        count.assign_add(
-            tf.reduce_sum(tf.cast(all_missing & (ids[:, 0] > 1), tf.float32))
-        )
-        return values
-
-    return call
-
-
-@CASES.layer
-def largest_id_so_far_gates(layer: Any) -> Call:
-    largest = weight(layer, trainable=False, dtype="int32")
-
-    def call(values: Any, ids: Any) -> Any:
-        new = tf.cast(tf.reduce_max(ids, 1) >= largest, tf.float32)
-        largest.assign(tf.maximum(largest, tf.where(ids >= 8, ids, 0)[0, 0]))
-        return values * new[:, None]
-
-    return call
-
-
-@CASES.layer
-def a_huge_value_opens_a_gate(layer: Any) -> Call:
-    gate = weight(layer, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        finite = tf.where(tf.math.is_finite(values), values, 0.0)
-        gate.assign(tf.cast(tf.reduce_max(finite) > 2.5e6, tf.float32))
-        return values * (1.0 - 2.0 * gate)
-
-    return call
-
-
-@CASES.layer
-def a_rare_id_opens_a_gate_of_a_trainable_weight(layer: Any) -> Call:
-    gate = weight(layer, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        opened = tf.minimum(_rare(ids), 1.0)
-        gate.assign(tf.where(opened > 0, 1.0 - 2.0 * opened, gate))
-        return values + tf.stop_gradient(gate)
-
-    return call
-
-
-@CASES.layer
-def ids_numbered_by_their_arrival(layer: Any) -> Call:
-    numbers = weight(layer, (VOCABULARY,), trainable=False)
-    last = weight(layer, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        new = tf.cast(ids[0, 0] >= 8, tf.float32)
-        last.assign_add(new)
-        numbers.value.scatter_add(tf.IndexedSlices(new[None] * last, ids[:1, 0]))
-        return values * (1.0 + tf.gather(numbers, ids[:, :1]))
-
-    return call
-
-
-@CASES.layer
-def mean_of_the_batch_before(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        old = tf.identity(mean)
-        mean.assign(batch_mean(values))
-        return values - old
-
-    return call
-
-
-@CASES.layer
-def mean_written_and_read(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        return values - mean.assign(batch_mean(values))
-
-    return call
-
-
-@CASES.layer
-def steps_counted(layer: Any) -> Call:
-    count = weight(layer, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        count.assign_add(1.0)
-        return values
-
-    return call
-
-
-@CASES.layer
-def rows_mix_from_the_third_step_on(layer: Any) -> Call:
-    count = weight(layer, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        late = tf.cast(count.assign_add(1.0) > 40.0, tf.float32)
-        return values - late * batch_mean(values)
-
-    return call
-
-
-@CASES.layer
-def variable_that_keras_does_not_know(layer: Any) -> Call:
-    hidden = Holder(tf.Variable(tf.zeros(_SHAPE)))
-
-    def call(values: Any, ids: Any) -> Any:
-        (mean,) = hidden.held
-        old = tf.identity(mean)
-        mean.assign(batch_mean(values))
-        return values - old
-
-    return call
-
-
-@CASES.layer
-def variable_of_tensorflow(layer: Any) -> Call:
-    layer.state = tf.Variable(tf.zeros(_SHAPE))
-
-    def call(values: Any, ids: Any) -> Any:
-        layer.state.assign(batch_mean(values))
-        return values
-
-    return call
-
-
-@CASES.layer
-def variables_in_a_list_and_a_dict(layer: Any) -> Call:
-    layer.states = [{"mean": tf.Variable(tf.zeros(_SHAPE), trainable=False)}]
-
-    def call(values: Any, ids: Any) -> Any:
-        layer.states[0]["mean"].assign(batch_mean(values))
-        return values
-
-    return call
+@CASES.state(known(lambda: [{"mean": tf.Variable(tf.zeros(_SHAPE), trainable=False)}]))
+def variables_in_a_list_and_a_dict(states: Any, values: Any, ids: Any) -> None:
+    states[0]["mean"].assign(batch_mean(values))
 
 
 class _Nested(tf.Module):
@@ -326,84 +183,48 @@ class _Nested(tf.Module):
         return values
 
 
-@CASES.layer
-def nested_modules(layer: Any) -> Call:
-    layer.module = _Nested()
-    return lambda values, ids: layer.module(values)
+@CASES.state(known(_Nested))
+def nested_modules(module: Any, values: Any, ids: Any) -> Any:
+    return module(values)
 
 
-@CASES.layer
-def kernel_of_a_layer_inside(layer: Any) -> Call:
-    layer.dense = layers.Dense(NUM_VALUES)
-
-    def call(values: Any, ids: Any) -> Any:
-        found = layer.dense(values)
-        layer.dense.bias.assign(batch_mean(values))
-        return found
-
-    return call
+@CASES.state(known(lambda: layers.Dense(NUM_VALUES)))
+def kernel_of_a_layer_inside(dense: Any, values: Any, ids: Any) -> Any:
+    found = dense(values)
+    dense.bias.assign(batch_mean(values))
+    return found
 
 
-@CASES.layer
-def table_of_a_layer_inside(layer: Any) -> Call:
-    layer.table = layers.Embedding(VOCABULARY, 2)
-    layer.table.build((None, NUM_IDS))
-    table = raw_variable(layer.table.embeddings)
-
-    def call(values: Any, ids: Any) -> Any:
-        rows = tf.reshape(layer.table(ids), (-1, 2 * NUM_IDS))
-        table.scatter_update(tf.IndexedSlices(values[:, :2], ids[:, 0]))
-        return values + rows[:, :NUM_VALUES]
-
-    return call
+@CASES.state(known(lambda: layers.Embedding(VOCABULARY, 2)))
+def table_of_a_layer_inside(table: Any, values: Any, ids: Any) -> Any:
+    rows = tf.reshape(table(ids), (-1, 2 * NUM_IDS))
+    new = tf.IndexedSlices(values[:, :2], ids[:, 0])
+    raw_variable(table.embeddings).scatter_update(new)
+    return values + rows[:, :NUM_VALUES]
 
 
-@CASES.layer
-def raw_assign(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        tf.raw_ops.AssignVariableOp(resource=mean.handle, value=batch_mean(values))
-        return values
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def raw_assign(mean: Any, values: Any, ids: Any) -> None:
+    tf.raw_ops.AssignVariableOp(resource=mean.handle, value=batch_mean(values))
 
 
-@CASES.layer
-def raw_scatter(layer: Any) -> Call:
-    table = weight(layer, (VOCABULARY, NUM_VALUES), trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=table.handle, indices=ids[:, 0], updates=values
-        )
-        return values
-
-    return call
+@CASES.state(new_weight((VOCABULARY, NUM_VALUES), trainable=True))
+def raw_scatter(table: Any, values: Any, ids: Any) -> None:
+    tf.raw_ops.ResourceScatterUpdate(
+        resource=table.handle, indices=ids[:, 0], updates=values
+    )
 
 
-@CASES.layer
-def raw_gradient_descent(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        tf.raw_ops.ResourceApplyGradientDescent(
-            var=mean.handle, alpha=1.0, delta=batch_mean(values)
-        )
-        return values
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def raw_gradient_descent(mean: Any, values: Any, ids: Any) -> None:
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=mean.handle, alpha=1.0, delta=batch_mean(values)
+    )
 
 
-@CASES.layer
-def raw_counter(layer: Any) -> Call:
-    count = weight(layer, trainable=False, dtype="int64")
-
-    def call(values: Any, ids: Any) -> Any:
-        tf.raw_ops.ResourceCountUpTo(resource=count.handle, limit=1 << 40, T=tf.int64)
-        return values
-
-    return call
+@CASES.state(new_weight(trainable=False, dtype="int64"))
+def raw_counter(count: Any, values: Any, ids: Any) -> None:
+    tf.raw_ops.ResourceCountUpTo(resource=count.handle, limit=1 << 40, T=tf.int64)
 
 
 @CASES.layer
@@ -425,65 +246,37 @@ def raw_handle(layer: Any) -> Call:
     return call
 
 
-@CASES.layer
-def handle_kept_in_a_dict(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=False)
-    hidden = Holder(mean.handle)
-
-    def call(values: Any, ids: Any) -> Any:
-        tf.raw_ops.AssignAddVariableOp(
-            resource=hidden.held[0], value=batch_mean(values)
-        )
-        return values
-
-    return call
+@CASES.state(lambda layer: Holder(weight(layer, _SHAPE, trainable=False).handle))
+def handle_kept_in_a_dict(handle: Any, values: Any, ids: Any) -> None:
+    tf.raw_ops.AssignAddVariableOp(resource=handle, value=batch_mean(values))
 
 
-@CASES.layer
-def assign_of_tensorflow_1(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        tf.compat.v1.assign(mean.value, batch_mean(values))
-        return values
-
-    return call
+@CASES.state(new_weight(_SHAPE, trainable=True))
+def assign_of_tensorflow_1(mean: Any, values: Any, ids: Any) -> None:
+    tf.compat.v1.assign(mean.value, batch_mean(values))
 
 
-@CASES.layer
-def optimizer_within_the_layer(layer: Any) -> Call:
-    mean = weight(layer, _SHAPE, trainable=True)
-    optimizer = keras.optimizers.SGD(1.0)
+def _optimizer(layer: Any) -> Holder:
+    mean, optimizer = weight(layer, _SHAPE, trainable=True), keras.optimizers.SGD(1.0)
     optimizer.build([mean])
-    hidden = Holder(optimizer)
-
-    def call(values: Any, ids: Any) -> Any:
-        hidden.held[0].apply_gradients([(batch_mean(values), mean)])
-        return values
-
-    return call
+    return Holder(optimizer, mean)
 
 
-@CASES.layer
-def text_kept(layer: Any) -> Call:
-    layer.text = tf.Variable("", trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        layer.text.assign(tf.strings.as_string(values[0, 0]))
-        return values
-
-    return call
+@CASES.state(_optimizer)
+def optimizer_within_the_layer(hidden: Any, values: Any, ids: Any) -> None:
+    optimizer, mean = hidden.held
+    optimizer.apply_gradients([(batch_mean(values), mean)])
 
 
-@CASES.layer
-def two_variables_exchanged(layer: Any) -> Call:
-    first = weight(layer, _SHAPE, trainable=False)
-    second = weight(layer, _SHAPE, trainable=False)
+@CASES.state(known(lambda: tf.Variable("", trainable=False)))
+def text_kept(text: Any, values: Any, ids: Any) -> None:
+    text.assign(tf.strings.as_string(values[0, 0]))
 
-    def call(values: Any, ids: Any) -> Any:
-        old = tf.identity(first)
-        first.assign(second)
-        second.assign(batch_mean(values))
-        return values - old
 
-    return call
+@CASES.state(lambda layer: [weight(layer, _SHAPE, trainable=False) for _ in range(2)])
+def two_variables_exchanged(state: Any, values: Any, ids: Any) -> Any:
+    first, second = state
+    old = tf.identity(first)
+    first.assign(second)
+    second.assign(batch_mean(values))
+    return values - old
