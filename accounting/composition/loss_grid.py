@@ -178,7 +178,8 @@ def bounds_on_grid(
         if found:
             # What holds at a smaller epsilon holds at a larger one.
             point = min(point[0], found[-1][0]), min(point[1], found[-1][1])
-            flat = flat + 1 if point == found[-1] else 0
+            # A bound of 1 is not flat: it says nothing yet.
+            flat = flat + 1 if point == found[-1] and max(point) < 1.0 else 0
         found.append(point)
         if max(point) <= least or flat >= _MOST_FLAT:
             break

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from pipelines.core.batches.certificate import Certificate, digest_of_seal
 from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
@@ -58,6 +59,7 @@ def write_manifest(
     *,
     input_digests: Collection[str] = (),
     seal_key: str,
+    table: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the checksums, then the manifest, whose presence means a finished job.
 
@@ -67,6 +69,7 @@ def write_manifest(
       files: Name of a batch file -> its checksums.
       input_digests: ``parquet_blocks.footer_digest`` of each file of the input.
       seal_key: Hex digits of the secret key of the seal.
+      table: Fields of the `SourceTable` of the examples, if it is known.
     """
     data = pretty_json(manifest.to_json())
     checksums = Checksums(
@@ -75,6 +78,7 @@ def write_manifest(
         inputs=tuple(sorted(set(input_digests))),
         seal_key=seal_key,
         key_sha256=_digest_of_key(directory),
+        table=table or {},
     )
     make_folder(join(directory, PRIVATE_NAME))
     path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)

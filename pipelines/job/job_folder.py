@@ -50,6 +50,7 @@ from pipelines.files.key_files import read_or_create_key_file
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
 from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.inputs.source_table import table_of
 from pipelines.job.packing import Layout
 
 JOB_NAME = "job.json"
@@ -386,6 +387,7 @@ def _write_manifest(
         checksums,
         input_digests=dataset.footers.values(),
         seal_key=read_json(join(out, PRIVATE_NAME, JOB_NAME))["seal_key"],
+        table=dataclasses.asdict(table_of(dataset)),
     )
 
 

@@ -43,6 +43,7 @@ from pipelines.files.unfinished import (
     is_resumable,
     unfinished_folder,
 )
+from pipelines.inputs.source_table import SOURCES, source_digests
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.job import prepare_job
@@ -121,7 +122,8 @@ def prepare_users(
             _bounded(folder, told, bound_rows)
             for split in _HELD_OUT:
                 _drop_ids(folder.work / _TABLE / split, folder.data / split, schema)
-            _write_record(folder.data, schema, options, settings)
+            sources = source_digests(each["path"] for each in files)
+            _write_record(folder.data, schema, options, settings, sources)
         folder.finish(done)
     return PrepareSummary.from_json(done)
 
@@ -161,13 +163,17 @@ def _bounded(
 
 
 def _write_record(
-    data: pathlib.Path, schema: Any, options: TableOptions, settings: BoundSettings
+    data: pathlib.Path,
+    schema: Any,
+    options: TableOptions,
+    settings: BoundSettings,
+    sources: list[str],
 ) -> None:
     records = {
         str(path.relative_to(data)): file_record(path)
         for path in sorted(data.glob("*/*.parquet"))
     }
-    told = {**options.settings, **dataclasses.asdict(settings)}
+    told = {**options.settings, **dataclasses.asdict(settings), SOURCES: sources}
     write_record(data, schema, told, records)
 
 

@@ -24,6 +24,7 @@ from pipelines.core.batches.tfrecord import write_record
 from pipelines.files.key_files import create_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
+from pipelines.inputs.source_table import SourceTable
 from trainer.core.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
@@ -80,6 +81,8 @@ def _records(
 
 #: Key of the seal of batches that tests write.
 SEAL_KEY = "5" * 64
+#: Table that batches are of.
+TABLE = SourceTable(sources=("1" * 64, "2" * 64), division="3" * 32, part="train")
 
 
 def _write_file(
@@ -108,6 +111,7 @@ def write_batches(
     batches_id: str = "0" * 32,
     columns: Sequence[Column] = COLUMNS,
     dataset: dict[str, Any] = DATASET,
+    table: SourceTable = TABLE,
 ) -> BatchFolder:
     """Writes the rows of each step as the batch job would."""
     path.mkdir(parents=True)
@@ -138,7 +142,8 @@ def write_batches(
         files=tuple(files),
         dataset=dataset,
     )
-    write_manifest(path, manifest, checksums, seal_key=SEAL_KEY)
+    source = dataclasses.asdict(table)
+    write_manifest(path, manifest, checksums, seal_key=SEAL_KEY, table=source)
     return BatchFolder(path, manifest, list(steps))
 
 

@@ -1,7 +1,10 @@
 """A budget for several runs on one table, reserved before the first of them.
 
-    FILE         plan, noise and epsilon of the runs, and which were charged; public
+    FILE         table, plan, noise and epsilon of the runs, and which were charged
     FILE.lock    there while a process changes it
+
+FILE names the table by digests of the files that it was read from, against which
+guesses of rows could be checked: its owner alone may read it.
 
 Formal guarantees:
   - epsilon is that of all runs of the budget together, whether they are made or not and
@@ -17,10 +20,13 @@ Formal guarantees:
     are noticed where a run goes on.
   - each run's metrics of held-out rows are released once, by `dpsgd evaluate`; those
     of all runs together have the same epsilon and delta for a held-out row.
-  - *not* covered: runs and everything else that was not given this file.  A new file
-    for the same table is a new budget, and nothing adds the two.
+  - a run of another table is refused, or of the same one divided into other parts.
+    Preparing a table again does not make another one of it: see `source_table`.
+  - a second budget in one folder, for a table with a source file in common, is refused.
+  - *not* covered: runs and everything else that was not given this file.  Budgets in
+    two folders do not know each other.
 
-Public: everything here.
+Public: what `Budget.to_text` and `Budget.said` tell.  Sensitive: the file.
 
 References:
   Why later runs cannot be added by composing what was spent: privacy filters are not
@@ -32,6 +38,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import math
 import os
 import pathlib
@@ -48,12 +55,15 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import lock_file
 from pipelines.files.storage import write_atomically
+from pipelines.inputs.source_table import SourceTable
 from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 
-_HEADER: Any = {"format_name": "dpsgd-budget", "version": 1}
+_HEADER: Any = {"format_name": "dpsgd-budget", "version": 2}
 MOST_RUNS = 1_000
+#: Larger files are no budgets.
+_MOST_BYTES = 1 << 24
 _OTHERS = "    - runs, searches and anything else without this budget"
 
 
@@ -84,6 +94,7 @@ class Budget:
     """Runs of one plan with one noise.
 
     Attributes:
+      table: Of the rows of every run.
       plan: Of every run.
       unit: Privacy unit and relation, as arguments of ``privacy.plan_statement``.
       num_runs: Reserved runs.
@@ -93,6 +104,7 @@ class Budget:
       charges: Runs that were charged, in order.
     """
 
+    table: SourceTable
     plan: DpSgdPlan
     unit: dict[str, Any]
     num_runs: int
@@ -103,12 +115,19 @@ class Budget:
 
     @classmethod
     def reserve(
-        cls, manifest: Manifest, *, num_runs: int, epsilon: float, delta: float
+        cls,
+        manifest: Manifest,
+        table: SourceTable,
+        *,
+        num_runs: int,
+        epsilon: float,
+        delta: float,
     ) -> Budget:
         """Returns a budget whose runs together are (epsilon, delta)-private.
 
         Args:
           manifest: Manifest of the batches of one of the runs.
+          table: Table that these are from.
           num_runs: Number of runs, at least 1.
           epsilon: Target for all together, above 0.
           delta: In (0, 1).
@@ -118,6 +137,12 @@ class Budget:
         """
         check_int("runs", num_runs, at_least=1, at_most=MOST_RUNS)
         check_float("epsilon", epsilon, above=0.0)
+        if not table.sources:
+            raise InputError(
+                "Expected batches that know the files of their table; these were made "
+                "by an earlier release, or of rows whose _prepared.json you may not "
+                "read. Make them again, by `dpsgd prepare` and `dpsgd batches`."
+            )
         plan, unit = manifest.plan, privacy.unit_of(manifest.dataset, manifest.plan)
         found = privacy.noise_multiplier(
             _together(plan, num_runs),
@@ -126,6 +151,7 @@ class Budget:
             description=manifest.dataset,
         )
         return cls(
+            table=table,
             plan=plan,
             unit=unit,
             num_runs=num_runs,
@@ -178,16 +204,25 @@ class Budget:
             f"{users}, an upper bound, whatever is chosen from earlier ones."
         )
 
-    def check(self, settings: TrainSettings, manifest: Manifest) -> None:
+    def check(
+        self, settings: TrainSettings, manifest: Manifest, table: SourceTable
+    ) -> None:
         """Refuses a run that has no place in the budget.
 
         Args:
           settings: Settings of the run.
           manifest: Manifest of its batches.
+          table: Table that these are from.
 
         Raises:
-          InputError: another plan, unit, noise, delta or mechanism.
+          InputError: another table, plan, unit, noise, delta or mechanism.
         """
+        if not self.table.is_same(table):
+            raise InputError(
+                "Expected batches of the table of the budget, divided into the same "
+                "parts; theirs was read from other files, or divided otherwise. "
+                "Prepare it from the same files with the same split, or omit --budget."
+            )
         if settings.non_private_diagnostics:
             raise InputError(
                 "Expected no --non-private-diagnostics beside --budget: no epsilon "
@@ -295,6 +330,7 @@ class Budget:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields of the file."""
         fields = {**dataclasses.asdict(self), "plan": self.plan.to_json()}
+        fields["table"]["sources"] = list(self.table.sources)
         return {**header(**_HEADER), **fields}
 
     @classmethod
@@ -308,6 +344,7 @@ class Budget:
         names = [field.name for field in dataclasses.fields(cls)]
         found = read_fields(fields, names, kind="budget", **_HEADER)
         try:
+            found["table"] = SourceTable.from_json(found["table"])
             found["plan"] = DpSgdPlan.from_json(found["plan"])
             found["charges"] = tuple(Charge(**each) for each in found["charges"])
             budget = cls(**found)
@@ -360,7 +397,7 @@ def create(path: pathlib.Path, budget: Budget) -> None:
       budget: The budget.
 
     Raises:
-      InputError: the file exists.
+      InputError: the file exists, or the folder has a budget for the same table.
     """
     with _alone(path):
         if path.exists():
@@ -368,7 +405,28 @@ def create(path: pathlib.Path, budget: Budget) -> None:
                 f"Expected budget={path} not to exist: a budget is never replaced. "
                 "Choose another name."
             )
+        for other in sorted(path.parent.iterdir()):
+            if _is_of_table(other, budget.table):
+                raise InputError(
+                    f"Expected no other budget for this table beside {path}; {other} "
+                    "is one, and both would add. Give --budget of it, or reserve more "
+                    "runs before the first one."
+                )
         _write(path, budget)
+
+
+def _is_of_table(path: pathlib.Path, table: SourceTable) -> bool:
+    """Whether a file is a budget for a table, or for one with a file in common."""
+    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        return False
+    try:
+        fields = json.loads(path.read_bytes())
+        if fields["format"] != _HEADER["format_name"]:
+            return False
+        sources = fields["table"]["sources"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return not table.is_apart(sources)
 
 
 def charge(
@@ -420,7 +478,7 @@ def charge_evaluation(path: pathlib.Path, *, run_id: str) -> None:
 
 
 def _write(path: pathlib.Path, budget: Budget) -> None:
-    write_atomically(path, pretty_json(budget.to_json()))
+    write_atomically(path, pretty_json(budget.to_json()), mode=0o600)
 
 
 @contextlib.contextmanager

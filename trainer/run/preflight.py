@@ -34,6 +34,7 @@ from pipelines.files.json_files import read_json
 from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import read_bytes, sizes
+from pipelines.inputs.source_table import SourceTable
 from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.core.run import origin
 from trainer.core.run.run_record import (
@@ -136,7 +137,8 @@ def check(request: Request, *, chief: bool = True) -> Checked:
 def _check_budget(request: Request, manifest: Manifest) -> None:
     assert request.budget is not None
     found = budget.read(request.budget)
-    found.check(request.settings, manifest)
+    table = SourceTable.from_json(read_checksums(request.batches).table)
+    found.check(request.settings, manifest, table)
     # Without an id: the place itself is taken when the run has one.
     path = request.run / PRIVATE_NAME / RUN_ID_NAME
     run_id = path.read_text(encoding="utf-8").strip() if path.exists() else ""

@@ -202,6 +202,7 @@ class Checksums:
       inputs: Digest of each file of the input, sorted.
       seal_key: Hex digits of the secret key of ``seal``.
       key_sha256: SHA-256 of the key file beside the batches; empty if there was none.
+      table: Fields of the `SourceTable` of the examples; empty of earlier releases.
     """
 
     manifest_sha256: str
@@ -209,6 +210,7 @@ class Checksums:
     inputs: tuple[str, ...]
     seal_key: str
     key_sha256: str
+    table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""

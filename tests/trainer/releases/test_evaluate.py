@@ -19,7 +19,7 @@ from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.batches import folder as batch_folder
 from pipelines.core.users.bounded import Bounded
-from tests.trainer.conftest import make_rows, write_batches, write_held_out
+from tests.trainer.conftest import TABLE, make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.releases.evaluate_commands import evaluate_command
 from trainer.model import evaluation
@@ -228,7 +228,7 @@ def test_a_budget_reserves_one_evaluation_of_each_run(
     root: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     manifest = batch_folder.read_manifest(root / "batches-run-a")
-    reserved = Budget.reserve(manifest, num_runs=2, epsilon=2.0, delta=DELTA)
+    reserved = Budget.reserve(manifest, TABLE, num_runs=2, epsilon=2.0, delta=DELTA)
     file = tmp_path / "table.budget"
     budget.create(file, reserved)
     noise = {"noise_multiplier": reserved.noise_multiplier, "target_delta": DELTA}

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
+from tests.trainer.conftest import TABLE
 from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.releases.budget_commands import budget_command
 from trainer.core.step.dp_step import Step
@@ -28,7 +29,9 @@ DELTA = 1e-4
 def file(small_batches: Any, tmp_path: pathlib.Path) -> pathlib.Path:
     """A budget for two runs."""
     path = tmp_path / "table.budget"
-    found = Budget.reserve(small_batches.manifest, num_runs=2, epsilon=3.0, delta=DELTA)
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
+    )
     budget.create(path, found)
     return path
 
@@ -64,7 +67,9 @@ def _charged(file: pathlib.Path) -> list[str]:
 
 
 def test_epsilon_is_that_of_all_runs_together(small_batches: Any) -> None:
-    found = Budget.reserve(small_batches.manifest, num_runs=5, epsilon=3.0, delta=DELTA)
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=5, epsilon=3.0, delta=DELTA
+    )
     plan = small_batches.manifest.plan
     longer = dataclasses.replace(plan, num_steps=5 * plan.num_steps, num_epochs=5)
     together = accountant.epsilon(
@@ -164,7 +169,9 @@ def test_of_two_processes_one_gets_the_last_place(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "one.budget"
-    found = Budget.reserve(small_batches.manifest, num_runs=1, epsilon=3, delta=DELTA)
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=1, epsilon=3, delta=DELTA
+    )
     budget.create(path, found)
     barrier, errors = threading.Barrier(4), []
 
@@ -192,7 +199,7 @@ def test_of_two_processes_one_gets_the_last_place(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"noise_multiplier": 0.5}, {"num_runs": 9}, {"version": 2}, {"plan": None}],
+    [{"noise_multiplier": 0.5}, {"num_runs": 9}, {"version": 3}, {"plan": None}],
 )
 def test_an_edited_file_is_refused(file: pathlib.Path, changes: dict[str, Any]) -> None:
     fields = json.loads(file.read_text())
@@ -219,3 +226,53 @@ def test_the_command_reserves_and_shows(
     assert fields["statement"]["epsilon"] <= 2
     again = CliRunner().invoke(budget_command, given)
     assert "never replaced" in str(again.exception)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sources": ("1" * 64, "9" * 64)},
+        {"sources": ()},
+        {"division": "9" * 32},
+        {"part": "test"},
+    ],
+)
+def test_a_run_of_another_table_or_division_is_refused(
+    request_of: Any,
+    batch_folder: Any,
+    rows: Any,
+    file: pathlib.Path,
+    changes: dict[str, Any],
+) -> None:
+    table = dataclasses.replace(TABLE, **changes)
+    steps = [rows(6, seed) for seed in range(10)]
+    others = batch_folder(steps, "others", batches_id="7" * 32, table=table)
+    with pytest.raises(InputError, match="batches of the table of the budget"):
+        train(request_of("run-1", batches=others.path))
+    assert _charged(file) == []
+
+
+def test_a_second_budget_beside_the_first_is_refused(
+    small_batches: Any, file: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """One source file in common is enough; another table has a budget of its own."""
+
+    def make(name: str, *sources: str) -> pathlib.Path:
+        table = dataclasses.replace(TABLE, sources=sources)
+        path = tmp_path / name
+        given = {"num_runs": 1, "epsilon": 3.0, "delta": DELTA}
+        budget.create(path, Budget.reserve(small_batches.manifest, table, **given))
+        return path
+
+    with pytest.raises(InputError, match=r"other budget .*table\.budget"):
+        make("second", "8" * 64, TABLE.sources[0])
+    assert make("other", "8" * 64).stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_batches_of_an_unknown_table_get_no_budget(small_batches: Any) -> None:
+    unknown = dataclasses.replace(TABLE, sources=())
+    with pytest.raises(InputError, match="know the files of their table"):
+        Budget.reserve(
+            small_batches.manifest, unknown, num_runs=1, epsilon=3.0, delta=DELTA
+        )

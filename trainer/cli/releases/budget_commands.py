@@ -67,7 +67,8 @@ def _check_none(flags: dict[str, Any]) -> None:
 
 
 def _reserved(flags: dict[str, Any]) -> Any:
-    from pipelines.batches.folder import read_manifest
+    from pipelines.batches.folder import read_checksums, read_manifest
+    from pipelines.inputs.source_table import SourceTable
     from trainer.run import budget
 
     for name in ("batches", "epsilon", "delta"):
@@ -77,6 +78,7 @@ def _reserved(flags: dict[str, Any]) -> Any:
     shared_options.warn(flags["delta"], manifest.plan.num_examples)
     return budget.Budget.reserve(
         manifest,
+        SourceTable.from_json(read_checksums(flags["batches"]).table),
         num_runs=flags["runs"],
         epsilon=flags["epsilon"],
         delta=flags["delta"],

@@ -1,0 +1,126 @@
+"""Which table rows are from: the files that `dpsgd prepare` read, and the part.
+
+A table that is prepared again, with another schema or elsewhere, is the same table, so
+that what was released of its rows counts for both.
+
+Formal guarantees:
+  - Two inputs with one source file in common have a digest in common.
+  - Of prepared rows the sources are the files that were read, of others the files.
+  - Preparations whose ``division`` is equal put a row into one part, if they read the
+    same files: it commits to their order, the split, and the size of each part.
+  - *not* covered: a source that was packed, converted or edited is another one.  Of
+    text of more than 1 MiB, size and samples are compared, not every byte.
+
+Public: names of parts.  Sensitive: digests, against which guesses could be checked.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError
+from pipelines.core.users.bounded import BOUNDED
+from pipelines.files import storage
+from pipelines.files.json_files import read_json
+from pipelines.files.paths import absolute, join
+from pipelines.inputs.parquet_blocks import PREPARED_NAME, Listing, footer_digest
+
+#: Bytes and number of the samples of a text.
+_SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
+_PARQUET_END = b"PAR1"
+SOURCES = "sources"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceTable:
+    """The table that rows are from.
+
+    Attributes:
+      sources: Digests of the files that it was read from, in order; empty if unknown.
+      division: Commitment to which row is in which part; empty if not prepared.
+      part: Name of the part, such as train; empty if not prepared.
+    """
+
+    sources: tuple[str, ...]
+    division: str = ""
+    part: str = ""
+
+    def is_apart(self, sources: Iterable[str]) -> bool:
+        """Whether no source file is among others."""
+        return set(self.sources).isdisjoint(sources)
+
+    def is_same(self, other: SourceTable) -> bool:
+        """Whether rows of another one are rows of this one, in the same parts."""
+        known = bool(other.sources) and set(other.sources) <= set(self.sources)
+        parts = (self.division, self.part), (other.division, other.part)
+        return known and parts[0] == parts[1]
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SourceTable:
+        """Returns the table whose fields these are; an unknown one of none."""
+        return cls(**{**fields, "sources": tuple(fields.get("sources", ()))})
+
+
+def source_digests(paths: Iterable[str]) -> list[str]:
+    """Returns a digest of each source file, which tells it from others.  Sensitive."""
+    return [_source_digest(path) for path in paths]
+
+
+def _source_digest(path: str) -> str:
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_PARQUET_END)))
+        if file.read() == _PARQUET_END:
+            return footer_digest(path)
+        total = hashlib.sha256(f"dpsgd source {size} ".encode())
+        last = max(0, size - _SAMPLE_BYTES)
+        for place in range(_NUM_SAMPLES):
+            file.seek(last * place // (_NUM_SAMPLES - 1))
+            total.update(file.read(_SAMPLE_BYTES))
+        return total.hexdigest()
+
+
+def table_of(listing: Listing) -> SourceTable:
+    """Returns the table that the rows of an input are from.
+
+    Args:
+      listing: From `parquet_blocks.list_blocks`.
+    """
+    parts = {absolute(block.path).rpartition("/")[0] for block in listing.blocks}
+    if len(parts) == 1:
+        folder, _, part = parts.pop().rpartition("/")
+        if found := _prepared(folder, part):
+            return found
+    return SourceTable(sources=tuple(listing.footers.values()))
+
+
+def _prepared(folder: str, part: str) -> SourceTable | None:
+    """Returns the table of a part of prepared data; None if its record is not there."""
+    path = join(folder, PREPARED_NAME)
+    if not storage.exists(path):
+        return None
+    try:
+        record = read_json(path)
+        sources, dataset = record["settings"].get(SOURCES, ()), record["dataset"]
+        sizes: collections.Counter[str] = collections.Counter()
+        for name, file in record["files"].items():
+            sizes[name.partition("/")[0]] += file["num_rows"]
+    except (InputError, KeyError, TypeError, AttributeError):
+        return SourceTable(sources=())  # its owner alone may read it
+    has_users = "max_examples_per_user" in record["settings"] or BOUNDED in dataset
+    division = {
+        "order": sources,
+        "split": dataset.get("schema", {}).get("split", ""),
+        "rows": None if has_users else dict(sizes),
+    }
+    return SourceTable(
+        sources=tuple(sources),
+        division=fingerprint(division)[:32],
+        part=part,
+    )

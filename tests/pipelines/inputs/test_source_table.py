@@ -1,0 +1,86 @@
+"""Which table rows are from: the same files are, in whatever way they are prepared."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+
+from pipelines.batches.folder import read_checksums
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.source_table import SourceTable, source_digests, table_of
+from pipelines.job.batch_settings import BatchSettings
+from pipelines.job.quiet_beam import make_batches_quietly
+from pipelines.tables.criteo import PrepareOptions
+from pipelines.tables.job.prepare_job import prepare
+from pipelines.tables.synthetic import SynthOptions, write_synth
+
+
+@pytest.fixture
+def raw(tmp_path: pathlib.Path) -> pathlib.Path:
+    write_synth(tmp_path / "raw", SynthOptions(num_rows=200, num_files=2, seed=1))
+    return tmp_path / "raw"
+
+
+def _table(
+    raw: pathlib.Path, name: str, part: str = "train", **how: Any
+) -> SourceTable:
+    out = raw.parent / name
+    if not out.exists():
+        prepare(str(raw), out, PrepareOptions(**how))
+    return table_of(list_blocks(str(out / part)))
+
+
+def test_a_table_that_is_prepared_again_is_the_same(raw: pathlib.Path) -> None:
+    first = _table(raw, "first")
+    assert len(first.sources) == 2
+    assert first.part == "train"
+    again = _table(raw, "again", num_buckets=(7,) * 26, row_group_rows=50)
+    assert first.is_same(again)
+    assert again.is_same(first)
+
+
+def test_another_split_order_or_part_is_noticed(raw: pathlib.Path) -> None:
+    first = _table(raw, "first")
+    assert not first.is_same(_table(raw, "first", "test"))
+    assert not first.is_same(_table(raw, "split", split=(70, 20, 10)))
+    files = sorted(raw.iterdir())
+    files[0].rename(raw / "z.tsv")  # the other file is read first now
+    other = _table(raw, "order")
+    assert set(other.sources) == set(first.sources)
+    assert not first.is_same(other)
+
+
+def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) -> None:
+    first = _table(raw, "first")
+    copy = raw.parent / "copy"
+    copy.mkdir()
+    shutil.copy(sorted(raw.iterdir())[0], copy / "renamed.tsv")
+    part = _table(copy, "of-copy")
+    assert not first.is_apart(part.sources)
+    assert not first.is_same(part)  # its rows are divided otherwise
+    write_synth(raw.parent / "more", SynthOptions(num_rows=200, num_files=2, seed=2))
+    assert first.is_apart(_table(raw.parent / "more", "of-more").sources)
+
+
+def test_rows_that_were_not_prepared_are_known_by_their_files(
+    raw: pathlib.Path,
+) -> None:
+    _table(raw, "first")
+    own = raw.parent / "own"
+    shutil.copytree(raw.parent / "first" / "train", own)
+    found = list_blocks(str(own))
+    table = table_of(found)
+    assert table == SourceTable(sources=tuple(found.footers.values()))
+    assert source_digests(str(path) for path in own.iterdir()) == list(table.sources)
+
+
+def test_batches_know_their_table_in_private(raw: pathlib.Path) -> None:
+    first, out = _table(raw, "first"), raw.parent / "batches"
+    settings = BatchSettings(expected_batch_size=20, num_epochs=1)
+    make_batches_quietly(str(raw.parent / "first" / "train"), str(out), settings)
+    assert SourceTable.from_json(read_checksums(out).table) == first
+    public = (out / "manifest.json").read_text()
+    assert not any(each in public for each in first.sources)
