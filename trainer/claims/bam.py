@@ -148,7 +148,7 @@ def _one_pass(model: TrainableModel, radius: float) -> ExampleGradients:
     def of_rows(columns: dict[str, Any], real: Any) -> tuple[BackwardPass, Any]:
         here = backward(proof, columns, real.shape[0])
         counted, scale = ascent_scale(here.norms(), real, radius)
-        return here.moved(counted, scale), counted
+        return here.moved(scale), counted
 
     num_values = _COPIES * max(1, num_formed_values(proof))
     return ExampleGradients(

@@ -170,12 +170,12 @@ def test_a_clip_of_each_layer_by_itself_is_seen(
 ) -> None:
     scaled_sum = BackwardPass.scaled_sum
 
-    def of_each_layer(found: Any, kept: Any, scale: Any, cap: Any) -> list[Any]:
-        sums = []
+    def of_each_layer(found: Any, scale: Any, cap: Any) -> list[Any]:
+        sums, kept = [], scale > 0
         for piece, part in zip(found.pieces, found.parts, strict=True):
             one = dataclasses.replace(found, pieces=[piece], parts=[part])
             _, scale = per_example.clip_scale(one.norms(), kept, CLIP)
-            sums.append(map(tf.convert_to_tensor, scaled_sum(one, kept, scale, cap)))
+            sums.append(map(tf.convert_to_tensor, scaled_sum(one, scale, cap)))
         return [tf.add_n(values) for values in zip(*sums, strict=True)]
 
     monkeypatch.setattr(BackwardPass, "scaled_sum", of_each_layer)

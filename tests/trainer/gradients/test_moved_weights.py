@@ -177,7 +177,7 @@ def test_rows_that_are_chosen_by_weights_are_computed_one_example_at_a_time(
     def moved(columns: Any, weight: Any) -> Any:
         found = backward(proof, columns, NUM_ROWS)
         with pytest.raises(UnknownUseError, match="depend on a weight"):
-            found.moved(weight > 0, weight)
+            found.moved(weight)
         return weight
 
     moved(*batch(data))

@@ -85,8 +85,9 @@ def zero_others(value: Any, kept: Any) -> Any:
       value: Tensor (batch, ...).
       kept: Rows to keep, bool (batch,).
     """
-    # Not a product with 0, which is NaN for NaN.
-    return tf.where(align(kept, value), value, tf.zeros_like(value))
+    if not value.dtype.is_floating:
+        return tf.where(align(kept, value), value, tf.zeros_like(value))
+    return scale_rows(value, tf.cast(kept, value.dtype))
 
 
 def keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
@@ -99,15 +100,15 @@ def keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
     return {name: zero_others(value, kept) for name, value in columns.items()}
 
 
-def scale_rows(value: Any, kept: Any, scale: Any) -> Any:
-    """Returns each kept row times its scale, and zeros for the other rows.
+def scale_rows(value: Any, scale: Any) -> Any:
+    """Returns each row times its scale, and zeros where that is 0, NaN or not.
 
     Args:
-      value: Tensor (batch, ...).
-      kept: Rows to keep, bool (batch,).
+      value: Tensor (batch, ...) of floating point.
       scale: Factor per row, (batch,).
     """
-    return zero_others(value, kept) * align(scale, value)
+    # One pass over the values, where a choice of rows and a product are three.
+    return tf.math.multiply_no_nan(value, align(scale, value))
 
 
 def squared_norms(gradients: Sequence[Any]) -> Any:
@@ -253,12 +254,11 @@ class RowGradients(Protocol):
     def norms(self) -> Any:
         """Returns an upper bound on the L2 norm of each row's gradient, (batch,)."""
 
-    def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+    def scaled_sum(self, scale: Any, cap: float | None) -> list[Any]:
         """Returns the sum of the scaled gradients, a tensor or slices per variable.
 
         Args:
-          kept: Rows that contribute, bool (batch,).
-          scale: Factor of each row, (batch,).
+          scale: Factor of each row, (batch,), 0 for those that add nothing.
           cap: Largest coordinate of a scaled gradient; None for no bound.
         """
 
@@ -320,9 +320,9 @@ def clipped(
         norms = found.norms() if unit is None else found.norms() / unit
         kept, scale = clip_scale(norms, real & kept, l2_norm_clip)
         if adaptive is None:
-            return found.scaled_sum(kept, scale, cap)
+            return found.scaled_sum(scale, cap)
         count = adaptive.counted(norms, kept, l2_norm_clip)
-        return [*found.scaled_sum(kept, scale / unit, cap), count]
+        return [*found.scaled_sum(scale / unit, cap), count]
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         num_rows = weight.shape[0]

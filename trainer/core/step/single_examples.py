@@ -110,15 +110,14 @@ class _Stacked:
         """Returns the L2 norm of each row's gradient, (batch,)."""
         return tf.sqrt(squared_norms(self._gradients))
 
-    def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+    def scaled_sum(self, scale: Any, cap: float | None) -> list[Any]:
         """Returns the sum of the scaled gradients, a tensor per variable.
 
         Args:
-          kept: Rows that contribute, bool (batch,).
-          scale: Factor of each row, (batch,).
+          scale: Factor of each row, (batch,), 0 for those that add nothing.
           cap: Largest coordinate of a scaled gradient; None for no bound.
         """
-        scaled = [scale_rows(one, kept, scale) for one in self._gradients]
+        scaled = [scale_rows(one, scale) for one in self._gradients]
         return [tf.reduce_sum(cap_coordinates(one, cap), 0) for one in scaled]
 
 

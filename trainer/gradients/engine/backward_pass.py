@@ -73,23 +73,22 @@ class BackwardPass:
         """Returns an upper bound on the L2 norm of each gradient, (batch,)."""
         return tf.sqrt(tf.add_n([part.squared_norm() for part in self.parts]))
 
-    def scaled_sum(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+    def scaled_sum(self, scale: Any, cap: float | None) -> list[Any]:
         """Returns the sum of the scaled gradients; call ``norms`` before.
 
         Args:
-          kept: Examples that contribute, bool (batch,).
-          scale: Factor of each example, (batch,).
+          scale: Factor of each example, (batch,), 0 for those that add nothing.
           cap: Largest coordinate of a scaled gradient; None for no bound.
         """
-        sums = [part.clipped(kept, scale, cap)[0] for part in self.parts]
+        sums = [part.clipped(scale, cap)[0] for part in self.parts]
         return _of_variables(self.pieces, sums, self.variables)
 
-    def moved(self, kept: Any, scale: Any) -> BackwardPass:
+    def moved(self, scale: Any) -> BackwardPass:
         """Returns the pass in which each example's weights move by its scaled gradient.
 
         Args:
-          kept: Examples whose weights move, bool (batch,).
-          scale: Length of the move over the norm of the gradient, (batch,).
+          scale: Length of the move over the norm of the gradient, (batch,); 0 for
+            examples whose weights do not move.
 
         Raises:
           UnknownUseError: the ids of a table depend on weights.
@@ -97,7 +96,7 @@ class BackwardPass:
         num_rows = scale.shape[0]
         changes = {}
         for piece, slopes in zip(self.pieces, self.slopes, strict=True):
-            scaled = [_by_row(slope, kept, scale) for slope in slopes]
+            scaled = [_by_row(slope, scale) for slope in slopes]
             found = changes_of(piece, scaled, num_rows)
             for use, change in zip(piece.uses, found, strict=True):
                 changes[use.op.name] = use.place, change
@@ -170,9 +169,9 @@ def _pass(
     )
 
 
-def _by_row(slope: Any, kept: Any, scale: Any) -> Any:
+def _by_row(slope: Any, scale: Any) -> Any:
     rows = split_examples(slope, scale.shape[0])
-    return tf.reshape(scale_rows(rows, kept, scale), slope.shape)
+    return tf.reshape(scale_rows(rows, scale), slope.shape)
 
 
 def _change_of_copy(place: int, change: Change, op: Any) -> Any:

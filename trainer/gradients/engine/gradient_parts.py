@@ -46,7 +46,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from trainer.core.step.per_example import (
-    align,
     cap_coordinates,
     clip_to_norm,
     concat_in_chunks,
@@ -82,12 +81,11 @@ class Part(Protocol):
     def squared_norm(self) -> Any:
         """Returns an upper bound on each example's squared norm, (batch,)."""
 
-    def clipped(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+    def clipped(self, scale: Any, cap: float | None) -> list[Any]:
         """Returns the sums of the scaled gradients; call ``squared_norm`` before.
 
         Args:
-          kept: Examples that contribute, bool (batch,).
-          scale: Factor per example, (batch,).
+          scale: Factor per example, (batch,), 0 for those that add nothing.
           cap: Largest coordinate of a scaled gradient; None for no bound.
         """
 
@@ -133,7 +131,7 @@ class FormedGradients:
         )
         return self.bound
 
-    def clipped(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+    def clipped(self, scale: Any, cap: float | None) -> list[Any]:
         """See ``Part``."""
         if self._held is not None:
             return _capped_sums(self._held, scale, cap)
@@ -146,7 +144,9 @@ class FormedGradients:
             scale = scale * clip_to_norm(squared_norms(gradients), bound)
             return _capped_sums(gradients, scale, cap)
 
-        rows = tf.nest.map_structure(lambda v: zero_others(v, kept), self._rows)
+        rows = tf.nest.map_structure(
+            lambda value: zero_others(value, scale > 0), self._rows
+        )
         return sum_in_chunks(
             of_chunk,
             (rows, scale, self.bound),
@@ -179,11 +179,11 @@ class OuterProducts:
         self._formed.bound = found
         return found
 
-    def clipped(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+    def clipped(self, scale: Any, cap: float | None) -> list[Any]:
         """See ``Part``."""
         if self._forms_gradients or cap is not None:
-            return self._formed.clipped(kept, scale, cap)
-        x, d = zero_others(self._x, kept), scale_rows(self._d, kept, scale)
+            return self._formed.clipped(scale, cap)
+        x, d = zero_others(self._x, scale > 0), scale_rows(self._d, scale)
         return [tf.matmul(_flat(x), _flat(d), transpose_a=True)]
 
     @property
@@ -229,13 +229,12 @@ class TableRows:
 
     def squared_norm(self) -> Any:
         """See ``Part``."""
-        rows = positions(self._row_gradients(self._slope))
-        return tf.reduce_sum(tf.square(rows), (1, 2))
+        self._rows = self._row_gradients()
+        return tf.reduce_sum(tf.square(positions(self._rows)), (1, 2))
 
-    def clipped(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
+    def clipped(self, scale: Any, cap: float | None) -> list[Any]:
         """See ``Part``."""
-        rows = self._row_gradients(zero_others(self._slope, kept))
-        rows = cap_coordinates(rows * align(scale, rows), cap)
+        rows = cap_coordinates(scale_rows(self._rows, scale), cap)
         indices = tf.reshape(self._ids, (-1,))
         shape = tf.constant(tuple(self._shape))
         return [tf.IndexedSlices(_flat(rows), indices, shape)]
@@ -245,40 +244,37 @@ class TableRows:
 
         The second is None if an example has one id.
         """
-        return self._totals(self._slope)
-
-    def _row_gradients(self, slope: Any) -> Any:
-        """Returns the sum over equal ids at the first of them, zeros at the others."""
-        totals, first = self._totals(slope)
-        return totals if first is None else tf.where(first[..., None], totals, 0.0)
-
-    def _totals(self, slope: Any) -> tuple[Any, Any]:
         num_ids = self._ids.shape[1:].num_elements()  # None if it is not static
         if num_ids == 1:
-            return slope, None
+            return self._slope, None
         if num_ids is not None and num_ids <= _MOST_PAIRED_IDS:
-            return self._by_pairs(slope, num_ids)
-        return self._by_segments(slope)
+            return self._by_pairs(num_ids)
+        return self._by_segments()
 
-    def _by_pairs(self, slope: Any, num_ids: int) -> tuple[Any, Any]:
+    def _row_gradients(self) -> Any:
+        """Returns the sum over equal ids at the first of them, zeros at the others."""
+        totals, first = self.totals()
+        return totals if first is None else tf.where(first[..., None], totals, 0.0)
+
+    def _by_pairs(self, num_ids: int) -> tuple[Any, Any]:
         ids = tf.reshape(self._ids, (-1, num_ids))
         equal = ids[:, :, None] == ids[:, None, :]
-        totals = tf.matmul(tf.cast(equal, slope.dtype), positions(slope))
+        totals = tf.matmul(tf.cast(equal, self._slope.dtype), positions(self._slope))
         earlier = tf.constant([[t < s for t in range(num_ids)] for s in range(num_ids)])
         first = tf.logical_not(tf.reduce_any(equal & earlier, 2))
-        shape = tf.shape(slope)
+        shape = tf.shape(self._slope)
         return tf.reshape(totals, shape), tf.reshape(first, shape[:-1])
 
-    def _by_segments(self, slope: Any) -> tuple[Any, Any]:
+    def _by_segments(self) -> tuple[Any, Any]:
         # One number for each pair of example and row.
         rows = tf.reshape(tf.cast(self._ids, tf.int64), (tf.shape(self._ids)[0], -1))
         offsets = tf.range(tf.shape(rows)[0], dtype=tf.int64) * self._shape[0]
         pairs = tf.reshape(rows + offsets[:, None], (-1,))
         distinct, segments = tf.unique(pairs)
         count, places = tf.size(distinct), tf.range(tf.size(pairs))
-        sums = tf.math.unsorted_segment_sum(_flat(slope), segments, count)
+        sums = tf.math.unsorted_segment_sum(_flat(self._slope), segments, count)
         firsts = tf.math.unsorted_segment_min(places, segments, count)
-        shape = tf.shape(slope)
+        shape = tf.shape(self._slope)
         return (
             tf.reshape(tf.gather(sums, segments), shape),
             tf.reshape(tf.gather(firsts, segments) == places, shape[:-1]),
@@ -286,8 +282,7 @@ class TableRows:
 
 
 def _capped_sums(gradients: list[Any], scale: Any, cap: float | None) -> list[Any]:
-    # Rows of scale 0 may hold NaN.
-    scaled = [scale_rows(g, scale > 0, scale) for g in gradients]
+    scaled = [scale_rows(g, scale) for g in gradients]
     return [tf.reduce_sum(cap_coordinates(g, cap), 0) for g in scaled]
 
 

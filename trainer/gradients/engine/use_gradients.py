@@ -178,7 +178,10 @@ def _broadcast(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> T
     repeated = [i for i, size in enumerate(sizes) if size == 1 and inner[i] != 1]
 
     def form(rows: tuple[Any, ...]) -> Any:
-        found = tf.reduce_sum(rows[0], [1, *(axis + 2 for axis in repeated)])
+        axes = [1, *(axis + 2 for axis in repeated)]
+        # TensorFlow copies the values for a sum over one place.
+        summed = [axis for axis in axes if rows[0].shape[axis] != 1]
+        found = tf.reduce_sum(rows[0], summed) if summed else rows[0]
         return tf.reshape(found, (-1, *shape))
 
     return Term(rows=(split_examples(slope, num_rows),), form=form)

@@ -50,7 +50,7 @@ def test_other_rows_are_exactly_zero_whatever_they_held() -> None:
     found = keep_rows(columns, kept)
     np.testing.assert_array_equal(found["scalar"], [1, 0, 0])
     np.testing.assert_array_equal(found["vector"], [[1, 2], [0, 0], [0, 0]])
-    scaled = scale_rows(columns["scalar"], kept, tf.constant([0.5, 0.0, 1.0]))
+    scaled = scale_rows(columns["scalar"], tf.constant([0.5, 0.0, 0.0]))
     np.testing.assert_array_equal(scaled, [0.5, 0, 0])
 
 
