@@ -159,7 +159,7 @@ def _ranges(
     if last.exists() or first.name == "data":
         return Stage(title)
     least, found = (
-        least_rows(columns, sizes.epsilon, sizes.delta),
+        least_rows(_schema(out), sizes.epsilon, sizes.delta),
         _num_rows(first, "val"),
     )
     if found < least:
@@ -215,11 +215,16 @@ def _evaluation(out: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes) -> s
 
 def _columns(out: pathlib.Path) -> int:
     """Returns the number of columns that get a range; 0 if the unit is a user."""
-    from pipelines.tables.schema.schema import Schema  # after --help
-    from trainer.releases.table_statistics import without_range
+    from trainer.releases.table_statistics import without_range  # after --help
 
-    schema = Schema.read(out / "schema.toml")
+    schema = _schema(out)
     return 0 if schema.user else len(without_range(schema))
+
+
+def _schema(out: pathlib.Path) -> Any:
+    from pipelines.tables.schema.schema import Schema  # after --help
+
+    return Schema.read(out / "schema.toml")
 
 
 def _num_rows(folder: pathlib.Path, part: str) -> int:

@@ -210,6 +210,13 @@ def _user_options(command: Any) -> Any:
     "[default: 131072, fewer if rows are large]",
 )
 @_user_options
+@click.option(
+    "--keep-values",
+    is_flag=True,
+    default=None,
+    help="With --schema: keep the values of categories without a vocabulary, in place "
+    "of hashing them, for `dpsgd statistics`.",
+)
 @shared_options.threads
 @shared_options.runner
 @shared_options.as_json
@@ -233,7 +240,8 @@ def prepare(
 
     Each column of categories is hashed on its own, so that a value depends on no other
     row.  A vocabulary counted from the training data would reveal something about every
-    row that no epsilon of DP-SGD covers; only public vocabularies are accepted.
+    row that no epsilon of DP-SGD covers: write a public one into the schema, or let
+    `dpsgd statistics` find one, from rows that train nothing and with --keep-values.
 
     A column of kind user holds the user's id.  All rows of a user are then in one
     split, at most k of them are kept for training, as by `dpsgd bound`, and the ids are

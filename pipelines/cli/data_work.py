@@ -153,9 +153,12 @@ def prepare(
     engine.check("prepare", runner, others, num_threads)
     check_outside(source, out, SPLITS[0], "part-00000.parquet")
     of_users = user_work.take(options)
+    with_values = bool(options.pop("keep_values", False))
+    _check_values(with_values, schema_file, of_users)
     if schema_file is not None:
-        with_users = bool(of_users.get("keep_users"))
-        prepared = _table_options(schema_file, {**options, "with_users": with_users})
+        options["with_users"] = bool(of_users.get("keep_users"))
+        options["with_values"] = with_values
+        prepared = _table_options(schema_file, options)
     else:
         if "kind" not in options:
             _refuse_tables(source)
@@ -182,6 +185,20 @@ def prepare(
     if isinstance(prepared, TableOptions) and prepared.with_users:
         shown = user_work.without_counts(shown)
     show("Prepared data", shown, as_json)
+
+
+def _check_values(
+    with_values: bool, schema_file: str | None, of_users: dict[str, Any]
+) -> None:
+    """Refuses --keep-values where nobody could use them."""
+    if with_values and schema_file is None:
+        raise InputError("Expected --schema beside --keep-values. Leave it out.")
+    if with_values and not of_users.keys() <= {"keep_users"}:
+        raise InputError(
+            "Expected no bound on users beside --keep-values: held-out rows, of which "
+            "`dpsgd statistics` counts values, are not bounded here. Give --keep-users "
+            "in its place, and then `dpsgd bound --input OUT/val`."
+        )
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -112,10 +112,12 @@ class Dataset(Listing):
     Attributes:
       columns: Columns of every file.
       description: The files' own description; see ``DATASET_METADATA_KEY``.
+      texts: Columns of values that `dpsgd prepare --keep-values` kept.
     """
 
     columns: tuple[Column, ...]
     description: dict[str, Any]
+    texts: tuple[str, ...] = ()
 
     @property
     def num_examples(self) -> int:
@@ -269,11 +271,12 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
         raise InputError(with_nulls(names, path))
 
 
-def list_blocks(pattern: str) -> Dataset:
+def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
     """Returns the blocks, columns and description of the input.
 
     Args:
       pattern: A file, a folder or a glob; see ``input_files.find_files``.
+      with_texts: Whether values that `dpsgd prepare --keep-values` kept are accepted.
 
     Raises:
       InputError: no rows, unreadable or differing files, unusable columns, or files
@@ -283,8 +286,16 @@ def list_blocks(pattern: str) -> Dataset:
     found = list_row_groups(pattern, _check_nulls)
     description = description_of(found.schema, pattern)
     _check_no_ids(found.schema, description, pattern)
+    texts = _texts(found.schema, description)
+    if texts and not with_texts:
+        raise InputError(
+            f"Expected numbers in --input {pattern}; column {texts[0].name} holds what "
+            "`dpsgd prepare --keep-values` kept for `dpsgd statistics`. Prepare the "
+            "table without --keep-values."
+        )
     dataset = Dataset(
-        columns=numeric_columns(found.schema),
+        columns=numeric_columns(pa.schema(f for f in found.schema if f not in texts)),
+        texts=tuple(field.name for field in texts),
         blocks=found.blocks,
         description=description,
         files=found.files,
@@ -306,6 +317,12 @@ def _check_no_ids(schema: pa.Schema, description: Any, pattern: str) -> None:
                 f"{pattern} --user-column {name} --max-examples-per-user K "
                 "--num-examples N --out bounded` writes."
             )
+
+
+def _texts(schema: pa.Schema, description: Any) -> list[pa.Field]:
+    """Returns the columns of values that `dpsgd prepare --keep-values` kept."""
+    known = {each["name"] for each in description.get("inputs", ())}
+    return [f for f in schema if f.name in known and pa.types.is_large_string(f.type)]
 
 
 def _check_one_split(pattern: str) -> None:

@@ -49,7 +49,8 @@ class Converted:
       arrays: Name of an output -> array of shape (rows, *shape).
       faults: (whether each row is malformed, reason); the first fault of a row counts.
       splits: Index in ``SPLITS`` of every row, int8; None if shares decide.
-      users: Ids of the users, large strings; None without a column of that kind.
+      texts: Name -> large strings: ids of users, and values of categories that are
+        kept, empty where missing.
     """
 
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, repr=False)
@@ -57,7 +58,7 @@ class Converted:
         default_factory=list, repr=False
     )
     splits: np.ndarray | None = dataclasses.field(default=None, repr=False)
-    users: pa.Array | None = dataclasses.field(default=None, repr=False)
+    texts: dict[str, pa.Array] = dataclasses.field(default_factory=dict, repr=False)
 
 
 def convert(
@@ -65,6 +66,7 @@ def convert(
     columns: dict[str, pa.Array],
     *,
     inputs_only: bool = False,
+    with_values: bool = False,
 ) -> Converted:
     """Converts the columns of some rows.
 
@@ -72,11 +74,13 @@ def convert(
       schema: Schema of the table.
       columns: Name -> array of every column that the schema needs.  Sensitive.
       inputs_only: Whether to omit label and split, for predictions.
+      with_values: Whether values of categories that the schema does not list are kept.
 
     Raises:
       InputError: cells that Arrow cannot read.
     """
     found = Converted()
+    kept = schema.unlisted if with_values else {}
 
     def cells_of(name: str) -> Cells:
         return Cells(
@@ -92,9 +96,13 @@ def convert(
         kind = schema.columns[name]
         if kind.kind == kinds.USER:
             with _plain_errors(name):
-                found.users = _users(cells_of(name))
+                found.texts[name] = _users(cells_of(name))
             continue
         outputs = [output.name for output in schema.outputs_of(name)]
+        if outputs[0] in kept:
+            with _plain_errors(name):
+                found.texts[outputs[0]] = _values(cells_of(name))
+            continue
         with _plain_errors(name):
             arrays = _CONVERTERS[kind.kind](cells_of(name), kind, outputs[0])
         found.arrays.update(zip(outputs, arrays, strict=True))
@@ -275,6 +283,13 @@ def _ids(
         ids = index.to_numpy(zero_copy_only=False).astype(np.int32) + np.int32(2)
     ids[missing] = 0
     return ids
+
+
+def _values(cells: Cells) -> pa.Array:
+    """Returns the texts of a category, empty where missing."""
+    texts, bad = texts_of(cells)
+    cells.fault(bad, f"is {_NO_TEXT}")
+    return pc.fill_null(texts, "")
 
 
 def _categories(cells: Cells, kind: kinds.Category, name: str) -> list[np.ndarray]:

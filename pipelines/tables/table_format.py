@@ -6,7 +6,8 @@ Formal guarantees:
   - The prepared data carries the schema, for batches, models and predictions.
   - A table that `dpsgd bound` wrote passes on its note, and the split of a row does not
     depend on other rows, whose number is sensitive.
-  - Ids of users are prepared only on request, for a later `dpsgd bound`.
+  - Ids of users are prepared only on request, for a later `dpsgd bound`, and so are
+    values of categories, for `dpsgd statistics`.
 
 Public: schema and options.  Sensitive: rows.
 """
@@ -61,10 +62,12 @@ class TableOptions(ConvertOptions):
     Attributes:
       schema: Schema of the table.
       with_users: Whether ids of users are kept, under the name of their column.
+      with_values: Whether values of categories that the schema does not list are kept.
     """
 
     schema: Schema
     with_users: bool = False
+    with_values: bool = False
 
     partitions = True
 
@@ -91,7 +94,7 @@ class TableOptions(ConvertOptions):
                 "`dpsgd prepare` does so with --max-examples-per-user and "
                 '--num-examples. Give these, or write kind = "drop".'
             )
-        return TableFormat(self.schema, files, with_users=self.with_users)
+        return TableFormat(self, files)
 
 
 def row_group_rows(schema: Schema) -> int:
@@ -107,6 +110,7 @@ def prepared_schema(
     schema: Schema,
     *,
     with_users: bool = False,
+    with_values: bool = False,
     bounded: Bounded | None = None,
 ) -> pa.Schema:
     """Returns the Arrow schema of the prepared data, with its description.
@@ -114,14 +118,17 @@ def prepared_schema(
     Args:
       schema: Schema of the table.
       with_users: Whether ids of users are kept, in the last column.
+      with_values: As in ``TableOptions``.
       bounded: Note that users are bounded, if they are.
     """
     note = {} if bounded is None else {BOUNDED: bounded.to_json()}
     description = json.dumps({**schema.description, **note})
-    fields = [
-        pa.field(output.name, _arrow_type(output), nullable=False)
+    texts = schema.unlisted if with_values else {}
+    types = {
+        output.name: pa.large_string() if output.name in texts else _arrow_type(output)
         for output in schema.outputs
-    ]
+    }
+    fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
     if with_users:
         fields.append(pa.field(schema.user, pa.large_string(), nullable=False))
     return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
@@ -138,21 +145,23 @@ class TableFormat:
     """Blocks of rows of CSV, TSV or Parquet, and their columns by a schema.
 
     Args:
-      schema: Schema of the table.
+      options: Schema of the table, and which texts are kept.
       files: Files of one kind.
-      with_users: Whether ids of users are kept.
 
     Raises:
       InputError: other files, or columns that do not fit the schema.
     """
 
-    def __init__(
-        self, schema: Schema, files: Sequence[InputFile], *, with_users: bool = False
-    ) -> None:
-        self._table = schema
+    def __init__(self, options: TableOptions, files: Sequence[InputFile]) -> None:
+        self._table = schema = options.schema
+        self._with_values = options.with_values
         self._kind = table_kind(files)
-        bounded = self._bounded(files)
-        self.schema = prepared_schema(schema, with_users=with_users, bounded=bounded)
+        self.schema = prepared_schema(
+            schema,
+            with_users=options.with_users,
+            with_values=options.with_values,
+            bounded=self._bounded(files),
+        )
         self.shares = schema.split.shares if schema.split.by == FRACTION else None
         has_header = self._kind != PARQUET and not schema.input.header
         self.first_row = 2 if has_header else 1
@@ -224,7 +233,7 @@ class TableFormat:
             found = Converted()
             good = np.zeros(0, bool)
         else:
-            found = convert(self._table, block.columns)
+            found = convert(self._table, block.columns, with_values=self._with_values)
             good = first_faults(found, even, reasons)
         bad = np.array(sorted(reasons), np.int64)
         splits = found.splits
@@ -330,9 +339,8 @@ def to_table(found: Converted, good: np.ndarray, schema: pa.Schema) -> pa.Table:
     keep = slice(None) if good.all() else good
     arrays = []
     for field in schema:
-        if field.name not in found.arrays:  # ids of users
-            assert found.users is not None
-            arrays.append(found.users.filter(pa.array(good)))
+        if field.name in found.texts:
+            arrays.append(found.texts[field.name].filter(pa.array(good)))
             continue
         values = found.arrays[field.name][keep]
         if pa.types.is_fixed_size_list(field.type):

@@ -1,17 +1,21 @@
-"""``statistics``: ranges of columns and shares of classes, under an epsilon.
+"""``statistics``: ranges, vocabularies, and shares of classes, under an epsilon.
 
-    OUT    the schema, with ``range`` and ``log`` of each numeric column without them
+    OUT    the schema, with ``range`` and ``log`` of each numeric column without them,
+           and the ``vocabulary`` of each category whose values the table holds
 
 They are computed from rows that train nothing, such as the part `val` of `dpsgd
 prepare`.  A row is in one part, so that statistics and a model of other rows together
 have the larger epsilon of both, and not the sum.
 
 Formal guarantees:
-  - the statistics are (epsilon, delta)-private for one row of the input under zero-out:
-    they are functions of one Gaussian release.
-  - the choice of what is counted depends on the schema and the number of rows alone,
-    which are public; whether a column's logarithm is taken, on released counts.
-  - the privacy unit is a row.  A table whose unit is a user is refused.
+  - the statistics are (epsilon, delta)-private for one unit of the input under
+    zero-out: they are functions of one Gaussian release, for half of delta if there are
+    vocabularies, whose thresholds have the other half: see `vocabularies`.
+  - what is counted depends on the schema and the columns of the table alone, which are
+    public; whether a column's logarithm is taken, on released counts.
+  - the privacy unit is a row or, of rows that `dpsgd bound` kept, a user, by whose
+    rows sums move at most k times as far.  The number of rows is then released with
+    noise, and shown nowhere else.  Users who are not bounded are refused.
   - *not* covered: an error for a file that cannot be read, after which nothing is
     released; other statistics of the same rows, whose epsilon adds.
 
@@ -21,10 +25,12 @@ Public: OUT, what is returned.  Sensitive: rows and counts.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -34,13 +40,16 @@ from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float
+from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
 from pipelines.files.storage import write_atomically
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks, read_block
-from pipelines.tables.schema.column_kinds import COUNT, LABEL
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.tables.schema.column_kinds import LABEL
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
-from trainer.releases.release import NoisySum, RowSum, release
+from trainer.releases.release import NoisySum, release
 from trainer.releases.schema_text import with_fields
-from trainer.releases.value_counts import Quantiles, ValueCounts, noise_of_rank
+from trainer.releases.table_counts import MISSING, ROWS, Counted, Counting
+from trainer.releases.value_counts import Quantiles, noise_of_rank
+from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Reporter, Silent
 
 #: Share of the values beyond each end of a range, if noise allows, and at most.
@@ -49,8 +58,81 @@ _BEYOND, _MOST_BEYOND = 0.01, 0.1
 _SIDES = 5.0
 #: A logarithm is taken if the upper end is so many times farther from the median.
 _SKEWED = 5.0
-#: Share of the squared sensitivity for the classes of the label.
-_OF_LABEL = 0.1
+#: Share of delta for thresholds, if there are any.
+_OF_THRESHOLDS = 0.5
+#: Largest standard deviation of a share, and largest threshold as a share of the rows.
+_MOST_NOISE, _MOST_RARE = 0.05, 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Price:
+    """What statistics cost, and what noise leaves of them.
+
+    Attributes:
+      counted: What is counted.
+      epsilon: For one unit, above 0.
+      delta: In (0, 1).
+    """
+
+    counted: Counted
+    epsilon: float
+    delta: float
+
+    @property
+    def of_thresholds(self) -> float:
+        """The part of delta for thresholds."""
+        return self.delta * _OF_THRESHOLDS if self.counted.texts else 0.0
+
+    @functools.cached_property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation over the sensitivity of all sums."""
+        return gaussian_noise(self.epsilon, self.delta - self.of_thresholds)
+
+    def stddev(self, name: str) -> float:
+        """Returns the standard deviation of the noise of each value of a sum."""
+        return self.counted.sums[name].stddev(self.noise_multiplier)
+
+    @functools.cached_property
+    def threshold(self) -> int:
+        """Counts of texts are released above it; 0 if there are none."""
+        texts = self.counted.texts
+        if not texts:
+            return 0
+        stddev = self.stddev(f"values {next(iter(texts))}")
+        most = self.counted.most or 1
+        return threshold(stddev, len(texts), self.of_thresholds, most=most)
+
+    @functools.cached_property
+    def beyond(self) -> float:
+        """Number of rows beyond an end of a range that noise does not hide."""
+        first = next(iter(self.counted.ranges), None)
+        if first is None:
+            return 0.0
+        return _SIDES * noise_of_rank(self.stddev(f"single {first}"))
+
+    @property
+    def least_rows(self) -> int:
+        """Number of rows from which on noise leaves something of each statistic."""
+        shares = {LABEL, MISSING, ROWS} & {*self.counted.sums}
+        of_shares = max(map(self.stddev, shares), default=0.0)
+        found = (
+            self.beyond / _MOST_BEYOND,
+            self.threshold / _MOST_RARE,
+            of_shares / _MOST_NOISE,
+        )
+        return math.ceil(max(found))
+
+
+def least_rows(schema: Schema, epsilon: float, delta: float) -> int:
+    """Returns the number of rows, without texts, from which on ranges are found.
+
+    Args:
+      schema: How they were prepared.
+      epsilon: For one of these rows, above 0.
+      delta: In (0, 1).
+    """
+    counted = Counted.of(schema)
+    return Price(counted=counted, epsilon=epsilon, delta=delta).least_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,32 +141,27 @@ class StatisticsRequest:
 
     Attributes:
       dataset: The rows.
-      schema: How they were prepared.
       text: The schema as it was written.
-      columns: Output -> name in the table, of the columns that get a range.
-      epsilon: Above 0.
-      delta: In (0, 1).
-      beyond: Share of the values beyond each end of a range.
+      price: What is counted, and what it costs.
       out: New file.
     """
 
     dataset: Dataset
-    schema: Schema
     text: str
-    columns: dict[str, str]
-    epsilon: float
-    delta: float
-    beyond: float
+    price: Price
     out: pathlib.Path
 
     @property
     def claim(self) -> str:
         """The claim in two sentences."""
+        price, bounded = self.price, self.dataset.bounded
+        unit = "one row of --input" if bounded is None else bounded.unit
+        others = "rows" if bounded is None else "users"
         return (
-            f"These statistics are ({upper_text(self.epsilon)}, {self.delta!r})"
-            "-differentially private for one row of --input under the "
-            f"{NAMES[REPLACE_SPECIAL]} relation. A model of other rows adds nothing to "
-            "that; other statistics of these rows add their epsilon and delta."
+            f"These statistics are ({upper_text(price.epsilon)}, {price.delta!r})"
+            f"-differentially private for {unit}, under the {NAMES[REPLACE_SPECIAL]} "
+            f"relation. A model of other {others} adds nothing to that; other "
+            f"statistics of these {others} add their epsilon and delta."
         )
 
 
@@ -111,36 +188,28 @@ def check(
     if path.exists():
         raise InputError(f"Expected --out {path} to be new. Choose another name.")
     read = Schema.read(schema)
-    dataset = list_blocks(table)
+    dataset = list_blocks(table, with_texts=True)
     _check_table(dataset, read, table)
-    columns = without_range(read)
+    bounded = dataset.bounded
+    most = bounded.max_examples_per_user if bounded else None
+    counted = Counted.of(read, dataset.texts, most)
     text = pathlib.Path(schema).read_text(encoding="utf-8")
-    with_fields(text, {name: [] for name in columns.values()})  # has their headers
-    if not columns:
+    headers = [*counted.ranges.values(), *counted.texts.values()]
+    with_fields(text, {name: [] for name in headers})  # has them
+    if not headers:
         raise InputError(
-            f"Expected {schema} to have a numeric column without range, log or scale; "
-            "each has one, and nothing is to be found. Go on with this schema."
+            f"Expected {schema} to have a numeric column without range, log or scale, "
+            "or --input to hold values of a category; there is neither, and nothing "
+            "is to be found. Go on with this schema, or prepare --keep-values."
         )
-    return StatisticsRequest(
-        dataset=dataset,
-        schema=read,
-        text=text,
-        columns=columns,
-        epsilon=epsilon,
-        delta=delta,
-        beyond=_beyond(dataset.num_rows, len(columns), epsilon, delta),
-        out=path,
-    )
+    price = Price(counted=counted, epsilon=epsilon, delta=delta)
+    _check_rows(price, dataset.num_examples)
+    return StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
 
 
 def without_range(schema: Schema) -> dict[str, str]:
     """Returns output -> name of the numeric columns that nothing scales."""
-    return {
-        each.name: name
-        for name in schema.inputs
-        for each in schema.outputs_of(name)
-        if each.role == COUNT and each.dtype == "float32" and not each.shape
-    }
+    return Counted.of(schema).ranges
 
 
 def _check_table(dataset: Dataset, schema: Schema, table: str) -> None:
@@ -152,48 +221,29 @@ def _check_table(dataset: Dataset, schema: Schema, table: str) -> None:
             f"Expected {table} to be prepared with this --schema; it was with another "
             "one. Give the schema of `dpsgd prepare`."
         )
-    if dataset.bounded is not None or schema.user:
+    bounded = dataset.bounded
+    if schema.user and bounded is None:
         raise InputError(
-            "Expected the privacy unit of the rows to be a row; it is a user, and "
-            "nothing bounds a user's rows here. Write ranges that you know without "
-            "the rows into the schema."
+            f"Expected the users of {table} to be bounded: nothing bounds how many "
+            "rows of one are held out. Prepare the table with --keep-users, and give "
+            "what `dpsgd bound --max-examples-per-user K` makes of that part."
+        )
+    if bounded is not None and bounded.sampled != ROWS_SAMPLED:
+        raise InputError(
+            f"Expected {table} to hold rows, not records of users. Give what `dpsgd "
+            "bound` writes without --sample users."
         )
 
 
-def least_rows(num_columns: int, epsilon: float, delta: float) -> int:
-    """Returns the number of rows from which on ranges are found.
-
-    Args:
-      num_columns: Number of columns that get a range, at least 1.
-      epsilon: For one of these rows, above 0.
-      delta: In (0, 1).
-    """
-    return math.ceil(_needed(num_columns, epsilon, delta) / _MOST_BEYOND)
-
-
-def _needed(num_columns: int, epsilon: float, delta: float) -> float:
-    """Returns the number of rows beyond an end that noise does not hide."""
-    stddev = gaussian_noise(epsilon, delta) / math.sqrt(_share(num_columns))
-    return _SIDES * noise_of_rank(stddev)
-
-
-def _share(num_columns: int) -> float:
-    """Returns the share of each of a column's two sums in the squared sensitivity."""
-    # A little less, so that all shares add up to 1 at most in floating point.
-    return (1 - _OF_LABEL) / (2 * num_columns) * (1 - 1e-12)
-
-
-def _beyond(num_rows: int, num_columns: int, epsilon: float, delta: float) -> float:
-    """Returns the share of values beyond each end of a range."""
-    least = least_rows(num_columns, epsilon, delta)
-    if num_rows < least:
+def _check_rows(price: Price, num_rows: float) -> None:
+    if num_rows < price.least_rows:
+        counted = price.counted
         raise InputError(
-            f"Expected at least {least} rows for ranges of "
-            f"{num_columns} columns at epsilon={epsilon:.6g}; --input has {num_rows}. "
-            "Give more rows, or ranges that you know without them, or a larger "
-            "--epsilon."
+            f"Expected at least {price.least_rows} rows for ranges of "
+            f"{len(counted.ranges)} columns at epsilon={price.epsilon:.6g} and "
+            f"vocabularies of {len(counted.texts)}; --input has {num_rows:.0f}. Give "
+            "more rows, or what you know without them, or a larger --epsilon."
         )
-    return max(_BEYOND, _needed(num_columns, epsilon, delta) / num_rows)
 
 
 def statistics(
@@ -206,14 +256,14 @@ def statistics(
     allow_large_delta: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Writes a schema with private ranges; returns them, and shares of classes.
+    """Writes a schema with private ranges and vocabularies; returns all statistics.
 
     Args:
       table: Prepared rows that train nothing, such as the part `val`: Parquet (a
         folder, a file or a glob).
       schema: The schema that they were prepared with.
-      out: New file for the schema with ranges.
-      epsilon: For one of these rows, above 0.
+      out: New file for the schema with what is found.
+      epsilon: For one of these rows, or users, above 0.
       delta: In (0, 1).
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       reporter: Receives progress; None for none.
@@ -241,67 +291,60 @@ def statistics_checked(
       request: From ``check``.
       reporter: Receives progress.
     """
-    noise = gaussian_noise(request.epsilon, request.delta)
-    released = release(_sums(request, reporter), noise)
-    found = {
-        name: _range(request, released, output)
-        for output, name in request.columns.items()
+    price, dataset = request.price, request.dataset
+    # Progress would tell how many rows users have.
+    counting = Counting(
+        price.counted, dataset, Silent() if dataset.bounded else reporter
+    )
+    counting.start()
+    released = release(counting.known(), price.noise_multiplier)
+    num_rows: float = dataset.num_examples
+    if ROWS in released:
+        num_rows = max(1.0, float(released[ROWS].values[0]))
+        _check_rows(price, num_rows)
+    ranges = {
+        name: _range(price, released, output, num_rows)
+        for output, name in price.counted.ranges.items()
     }
-    where = f"by dpsgd statistics, epsilon {request.epsilon:g}, delta {request.delta:g}"
-    lines = {name: _lines(fields, where) for name, fields in found.items()}
-    write_atomically(request.out, with_fields(request.text, lines).encode())
+    vocabularies = {
+        name: _vocabulary(price, counting, output, num_rows)
+        for output, name in price.counted.texts.items()
+    }
+    counting.stop()
+    _write(request, ranges, vocabularies)
     return {
         "claim": request.claim,
-        "epsilon": request.epsilon,
-        "delta": request.delta,
-        "noise_multiplier": noise,
-        "num_rows": request.dataset.num_rows,
-        "beyond": request.beyond,
-        "columns": found,
-        "classes": _classes(released.get(LABEL), request.dataset.num_rows),
+        "epsilon": price.epsilon,
+        "delta": price.delta,
+        "noise_multiplier": price.noise_multiplier,
+        "num_rows": num_rows,
+        "beyond": _beyond(price, num_rows),
+        "stddev_of_beyond": price.beyond / _SIDES / num_rows,
+        "columns": ranges,
+        "vocabularies": vocabularies,
+        "threshold": price.threshold,
+        "missing": dict(
+            zip(
+                price.counted.missing.values(),
+                _shares(released.get(MISSING), num_rows),
+                strict=True,
+            )
+        ),
+        "classes": _shares(released.get(LABEL), num_rows),
     }
 
 
-def _sums(request: StatisticsRequest, reporter: Reporter) -> dict[str, RowSum]:
-    dataset, classes = request.dataset, request.schema.label.num_classes
-    counts = {name: ValueCounts() for name in request.columns}
-    labels = np.zeros(classes or 0, np.int64)
-    reporter.start(dataset.num_rows, done=0)
-    for columns, done in _blocks(request):
-        for name, each in counts.items():
-            each.add(columns[name])
-        if classes:
-            known = np.clip(columns[LABEL].astype(np.int64), 0, classes - 1)
-            labels += np.bincount(known, minlength=classes)
-        reporter.advance(done)
-    reporter.stop()
-    share = _share(len(counts))
-    found = {LABEL: RowSum(values=labels, bound=1, share=_OF_LABEL)} if classes else {}
-    for name, each in counts.items():
-        for part, values in (("single", each.single), ("groups", each.groups)):
-            found[f"{part} {name}"] = RowSum(values=values, bound=1, share=share)
-    return found
-
-
-def _blocks(
-    request: StatisticsRequest,
-) -> Iterator[tuple[dict[str, np.ndarray], int]]:
-    """Yields the columns of each block, and the number of rows so far.  Sensitive."""
-    dataset, done = request.dataset, 0
-    wanted = {*request.columns, LABEL}
-    chosen = tuple(each for each in dataset.columns if each.name in wanted)
-    for block in dataset.blocks:
-        done += block.num_rows
-        yield read_block(block, chosen, dataset.is_listed), done
+def _beyond(price: Price, num_rows: float) -> float:
+    """Returns the share of values beyond each end of a range."""
+    return max(_BEYOND, price.beyond / num_rows)
 
 
 def _range(
-    request: StatisticsRequest, released: dict[str, NoisySum], output: str
+    price: Price, released: dict[str, NoisySum], output: str, num_rows: float
 ) -> dict[str, Any]:
     single, groups = released[f"single {output}"], released[f"groups {output}"]
-    num_rows = request.dataset.num_rows
-    found = Quantiles(single, groups, num_rows)
-    low, high = found.low(request.beyond), found.high(1 - request.beyond)
+    found, beyond = Quantiles(single, groups, num_rows), _beyond(price, num_rows)
+    low, high = found.low(beyond), found.high(1 - beyond)
     middle = (found.low(0.5) + found.high(0.5)) / 2
     if high <= low:  # one value: any range of it will do
         low, high = low - 1.0, high + 1.0
@@ -314,15 +357,58 @@ def _range(
     }
 
 
-def _classes(found: NoisySum | None, num_rows: int) -> list[dict[str, float]]:
+def _vocabulary(
+    price: Price, counting: Counting, output: str, num_rows: float
+) -> dict[str, Any]:
+    """Returns the values of a column that enough rows have, most frequent first."""
+    name, found = f"values {output}", list[tuple[float, str]]()
+    for part in range(counting.num_parts):
+        texts, counts = counting.texts(output, part)
+        one = dataclasses.replace(
+            price.counted.sums[name], values=counts, above=price.threshold
+        )
+        kept = release({name: one}, price.noise_multiplier)[name]
+        # Sorted: the order of the rows tells who came first.
+        texts_kept = texts.take(kept.places).to_pylist()
+        found += zip(-kept.values, texts_kept, strict=True)
+    shares = {text: -count / num_rows for count, text in sorted(found)}
+    return {"shares": shares, "stddev": price.stddev(name) / num_rows}
+
+
+def _shares(found: NoisySum | None, num_rows: float) -> list[dict[str, float]]:
+    """Returns counts as shares of the rows, with the deviation of their noise."""
     if found is None:
         return []
-    return [
-        {"share": float(np.clip(count, 0, num_rows)) / num_rows, "stddev": stddev}
-        for count, stddev in ((each, found.stddev / num_rows) for each in found.values)
-    ]
+    stddev = found.stddev / num_rows
+    shares = np.clip(found.values / num_rows, 0, 1).tolist()
+    return [{"share": share, "stddev": stddev} for share in shares]
 
 
-def _lines(fields: dict[str, Any], where: str) -> list[str]:
-    found = [f"range = [{fields['low']!r}, {fields['high']!r}]  # {where}"]
-    return [*found, f"log = true  # {where}"] if fields["log"] else found
+def _write(
+    request: StatisticsRequest,
+    ranges: dict[str, dict[str, Any]],
+    vocabularies: dict[str, dict[str, Any]],
+) -> None:
+    """Writes the schema with what was found."""
+    price = request.price
+    where = f"  # by dpsgd statistics, epsilon {price.epsilon:g}, delta {price.delta:g}"
+    texts = {
+        name: [f"vocabulary = {_words(each['shares'])}{where}"]
+        for name, each in vocabularies.items()
+        if each["shares"]
+    }
+    lines = {
+        name: [
+            f"range = [{each['low']!r}, {each['high']!r}]{where}",
+            *([f"log = true{where}"] if each["log"] else []),
+        ]
+        for name, each in ranges.items()
+    }
+    text = with_fields(with_fields(request.text, texts, without="buckets"), lines)
+    write_atomically(request.out, text.encode())
+
+
+def _words(texts: Iterable[str]) -> str:
+    # TOML's strings are JSON's, but with this character escaped.
+    quoted = (json.dumps(text, ensure_ascii=False) for text in texts)
+    return f"[{', '.join(quoted)}]".replace("\x7f", "\\u007f")

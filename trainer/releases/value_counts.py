@@ -67,25 +67,18 @@ def _ends() -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-class ValueCounts:
-    """Counts the values of a column that arrive in parts."""
+def count_values(values: np.ndarray) -> np.ndarray:
+    """Returns the numbers of values in each bin, and missing, (962,).  Sensitive.
 
-    def __init__(self) -> None:
-        self._counts = np.zeros(NUM_BINS + 1, np.int64)
+    Args:
+      values: See `bins`.
+    """
+    return np.bincount(bins(values), minlength=NUM_BINS + 1)
 
-    def add(self, values: np.ndarray) -> None:
-        """Adds values; see `bins`.  Sensitive."""
-        self._counts += np.bincount(bins(values), minlength=NUM_BINS + 1)
 
-    @property
-    def single(self) -> np.ndarray:
-        """Counts of the bins, and of missing values, (962,).  Sensitive."""
-        return self._counts
-
-    @property
-    def groups(self) -> np.ndarray:
-        """Counts of the groups, (31,).  Sensitive."""
-        return self._counts[:-1].reshape(-1, GROUP).sum(1)
+def in_groups(single: np.ndarray) -> np.ndarray:
+    """Returns the numbers of values in each group, (31,), from those in each bin."""
+    return single[:-1].reshape(-1, GROUP).sum(1)
 
 
 def noise_of_rank(stddev: float) -> float:
@@ -101,15 +94,15 @@ class Quantiles:
     """Quantiles of a column.
 
     Args:
-      single: Released counts of `ValueCounts.single`.
-      groups: Released counts of `ValueCounts.groups`, with the same noise.
+      single: Released counts of `count_values`.
+      groups: Released counts of `in_groups`, with the same noise.
       num_rows: Number of rows.
 
     Attributes:
       missing: Estimated number of rows without a value.
     """
 
-    def __init__(self, single: NoisySum, groups: NoisySum, num_rows: int) -> None:
+    def __init__(self, single: NoisySum, groups: NoisySum, num_rows: float) -> None:
         self.missing = float(np.clip(single.values[-1], 0, num_rows))
         self._present = num_rows - self.missing
         fine = single.values[:-1].reshape(NUM_GROUPS, GROUP)

@@ -48,6 +48,7 @@ from pipelines.tables.schema.column_kinds import (
     KINDS,
     LABEL,
     USER,
+    Category,
     Date,
     Drop,
     Kind,
@@ -407,6 +408,18 @@ class Schema:
         """Columns of the table that a model uses, in order."""
         left_out = (Drop.kind, LABEL, USER)
         return tuple(n for n, kind in self.columns.items() if kind.kind not in left_out)
+
+    @property
+    def unlisted(self) -> dict[str, str]:
+        """Output -> column of the table, of categories whose values are not listed."""
+        return {
+            output.name: name
+            for name, kind in self.columns.items()
+            if isinstance(kind, Category)
+            and kind.vocabulary is None
+            and kind.length is None
+            for output in self.outputs_of(name)
+        }
 
     @property
     def description(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pipelines.tables.file_parts import (
 from pipelines.tables.raw_files import InputFile, list_files, read_lines
 from pipelines.tables.schema.schema import InputOptions, Schema
 from pipelines.tables.table_files import read_parquet, read_text
-from pipelines.tables.table_format import TableFormat
+from pipelines.tables.table_format import TableFormat, TableOptions
 
 NAMES = ("a", "b")
 #: What rows are made of: cells with marks within them, quoted line ends, and odd rows.
@@ -168,7 +168,7 @@ def test_what_cannot_be_read_from_its_middle_is_one_part(
     def ranges(name: str, data: bytes, **options: Any) -> list[InputFile]:
         schema = Schema.from_json({**fields, "input": options})
         file = input_file(tmp_path / name, data)
-        return TableFormat(schema, [file]).ranges(file, 50)
+        return TableFormat(TableOptions(schema=schema), [file]).ranges(file, 50)
 
     assert len(ranges("t.csv", data)) > 2
     assert len(ranges("t.csv", data, encoding="latin-1")) > 2

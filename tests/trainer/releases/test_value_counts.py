@@ -10,7 +10,13 @@ from scipy import stats
 
 from trainer.releases import value_counts
 from trainer.releases.release import NoisySum, RowSum, release
-from trainer.releases.value_counts import NUM_BINS, Quantiles, ValueCounts, bins
+from trainer.releases.value_counts import (
+    NUM_BINS,
+    Quantiles,
+    bins,
+    count_values,
+    in_groups,
+)
 
 ERROR_RATE = 1e-6
 WILD = np.array(
@@ -46,23 +52,19 @@ def test_every_value_is_in_one_bin_or_missing() -> None:
 
 def test_a_row_moves_each_array_of_counts_by_one() -> None:
     values = any_floats(200, seed=1)
-    whole = ValueCounts()
-    whole.add(values)
+    whole = count_values(values)
     for row in range(len(values)):
-        others = ValueCounts()
-        others.add(np.delete(values, row))
-        assert np.abs(whole.single - others.single).sum() == 1
-        moved = np.abs(whole.groups - others.groups).sum()
+        others = count_values(np.delete(values, row))
+        assert np.abs(whole - others).sum() == 1
+        moved = np.abs(in_groups(whole) - in_groups(others)).sum()
         assert moved == (not np.isnan(values[row]))
 
 
 def quantiles(values: np.ndarray, noise: float) -> Quantiles:
-    counts = ValueCounts()
-    for part in np.array_split(values.astype(np.float32), 3):
-        counts.add(part)
+    counts = count_values(values.astype(np.float32))
     sums = {
-        "single": RowSum(values=counts.single, bound=1, share=0.5),
-        "groups": RowSum(values=counts.groups, bound=1, share=0.5),
+        "single": RowSum(values=counts, bound=1, share=0.5),
+        "groups": RowSum(values=in_groups(counts), bound=1, share=0.5),
     }
     found = release(sums, noise)
     return Quantiles(found["single"], found["groups"], len(values))
@@ -96,7 +98,11 @@ def test_a_rank_has_no_more_noise_than_stated() -> None:
     rng, squares = np.random.default_rng(3), []
     for _ in range(count):
         single, groups = (
-            NoisySum(values=rng.normal(0, stddev, size), stddev=stddev)
+            NoisySum(
+                values=rng.normal(0, stddev, size),
+                stddev=stddev,
+                places=np.arange(size),
+            )
             for size in (NUM_BINS + 1, value_counts.NUM_GROUPS)
         )
         squares.append(Quantiles(single, groups, num_rows=0)._rough ** 2)

@@ -32,17 +32,19 @@ from trainer.report.progress import Terminal
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="New file: the schema with ranges, to prepare the table again with.",
+    help="New file: the schema with what is found, to prepare the table again with.",
 )
 @shared_options.epsilon("For one row of --input.", required=True)
 @shared_options.delta("For one row of --input.", required=True)
 @shared_options.as_json
 def statistics_command(as_json: bool, **flags: Any) -> None:
-    """Find ranges of numeric columns and shares of classes, with an epsilon for them.
+    """Find ranges, vocabularies and shares of classes, with an epsilon for them.
 
     A range makes a number in [-1, 1] of a column, which trains better than its
     logarithm, and must not be read off the rows.  Rows that train nothing pay for it:
-    a model of other rows then has its epsilon, not a larger one.
+    a model of other rows then has its epsilon, not a larger one.  Vocabularies are
+    found of a table that was prepared with --keep-values, for half of --delta.  ± is
+    one standard deviation of the noise.
 
     \b
     Example:
@@ -65,19 +67,31 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
 
 
 def _text(found: dict[str, Any]) -> str:
-    width = max(map(len, [*found["columns"], "column"]))
+    width = max(map(len, [*found["columns"], *found["missing"], "column"]))
     lines = [f"{'column':<{width}}{'low':>12}{'high':>12}{'log':>6}{'missing':>10}"]
     for name, each in found["columns"].items():
         log = "yes" if each["log"] else "no"
         lines.append(
             f"{name:<{width}}{each['low']:>12.6g}{each['high']:>12.6g}{log:>6}"
-            f"{each['missing']:>10.2%}"
+            f"{each['missing']:>10.2%} ± {each['stddev_of_missing']:.2%}"
         )
+    lines += [
+        f"{name:<{width}}{'':>30}{each['share']:>10.2%} ± {each['stddev']:.2%}"
+        for name, each in found["missing"].items()
+    ]
     lines.append(
-        f"About {found['beyond']:.1%} of the values are beyond each end, and are "
-        "clipped to it."
+        f"About {found['beyond']:.1%} of the values are beyond each end (± "
+        f"{found['stddev_of_beyond']:.2%}), and are clipped to it."
     )
-    shares = ", ".join(f"{each['share']:.2%}" for each in found["classes"])
+    for name, each in found["vocabularies"].items():
+        lines.append(
+            f"{name}: {len(each['shares'])} values of more than {found['threshold']} "
+            f"rows, with {sum(each['shares'].values()):.1%} of the rows; each share "
+            f"± {each['stddev']:.2%}."
+        )
+    shares = ", ".join(
+        f"{each['share']:.2%} ± {each['stddev']:.2%}" for each in found["classes"]
+    )
     return "\n".join(
         [*lines, *([f"Shares of the classes: {shares}."] if shares else [])]
     )
