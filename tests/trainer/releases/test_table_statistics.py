@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,7 @@ from trainer.releases import table_counts, table_statistics
 from trainer.releases.schema_text import with_fields
 from trainer.releases.table_statistics import least_rows, release, statistics
 from trainer.releases.vocabularies import threshold
+from trainer.report.progress import Silent
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -349,7 +351,7 @@ def test_rare_values_do_not_appear(
     assert "only-" not in (tmp_path / "out.toml").read_text() + str(found)
 
 
-def test_users_have_as_much_noise_as_rows(
+def test_rows_of_bounded_users_have_the_noise_of_k_rows(
     root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
 ) -> None:
     header, *rows = (root / "table.csv").read_text().split("\n")[:-1]
@@ -370,11 +372,25 @@ def test_users_have_as_much_noise_as_rows(
     )
     assert "at most 2 rows" in found["claim"]
     counted = table_counts.Counted.of(Schema.read(root / "users.toml"), ["job"], most=2)
-    bounds = {name: each.bound for name, each in counted.sums.items()}
-    # One user, whose two rows are alike, moves every sum by its bound.
-    assert bounds.pop("missing") == 2 * math.sqrt(2)
+    # What is counted of the rows of a user is what it moves: nothing beyond the bounds,
+    # and two rows that are alike and lack all values reach each of them.
+    rows_of = pq.read_table(f"{root}/users-val")
+    dataset = list_blocks(f"{root}/users-val", with_texts=True)
+    counting = table_counts.Counting(counted, dataset, Silent())
+    alike = rows_of.take([0, 0])
+    for name in counted.missing:
+        kind = alike[name].type
+        lacking = pa.array(["" if name == "job" else np.nan] * 2, kind)
+        alike = alike.set_column(alike.column_names.index(name), name, lacking)
+    pairs = [alike, *(rows_of.slice(place, 2) for place in range(0, 400, 2))]
+    moved = [
+        {name: np.linalg.norm(x) for name, x in counting._count(pair).items()}
+        for pair in pairs
+    ]
+    bounds = {n: x.bound for n, x in counted.sums.items() if not n.startswith("values")}
+    for name, bound in bounds.items():
+        assert max(each[name] for each in moved) == pytest.approx(bound)
+    assert bounds.pop("missing") == 2 * math.sqrt(len(counted.missing))
     assert set(bounds.values()) == {2}
-    rows_kept = sum(pq.read_metadata(p).num_rows for p in
-                    pathlib.Path(root, "users-val").glob("*.parquet"))  # fmt: skip
-    assert found["num_rows"] != rows_kept or found["noise_multiplier"] < 0.2
+    rows_kept = len(rows_of)
     assert found["num_rows"] == pytest.approx(rows_kept, abs=60)

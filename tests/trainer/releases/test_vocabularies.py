@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 
 import numpy as np
 import pyarrow as pa
@@ -79,9 +80,10 @@ def test_delta_is_that_of_counts_and_thresholds(
     assert worst(1) > delta
 
 
-def test_thresholds_are_those_of_the_table_of_the_design() -> None:
-    # Computed independently by mpmath's inverse of the normal law.
-    assert threshold(20.0, 1, 1e-6) == math.ceil(0.5 + 20 * 4.753424)
+def test_a_threshold_is_a_quantile_above_one_row() -> None:
+    # One part in a million of a normal law is beyond 4.7534243 deviations.
+    assert statistics.NormalDist().cdf(-4.7534243) == pytest.approx(1e-6, rel=1e-6)
+    assert threshold(20.0, 1, 1e-6) == math.ceil(0.5 + 20 * 4.7534243)
     assert threshold(20.0, 26, 1e-6) > threshold(20.0, 8, 1e-6)
 
 
