@@ -131,3 +131,12 @@ def test_a_sum_is_never_more_private_than_the_two_losses():
 def test_no_noise_is_an_infinite_epsilon():
     free = parts.run(SMALL, 0.0)
     assert Composition([(free, 1)]).epsilon(DELTA) == math.inf
+
+
+def test_bounds_of_1_do_not_end_the_search():
+    """As the best of many noisy scores has; seen to fail if they count as flat."""
+    exact = parts.gaussian(0.5)
+    vague = loss_grid.Profile(lambda x: exact.deltas(x) if x > 3 else (1.0, 1.0))
+    found = Composition([(vague, 1)]).epsilon(DELTA)
+    alone = gaussian_epsilon(0.5, DELTA)
+    assert alone <= found <= alone * (1 + 1e-3)
