@@ -45,6 +45,17 @@ def test_a_jump_takes_few_evaluations():
     assert len(calls) < 60
 
 
+@pytest.mark.parametrize("guess", [0.01, 0.3, 1.0])
+def test_noise_at_which_nothing_is_proven_is_left_behind(guess):
+    """Seen to end at NaN: of two infinite values secants have no slope."""
+
+    def excess(noise):
+        return math.inf if noise < 0.5 else math.log(0.7 / noise)
+
+    found = calibration.smallest_noise(excess, guess)
+    assert 0.7 <= found <= 0.7 * (1 + 2.1e-4)
+
+
 def test_degenerate_ends():
     assert calibration.smallest_noise(lambda _: -1.0, 1.0) == 0.0
     assert calibration.smallest_noise(lambda _: 1.0, 1.0) == math.inf
