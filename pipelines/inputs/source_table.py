@@ -21,7 +21,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
@@ -29,7 +29,9 @@ from pipelines.core.users.bounded import BOUNDED
 from pipelines.files import storage
 from pipelines.files.json_files import read_json
 from pipelines.files.paths import absolute, join
-from pipelines.inputs.parquet_blocks import PREPARED_NAME, Listing, footer_digest
+
+if TYPE_CHECKING:
+    from pipelines.inputs.parquet_blocks import Listing
 
 #: Bytes and number of the samples of a text.
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
@@ -73,6 +75,8 @@ def source_digests(paths: Iterable[str]) -> list[str]:
 
 
 def _source_digest(path: str) -> str:
+    from pipelines.inputs.parquet_blocks import footer_digest  # after --help
+
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_PARQUET_END)))
@@ -102,6 +106,8 @@ def table_of(listing: Listing) -> SourceTable:
 
 def _prepared(folder: str, part: str) -> SourceTable | None:
     """Returns the table of a part of prepared data; None if its record is not there."""
+    from pipelines.inputs.parquet_blocks import PREPARED_NAME  # after --help
+
     path = join(folder, PREPARED_NAME)
     if not storage.exists(path):
         return None

@@ -6,6 +6,7 @@ import base64
 import bz2
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import pathlib
@@ -29,6 +30,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 import dpsgd
 from accounting.core.plan import DpSgdPlan
 from pipelines.files import storage
+from pipelines.files.json_files import pretty_json
 from pipelines.files.key_files import create_key_file
 from pipelines.files.paths import StrPath, is_remote
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
@@ -149,6 +151,17 @@ def contents(folder: StrPath) -> dict[str, bytes]:
     paths = map("/".join, storage.walk(folder, lambda _: True))
     kept = (path for path in paths if not path.endswith("sampling.key"))
     return {path: storage.read_bytes(f"{folder}/{path}") for path in kept}
+
+
+def prepared_bytes(folder: StrPath) -> dict[str, bytes]:
+    """Every file of prepared data by its path, whichever files it was read from."""
+    found = contents(folder)
+    if (name := "_prepared.json") in found:
+        record = json.loads(found[name])
+        assert record.pop("fingerprint")
+        assert record["settings"].pop("sources")
+        found[name] = pretty_json(record)
+    return found
 
 
 @pytest.fixture(scope="session")

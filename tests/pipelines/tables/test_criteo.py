@@ -23,6 +23,7 @@ from pipelines.tables.convert import SPLITS, split_counts
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job import prepare_job
 from pipelines.tables.job.prepare_job import prepare
+from tests.pipelines.conftest import prepared_bytes
 
 CANARY = "5ec4e7ca"
 OPTIONS = PrepareOptions()
@@ -401,11 +402,6 @@ def test_an_empty_split_has_a_file_without_rows(
     assert pq.read_table(tmp_path / "out" / "test").num_rows == 0
 
 
-def file_bytes(out: pathlib.Path) -> dict[str, bytes]:
-    paths = sorted(path for path in out.rglob("*") if path.is_file())
-    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
-
-
 def test_files_blocks_threads_and_packing_do_not_matter(
     text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,7 +420,7 @@ def test_files_blocks_threads_and_packing_do_not_matter(
         out = tmp_path / f"parts-{threads}"
         runtime = Runtime(num_threads=threads)
         prepare(str(tmp_path / pattern), out, OPTIONS, runtime=runtime)
-        assert file_bytes(out) == file_bytes(tmp_path / "whole")
+        assert prepared_bytes(out) == prepared_bytes(tmp_path / "whole")
 
 
 def test_memory_does_not_grow_with_the_input(
@@ -498,7 +494,7 @@ def test_skipped_lines_leave_the_others_as_they_were(
     assert summary.num_bad_lines == 6
     assert [line.split(":", 1)[1] for line in summary.bad_lines] == REASONS
     assert tuple(summary.num_rows.values()) == split_counts(14, (80, 10, 10))
-    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "good")
+    assert prepared_bytes(tmp_path / "out") == prepared_bytes(tmp_path / "good")
 
 
 # --- Errors before any work, and nothing half-written ------------------------------
@@ -598,7 +594,7 @@ def test_no_partial_output_after_a_failure(
     assert not (tmp_path / "out").exists()
     prepare(path, tmp_path / "out", options)  # as the message says
     prepare(path, tmp_path / "wanted", options)
-    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
+    assert prepared_bytes(tmp_path / "out") == prepared_bytes(tmp_path / "wanted")
     assert not (tmp_path / "out.unfinished").exists()
 
 

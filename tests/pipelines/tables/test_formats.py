@@ -26,6 +26,7 @@ from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
+from tests.pipelines.conftest import prepared_bytes
 
 UTC = datetime.timezone.utc
 #: Texts, numbers and a day that stand for missing values in every table below.
@@ -325,8 +326,7 @@ def outcome(path: pathlib.Path, schema: Schema) -> dict[str, bytes] | str:
         )
     except InputError as error:
         return str(error)
-    files = [each for each in out.rglob("*") if each.is_file()]
-    return {str(each.relative_to(out)): each.read_bytes() for each in files}
+    return prepared_bytes(out)
 
 
 def both(arrow: pa.Table, rows: list[list[str]], schema: Schema) -> tuple[Any, Any]:

@@ -29,6 +29,7 @@ from pipelines.tables.prepared_files import open_writer
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_format import TableOptions
+from tests.pipelines.conftest import prepared_bytes
 
 ON = PipelineOptions(["--runner=FnApiRunner"])
 LABEL = {"kind": "label", "task": "binary"}
@@ -65,11 +66,6 @@ def table(tmp_path: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def file_bytes(out: pathlib.Path) -> dict[str, bytes]:
-    paths = [path for path in out.rglob("*") if path.is_file()]
-    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
-
-
 def direct(work: Any, items: Any) -> None:
     """What an engine does, here and in another order."""
     for item in reversed(list(items)):
@@ -100,8 +96,8 @@ def test_the_files_are_those_of_prepare(
     runtime = Runtime(run_tasks=engine) if by == "fraction" else THERE
     found = prepare(str(table), tmp_path / "out", options, runtime=runtime)
     assert found == wanted
-    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
-    assert len(file_bytes(tmp_path / "out")) > 5
+    assert prepared_bytes(tmp_path / "out") == prepared_bytes(tmp_path / "wanted")
+    assert len(prepared_bytes(tmp_path / "out")) > 5
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
     assert not (tmp_path / "out.unfinished").exists()
 
@@ -125,7 +121,7 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
     assert not out.exists()
     unfinished = tmp_path / "out.unfinished"
     assert stat.S_IMODE(unfinished.stat().st_mode) == 0o700
-    before = file_bytes(unfinished / "data")
+    before = prepared_bytes(unfinished / "data")
     assert len(before) == 2
     prepare(str(table), tmp_path / "wanted", options)
     with pytest.raises(InputError, match="to be of the same job"):
@@ -135,7 +131,7 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
     times = {name: (unfinished / "data" / name).stat().st_mtime_ns for name in before}
     prepare(str(table), out, options, runtime=THERE)
     assert times == {name: (out / name).stat().st_mtime_ns for name in before}
-    assert file_bytes(out) == file_bytes(tmp_path / "wanted")
+    assert prepared_bytes(out) == prepared_bytes(tmp_path / "wanted")
 
 
 def _never(*_: Any) -> None:
@@ -202,7 +198,7 @@ def test_a_large_file_is_divided_among_workers_with_the_bytes_of_prepare(
     for name in ("read_lines", "range_leaves_open"):
         monkeypatch.setattr(f"pipelines.tables.file_parts.{name}", _never)
     assert prepare(path, tmp_path / "out", skipping, runtime=THERE) == wanted
-    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
+    assert prepared_bytes(tmp_path / "out") == prepared_bytes(tmp_path / "wanted")
 
 
 def test_a_large_file_that_is_not_divided_is_said(

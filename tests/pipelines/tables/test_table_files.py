@@ -28,6 +28,7 @@ from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.raw_inputs import RawInputs
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions, row_group_rows
+from tests.pipelines.conftest import prepared_bytes
 
 CANARY = "5ec4e7ca"
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -78,11 +79,6 @@ def run(source: pathlib.Path, out: pathlib.Path, **options: Any) -> PrepareSumma
     return prepare(str(source), out, TableOptions(**options))
 
 
-def file_bytes(out: pathlib.Path) -> dict[str, bytes]:
-    paths = [path for path in out.rglob("*") if path.is_file()]
-    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
-
-
 @pytest.fixture
 def table(tmp_path: pathlib.Path) -> pathlib.Path:
     """``t.parquet``: 200 rows in row groups of 64."""
@@ -95,7 +91,7 @@ def table(tmp_path: pathlib.Path) -> pathlib.Path:
 def wanted(table: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, bytes]:
     """The files that come of these rows."""
     run(table, tmp_path / "wanted")
-    return file_bytes(tmp_path / "wanted")
+    return prepared_bytes(tmp_path / "wanted")
 
 
 def test_every_format_gives_the_same_bytes(
@@ -127,7 +123,7 @@ def test_every_format_gives_the_same_bytes(
         out = tmp_path / "out" / path.name
         summary = run(path, out)
         assert summary.num_rows == {"train": 160, "val": 20, "test": 20}
-        assert file_bytes(out) == wanted, path.name
+        assert prepared_bytes(out) == wanted, path.name
         index = path.name == "other.parquet"
         assert summary.left_out == (("__index_level_0__",) if index else ())
 
@@ -152,7 +148,7 @@ def test_files_blocks_threads_and_row_groups_do_not_matter(
         out = tmp_path / f"{kind}-out"
         runtime = Runtime(num_threads=3)
         prepare(str(folder), out, TableOptions(schema=schema_of()), runtime=runtime)
-        assert file_bytes(out) == wanted
+        assert prepared_bytes(out) == wanted
 
 
 def test_partition_folders_are_columns(
