@@ -120,9 +120,17 @@ def stage(
 
 
 def test_parts_with_too_few_rows_give_no_ranges(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     first = pathlib.Path("out/first")
+    first.mkdir(parents=True)
+    write_census(tmp_path / "census.csv")
+    of_schema = [one for one in CHOICES if not one.startswith(("--eps", "--train"))]
+    made = ["schema", *of_schema, "--out=out/schema.toml"]
+    assert CliRunner().invoke(cli, made, catch_exceptions=False).exit_code == 0
     few, many = (stage(monkeypatch, rows, "_ranges", first, 1) for rows in (400, 4_000))
     assert few.is_done
     assert "no ranges: 400 rows of the part `val` are fewer" in capsys.readouterr().err

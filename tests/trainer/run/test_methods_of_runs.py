@@ -138,9 +138,7 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
     statement = privacy.run_statement(record, manifest, delta=None)
     assert statement.to_json() == summary.statement
     mixed = Mixing(mix_width=0.5, l2_norm_clip=1.0, linf_factor=16)
-    wanted = theorem.epsilon(
-        manifest.plan, mixed, noise_multiplier=0.4, delta=1e-3
-    ).guarantee
+    wanted = mixed.epsilon(manifest.plan, noise_multiplier=0.4, delta=1e-3).guarantee
     assert summary.statement["epsilon"] == wanted
     plain = accountant.epsilon(
         manifest.plan, noise_multiplier=0.4, delta=1e-3
