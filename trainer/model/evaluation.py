@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import BOUNDED
+from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, footer_digest
 from trainer.model.metrics import Metric, Metrics, Scores, guessing, joined
@@ -79,6 +79,11 @@ class HeldOut:
         self._files, self.num_rows = check_files(
             directory, manifest.columns, manifest.dataset, input_digests, option=option
         )
+
+    @functools.cached_property
+    def bounded(self) -> Bounded | None:
+        """How users are bounded; None if they are not."""
+        return bounded_users(self._files, self.option)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -340,14 +345,38 @@ def _check_file(
         )
     for column in columns:
         _check_column(path, schema, column)
-    # Only training examples are bounded per user.
-    trained = {k: v for k, v in description.items() if k != BOUNDED}
-    if _description(schema) != trained:
+    # Users of training and of held-out examples are bounded each by themselves.
+    if _not_bounded(_description(schema)) != _not_bounded(description):
         raise InputError(
             f"Expected {path} to be prepared as the examples of the batches were; its "
             "description differs. Use the test split of the same `dpsgd prepare`."
         )
     return num_rows
+
+
+def _not_bounded(description: Any) -> Any:
+    if not isinstance(description, Mapping):
+        return description
+    return {k: v for k, v in description.items() if k != BOUNDED}
+
+
+def bounded_users(files: _Files, option: str) -> Bounded | None:
+    """Returns how the users of held-out files are bounded; None if they are not.
+
+    Args:
+      files: From `check_files`.
+      option: Flag that gave them, for messages.
+
+    Raises:
+      InputError: in another way in another file.
+    """
+    found = [Bounded.of(_description(_file_schema(path))) for path, _ in files]
+    if any(each != found[0] for each in found):
+        raise InputError(
+            f"Expected all files of {option} to bound users in one way. Give the "
+            "output of one `dpsgd bound`."
+        )
+    return found[0]
 
 
 def _file_schema(path: pathlib.Path) -> pa.Schema:

@@ -4,6 +4,12 @@ Formal guarantees:
   - metrics are functions of released sums and of public values alone.
   - an interval has the true value of the population with a probability of about 95 %,
     over noise and over which rows were held out, where the normal approximation holds.
+  - of users it has it with that probability or a larger one.  Rows of a user may be
+    alike, and whose they are is not known; but each metric is, to first order, a sum of
+    one term for each row, and the square of the sum of a user's k terms is at most k
+    times the sum of their squares.  So the variance that is stated for independent
+    users is k times that of independent rows, which it is if users have k rows that
+    are all alike.
 
 Public: everything.
 
@@ -28,6 +34,21 @@ from trainer.releases.release import NoisySum
 _SIDES = 1.96
 #: A class has at least so many times the noise of its size, or AUC is not stated.
 _LEAST = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Count:
+    """The number of held-out rows.
+
+    Attributes:
+      value: The number, or an estimate of it.
+      noise: Standard deviation by the noise of a release; 0 if it is public.
+      most: Largest number of rows of one user; 1 if the unit is a row.
+    """
+
+    value: float
+    noise: float = 0.0
+    most: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,12 +81,21 @@ class Estimates:
       guessing: Metrics of the best constant, from the same release.
       calibration: Of probabilities: a dict for each bin.
       capped: Share of rows whose loss is above the cap; None if it was not counted.
+      num_rows: Number of rows, or an estimate of it.
     """
 
     metrics: dict[str, Estimate | None]
     guessing: dict[str, float]
     calibration: list[dict[str, float]]
     capped: Estimate | None
+    num_rows: float
+
+    def without_metrics(self) -> Estimates:
+        """Returns the estimates of rows that noise hides."""
+        hidden = dict.fromkeys(self.metrics)
+        return dataclasses.replace(
+            self, metrics=hidden, guessing={}, calibration=[], capped=None
+        )
 
 
 def noise_of_accuracy(stddev_of_counts: float, num_cells: int, num_rows: int) -> float:
@@ -79,51 +109,52 @@ def noise_of_accuracy(stddev_of_counts: float, num_cells: int, num_rows: int) ->
     return stddev_of_counts * math.sqrt(num_cells) / 2 / num_rows
 
 
-def of_binary(sums: Mapping[str, NoisySum], num_rows: int, cap: float) -> Estimates:
+def of_binary(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimates:
     """Returns the metrics of probabilities of label 1.
 
     Args:
       sums: From `release.release`.
-      num_rows: Number of held-out rows.
+      rows: Number of held-out rows.
       cap: Largest loss that counts.
     """
     counts = sums["counts"].values.reshape(-1, 2)
     middle = int(np.searchsorted(edges(cap), 0.5)) + 1
     right, wrong = _by_sides(counts, middle)
     noise = sums["counts"].stddev * math.sqrt(counts.size) / 2
-    ones = _difference(counts[:, 1], counts[:, 0], num_rows)
+    ones = _difference(counts[:, 1], counts[:, 0], rows)
     outermost = counts[0, 1] + counts[-1, 0]
     return Estimates(
         metrics={
-            "auc": _auc(sums["pairs"], ones, noise, num_rows),
-            "log_loss": _loss(sums, num_rows, cap),
-            "accuracy": _share(_difference(right, wrong, num_rows), noise, num_rows),
+            "auc": _auc(sums["pairs"], ones, noise, rows),
+            "log_loss": _loss(sums, rows, cap),
+            "accuracy": _half_and(right, wrong, noise, rows),
         },
-        guessing={"auc": 0.5, **_guessing(np.array([num_rows - ones, ones]))},
-        calibration=_calibration(counts, cap, sums["counts"].stddev),
-        capped=_share(outermost, sums["counts"].stddev * math.sqrt(2), num_rows),
+        guessing={"auc": 0.5, **_guessing(np.array([rows.value - ones, ones]))},
+        calibration=_calibration(counts, cap, sums["counts"].stddev, rows.most),
+        capped=_share(outermost, sums["counts"].stddev * math.sqrt(2), rows),
+        num_rows=rows.value,
     )
 
 
-def of_classes(sums: Mapping[str, NoisySum], num_rows: int, cap: float) -> Estimates:
+def of_classes(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimates:
     """Returns the metrics of one of several classes.
 
     Args:
       sums: From `release.release`.
-      num_rows: Number of held-out rows.
+      rows: Number of held-out rows.
       cap: Largest loss that counts.
     """
     counts = sums["counts"].values.reshape(-1, 2)
     noise = sums["counts"].stddev * math.sqrt(counts.size) / 2
-    right = _difference(counts[:, 1], counts[:, 0], num_rows)
     return Estimates(
         metrics={
-            "accuracy": _share(right, noise, num_rows),
-            "log_loss": _loss(sums, num_rows, cap),
+            "accuracy": _half_and(counts[:, 1], counts[:, 0], noise, rows),
+            "log_loss": _loss(sums, rows, cap),
         },
         guessing=_guessing(counts.sum(1)),
         calibration=[],
         capped=None,
+        num_rows=rows.value,
     )
 
 
@@ -134,44 +165,58 @@ def _by_sides(counts: np.ndarray, middle: int) -> tuple[np.ndarray, np.ndarray]:
     return right, wrong
 
 
-def _difference(some: np.ndarray, others: np.ndarray, num_rows: int) -> float:
+def _difference(some: np.ndarray, others: np.ndarray, rows: Count) -> float:
     """Returns how many rows are among ``some``, where all are among one of both."""
-    # The number of all rows is public, which halves the noise of the sum of some.
-    return float((num_rows + some.sum() - others.sum()) / 2)
+    # The number of all rows has less noise than the sum of some, or none.
+    return float((rows.value + some.sum() - others.sum()) / 2)
 
 
-def _share(count: float, noise: float, num_rows: int) -> Estimate:
-    value = min(1.0, max(0.0, count / num_rows))
+def _half_and(
+    some: np.ndarray, others: np.ndarray, noise: float, rows: Count
+) -> Estimate:
+    """Returns the share of ``some``, which is a half and half of the difference."""
+    return _share(_difference(some, others, rows), noise, rows, known=0.5)
+
+
+def _share(count: float, noise: float, rows: Count, known: float = 0.0) -> Estimate:
+    """Returns a count as a share, of which a part is known whatever ``rows`` is."""
+    value = min(1.0, max(0.0, count / rows.value))
     # At least that of one row, where the estimate is 0 or 1.
-    spread = max(value * (1 - value), 1 / num_rows)
-    sampling = math.sqrt(spread / num_rows)
-    return Estimate(value=value, noise=noise / num_rows, sampling=sampling)
-
-
-def _loss(sums: Mapping[str, NoisySum], num_rows: int, cap: float) -> Estimate:
-    value = min(1.0, max(0.0, mean(float(sums["loss"].values[0]), num_rows)))
-    square = mean(float(sums["squares"].values[0]), num_rows)
-    # Between 0 and that of losses of 0 and of the cap alone.
-    variance = min(max(square - value**2, 1 / num_rows), value * (1 - value))
-    unit = mean(sums["loss"].stddev, num_rows) - 0.5
+    spread = max(value * (1 - value), 1 / rows.value)
     return Estimate(
-        value=cap * value,
-        noise=cap * unit,
-        sampling=cap * math.sqrt(max(variance, 0.0) / num_rows),
+        value=value,
+        noise=math.hypot(noise, (value - known) * rows.noise) / rows.value,
+        sampling=math.sqrt(spread * rows.most / rows.value),
     )
 
 
-def _auc(pairs: NoisySum, ones: float, noise: float, num_rows: int) -> Estimate | None:
-    zeros = num_rows - ones
-    if min(ones, zeros) < max(2.0, _LEAST * noise):
+def _loss(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimate:
+    value = min(1.0, max(0.0, mean(float(sums["loss"].values[0]), rows.value)))
+    square = mean(float(sums["squares"].values[0]), rows.value)
+    # Between 0 and that of losses of 0 and of the cap alone.
+    variance = min(max(square - value**2, 1 / rows.value), value * (1 - value))
+    unit = mean(sums["loss"].stddev, rows.value) - 0.5
+    of_rows = (value - 0.5) * rows.noise / rows.value
+    return Estimate(
+        value=cap * value,
+        noise=cap * math.hypot(unit, of_rows),
+        sampling=cap * math.sqrt(max(variance, 0.0) * rows.most / rows.value),
+    )
+
+
+def _auc(pairs: NoisySum, ones: float, noise: float, rows: Count) -> Estimate | None:
+    zeros = rows.value - ones
+    if min(ones, zeros) < max(2.0, _LEAST * math.hypot(noise, rows.noise / 2)):
         return None
     above = float(pairs.values[0]) / (2 * ones * zeros)
     value = min(1.0, max(0.0, 0.5 + above))
+    # One of both classes is larger by noise, and the other smaller; or both are larger.
     of_sizes = (value - 0.5) * (1 / ones - 1 / zeros) * noise
+    of_rows = (value - 0.5) * (1 / ones + 1 / zeros) * rows.noise / 2
     return Estimate(
         value=value,
-        noise=math.hypot(pairs.stddev / (2 * ones * zeros), of_sizes),
-        sampling=_sampling_of_auc(value, ones, zeros),
+        noise=math.hypot(pairs.stddev / (2 * ones * zeros), of_sizes, of_rows),
+        sampling=_sampling_of_auc(value, ones, zeros) * math.sqrt(rows.most),
     )
 
 
@@ -190,7 +235,9 @@ def _guessing(counts: np.ndarray) -> dict[str, float]:
     return {"log_loss": entropy + 0.0, "accuracy": float(shares.max())}
 
 
-def _calibration(counts: np.ndarray, cap: float, stddev: float) -> list[dict[str, Any]]:
+def _calibration(
+    counts: np.ndarray, cap: float, stddev: float, most: int
+) -> list[dict[str, Any]]:
     """Returns the bins with the share of ones and its standard deviation."""
     ends = [0.0, *map(float, edges(cap)), 1.0]
     found = []
@@ -198,7 +245,7 @@ def _calibration(counts: np.ndarray, cap: float, stddev: float) -> list[dict[str
         rows = float(zeros + ones)
         if rows < 2 * _LEAST * stddev:
             continue
-        share = _share(float(ones), stddev, max(1, round(rows)))
+        share = _share(float(ones), stddev, Count(value=rows, most=most))
         spread = math.hypot(share.noise, share.sampling)
         found.append(
             {

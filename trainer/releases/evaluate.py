@@ -3,8 +3,9 @@
     RUN/metrics.json    metrics, intervals, baseline and claim; public
 
 Formal guarantees:
-  - the metrics are (epsilon, delta)-private for one held-out row under zero-out: they
-    are functions of one Gaussian release.
+  - the metrics are (epsilon, delta)-private for one held-out row or user under
+    zero-out: they are functions of one Gaussian release; of users of two, of which the
+    first gives the sensitivity of the second: see `Price.most_rows`.
   - model and metrics together are private at the larger epsilon of both, at one delta,
     if no row is held out and trained on: a row that was trained on changes the model
     alone, and one that was held out the metrics alone.  Batches of the run are asked
@@ -12,12 +13,15 @@ Formal guarantees:
     other files are not noticed.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
     nothing is shown before they are on disk, and charged if there is a budget.
-  - the privacy unit is a row.  A run whose unit is a user is refused: nothing bounds a
-    user's held-out rows.
+  - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a
+    user.  The number of rows of users is then released with noise, and shown nowhere
+    else; where noise hides it no metric is stated.  Users who are not bounded are
+    refused.
   - *not* covered: an error for a file that cannot be read, after which nothing is
     released; how long it took; other evaluations of the same rows.
 
-Public: settings, number of rows, metrics.json.  Sensitive: rows and predictions.
+Public: settings, number of rows (not of users' rows), metrics.json.  Sensitive: rows
+and predictions.
 """
 
 from __future__ import annotations
@@ -44,10 +48,10 @@ from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL
 from trainer.prediction.chosen_model import ChosenModel, choose
 from trainer.releases import estimates
-from trainer.releases.estimates import Estimates
+from trainer.releases.estimates import Count, Estimates
 from trainer.releases.held_out_sums import HeldOutRows, default_cap
 from trainer.releases.price import Price
-from trainer.releases.release import RowSum, release
+from trainer.releases.release import NoisySum, release
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run import privacy
@@ -112,9 +116,11 @@ def check(
     if largest_loss is not None:
         check_float("largest_loss", largest_loss, above=0)
     held_out = HeldOut(table, manifest, _digests_of(batches, record), option="--input")
+    bounded = held_out.bounded
+    _check_unit(manifest, bounded, held_out.option, table)
     _check_new(folder)
     if budget is not None:
-        price = Price.of_budget(_budget_of(folder, budget, epsilon, delta))
+        price = Price.of_budget(_budget_of(folder, budget, epsilon, delta), bounded)
     else:
         stated = privacy.run_statement(
             record, manifest, delta=delta, allow_large_delta=allow_large_delta
@@ -122,7 +128,7 @@ def check(
         of_run = stated.epsilon.guarantee
         asked = of_run if epsilon is None else epsilon
         check_float("epsilon", asked, above=0)
-        price = Price.of_one(asked, stated.delta, of_run=of_run)
+        price = Price.of_one(asked, stated.delta, of_run=of_run, bounded=bounded)
     return EvaluateRequest(
         held_out=held_out,
         chosen=chosen,
@@ -158,11 +164,28 @@ def _check_task(chosen: ChosenModel, manifest: Manifest) -> None:
             "loss of others has no public bound. Give `dpsgd train --eval`, whose "
             "metrics no epsilon covers."
         )
-    if Bounded.of(manifest.dataset) is not None:
+
+
+def _check_unit(
+    manifest: Manifest,
+    bounded: Bounded | None,
+    option: str,
+    table: str | os.PathLike[str],
+) -> None:
+    """Refuses held-out rows whose privacy unit is not that of the run."""
+    of_run = Bounded.of(manifest.dataset)
+    if of_run is not None and bounded is None:
         raise InputError(
-            f"Expected the privacy unit of {chosen.run} to be a row; it is a user, and "
-            "nothing bounds a user's held-out rows. Give `dpsgd train --eval`, whose "
-            "metrics no epsilon covers."
+            f"Expected the users of {option} {table} to be bounded, since the privacy "
+            "unit of the run is a user: nothing bounds how many rows of one are held "
+            "out. Prepare the table with --keep-users, and give what `dpsgd bound "
+            "--max-examples-per-user K` makes of that part."
+        )
+    if of_run is None and bounded is not None:
+        raise InputError(
+            f"Expected the users of {option} {table} not to be bounded, since the "
+            "privacy unit of the run is a row. Give rows that `dpsgd bound` did not "
+            "choose, or train on those that it did."
         )
 
 
@@ -237,29 +260,46 @@ def estimated(request: EvaluateRequest, reporter: Reporter) -> tuple[Estimates, 
       request: From ``check``, or one whose price is of something else.
       reporter: Receives progress.
     """
-    sums, cap = _sums(request, reporter)
-    released = release(sums, request.price.noise_multiplier)
+    bounded, price = request.held_out.bounded, request.price
+    # Progress would tell how many rows users have.
+    rows, width, cap = _read(request, Silent() if bounded else reporter)
+    if bounded is None:
+        count, at_most = Count(value=request.held_out.num_rows), None
+    else:
+        count = _count(release({"rows": rows.count()}, price.noise_multiplier), bounded)
+        at_most = price.most_rows(count, bounded)
+    released = release(rows.sums(at_most), price.noise_multiplier)
     is_binary = request.chosen.serving.task == BINARY
     find = estimates.of_binary if is_binary else estimates.of_classes
-    return find(released, request.held_out.num_rows, cap), cap
+    found = find(released, count, cap)
+    if count.value < price.least_rows(width, bounded):
+        found = found.without_metrics()
+    return found, cap
 
 
-def _sums(
+def _count(released: dict[str, NoisySum], bounded: Bounded) -> Count:
+    found, most = released["rows"], bounded.max_examples_per_user
+    return Count(value=max(1.0, float(found.values[0])), noise=found.stddev, most=most)
+
+
+def _read(
     request: EvaluateRequest, reporter: Reporter
-) -> tuple[dict[str, RowSum], float]:
-    """Returns the sums over all rows, and the largest loss that counts."""
+) -> tuple[HeldOutRows, int, float]:
+    """Returns all rows, the number of classes, and the largest loss that counts."""
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
     predict, signature = load(request.chosen, check=_take), request.chosen.serving
-    rows, cap, done = None, request.largest_loss, 0
+    bounded = request.held_out.bounded
+    most = bounded.max_examples_per_user if bounded else None
+    rows, cap, width, done = None, request.largest_loss, 0, 0
     reporter.start(request.held_out.num_rows, done=0)
     for columns in request.held_out.batches():
         found = predict(columns)[signature.outputs[0]]
         if rows is None:
             width = 2 if signature.task == BINARY else found.shape[-1]
             cap = cap or default_cap(width)
-            rows = HeldOutRows(signature.task, width, cap)
+            rows = HeldOutRows(signature.task, width, cap, most)
             _check_noise(request, width)
         rows.add(np.asarray(columns[LABEL]), found)
         done += len(found)
@@ -267,7 +307,7 @@ def _sums(
     reporter.stop()
     assert rows is not None  # there are rows
     assert cap is not None
-    return rows.sums(), cap
+    return rows, width, cap
 
 
 def _take(_: Any) -> None:
@@ -275,11 +315,14 @@ def _take(_: Any) -> None:
 
 
 def _check_noise(request: EvaluateRequest, num_classes: int) -> None:
-    num_rows, least = request.held_out.num_rows, request.price.least_rows(num_classes)
+    bounded = request.held_out.bounded
+    least = request.price.least_rows(num_classes, bounded)
+    num_rows = bounded.num_examples if bounded else request.held_out.num_rows
     if num_rows < least:
+        has = "has at most" if bounded else "has"
         raise InputError(
             f"Expected at least {least} held-out rows for epsilon="
-            f"{request.price.epsilon:.6g}; --input has {num_rows}, and noise would "
+            f"{request.price.epsilon:.6g}; --input {has} {num_rows}, and noise would "
             "hide every metric. Give more rows, or a larger --epsilon."
         )
 
@@ -291,7 +334,7 @@ def _fields(request: EvaluateRequest, found: Estimates, cap: float) -> dict[str,
         "examples": "held-out",
         "method": request.method,
         **{n: None if e is None else e.value for n, e in found.metrics.items()},
-        "num_examples": request.held_out.num_rows,
+        "num_examples": round(found.num_rows),
         "guessing": found.guessing,
         "aggregates": {},
         "uncertainty": None,

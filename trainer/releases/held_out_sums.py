@@ -1,5 +1,6 @@
-"""Sums over held-out rows, as integers, and how far one row moves them.
+"""Sums over held-out rows, as integers, and how far one row or user moves them.
 
+    rows       all rows, if their number is not public
     counts     rows by bin of the probability and by label, or by class and whether the
                predicted one is right
     pairs      pairs of a positive and a negative row that the scores order rightly,
@@ -11,11 +12,16 @@ Formal guarantees (a row that is zeroed out adds nothing to any sum):
   - one row moves the values of a sum by its ``bound`` at most, in L2 norm: it is in one
     cell of the counts, in fewer pairs than there are rows, and its loss less half the
     cap is between plus and minus half the cap.
+  - a user of at most k rows moves each sum but ``pairs`` by k times that at most, by
+    the triangle inequality, and ``pairs`` by `moved_pairs`: if a of its rows have
+    label 1 and b label 0, they are in ``a n0 + b n1 - a b`` pairs.  Let a >= b; as
+    ``n0 <= n - a``, these are at most ``a (n - a) + b a - a b = a (n - a)``, which
+    grows up to ``a = n / 2``, and a is at most k.  If b > a, exchange the labels.
   - every row has a place, whatever is in it: a label that is no class, or a prediction
     that is not finite, counts as the worst, and nothing is refused.
   - values are integers, so that sums have no rounding.
 
-Public: names, bounds, number of rows.  Sensitive: values.
+Public: names, bounds, number of rows if users are not bounded.  Sensitive: values.
 """
 
 from __future__ import annotations
@@ -27,10 +33,13 @@ from trainer.releases.release import RowSum
 
 #: A loss of 1 caps, and of its square.
 _UNITS = 1 << 20
+_HALF = _UNITS // 2
 
 #: Shares of the squared sensitivity, which add up to 1.
 _BINARY = {"counts": 0.3, "pairs": 0.3, "loss": 0.3, "squares": 0.1}
 _CLASSES = {"counts": 0.6, "loss": 0.3, "squares": 0.1}
+#: Share of the number of rows, if it is not public; the others have the rest.
+_OF_ROWS = 0.2
 
 
 def default_cap(num_classes: int) -> float:
@@ -55,6 +64,21 @@ def edges(cap: float) -> np.ndarray:
     return np.unique([least, *np.arange(1, 10) / 10, 1 - least])
 
 
+def moved_pairs(num_rows: int, most: int) -> int:
+    """Returns how many pairs the rows of one user are in, at most.
+
+    Args:
+      num_rows: Number of rows, or more.
+      most: Largest number of rows of one user.
+
+    Example:
+      >>> moved_pairs(100, 1), moved_pairs(100, 3), moved_pairs(4, 3)
+      (99, 291, 4)
+    """
+    moved = min(most, num_rows // 2)
+    return max(1, moved * (num_rows - moved))
+
+
 class HeldOutRows:
     """Keeps a few numbers of each row: its label, and what the model says of it.
 
@@ -62,12 +86,16 @@ class HeldOutRows:
       task: "binary" or "classes".
       num_classes: Number of classes, at least 2.
       cap: Largest loss that counts, above 0.
+      most: Largest number of rows of one user; None if the unit is a row.
     """
 
-    def __init__(self, task: str, num_classes: int, cap: float) -> None:
+    def __init__(
+        self, task: str, num_classes: int, cap: float, most: int | None = None
+    ) -> None:
         self._is_binary = task == BINARY
         self._num_classes = num_classes
         self._cap = cap
+        self._most = most
         self._parts: list[tuple[np.ndarray, ...]] = []
 
     @property
@@ -79,7 +107,12 @@ class HeldOutRows:
     @property
     def shares(self) -> dict[str, float]:
         """Name of each sum -> its share of the squared sensitivity."""
-        return _BINARY if self._is_binary else _CLASSES
+        found = _BINARY if self._is_binary else _CLASSES
+        if self._most is None:
+            return found
+        # A little less, so that all add up to 1 at most in floating point.
+        rest = (1 - _OF_ROWS) * (1 - 1e-12)
+        return {"rows": _OF_ROWS, **{name: rest * x for name, x in found.items()}}
 
     def add(self, labels: np.ndarray, probabilities: np.ndarray) -> None:
         """Adds rows.  Sensitive.
@@ -116,29 +149,41 @@ class HeldOutRows:
         losses = -np.log(np.clip(chance, 0.0, 1.0)) / self._cap
         return np.clip(losses, 0.0, 1.0)
 
-    def sums(self) -> dict[str, RowSum]:
-        """Returns the sums of all rows, by name."""
+    def count(self) -> RowSum:
+        """Returns the number of rows, to be released before the other sums."""
+        count = sum(len(part[0]) for part in self._parts)
+        return RowSum(
+            values=np.array([count]), bound=self._most or 1, share=self.shares["rows"]
+        )
+
+    def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
+        """Returns the sums of all rows but ``rows``, by name.
+
+        Args:
+          at_most: Public bound on the number of rows; None if that is public.
+        """
         cells, losses, *scores = map(np.concatenate, zip(*self._parts, strict=True))
+        most = self._most or 1
         found = {
-            "counts": (np.bincount(cells, minlength=self.num_cells), 1),
-            "loss": _centred(losses),
-            "squares": _centred(np.square(losses)),
+            "counts": (np.bincount(cells, minlength=self.num_cells), most),
+            "loss": (_centred(losses), most * _HALF),
+            "squares": (_centred(np.square(losses)), most * _HALF),
         }
         if scores:
-            found["pairs"] = _pairs(*scores), max(1, len(cells) - 1)
+            pairs = moved_pairs(len(cells) if at_most is None else at_most, most)
+            found["pairs"] = _pairs(*scores), pairs
         return {
             name: RowSum(values=values, bound=bound, share=self.shares[name])
             for name, (values, bound) in sorted(found.items())
         }
 
 
-def _centred(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns the sum of values in [0, 1] less a half, in units, and its bound."""
-    units = np.rint(values * _UNITS).astype(np.int64) - _UNITS // 2
-    return np.array([units.sum()]), _UNITS // 2
+def _centred(values: np.ndarray) -> np.ndarray:
+    """Returns the sum of values in [0, 1] less a half, in units."""
+    return np.array([np.sum(np.rint(values * _UNITS).astype(np.int64) - _HALF)])
 
 
-def mean(centred: float, num_rows: int) -> float:
+def mean(centred: float, num_rows: float) -> float:
     """Returns the mean of values in [0, 1] from the sum of "loss" or "squares".
 
     Args:

@@ -5,6 +5,8 @@ Formal guarantees:
     budget, of as many as it has runs, which together have them.
   - the claim of models and metrics is the larger one of both, at one delta: a row that
     was trained on changes models alone, and a held-out one metrics alone.
+  - of users, whose number of rows is not public, it is released first, and bounds the
+    sensitivity of the other sums: see `Price.most_rows`.
 
 Public: everything.
 """
@@ -13,43 +15,68 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 
 from accounting.core.intervals import upper_text
-from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
+from accounting.core.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    NAMES,
+    REPLACE_SPECIAL,
+)
 from accounting.core.pld.gaussian import gaussian_noise
+from pipelines.core.users.bounded import Bounded
 from trainer.model.metrics import BINARY, CLASSES
 from trainer.releases import estimates
+from trainer.releases.estimates import Count
 from trainer.releases.held_out_sums import HeldOutRows, default_cap
 from trainer.run.budget import Budget
 
 #: Largest standard deviation of the noise of an accuracy.
 _MOST_NOISE = 0.05
+#: Share of delta for a bound on the number of rows of users.
+_OF_ROWS = 0.01
 _APART = "if none is trained on and held out"
 
 
-def least_rows(num_classes: int, epsilon: float, delta: float) -> int:
+def least_rows(
+    num_classes: int, epsilon: float, delta: float, most: int | None = None
+) -> int:
     """Returns the number of held-out rows of which noise leaves something.
 
     Args:
       num_classes: At least 2.
       epsilon: Of their metrics, above 0.
       delta: In (0, 1).
+      most: Largest number of rows of one user; None if the unit is a row.
     """
-    return least_rows_at(num_classes, gaussian_noise(epsilon, delta))
+    return least_rows_at(num_classes, gaussian_noise(epsilon, delta), most)
 
 
-def least_rows_at(num_classes: int, noise_multiplier: float) -> int:
+def least_rows_at(
+    num_classes: int, noise_multiplier: float, most: int | None = None
+) -> int:
     """Returns the number of held-out rows of which noise leaves something.
 
     Args:
       num_classes: At least 2.
       noise_multiplier: Noise standard deviation over the sensitivity of all sums.
+      most: As for `least_rows`.
     """
     task = BINARY if num_classes == 2 else CLASSES
-    rows = HeldOutRows(task, num_classes, default_cap(num_classes))
-    noise = noise_multiplier / math.sqrt(rows.shares["counts"])
+    rows = HeldOutRows(task, num_classes, default_cap(num_classes), most)
+    noise = noise_multiplier * (most or 1) / math.sqrt(rows.shares["counts"])
     of_one = estimates.noise_of_accuracy(noise, rows.num_cells, num_rows=1)
     return math.ceil(of_one / _MOST_NOISE)
+
+
+def _units(bounded: Bounded | None) -> tuple[str, str]:
+    """Returns the privacy unit of the metrics with its relation, and its name."""
+    relation = NAMES[REPLACE_SPECIAL]
+    if bounded is None:
+        return f"one held-out row under the {relation} relation", "row"
+    # The number of rows is not public, so that both relations move the sums alike.
+    relation = f"{relation} and the {NAMES[ADD_OR_REMOVE_ONE]} relation"
+    return f"{bounded.unit}, under the {relation}", "user"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,45 +88,96 @@ class Price:
       delta: Of metrics and models.
       noise_multiplier: Noise standard deviation over the sensitivity of all sums.
       claim: The claim in two sentences.
+      of_rows: Part of delta for a bound on the number of rows by a release of it.
     """
 
     epsilon: float
     delta: float
     noise_multiplier: float
     claim: str
+    of_rows: float = 0.0
 
-    def least_rows(self, num_classes: int) -> int:
-        """Returns the number of held-out rows of which noise leaves something."""
-        return least_rows_at(num_classes, self.noise_multiplier)
+    def least_rows(self, num_classes: int, bounded: Bounded | None = None) -> int:
+        """Returns the number of held-out rows of which noise leaves something.
+
+        Args:
+          num_classes: At least 2.
+          bounded: How users are bounded; None if the unit is a row.
+        """
+        most = bounded.max_examples_per_user if bounded else None
+        return least_rows_at(num_classes, self.noise_multiplier, most)
+
+    def most_rows(self, rows: Count, bounded: Bounded) -> int:
+        """Returns a bound on the number of rows, with and without any one user.
+
+        It is the public one, or that of a release of the number: n with noise of
+        standard deviation s, plus k, plus as many s as normal noise falls short by with
+        probability ``of_rows``.  So with that probability at most the sums that are
+        bounded by it have another sensitivity, for either of two neighbours: given
+        that it holds, number and sums are one Gaussian mechanism with (epsilon, delta -
+        of_rows), and events where it does not add ``of_rows``.
+
+        Args:
+          rows: The number, with noise.
+          bounded: How users are bounded.
+        """
+        if not self.of_rows:
+            return bounded.num_examples
+        sides = -statistics.NormalDist().inv_cdf(self.of_rows)
+        # Noise is rounded to integers.
+        most = math.ceil(rows.value + rows.most + sides * rows.noise + 1)
+        return max(1, min(bounded.num_examples, most))
 
     @classmethod
-    def of_one(cls, epsilon: float, delta: float, *, of_run: float) -> Price:
+    def of_one(
+        cls,
+        epsilon: float,
+        delta: float,
+        *,
+        of_run: float,
+        bounded: Bounded | None = None,
+    ) -> Price:
         """Returns the price of a run's only evaluation.
 
         Args:
           epsilon: Of the metrics, above 0.
           delta: In (0, 1).
           of_run: Epsilon of the model, at that delta.
+          bounded: How the users of held-out rows are bounded; None if the unit is a
+            row.
         """
         both = upper_text(max(epsilon, of_run))
+        unit, one = _units(bounded)
         claim = (
             f"These metrics are ({upper_text(epsilon)}, {delta!r})-differentially "
-            f"private for one held-out row under the {NAMES[REPLACE_SPECIAL]} "
-            f"relation. Model and metrics together are ({both}, {delta!r})"
-            f"-differentially private for one row, {_APART}."
+            f"private for {unit}. Model and metrics together are ({both}, {delta!r})"
+            f"-differentially private for one {one}, {_APART}."
         )
-        noise = gaussian_noise(epsilon, delta)
-        return cls(epsilon=epsilon, delta=delta, noise_multiplier=noise, claim=claim)
+        of_rows = delta * _OF_ROWS if bounded else 0.0
+        noise = gaussian_noise(epsilon, delta - of_rows)
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=noise,
+            claim=claim,
+            of_rows=of_rows,
+        )
 
     @classmethod
-    def of_budget(cls, found: Budget) -> Price:
-        """Returns the price of one of the evaluations that a budget reserves."""
+    def of_budget(cls, found: Budget, bounded: Bounded | None = None) -> Price:
+        """Returns the price of one of the evaluations that a budget reserves.
+
+        Args:
+          found: The budget.
+          bounded: As for `of_one`.
+        """
         both = f"({upper_text(found.epsilon)}, {found.delta!r})"
+        unit, one = _units(bounded)
         claim = (
             f"The metrics of all {found.num_runs} runs of the budget together are "
-            f"{both}-differentially private for one held-out row under the "
-            f"{NAMES[REPLACE_SPECIAL]} relation. All models and metrics together are "
-            f"{both}-differentially private for one row, {_APART}, in whatever runs."
+            f"{both}-differentially private for {unit}. All models and metrics "
+            f"together are {both}-differentially private for one {one}, {_APART}, in "
+            "whatever runs."
         )
         return cls(
             epsilon=found.epsilon,

@@ -45,7 +45,7 @@ from pipelines.files.json_files import read_json
 from pipelines.files.locks import LOCK_NAME
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.batch_settings import BatchSettings
-from trainer.model.evaluation import check_files
+from trainer.model.evaluation import bounded_users, check_files
 from trainer.model.metrics import BINARY, CLASSES
 from trainer.releases.price import Price, least_rows_at
 from trainer.run import privacy
@@ -125,13 +125,19 @@ def check(
     plan = batches.plan(dataset.num_examples)
     settings = _settled(candidates, dataset)
     task = settings[0].task
-    _, num_rows = check_files(
+    files, num_rows = check_files(
         scored,
         dataset.columns,
         dataset.description,
         dataset.footers.values(),
         option="--score",
     )
+    if bounded_users(files, "--score") is not None:
+        raise InputError(
+            f"Expected the users of --score {scored} not to be bounded: the best of "
+            "several runs is proven for a row. Give rows that `dpsgd bound` did not "
+            "choose."
+        )
     score = _score_of(score, task)
     if epsilon_of_score is not None:
         # With more, the model would not have its epsilon for a row that scores.

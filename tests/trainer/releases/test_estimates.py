@@ -12,7 +12,7 @@ from scipy import stats
 from accounting.core.pld.gaussian import gaussian_noise
 from trainer.model.metrics import BINARY, CLASSES, auc, binary_metrics, guessing
 from trainer.releases import estimates
-from trainer.releases.estimates import Estimates
+from trainer.releases.estimates import Count, Estimates
 from trainer.releases.held_out_sums import HeldOutRows
 from trainer.releases.release import release
 
@@ -30,7 +30,8 @@ def population(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.nda
 def estimated(labels: np.ndarray, logits: np.ndarray, noise: float) -> Estimates:
     rows = HeldOutRows(BINARY, 2, CAP)
     rows.add(labels, 1 / (1 + np.exp(-logits)))
-    return estimates.of_binary(release(rows.sums(), noise), len(labels), CAP)
+    count = Count(value=len(labels))
+    return estimates.of_binary(release(rows.sums(), noise), count, CAP)
 
 
 @functools.cache
@@ -61,6 +62,53 @@ def test_an_interval_has_the_true_value_with_a_probability_of_about_95_percent(
     assert min(hits.values()) >= least
     if epsilon < 1:  # an interval without the noise is seen to be too short
         assert by_sampling < least
+
+
+MOST = 4
+
+
+def of_users(num_users: int, noise: float, rng: np.random.Generator) -> Estimates:
+    """Estimates of users whose rows are all alike, as many as they may have."""
+    labels, logits = (x.repeat(MOST) for x in population(rng, num_users))
+    rows = HeldOutRows(BINARY, 2, CAP, MOST)
+    rows.add(labels, 1 / (1 + np.exp(-logits)))
+    (known,) = release({"rows": rows.count()}, noise).values()
+    count = Count(value=float(known.values[0]), noise=known.stddev, most=MOST)
+    return estimates.of_binary(release(rows.sums(len(labels)), noise), count, CAP)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 100.0])
+def test_an_interval_of_users_has_the_true_value_if_their_rows_are_alike(
+    epsilon: float,
+) -> None:
+    rng, count, hits, narrow = np.random.default_rng(8), 300, {}, 0
+    noise = gaussian_noise(epsilon, 1e-6)
+    for _ in range(count):
+        for name, each in of_users(1_500, noise, rng).metrics.items():
+            assert each is not None
+            low, high = each.interval
+            hits[name] = hits.get(name, 0) + (low < truth()[name] < high)
+            alone = each.sampling / np.sqrt(MOST)
+            low, high = dataclasses.replace(each, sampling=alone).interval
+            narrow += name == "accuracy" and low < truth()[name] < high
+    least = stats.binom.ppf(ERROR_RATE / 3, count, 0.95)
+    assert min(hits.values()) >= least
+    if epsilon > 10:  # as of independent rows they are seen to be too short
+        assert narrow < least
+
+
+def test_noise_of_users_is_as_stated() -> None:
+    """Of one set of users, released many times: that of the number of rows, too."""
+    count, noise = 400, gaussian_noise(1.0, 1e-6)
+    draws = [of_users(1_500, noise, np.random.default_rng(9)) for _ in range(count)]
+    # A standard deviation has an error of 1 / sqrt(2 n); five of them.
+    error = 5 / np.sqrt(2 * count)
+    for name in ("auc", "log_loss", "accuracy"):
+        found = [each.metrics[name] for each in draws]
+        values = [each.value for each in found if each is not None]
+        stated = np.mean([each.noise for each in found if each is not None])
+        assert len(values) == count
+        assert np.std(values) == pytest.approx(stated, rel=error)
 
 
 def test_metrics_without_noise_are_the_exact_ones() -> None:
@@ -112,7 +160,7 @@ def test_classes_have_accuracy_log_loss_and_their_baseline() -> None:
     chance /= chance.sum(1, keepdims=True)
     rows = HeldOutRows(CLASSES, 3, CAP)
     rows.add(labels, chance)
-    found = estimates.of_classes(release(rows.sums(), 1e-9), 4_000, CAP)
+    found = estimates.of_classes(release(rows.sums(), 1e-9), Count(value=4_000), CAP)
     assert found.metrics["accuracy"] is not None
     right = (chance.argmax(1) == labels).mean()
     assert found.metrics["accuracy"].value == pytest.approx(right)

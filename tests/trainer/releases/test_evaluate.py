@@ -18,9 +18,16 @@ from accounting.core.intervals import upper_text
 from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.batches import folder as batch_folder
-from pipelines.core.users.bounded import Bounded
-from tests.trainer.conftest import TABLE, make_rows, write_batches, write_held_out
+from pipelines.core.users.bounded import BOUNDED, Bounded
+from tests.trainer.conftest import (
+    DATASET,
+    TABLE,
+    make_rows,
+    write_batches,
+    write_held_out,
+)
 from tests.trainer.run.whole_runs import private_settings
+from trainer.cli.metrics_text import metrics_text
 from trainer.cli.releases.evaluate_commands import evaluate_command
 from trainer.model import evaluation
 from trainer.model.metrics import binary_metrics
@@ -28,6 +35,7 @@ from trainer.prediction import exported_model
 from trainer.prediction.predict import predict
 from trainer.releases import evaluate as private
 from trainer.releases.evaluate import evaluate
+from trainer.report.progress import Silent
 from trainer.run import budget
 from trainer.run.budget import Budget
 from trainer.run.preflight import Request
@@ -177,12 +185,97 @@ def test_other_batches_than_those_of_the_run_are_refused(
         evaluate(run, other, root / "table", epsilon=1.0)
 
 
-def test_a_run_whose_unit_is_a_user_is_refused(
-    evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def _bounded(most: int, **changes: Any) -> dict[str, Any]:
+    note = Bounded(user_column="u", max_examples_per_user=most, num_examples=6_000)
+    return {**DATASET, BOUNDED: dataclasses.replace(note, **changes).to_json()}
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run of users, its batches, and held-out rows of bounded users."""
+    found = tmp_path_factory.mktemp("users")
+    steps = [make_rows(8, seed) for seed in range(10)]
+    write_batches(found / "batches-run-u", steps, dataset=_bounded(3))
+    write_held_out(found / "table", ROWS, _bounded(2))
+    write_held_out(found / "unbounded", ROWS)
+    _train(found, "run-u")
+    return found
+
+
+def _of_users(users: pathlib.Path, table: str = "table", **settings: Any) -> Any:
+    (users / "run-u" / "metrics.json").unlink(missing_ok=True)
+    given = (users / "run-u", users / "batches-run-u", users / table)
+    return evaluate(*given, **{"epsilon": 4.0, **settings})
+
+
+def test_users_are_evaluated_with_noise_for_all_of_their_rows(
+    users: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Bounded, "of", lambda _: "users")
-    with pytest.raises(InputError, match=r"privacy unit of .* to be a row"):
-        evaluated()
+    seen: dict[str, Any] = {}
+    release, advance = private.release, []
+
+    def look(sums: Any, noise: float) -> Any:
+        seen.update(sums)
+        return release(sums, noise)
+
+    monkeypatch.setattr(private, "release", look)
+    monkeypatch.setattr(Silent, "advance", lambda *_: advance.append(0))
+    found = _of_users(users)
+    assert {name: each.bound for name, each in seen.items()} == {
+        "rows": 2, "counts": 2, "loss": 2 << 19, "squares": 2 << 19,
+        "pairs": seen["pairs"].bound,
+    }  # fmt: skip
+    # Of at most the released number of rows, and not of the public 6,000.
+    assert 2 * 2_998 <= seen["pairs"].bound < 2 * 3_500
+    assert sum(each.share for each in seen.values()) <= 1
+    assert (
+        "for one user, of whom `dpsgd bound` kept at most 2 rows"
+        in (found["evaluation"]["claim"])
+    )
+    assert (
+        "private for one user, if none is trained on and held out"
+        in (found["evaluation"]["claim"])
+    )
+    assert set(found["intervals"]) == {"auc", "log_loss", "accuracy"}
+    # The number of rows has noise: twenty releases are not all of the true one.
+    counts = {
+        found["num_examples"],
+        *(_of_users(users)["num_examples"] for _ in "12345"),
+    }
+    assert len(counts) > 1
+    stddev = 2 * found["evaluation"]["noise_multiplier"] / np.sqrt(0.2)
+    assert max(abs(each - 3_000) for each in counts) < 8 * stddev
+
+
+def test_no_metric_is_stated_where_noise_hides_the_rows_of_users(
+    users: pathlib.Path,
+) -> None:
+    few = users / "few"
+    if not few.exists():
+        write_held_out(few, ROWS[:30], _bounded(2))
+    found = _of_users(users, "few")
+    assert (found["auc"], found["accuracy"], found["intervals"]) == (None, None, {})
+    assert (users / "run-u" / "metrics.json").exists()  # epsilon is spent
+    assert "AUC" in metrics_text(found)
+
+
+def test_users_who_are_not_bounded_are_refused(
+    users: pathlib.Path, root: pathlib.Path, run: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=r"users of --input .* to be bounded"):
+        _of_users(users, "unbounded")
+    with pytest.raises(InputError, match=r"users of --input .* not to be bounded"):
+        evaluate(run, root / "batches-run-a", users / "table", epsilon=1.0)
+    with pytest.raises(InputError, match="--input has at most 6000"):
+        _of_users(users, epsilon=0.001)
+    mixed = users / "mixed"
+    if not mixed.exists():
+        write_held_out(mixed, ROWS, _bounded(2))
+        write_held_out(users / "other", ROWS, _bounded(3))
+        (other,) = (users / "other").glob("*.parquet")
+        other.rename(mixed / "part-00001.parquet")
+    with pytest.raises(InputError, match="all files of --input to bound users in one"):
+        _of_users(users, "mixed")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
 from trainer.model.metrics import BINARY, CLASSES, binary_metrics
 from trainer.releases import held_out_sums
-from trainer.releases.held_out_sums import HeldOutRows, mean
+from trainer.releases.held_out_sums import HeldOutRows, mean, moved_pairs
 from trainer.releases.release import RowSum
 
 CAP = 4.0
@@ -67,6 +70,59 @@ def test_the_bounds_are_reached() -> None:
     assert min(most.values()) > 0.9
 
 
+def sums_of_users(
+    task: str, labels: np.ndarray, found: np.ndarray, most: int, at_most: int
+) -> dict[str, RowSum]:
+    rows = HeldOutRows(task, 2 if task == BINARY else 3, CAP, most)
+    rows.add(labels, found)
+    return {"rows": rows.count(), **rows.sums(at_most)}
+
+
+def users(num_rows: int, most: int) -> list[np.ndarray]:
+    """Every set of rows that may be one user's, as the rows of all others."""
+    every = np.arange(num_rows)
+    return [
+        np.setdiff1d(every, chosen)
+        for count in range(1, most + 1)
+        for chosen in itertools.combinations(every, count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_user_moves_all_sums_together_by_one_at_most(seed: int, most: int) -> None:
+    rng = np.random.default_rng(seed)
+    for task, make in ((BINARY, binary_rows), (CLASSES, class_rows)):
+        labels, found = make(rng, 11)
+        whole = sums_of_users(task, labels, found, most, 11)
+        for kept in users(11, most):
+            others = sums_of_users(task, labels[kept], found[kept], most, 11)
+            moved = {
+                name: np.linalg.norm((each.values - others[name].values).astype(float))
+                / each.bound
+                for name, each in whole.items()
+            }
+            assert max(moved.values()) <= 1
+            of_all = (math.sqrt(whole[name].share) * x for name, x in moved.items())
+            assert math.hypot(*of_all) <= 1
+
+
+@pytest.mark.parametrize("num_rows", [2, 3, 5, 6, 7])
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_a_user_is_in_so_many_pairs_and_no_more(num_rows: int, most: int) -> None:
+    farthest_moved = 0
+    kept_rows = users(num_rows, min(most, num_rows - 1))
+    for bits in itertools.product((0.0, 1.0), repeat=num_rows):
+        labels = np.array(bits)
+        whole = sums_of_users(BINARY, labels, labels, most, num_rows)["pairs"].values
+        for kept in kept_rows:  # scores are the labels: every pair is ordered rightly
+            found = labels[kept]
+            others = sums_of_users(BINARY, found, found, most, num_rows)
+            moved = abs(int(whole[0] - others["pairs"].values[0]))
+            farthest_moved = max(farthest_moved, moved)
+    assert farthest_moved == moved_pairs(num_rows, most)
+
+
 @pytest.mark.parametrize("task", [BINARY, CLASSES])
 def test_every_row_has_a_place_whatever_is_in_it(task: str) -> None:
     rng = np.random.default_rng(5)
@@ -123,4 +179,5 @@ def test_rows_may_come_in_parts() -> None:
 @pytest.mark.parametrize("task", [BINARY, CLASSES])
 def test_shares_add_up_to_one(task: str) -> None:
     assert sum(HeldOutRows(task, 3, CAP).shares.values()) == pytest.approx(1.0)
-    assert sum(HeldOutRows(task, 3, CAP).shares.values()) <= 1
+    for most in (None, 3):
+        assert sum(HeldOutRows(task, 3, CAP, most).shares.values()) <= 1

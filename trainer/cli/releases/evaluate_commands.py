@@ -31,7 +31,9 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
     help="Held-out rows: Parquet (a folder, a file or a quoted glob) with the columns "
     "of the batches, such as a split of `dpsgd prepare`.  None may be a training row.",
 )
-@shared_options.epsilon("Of the metrics, for one held-out row.  [default: that of RUN]")
+@shared_options.epsilon(
+    "Of the metrics, for one held-out row or user.  [default: that of RUN]"
+)
 @shared_options.delta("Of RUN and metrics.  [default: that of RUN]")
 @click.option(
     "--budget",
@@ -56,7 +58,8 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
 
     AUC, log loss, accuracy and calibration come from one Gaussian release, with
     intervals that include its noise.  Held-out rows are others than training rows, so
-    model and metrics together have the larger epsilon of both, not the sum.
+    model and metrics together have the larger epsilon of both, not the sum.  If RUN is
+    about users, those of held-out rows are bounded by `dpsgd bound`, too.
 
     Train RUN without --eval: its metrics are published without protection.
 
