@@ -135,6 +135,13 @@ _USER_OPTIONS = (
         "sampled",
     ),
     click.option(
+        "--bound-held-out",
+        is_flag=True,
+        default=None,
+        help="With a column of kind user: bounds held-out rows, too, for `dpsgd "
+        "statistics` and `dpsgd evaluate`.  [default: all of them are kept]",
+    ),
+    click.option(
         "--keep-users",
         is_flag=True,
         default=None,

@@ -10,7 +10,9 @@ from pipelines.tables.table_format import TableOptions
 from pipelines.users.bound_job import BoundSettings
 
 _NEEDED = ("max_examples_per_user", "num_examples")
-_FLAGS = (*_NEEDED, "sampled", "keep_users", "key_file", "memory_limit")
+_FLAGS = (
+    *_NEEDED, "sampled", "bound_held_out", "keep_users", "key_file", "memory_limit"
+)  # fmt: skip
 
 
 def take(options: dict[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,14 @@
     OUT.unfinished/summary.json   its summary
     OUT.unfinished/private.key    the key that chooses rows, unless the user named one
     OUT.unfinished/bound.digest   digest of the settings that bound users, and the key
-    OUT.unfinished/train/         the bounded rows, until they are in data/
+    OUT.unfinished/SPLIT/         bounded rows, until they are in data/
     OUT.unfinished/data/          becomes OUT; this and the rest as in ``unfinished``
 
 Formal guarantees:
   - The rows of a user are in one split, unless the schema says ``cut_users``.
   - OUT/train holds at most ``max_examples_per_user`` rows of each user, and the note
-    about it, with the guarantees of ``bound_job``.  All held-out rows are kept.
+    about it, with the guarantees of ``bound_job``.  All held-out rows are kept, or with
+    ``bound_held_out`` at most so many of each user, and the note: always rows.
   - The id is gone: no file of OUT holds it.
   - Nothing is read before every setting is checked.
   - Those of ``unfinished``: a killed job goes on; rows that are refused leave nothing,
@@ -33,7 +34,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import USERS
+from pipelines.core.users.bounded import ROWS, USERS
 from pipelines.files.folders import make_private_folder
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
@@ -71,6 +72,7 @@ def prepare_users(
     options: TableOptions,
     settings: BoundSettings,
     *,
+    bound_held_out: bool = False,
     key_file: str | os.PathLike[str] | None = None,
     memory_limit: int = bound.DEFAULT_MEMORY_LIMIT,
     runtime: Runtime | None = None,
@@ -82,6 +84,7 @@ def prepare_users(
       out: New or empty folder; the same one resumes a killed job.
       options: Options of the table.
       settings: Which rows are kept for training.
+      bound_held_out: Whether held-out rows are bounded, too.
       key_file: File of the key that chooses rows; made if missing.  None for a
         temporary key.
       memory_limit: As for ``bound.bound``.
@@ -103,6 +106,7 @@ def prepare_users(
     schema = prepared_schema(options.schema)
     most = settings.max_examples_per_user if settings.sampled == USERS else 1
     records_schema(schema, most)  # refuses names, and records that are too large
+    held_out = _of_rows(settings) if bound_held_out else settings
     options = dataclasses.replace(options, with_users=True)
     files = [dataclasses.asdict(each) for each in list_files(pattern, partitions=True)]
     job = {"files": files, "options": repr(options)}
@@ -110,20 +114,29 @@ def prepare_users(
         done = folder.begin_or_continue(job, "input, schema or options")
         if done is None:
             key = commitment_to(key_file)  # a key is refused before any work
-            told = {**dataclasses.asdict(settings), "key": key}
+            told = {**_told(settings, bound_held_out), "key": key}
             done = _prepared(folder, pattern, options, runtime)
             bound_rows = functools.partial(
                 bound.bound,
-                settings=settings,
                 key_file=key_path(folder, key_file),
                 memory_limit=memory_limit,
                 runtime=dataclasses.replace(runtime, on_progress=of_users),
             )
-            _bounded(folder, told, bound_rows)
+            _bounded(folder, told, functools.partial(bound_rows, settings=settings))
             for split in _HELD_OUT:
-                _drop_ids(folder.work / _TABLE / split, folder.data / split, schema)
-            sources = source_digests(each["path"] for each in files)
-            _write_record(folder.data, schema, options, settings, sources)
+                rows = folder.work / _TABLE / split
+                if bound_held_out and _has_rows(rows):
+                    _bounded_held_out(
+                        folder, split, functools.partial(bound_rows, settings=held_out)
+                    )
+                else:
+                    _drop_ids(rows, folder.data / split, schema)
+            told = {
+                **options.settings,
+                **_told(settings, bound_held_out),
+                SOURCES: source_digests(each["path"] for each in files),
+            }
+            _write_record(folder.data, schema, told)
         folder.finish(done)
     return PrepareSummary.from_json(done)
 
@@ -162,18 +175,46 @@ def _bounded(
         os.rename(bounded, target)
 
 
-def _write_record(
-    data: pathlib.Path,
-    schema: Any,
-    options: TableOptions,
-    settings: BoundSettings,
-    sources: list[str],
+def _bounded_held_out(
+    folder: Unfinished, split: str, bound_table: Callable[..., None]
 ) -> None:
+    """Bounds users of held-out rows unless it was done."""
+    bounded, target = folder.work / split, folder.data / split
+    if target.exists():
+        return
+    if not is_made(bounded):
+        try:
+            bound_table(str(folder.work / _TABLE / split), bounded)
+        except InputError:  # too few slots: other parts have to have more, too
+            for done in folder.data.iterdir():
+                shutil.rmtree(done)
+            raise
+    os.rename(bounded, target)
+
+
+def _told(settings: BoundSettings, bound_held_out: bool) -> dict[str, Any]:
+    """Returns the settings of users as JSON."""
+    also = {"bound_held_out": True} if bound_held_out else {}
+    return {**dataclasses.asdict(settings), **also}
+
+
+def _of_rows(settings: BoundSettings) -> BoundSettings:
+    """Returns how held-out rows are bounded, of which an example is always a row."""
+    if settings.sampled != USERS:
+        return settings
+    slots = settings.num_examples * settings.max_examples_per_user
+    return dataclasses.replace(settings, sampled=ROWS, num_examples=slots)
+
+
+def _has_rows(folder: pathlib.Path) -> bool:
+    return any(pq.read_metadata(each).num_rows for each in folder.glob("*.parquet"))
+
+
+def _write_record(data: pathlib.Path, schema: Any, told: dict[str, Any]) -> None:
     records = {
         str(path.relative_to(data)): file_record(path)
         for path in sorted(data.glob("*/*.parquet"))
     }
-    told = {**options.settings, **dataclasses.asdict(settings), SOURCES: sources}
     write_record(data, schema, told, records)
 
 

@@ -178,8 +178,7 @@ def _check_unit(
         raise InputError(
             f"Expected the users of {option} {table} to be bounded, since the privacy "
             "unit of the run is a user: nothing bounds how many rows of one are held "
-            "out. Prepare the table with --keep-users, and give what `dpsgd bound "
-            "--max-examples-per-user K` makes of that part."
+            "out. Give a part of what `dpsgd prepare --bound-held-out` makes."
         )
     if of_run is None and bounded is not None:
         raise InputError(

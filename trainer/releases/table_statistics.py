@@ -225,8 +225,8 @@ def _check_table(dataset: Dataset, schema: Schema, table: str) -> None:
     if schema.user and bounded is None:
         raise InputError(
             f"Expected the users of {table} to be bounded: nothing bounds how many "
-            "rows of one are held out. Prepare the table with --keep-users, and give "
-            "what `dpsgd bound --max-examples-per-user K` makes of that part."
+            "rows of one are held out. Give a part of what `dpsgd prepare "
+            "--bound-held-out` makes."
         )
     if bounded is not None and bounded.sampled != ROWS_SAMPLED:
         raise InputError(

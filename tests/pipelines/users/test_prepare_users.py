@@ -121,6 +121,46 @@ def test_users_are_whole_and_bounded_and_their_ids_gone(
     assert manifest.plan.num_examples == ROWS
 
 
+@pytest.mark.parametrize("sample", ["", "--sample users "])
+def test_held_out_rows_are_bounded_where_that_is_asked_for(
+    run: Run, sample: str
+) -> None:
+    assert run(f"--input table.csv {sample}--bound-held-out").code == 0
+    count, parts = collections.Counter(USER), []
+    for split in ("val", "test"):
+        users = USER[rows_of("out", split)]
+        parts.append(set(users))
+        # Every user has rows, and as many as it may have.
+        assert collections.Counter(users) == {
+            user: min(MOST, count[user]) for user in parts[-1]
+        }
+        note = list_blocks(f"out/{split}").bounded
+        assert note is not None
+        assert (note.sampled, note.max_examples_per_user) == ("rows", MOST)
+        assert note.num_examples == ROWS * (MOST if sample else 1)
+    assert parts[0].isdisjoint(parts[1])
+    assert max(count[user] for user in set.union(*parts)) > MOST
+    assert verify_prepared("out").findings == ()
+    for path in pathlib.Path("out").rglob("*.*"):
+        assert b"person 1" not in path.read_bytes()
+
+
+def test_too_few_slots_for_held_out_rows_are_mended_as_the_error_says(run: Run) -> None:
+    split = '[split]\nby = "hash"\nshares = [5, 90, 5]\n'
+    pathlib.Path("schema.toml").write_text(SCHEMA + split)
+    few = "--max-examples-per-user 1 --num-examples 60 --bound-held-out"
+    # Some 81 of 90 users are in `val`, and four or five in `train`.
+    ran = run("--input table.csv", flags=few)
+    assert ran.code == 2
+    assert "num_examples=60 to be at least the rows that are kept" in ran.err
+    more = f"--max-examples-per-user 2 --num-examples {ROWS} --bound-held-out"
+    assert run("--input table.csv", flags=more).code == 0
+    for part in SPLITS:
+        note = list_blocks(f"out/{part}").bounded
+        assert note is not None
+        assert (note.max_examples_per_user, note.num_examples) == (2, ROWS)
+
+
 def test_a_killed_job_goes_on_and_another_one_is_refused(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +175,9 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
         with pytest.raises(DiedError):
             run("--input table.csv")
     assert not pathlib.Path("out").exists()
+    assert "out.unfinished to be of the same job" in (
+        run("--input table.csv --bound-held-out").err
+    )
     other = f"--max-examples-per-user 1 --num-examples {ROWS}"
     for ran in (run("--input table.csv", flags=other), run("--input table.parquet")):
         assert ran.code == 2
