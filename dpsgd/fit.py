@@ -12,6 +12,7 @@ Formal guarantees:
   - Model, metrics and ranges together have the epsilon and delta of the run where the
     result says so: a row is in one part of the table, and each part gives one of them.
   - The choices of a folder are those it began with, or it is refused.
+  - Another fit of the same table is refused, or its price accepted: see `released`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from accounting.cli import shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError, check_float
-from dpsgd import fit_stages
+from dpsgd import fit_stages, released
 from pipelines.cli.console import wrapped
 from pipelines.cli.data_commands import kind_options
 from pipelines.files.storage import write_atomically
@@ -50,6 +51,12 @@ _PERSON = re.compile(
 _KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
 #: Flags of `dpsgd schema`.
 _OF_SCHEMA = ("label", "classes", *_KINDS, "header", "delimiter", "look_at_rows")
+#: Not a choice about the model: another value goes on in the same folder.
+_NO_CHOICE = ("out", "dry_run", "accept_epsilon")
+#: Flags of `dpsgd train` that stages set; a second value would override.
+_SET_BY_STAGES = (
+    "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta", "--budget",
+)  # fmt: skip
 #: Group of the options that describe the table.
 _TABLE = "The table"
 _of_table = functools.partial(click.option, cls=Option, group=_TABLE)
@@ -83,13 +90,18 @@ def _schema_text(flags: Mapping[str, Any]) -> str:
     return data_work.schema_text(flags["table"], kinds, **others)
 
 
+def _columns_of(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(text).get("columns", {})
+    return found
+
+
 def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
     """Refuses a schema with open choices, naming all of them at once.
 
     Raises:
       InputError: there are such choices.
     """
-    columns = tomllib.loads(text).get("columns", {})
+    columns = _columns_of(text)
     kinds = {name: column.get("kind") for name, column in columns.items()}
     asked = []
     if "label" not in kinds.values():
@@ -129,7 +141,7 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
     of_fit = {
         name: value
         for name, value in sorted(flags.items())
-        if value not in (None, "", 0, False) and name not in ("out", "dry_run")
+        if value not in (None, "", 0, False) and name not in _NO_CHOICE
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in of_fit.items()]
     files = {"fit.toml": "".join(lines), "schema.toml": text}
@@ -148,19 +160,43 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
             )
 
 
-def _say_result(out: pathlib.Path, *, as_json: bool) -> None:
+def _check_earlier(
+    table: released.Table, out: pathlib.Path, flags: Mapping[str, Any], text: str
+) -> None:
+    """Refuses a second fit of a table before any work, or says what it adds.
+
+    Raises:
+      InputError: its price is not accepted.
+    """
+    if table.is_noted(out):
+        return
+    kinds = [each.get("kind") for each in _columns_of(text).values()]
+    fit = released.Fit(
+        folder=str(out),
+        sources=table.sources,
+        unit=released.USER if "user" in kinds else released.ROW,
+        epsilon=flags["epsilon"],
+        delta=0.0,  # follows from the number of rows
+    )
+    released.check_added(table.fits(), fit, flags["accept_epsilon"])
+
+
+def _say_result(out: pathlib.Path, table: released.Table, *, as_json: bool) -> None:
     paths = {name: out / "run" / f"{name}.json" for name in ("metrics", "privacy")}
     read = {
         name: json.loads(path.read_bytes()) if path.exists() else {}
         for name, path in paths.items()
     }
-    together = _together(out, read)
+    together, fits = _together(out, read), table.fits()
+    of_all = released.together(fits) if len(fits) > 1 else None
     if as_json:
-        found = {"out": str(out), "together": together, **read}
+        found = {"out": str(out), "together": together, "all_fits": of_all, **read}
         click.echo(json.dumps(found, indent=2))
         return
     if together:
         click.echo(f"\n{wrapped(together)}")
+    if of_all is not None:
+        click.echo(f"\n{wrapped(of_all['claim'])}")
     click.echo(
         f"\nmodel in {out}/run, page in {out}/report.html. For new rows:\n"
         f"$ dpsgd predict {out}/run --input NEW.csv --out scores.csv"
@@ -233,6 +269,10 @@ def _together(out: pathlib.Path, read: Mapping[str, Any]) -> str:
     "--dry-run", is_flag=True, help="End after the noise, before any sampling."
 )
 @click.option(
+    "--accept-epsilon", type=float, metavar="EPSILON",
+    help="Fit a table again, if that makes it at most this for all its fits together.",
+)  # fmt: skip
+@click.option(
     "--out", help="New folder, or that of the same choices.  [default: TABLE-fit]"
 )
 @shared_options.as_json
@@ -243,7 +283,9 @@ def fit(**flags: Any) -> None:
     whether several rows are one person's.  Names and types of columns are read for it,
     and no value.  Then come the ordinary commands, each as it would be typed.  Rows of
     the part `val` give ranges of numbers, those of `test` metrics, both with noise, so
-    that all of it has --epsilon.  Stopped, it goes on with the same command.
+    that all of it has --epsilon.  Stopped, it goes on with the same command.  What it
+    spent is noted in _released.json beside the table: a second fit of the same rows
+    adds its epsilon, and is refused without --accept-epsilon.
 
     \b
     Examples:
@@ -251,16 +293,25 @@ def fit(**flags: Any) -> None:
           --numeric age --category workclass --epsilon 3
       dpsgd fit --config census-fit/fit.toml --out again
     """
+    from trainer.cli.experiments import experiment_flags  # after --help
+
     as_json = flags.pop("as_json")
     if not flags["table"] or flags["epsilon"] is None:
         missing = "--epsilon" if flags["table"] else "TABLE"
         raise InputError(f"Expected {missing}, here or in --config. Add it.")
     check_float("epsilon", flags["epsilon"], above=0)
+    if flags["accept_epsilon"] is not None:
+        check_float("accept_epsilon", flags["accept_epsilon"], above=0)
+    experiment_flags.refuse(
+        experiment_flags.split("--train", flags["train"]), _SET_BY_STAGES
+    )
     text = _schema_text(flags)
     _check_choices(text, flags)
     stem = pathlib.Path(flags["table"].rstrip("/*")).name.partition(".")[0]
     out = pathlib.Path(flags["out"] or f"{stem}-fit")
+    table = released.Table.of(flags["table"])
+    _check_earlier(table, out, flags, text)
     _keep_choices(out, flags, text)
-    fit_stages.run(out, flags, aside=as_json)
+    fit_stages.run(out, flags, table, aside=as_json)
     if not flags["dry_run"]:
-        _say_result(out, as_json=as_json)
+        _say_result(out, table, as_json=as_json)

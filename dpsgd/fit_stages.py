@@ -15,6 +15,7 @@ Formal guarantees:
   - What a stage is given depends on public values alone: the choices, numbers of rows,
     the schema, and what earlier stages released.
   - A stage is done when its last file is there, and is not made again.
+  - What is spent is noted beside the table before the first noise: see `released`.
 
 Public: everything here.
 """
@@ -34,6 +35,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
+from dpsgd.released import ROW, USER, Fit, Table
 from trainer.cli.stages import run as run_stage
 
 RANGES = "ranges.toml"
@@ -45,6 +47,11 @@ _RECORD = "run_record.json"
 
 #: Steps that a run should have at least, in at most this many epochs.
 _STEPS, _MOST_EPOCHS = 500, 8
+#: What no epsilon covers, by the word that asks `dpsgd train` for it.
+_UNCOVERED = {
+    "--eval": "exact metrics",
+    "--non-private-diagnostics": "diagnostics",
+}
 #: How held-out rows are evaluated.
 _PRIVATE, _OPEN, _NONE = "privately", "without protection", "not"
 
@@ -75,23 +82,26 @@ class Stage:
         return bool(json.loads(self.last.read_bytes())["complete"])
 
 
-def run(out: pathlib.Path, flags: Mapping[str, Any], *, aside: bool) -> None:
+def run(
+    out: pathlib.Path, flags: Mapping[str, Any], table: Table, *, aside: bool
+) -> None:
     """Runs the stages that are not done.
 
     Args:
       out: Folder with the schema and all results.
       flags: The flags of the command.
+      table: The table, which notes what is spent.
       aside: Whether standard output is left for JSON.
     """
     columns = _columns(out)
     count = 8 if columns else 6
-    for number, stage in enumerate(_stages(out, flags, columns), start=1):
+    for number, stage in enumerate(_stages(out, flags, table, columns), start=1):
         if not stage.is_done:
             run_stage(number, count, stage.title, [*stage.arguments], aside=aside)
 
 
 def _stages(
-    out: pathlib.Path, flags: Mapping[str, Any], columns: int
+    out: pathlib.Path, flags: Mapping[str, Any], table: Table, columns: int
 ) -> Iterator[Stage]:
     """Yields the stages, each after the one before has run."""
     prepared = out / "data" / _PREPARED
@@ -101,16 +111,18 @@ def _stages(
     yield Stage("compute the noise", None, _plan(sizes, flags))
     if flags["dry_run"]:
         return
+    evaluation = _evaluation(out, first, flags, sizes)
+    _note(out, flags, table, sizes.delta, evaluation)
     if columns:
         yield _ranges(out, sizes, first, columns)
         schema = RANGES if (out / RANGES).exists() else "schema.toml"
         yield _prepare(out, flags, out / "data", schema)
         shutil.rmtree(out / "first", ignore_errors=True)
-    evaluation, sampling = _evaluation(out, flags, sizes), sizes.sampling
+    of_batches = (f"--input={out}/data/train", f"--out={out}/batches", *sizes.sampling)
     yield Stage(
         "sample the batches",
         out / "batches" / "manifest.json",
-        ("batches", f"--input={out}/data/train", f"--out={out}/batches", *sampling),
+        ("batches", *of_batches),
     )
     of_eval = (f"--eval={out}/data/test",) if evaluation == _OPEN else ()
     of_run = (*of_eval, *sizes.budget, *shlex.split(flags["train"]))
@@ -188,20 +200,62 @@ def _evaluate(out: pathlib.Path, sizes: _Sizes, evaluation: str) -> Stage:
     return Stage(title, out / "run" / "metrics.json", given)
 
 
-def _evaluation(out: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes) -> str:
-    """Returns how held-out rows are evaluated."""
+def _note(
+    out: pathlib.Path,
+    flags: Mapping[str, Any],
+    table: Table,
+    delta: float,
+    evaluation: str,
+) -> None:
+    """Notes what is spent beside the table, or says that it cannot be noted."""
+    words = {"--eval"} if evaluation == _OPEN else set()
+    words |= set(shlex.split(flags["train"].replace("=", " ")))
+    open_ones = [text for word, text in _UNCOVERED.items() if word in words]
+    if flags["look_at_rows"]:
+        open_ones.append(f"{flags['look_at_rows']} rows that were looked at")
+    fit = Fit(
+        folder=str(out),
+        sources=table.sources,
+        unit=USER if _schema(out).user else ROW,
+        epsilon=flags["epsilon"],
+        delta=delta,
+        uncovered=tuple(open_ones),
+    )
+    is_new = not table.is_noted(out)
+    is_noted = table.add(out, fit, flags["accept_epsilon"])
+    if is_new and is_noted:
+        click.echo(f"\nnoted in {table.note} what these rows spend", err=True)
+    elif not is_noted:
+        click.echo(
+            f"\nnot noted: {table.note} cannot be written, so that another fit of "
+            "these rows will not know of this one. Its epsilon would add.",
+            err=True,
+        )
+
+
+def _evaluation(
+    out: pathlib.Path, prepared: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes
+) -> str:
+    """Returns how held-out rows are evaluated.
+
+    Args:
+      out: Folder of all results.
+      prepared: Folder of the prepared table.
+      flags: The flags of the command.
+      sizes: Sizes, and the privacy of the metrics.
+    """
     from pipelines.core.users.bounded import Bounded  # after --help
     from trainer.releases.price import least_rows
 
     words = shlex.split(flags["train"])
     if any(word.partition("=")[0] == "--eval" for word in words):
         return _NONE
-    dataset = json.loads((out / "data" / _PREPARED).read_bytes())["dataset"]
+    dataset = json.loads((prepared / _PREPARED).read_bytes())["dataset"]
     num_classes = dataset["label"]["num_classes"]
     if Bounded.of(dataset) is not None or num_classes is None:
         return _OPEN
     least = least_rows(num_classes, sizes.epsilon, sizes.delta)
-    found = _num_rows(out / "data", "test")
+    found = _num_rows(prepared, "test")
     if found >= least:
         return _PRIVATE
     click.echo(

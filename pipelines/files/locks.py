@@ -89,7 +89,23 @@ def locked(folder: StrPath, out: StrPath) -> Iterator[None]:
     Raises:
       InputError, OSError: as ``lock_file``.
     """
-    path = join(folder, LOCK_NAME)
+    with _held(join(folder, LOCK_NAME), out):
+        yield
+
+
+@contextlib.contextmanager
+def locked_beside(path: StrPath) -> Iterator[None]:
+    """Locks a file that is to be replaced, by ``path.lock`` until the context ends.
+
+    Raises:
+      InputError, OSError: as ``lock_file``, before anything else.
+    """
+    with _held(f"{path}.lock", path):
+        yield
+
+
+@contextlib.contextmanager
+def _held(path: StrPath, out: StrPath) -> Iterator[None]:
     descriptor = lock_file(path, out)
     try:
         yield

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.core.validation import InputError
-from dpsgd import fit_stages
+from dpsgd import fit_stages, released
 from dpsgd.command_line import cli
 from tests.end_to_end.test_own_table import write_census
 
@@ -69,6 +69,43 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     ranges = (folder / "census-fit" / "ranges.toml").read_text()
     assert "by dpsgd statistics, epsilon 6, delta 1e-05" in ranges
     assert not (folder / "census-fit" / "first").exists()
+    assert found["all_fits"] is None
+
+
+def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any work; and what no epsilon covers is noted before training."""
+    folder, _, done = made
+    assert f"noted in {folder}/_released.json" in done.stderr
+    monkeypatch.chdir(folder)
+    again = [*CHOICES, "--out=again", "--epsilon=2"]
+    said = refusal(*again)
+    assert "there is census-fit with epsilon 6.0000. With epsilon 2.0000 it is" in said
+    assert not (folder / "again").exists()
+
+    def stop(number: int, total: int, title: str, given: Any, **_: Any) -> None:
+        raise InputError(f"reached {given[0]}")
+
+    monkeypatch.setattr(fit_stages, "run_stage", stop)
+    assert refusal(*again, "--accept-epsilon=8") == "reached prepare"
+
+
+def test_metrics_that_no_epsilon_covers_are_noted(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_census(tmp_path / "census.csv")
+    pathlib.Path("out").mkdir()
+    made = [one for one in CHOICES if not one.startswith(("--eps", "--train"))]
+    CliRunner().invoke(cli, ["schema", *made, "--out=out/schema.toml"])
+    table = released.Table.of("census.csv")
+    flags = {
+        "epsilon": 3.0, "accept_epsilon": None, "look_at_rows": 9,
+        "train": "--eval=out/data/test --hidden 8",
+    }  # fmt: skip
+    fit_stages._note(pathlib.Path("out"), flags, table, 1e-5, fit_stages._NONE)
+    assert table.fits()[0].uncovered == ("exact metrics", "9 rows that were looked at")
 
 
 def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:

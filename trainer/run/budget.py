@@ -40,7 +40,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +52,7 @@ from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, read_fields
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.locks import lock_file
+from pipelines.files.locks import locked_beside
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.source_table import SourceTable
 from trainer.run import privacy
@@ -483,17 +482,12 @@ def _write(path: pathlib.Path, budget: Budget) -> None:
 
 @contextlib.contextmanager
 def _alone(path: pathlib.Path) -> Iterator[None]:
-    lock = path.with_name(path.name + ".lock")
-    try:
-        descriptor = lock_file(lock, path)
-    except OSError as error:
-        raise InputError(
-            f"Expected budget={path} to be in a folder that can be written: "
-            f"{error.strerror}. Choose another one."
-        ) from None
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked_beside(path))
+        except OSError as error:
+            raise InputError(
+                f"Expected budget={path} to be in a folder that can be written: "
+                f"{error.strerror}. Choose another one."
+            ) from None
         yield
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            lock.unlink()
-        os.close(descriptor)

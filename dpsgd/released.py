@@ -1,0 +1,219 @@
+"""What ``dpsgd fit`` released of a table, noted beside it.
+
+    FOLDER/_released.json   in the folder of the table: its fits, with what they spent
+    OUT/fit.id              which of them is the fit in OUT
+
+Formal guarantees:
+  - a fit is noted before its first noise is drawn, and once, also if it is killed and
+    goes on.
+  - another fit of a table with a source file in common is refused, unless its user
+    accepts the epsilon of all together; of two that begin at once, one is refused.
+  - that epsilon is a sum, as is delta: an upper bound whatever is chosen from earlier
+    results (Rogers et al. 2016, arXiv:1605.08294), for fits with one privacy unit.
+  - *not* covered: a note that was deleted, edited or rolled back; a table that was
+    copied, moved without its note, packed or edited; a folder in which nothing can be
+    written, as is said then; all that is not `dpsgd fit`.
+
+Public: what fits spent, and their folders.  Sensitive: the file, as the digests of
+`source_table` are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from accounting.core.intervals import upper_text
+from accounting.core.validation import InputError
+from accounting.core.versioned_json import header, read_fields
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.locks import locked_beside
+from pipelines.files.storage import write_atomically
+
+NAME, ID_NAME = "_released.json", "fit.id"
+ROW, USER = "row", "user"
+_HEADER: Any = {"format_name": "dpsgd-released", "version": 1}
+#: More than the rounding error of a sum of epsilons.
+_ROUNDING = 1 + 1e-12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What one fit released, or may release.
+
+    Attributes:
+      id: Random name of the fit; empty before it is noted.
+      folder: Its folder, as it was named.
+      sources: Digests of the files of its table.
+      unit: ``ROW`` or ``USER``.
+      epsilon: Of all that it releases.
+      delta: Of all that it releases.
+      uncovered: What no epsilon covers, in words.
+    """
+
+    id: str = ""
+    folder: str
+    sources: tuple[str, ...]
+    unit: str
+    epsilon: float
+    delta: float
+    uncovered: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table, as its note knows it.
+
+    Attributes:
+      folder: Folder of its files.
+      sources: Their digests.
+    """
+
+    folder: pathlib.Path
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pattern: str) -> Table:
+        """Returns the table in files, of which samples alone are read.
+
+        Args:
+          pattern: A file, a folder or a glob.
+
+        Raises:
+          InputError: as `raw_files.list_files`.
+        """
+        from pipelines.inputs.source_table import source_digests  # after --help
+        from pipelines.tables.raw_files import list_files
+
+        paths = [os.path.abspath(f.path) for f in list_files(pattern, partitions=True)]
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+        return cls(folder=pathlib.Path(folder), sources=tuple(source_digests(paths)))
+
+    @property
+    def note(self) -> pathlib.Path:
+        """The file that says what was released."""
+        return self.folder / NAME
+
+    def fits(self) -> list[Fit]:
+        """Returns the fits of this table, or of one with a file in common, in order.
+
+        Raises:
+          InputError: the note cannot be read.
+        """
+        return [each for each in self._all() if set(each.sources) & set(self.sources)]
+
+    def _all(self) -> list[Fit]:
+        if not self.note.exists():
+            return []
+        remedy = "Restore the file, or ask its owner what was released of the table."
+        fields = read_json(self.note)
+        kind = f"note in {self.note}"
+        found = read_fields(fields, ["fits"], kind=kind, remedy=remedy, **_HEADER)
+        try:
+            return [Fit(**_with_tuples(each)) for each in found["fits"]]
+        except (TypeError, AttributeError):
+            raise InputError(
+                f"Expected {self.note} to say what was released. {remedy}"
+            ) from None
+
+    def add(self, out: pathlib.Path, fit: Fit, accepted: float | None) -> bool:
+        """Notes a fit before its first noise is drawn; a noted one stays as it is.
+
+        Args:
+          out: Folder of the fit.
+          fit: What it may release.
+          accepted: Epsilon of all fits together that the user accepts.
+
+        Returns:
+          Whether it could be noted.
+
+        Raises:
+          InputError: as `check_added`.
+        """
+        try:
+            with locked_beside(self.note):
+                noted = self._all()
+                name = _id_of(out) or secrets.token_hex(16)
+                if name not in {each.id for each in noted}:
+                    check_added(self.fits(), fit, accepted)
+                    write_atomically(out / ID_NAME, name.encode())
+                    noted.append(dataclasses.replace(fit, id=name))
+                    fields = [dataclasses.asdict(each) for each in noted]
+                    data = pretty_json({**header(**_HEADER), "fits": fields})
+                    write_atomically(self.note, data, mode=0o600)
+        except OSError:
+            return False
+        return True
+
+    def is_noted(self, out: pathlib.Path) -> bool:
+        """Whether the fit in a folder is among those of the table."""
+        return _id_of(out) in {each.id for each in self.fits()}
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
+
+
+def _id_of(out: pathlib.Path) -> str:
+    path = out / ID_NAME
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def check_added(
+    earlier: Sequence[Fit], fit: Fit, accepted: float | None = None
+) -> None:
+    """Refuses a fit beside earlier ones, unless the epsilon of all is accepted.
+
+    Args:
+      earlier: Fits of its table.
+      fit: The new one.
+      accepted: Epsilon of all together that the user accepts.
+
+    Raises:
+      InputError: it is not accepted, or no sum is proven.
+    """
+    if not earlier:
+        return
+    found = ", ".join(
+        f"{each.folder} with epsilon {upper_text(each.epsilon)}" for each in earlier
+    )
+    total = sum(each.epsilon for each in (*earlier, fit))
+    if {each.unit for each in earlier} != {fit.unit}:
+        raise InputError(
+            f"Expected one privacy unit of all fits of a table; that of this one is a "
+            f"{fit.unit}, but not that of {found}, and no epsilon of both is proven. "
+            "Give --user to both, or to neither."
+        )
+    if accepted is None or total > accepted * _ROUNDING:
+        raise InputError(
+            f"Expected no earlier fit of this table; there is {found}. With epsilon "
+            f"{upper_text(fit.epsilon)} it is {upper_text(total)} for its rows, since "
+            "each later one adds, as its delta does. To accept that, add "
+            f"--accept-epsilon {upper_text(total)}; to go on with an earlier one, give "
+            "--out of it."
+        )
+
+
+def together(fits: Sequence[Fit]) -> dict[str, Any]:
+    """Returns the sum of several fits of one table, with its claim in words.
+
+    Args:
+      fits: Fits of one table and one unit.
+    """
+    epsilon, delta = (sum(getattr(e, n) for e in fits) for n in ("epsilon", "delta"))
+    names = ", ".join(each.folder for each in fits)
+    open_ones = [f"{w} of {e.folder}" for e in fits for w in e.uncovered]
+    but = ""
+    if open_ones:
+        but = f", but for {', '.join(open_ones)}, which no epsilon covers"
+    claim = (
+        f"All fits of this table, {names}, are together ({upper_text(epsilon)}, "
+        f"{delta!r})-differentially private for one {fits[0].unit}{but}, whatever was "
+        "chosen from earlier ones."
+    )
+    folders = [each.folder for each in fits]
+    return {"claim": claim, "epsilon": epsilon, "delta": delta, "fits": folders}
