@@ -5,7 +5,8 @@ that what was released of its rows counts for both.
 
 Formal guarantees:
   - Two inputs with one source file in common have a digest in common.
-  - Of prepared rows the sources are the files that were read, of others the files.
+  - Of prepared rows the sources are the files that were read, also if `dpsgd bound` has
+    bounded users since; of others the files.
   - Preparations whose ``division`` is equal put a row into one part, if they read the
     same files: it commits to their order, the split, and the size of each part.
   - *not* covered: a source that was packed, converted or edited is another one.  Of
@@ -20,6 +21,7 @@ import collections
 import dataclasses
 import hashlib
 import os
+import pathlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files import storage
-from pipelines.files.json_files import read_json
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.paths import absolute, join
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
 _PARQUET_END = b"PAR1"
 SOURCES = "sources"
+#: Beside rows that `dpsgd bound` wrote: the table that they are from.  Sensitive.
+KEPT_NAME = "_source.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,11 @@ class SourceTable:
     def is_apart(self, sources: Iterable[str]) -> bool:
         """Whether no source file is among others."""
         return set(self.sources).isdisjoint(sources)
+
+    def is_held_out(self, other: SourceTable) -> bool:
+        """Whether rows of another one are of this table, but of another part."""
+        of_this_part = dataclasses.replace(other, part=self.part)
+        return self.is_same(of_this_part) and other.part not in ("", self.part)
 
     def is_same(self, other: SourceTable) -> bool:
         """Whether rows of another one are rows of this one, in the same parts."""
@@ -98,10 +107,32 @@ def table_of(listing: Listing) -> SourceTable:
     """
     parts = {absolute(block.path).rpartition("/")[0] for block in listing.blocks}
     if len(parts) == 1:
-        folder, _, part = parts.pop().rpartition("/")
-        if found := _prepared(folder, part):
+        folder = parts.pop()
+        if found := _kept(folder) or _prepared(*folder.rsplit("/", 1)):
             return found
     return SourceTable(sources=tuple(listing.footers.values()))
+
+
+def keep_table(folder: pathlib.Path, table: SourceTable) -> None:
+    """Writes beside rows which table they are from, for its owner alone.
+
+    Args:
+      folder: Folder of the rows.
+      table: The table.
+    """
+    fields = pretty_json(dataclasses.asdict(table))
+    storage.write_atomically(folder / KEPT_NAME, fields, mode=0o600)
+
+
+def _kept(folder: str) -> SourceTable | None:
+    """Returns the table that `keep_table` wrote; None if it did not."""
+    path = join(folder, KEPT_NAME)
+    if not storage.exists(path):
+        return None
+    try:
+        return SourceTable.from_json(read_json(path))
+    except (InputError, TypeError, AttributeError):
+        return SourceTable(sources=())  # its owner alone may read it
 
 
 def _prepared(folder: str, part: str) -> SourceTable | None:

@@ -2,6 +2,7 @@
 
 Formal guarantees:
   - Those of ``bound_job``, of ``tasks``, and of ``unfinished`` for the folder.
+  - The folder names the table that its rows are from: see `source_table`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Sequence
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, check_int
 from pipelines.core.threads import num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
+from pipelines.inputs.parquet_blocks import RowGroups
+from pipelines.inputs.source_table import (
+    SourceTable,
+    keep_table,
+    source_digests,
+    table_of,
+)
 from pipelines.job.runtime.tasks import Runtime, Step
+from pipelines.tables.raw_files import InputFile
 from pipelines.users.bound_folder import (
     begin_or_continue,
     check_input,
@@ -70,6 +80,7 @@ def bound(
         if begin_or_continue(folder, settings, digest, key_file):
             folder.finish()
             return
+        source = _source(files, groups)
         if groups is None:
             table = folder.work / "table"
             runtime.run(text_step(files, table))
@@ -81,7 +92,15 @@ def bound(
             runtime.run(step)
         if job.has_users:  # users are counted in the written files
             _check_room(folder, job)
+        keep_table(folder.data, source)
         folder.finish()
+
+
+def _source(files: Sequence[InputFile], groups: RowGroups | None) -> SourceTable:
+    """Returns the table that the rows are from: of text, its files."""
+    if groups is not None:
+        return table_of(groups)
+    return SourceTable(sources=tuple(source_digests(file.path for file in files)))
 
 
 def steps(job: BoundJob) -> list[Step]:

@@ -44,7 +44,7 @@ from pipelines.files.unfinished import (
     is_resumable,
     unfinished_folder,
 )
-from pipelines.inputs.source_table import SOURCES, source_digests
+from pipelines.inputs.source_table import KEPT_NAME, SOURCES, source_digests
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.job import prepare_job
@@ -172,6 +172,7 @@ def _bounded(
     if path.read_bytes() != digest:
         folder.refuse_another("settings of users or key")
     if not target.exists():
+        (bounded / KEPT_NAME).unlink(missing_ok=True)  # the record of all parts says it
         os.rename(bounded, target)
 
 

@@ -17,7 +17,12 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.core.users.bounded import BOUNDED, Bounded
-from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
+from pipelines.inputs.parquet_blocks import (
+    DATASET_METADATA_KEY,
+    list_blocks,
+    list_row_groups,
+)
+from pipelines.inputs.source_table import KEPT_NAME, source_digests, table_of
 from pipelines.tables.convert import SPLITS
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import verify_prepared
@@ -102,7 +107,9 @@ def test_users_are_whole_and_bounded_and_their_ids_gone(
     assert shown["unit_of_privacy"] == "user"
     assert kept not in shown.values()
     assert not pathlib.Path("out.unfinished").exists()
+    assert table_of(list_row_groups("out/train")).part == "train"
     for path in pathlib.Path("out").rglob("*.*"):
+        assert path.name != KEPT_NAME  # the record of all parts says it
         assert b"person 1" not in path.read_bytes()
     for split in SPLITS:
         table = pq.read_table(pathlib.Path("out", split))
@@ -249,6 +256,20 @@ def test_kept_users_are_whole_and_batches_want_them_bounded(
     kept = collections.Counter(USER[rows_of("bounded", "")])
     assert max(kept.values()) == MOST
     assert len(kept) == len(parts[0])
+    # It names the same table as the parts that were not bounded.
+    table, test = (table_of(list_row_groups(path)) for path in ("bounded", "out/test"))
+    assert table.sources == tuple(source_digests(["table.csv"]))
+    assert table.part == "train"
+    assert table.is_held_out(test)
+    assert not table.is_held_out(table)
+    assert pathlib.Path("bounded", KEPT_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_bounded_table_of_text_names_its_files(run: Run, command: Command) -> None:
+    call = f"bound --input table.csv --user-column person --out bounded {FLAGS}"
+    assert command(*call.split()).code == 0
+    table = table_of(list_row_groups("bounded"))
+    assert table.sources == tuple(source_digests(["table.csv"]))
 
 
 def test_an_engine_writes_the_same_bytes(run: Run) -> None:
