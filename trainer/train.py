@@ -430,6 +430,7 @@ class _Training:
                 batches_id=self._checked.manifest.batches_id,
                 folder=self._request.run,
                 begins=self._done == 0,
+                uncovered=budget.uncovered(self._request, self._checked.manifest),
             )
 
     def _check_same_weights(self) -> None:

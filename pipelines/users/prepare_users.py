@@ -172,8 +172,7 @@ def _bounded(
     if path.read_bytes() != digest:
         folder.refuse_another("settings of users or key")
     if not target.exists():
-        (bounded / KEPT_NAME).unlink(missing_ok=True)  # the record of all parts says it
-        os.rename(bounded, target)
+        _publish(bounded, target)
 
 
 def _bounded_held_out(
@@ -190,6 +189,12 @@ def _bounded_held_out(
             for done in folder.data.iterdir():
                 shutil.rmtree(done)
             raise
+    _publish(bounded, target)
+
+
+def _publish(bounded: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives bounded rows their name; the record of all parts says what they are of."""
+    (bounded / KEPT_NAME).unlink(missing_ok=True)
     os.rename(bounded, target)
 
 

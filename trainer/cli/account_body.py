@@ -19,7 +19,7 @@ from accounting.core.validation import InputError
 from accounting.cross_check import check
 from pipelines.batches.folder import read_certificate
 from trainer.cli import method_flags, plan_flags
-from trainer.run import privacy
+from trainer.run import budget, privacy
 from trainer.settings import methods
 from trainer.settings.method_settings import DP_SGD, complete, gradients_text
 
@@ -70,6 +70,30 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
         certificate=read_certificate(run),
     )
     return _said(statement, more)
+
+
+def of_budget(
+    file: Path, runs: Sequence[Path], flags: dict[str, Any], more: More
+) -> Said:
+    """Returns the statement of a budget, as JSON and as text.
+
+    Args:
+      file: File of the budget.
+      runs: None.
+      flags: Flags of the command, none of which is given.
+      more: Nothing.
+
+    Raises:
+      InputError: something else is given, or the file is no budget.
+    """
+    given = next((name for name, value in flags.items() if value), None)
+    if runs or given or more != More():
+        raise InputError(
+            "Expected --budget alone: it says which runs and plan there are. Omit the "
+            "other flags."
+        )
+    found = budget.read(file)
+    return found.said(), found.to_text()
 
 
 def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:

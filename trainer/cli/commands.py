@@ -289,11 +289,18 @@ def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
     help="Also bound the error rates of membership tests.",
 )
 @shared_options.plot("Also draw the trade-off, such as to a.png.")
+@click.option(
+    "--budget",
+    "budget_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="State what a budget reserves, and what of it was used.",
+)
 @shared_options.as_json
 @click.pass_context
 def account(
     ctx: click.Context,
     runs: tuple[Path, ...],
+    budget_file: Path | None,
     as_json: bool,
     cross_check: bool,
     trade_off: bool,
@@ -303,20 +310,23 @@ def account(
     """State the epsilon of a run from its record, or that of a plan.
 
     Of several runs on one table it states that of all together, whatever was chosen
-    from earlier ones: their epsilons and deltas add.  The exit code is 1 if a
-    cross-check contradicts our epsilon.
+    from earlier ones: their epsilons and deltas add.  Of a budget it states that of
+    everything in it.  The exit code is 1 if a cross-check contradicts our epsilon.
 
     \b
-    Examples, for a run, for two, and for a plan:
+    Examples, for a run, for two, for a budget, and for a plan:
       dpsgd account run
       dpsgd account run-1 run-2
+      dpsgd account --budget table.budget
       dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
           --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check
     """
     from trainer.cli import account_body
 
     more = account_body.More(cross_check=cross_check, trade_off=trade_off, plot=plot)
-    if not runs:
+    if budget_file is not None:
+        fields, text = account_body.of_budget(budget_file, runs, flags, more)
+    elif not runs:
         fields, text = account_body.of_plan(flags, more)
     elif len(runs) == 1:
         fields, text = account_body.of_run(runs[0], flags, more)

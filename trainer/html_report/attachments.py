@@ -1,16 +1,18 @@
-"""Audits and comparisons that a report includes.
+"""Audits, comparisons and budgets that a report includes.
 
 Formal guarantees:
   - Only the fields that are named here are used.
   - An audit is accepted only if it is of the plan, the noise, the privacy unit and the
     sampler's own claim of the run; a comparison only if it has runs of the same
-    sampler, batch size, method, learning rate, clip norm and noise.
+    sampler, batch size, method, learning rate, clip norm and noise; a budget only if
+    the run's batches were charged in it.
 
 Public: everything.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -19,7 +21,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.core.run.run_record import RunRecord
-from trainer.run import privacy
+from trainer.run import budget, privacy
 from trainer.settings.audit_settings import TRAINER
 
 COMPARISON_NAME = "comparison.json"
@@ -118,3 +120,25 @@ def read_comparison(
             "the comparison that the run is of, or omit it."
         )
     return lines
+
+
+def read_budget(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+    """Returns the claim and the slots of a budget.
+
+    Args:
+      path: File of the budget.
+      manifest: Manifest of the batches of the run.
+
+    Raises:
+      InputError: no budget, or one in which these batches were not charged.
+    """
+    found = budget.read(path)
+    if manifest.batches_id not in {each.batches_id for each in found.charges}:
+        raise InputError(
+            f"Expected the run to be charged in {path}; it was trained without it. "
+            "Name the --budget that it was trained with, or omit it."
+        )
+    slots = [
+        {**dataclasses.asdict(each), "used": len(each.used)} for each in found.slots
+    ]
+    return {"claim": found.claim, "slots": slots}

@@ -47,7 +47,7 @@ from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
-REPORT_VERSION = 3
+REPORT_VERSION = 4
 
 
 def collect(
@@ -59,6 +59,7 @@ def collect(
     delta: float | None = None,
     allow_large_delta: bool = False,
     noise_key_file: pathlib.Path | None = None,
+    budget: pathlib.Path | None = None,
 ) -> dict[str, Any]:
     """Returns the content of a report, JSON-serialisable.
 
@@ -89,6 +90,7 @@ def collect(
         "audit": audit and attachments.read_audit(audit, record, manifest),
         "comparison": comparison
         and attachments.read_comparison(comparison, record, plan),
+        "budget": budget and attachments.read_budget(budget, manifest),
         "commands": commands.to_verify(
             run.resolve().name, record, plan, statement, files
         ),

@@ -21,7 +21,12 @@ from typing import Any
 
 import jinja2
 
-from accounting.core.statement import CERTIFIED, EVALUATION, RELIANCES
+from accounting.core.statement import (
+    CERTIFIED,
+    EARLIER_RUNS,
+    EVALUATION,
+    RELIANCES,
+)
 from accounting.core.validation import InputError
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import StrPath
@@ -42,6 +47,7 @@ def write_report(
     delta: float | None = None,
     allow_large_delta: bool = False,
     noise_key_file: StrPath | None = None,
+    budget: StrPath | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes the privacy report of a run, and returns its content, JSON-serialisable.
@@ -55,6 +61,7 @@ def write_report(
       delta: Delta to state epsilon at; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       noise_key_file: File of the noise key, if not in the run.
+      budget: Budget that the run was trained with; None for none.
       overwrite: Whether the page may replace another file.
 
     Raises:
@@ -71,6 +78,7 @@ def write_report(
         delta=delta,
         allow_large_delta=allow_large_delta,
         noise_key_file=_path(noise_key_file),
+        budget=_path(budget),
     )
     with output_file(path, overwrite=overwrite) as write:
         write(render(found).encode())
@@ -119,6 +127,7 @@ def render(found: dict[str, Any]) -> str:
         charts=_charts(found["evaluation"]),
         certified=CERTIFIED,
         of_evaluation=EVALUATION,
+        earlier_runs=EARLIER_RUNS,
         reliances={**RELIANCES, **claims.CLAIMS},
     )
 

@@ -41,6 +41,8 @@ from pipelines.core.users.bounded import Bounded
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import locked
 from pipelines.files.storage import write_atomically
+from pipelines.inputs.parquet_blocks import list_row_groups
+from pipelines.inputs.source_table import table_of
 from trainer.core.run import run_record
 from trainer.core.run.run_record import METRICS_NAME, RunRecord
 from trainer.export.serving import PROBABILITIES, PROBABILITY
@@ -55,7 +57,6 @@ from trainer.releases.release import NoisySum, release
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run import privacy
-from trainer.run.budget import Budget
 
 #: Of models that predict one label of two or more classes.
 _OUTPUTS = ((PROBABILITY,), (PROBABILITIES,))
@@ -73,6 +74,7 @@ class EvaluateRequest:
       price: What it costs.
       largest_loss: Losses above it count as it; None for `held_out_sums.default_cap`.
       budget: Budget of several runs, in which it is charged; None for none.
+      part: Part of the budget's table that the rows are; empty without a budget.
     """
 
     held_out: HeldOut
@@ -81,6 +83,7 @@ class EvaluateRequest:
     price: Price
     largest_loss: float | None
     budget: pathlib.Path | None
+    part: str = ""
 
 
 def check(
@@ -119,8 +122,14 @@ def check(
     bounded = held_out.bounded
     _check_unit(manifest, bounded, held_out.option, table)
     _check_new(folder)
+    part = ""
     if budget is not None:
-        price = Price.of_budget(_budget_of(folder, budget, epsilon, delta), bounded)
+        of_rows = table_of(list_row_groups(os.fspath(table)))
+        part = of_rows.part
+        found = budgets.read_instead_of(pathlib.Path(budget), epsilon, delta)
+        found.check_other_part(of_rows)
+        found.evaluated(run_record.read_or_create_run_id(folder), part)
+        price = Price.of_budget(found, bounded)
     else:
         stated = privacy.run_statement(
             record, manifest, delta=delta, allow_large_delta=allow_large_delta
@@ -136,24 +145,8 @@ def check(
         price=price,
         largest_loss=largest_loss,
         budget=None if budget is None else pathlib.Path(budget),
+        part=part,
     )
-
-
-def _budget_of(
-    run: pathlib.Path,
-    path: str | os.PathLike[str],
-    epsilon: float | None,
-    delta: float | None,
-) -> Budget:
-    """Returns a budget that reserves an evaluation of the run."""
-    for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
-        if value is not None:
-            raise InputError(
-                f"Expected no {flag} beside --budget, which decides it. Omit {flag}."
-            )
-    found = budgets.read(pathlib.Path(path))
-    found.evaluated(run_record.read_or_create_run_id(run))
-    return found
 
 
 def _check_task(chosen: ChosenModel, manifest: Manifest) -> None:
@@ -247,7 +240,7 @@ def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, 
         metrics = _fields(request, *estimated(request, reporter))
         if request.budget is not None:
             run_id = run_record.read_or_create_run_id(run)
-            budgets.charge_evaluation(request.budget, run_id=run_id)
+            budgets.charge_evaluation(request.budget, run_id=run_id, part=request.part)
         write_atomically(run / METRICS_NAME, pretty_json(metrics))
     return metrics
 

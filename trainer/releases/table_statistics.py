@@ -16,6 +16,7 @@ Formal guarantees:
   - the privacy unit is a row or, of rows that `dpsgd bound` kept, a user, by whose
     rows sums move at most k times as far.  The number of rows is then released with
     noise, and shown nowhere else.  Users who are not bounded are refused.
+  - with a budget they are charged before OUT is written, once for a part of its table.
   - *not* covered: an error for a file that cannot be read, after which nothing is
     released; other statistics of the same rows, whose epsilon adds.
 
@@ -43,6 +44,7 @@ from accounting.core.validation import InputError, check_float
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema.column_kinds import LABEL
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
 from trainer.releases.release import NoisySum, release
@@ -51,6 +53,8 @@ from trainer.releases.table_counts import MISSING, ROWS, Counted, Counting
 from trainer.releases.value_counts import Quantiles, noise_of_rank
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Reporter, Silent
+from trainer.run import budget as budgets
+from trainer.run.budget import Budget
 
 #: Share of the values beyond each end of a range, if noise allows, and at most.
 _BEYOND, _MOST_BEYOND = 0.01, 0.1
@@ -144,12 +148,16 @@ class StatisticsRequest:
       text: The schema as it was written.
       price: What is counted, and what it costs.
       out: New file.
+      budget: Budget in which they are charged; None for none.
+      part: Part of the budget's table that the rows are; empty without a budget.
     """
 
     dataset: Dataset
     text: str
     price: Price
     out: pathlib.Path
+    budget: pathlib.Path | None = None
+    part: str = ""
 
     @property
     def claim(self) -> str:
@@ -170,18 +178,28 @@ def check(
     schema: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
     allow_large_delta: bool = False,
+    budget: str | os.PathLike[str] | None = None,
 ) -> StatisticsRequest:
     """Returns the checked request; arguments as for `statistics`.
 
     Args:
+      epsilon: For one row, above 0; None with a budget.
+      delta: In (0, 1); None with a budget.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
+      budget: File of a budget, which gives epsilon and delta instead.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
+    found = None
+    if budget is not None:
+        found = budgets.read_instead_of(pathlib.Path(budget), epsilon, delta)
+        epsilon, delta, allow_large_delta = found.epsilon, found.delta, True
+    if epsilon is None or delta is None:
+        raise InputError("Expected --epsilon and --delta, or --budget. Give them.")
     check_float("epsilon", epsilon, above=0)
     deltas.check(delta, allow_large=allow_large_delta)
     path = pathlib.Path(out)
@@ -204,7 +222,25 @@ def check(
         )
     price = Price(counted=counted, epsilon=epsilon, delta=delta)
     _check_rows(price, dataset.num_examples)
-    return StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
+    request = StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
+    if budget is None or found is None:
+        return request
+    part = _part_of(dataset, found, path)
+    return dataclasses.replace(request, budget=pathlib.Path(budget), part=part)
+
+
+def _part_of(dataset: Dataset, found: Budget, out: pathlib.Path) -> str:
+    """Returns the part of the budget's table that rows are, if it has a slot left."""
+    if found.unit or dataset.bounded:
+        raise InputError(
+            "Expected the privacy unit of statistics with a budget to be a row, since "
+            "those of users are not proven under its relation. Omit --budget, and add "
+            "their epsilon and delta."
+        )
+    table = table_of(dataset)
+    found.check_other_part(table)
+    found.with_statistics(table.part, str(out))
+    return table.part
 
 
 def without_range(schema: Schema) -> dict[str, str]:
@@ -251,10 +287,8 @@ def statistics(
     schema: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    epsilon: float,
-    delta: float,
-    allow_large_delta: bool = False,
     reporter: Reporter | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Writes a schema with private ranges and vocabularies; returns all statistics.
 
@@ -263,22 +297,13 @@ def statistics(
         folder, a file or a glob).
       schema: The schema that they were prepared with.
       out: New file for the schema with what is found.
-      epsilon: For one of these rows, or users, above 0.
-      delta: In (0, 1).
-      allow_large_delta: Whether to accept a delta that protects next to nothing.
       reporter: Receives progress; None for none.
+      **settings: Other arguments of `check`, by name.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    request = check(
-        table,
-        schema,
-        out,
-        epsilon=epsilon,
-        delta=delta,
-        allow_large_delta=allow_large_delta,
-    )
+    request = check(table, schema, out, **settings)
     return statistics_checked(request, reporter or Silent())
 
 
@@ -311,6 +336,9 @@ def statistics_checked(
         for output, name in price.counted.texts.items()
     }
     counting.stop()
+    if request.budget is not None:
+        out = str(request.out)
+        budgets.charge_statistics(request.budget, part=request.part, file=out)
     _write(request, ranges, vocabularies)
     return {
         "claim": request.claim,

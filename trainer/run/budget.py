@@ -1,4 +1,4 @@
-"""A budget for several runs on one table, reserved before the first of them.
+"""A budget for all that is released of one table, reserved before the first of it.
 
     FILE         table, plan, noise and epsilon of the runs, and which were charged
     FILE.lock    there while a process changes it
@@ -6,10 +6,20 @@
 FILE names the table by digests of the files that it was read from, against which
 guesses of rows could be checked: its owner alone may read it.
 
+A slot is what may be released of one part of the table:
+
+    runs           of one plan, all of which are shown; of the part that trains
+    evaluations    metrics of each of these runs, of a part that trains nothing
+    statistics     by `dpsgd statistics`, once, of a part that does neither
+
 Formal guarantees:
-  - epsilon is that of all runs of the budget together, whether they are made or not and
-    whatever is chosen from earlier ones: plan and noise of all are fixed before the
-    first, so they are one run of as many times its steps.
+  - epsilon is that of everything in the slots, whether it is made or not and whatever
+    is chosen from earlier results.  A row is in one part, and what is computed from
+    others is the same with and without it, or a function of what was released; so that
+    it is the largest epsilon of a part.
+  - that of the runs: plan and noise of all are fixed before the first, so they are one
+    run of as many times its steps.  That of the evaluations: they are one Gaussian
+    release.
   - a run is charged before its first noise is drawn, and once, also if it is killed and
     resumed.
   - a run of another plan, unit, noise, delta or mechanism is refused, and one that is
@@ -18,10 +28,12 @@ Formal guarantees:
   - a run that was charged goes on only with the file that says so, and one that began
     without a budget has no place in it: files that were rolled back, or copied before,
     are noticed where a run goes on.
-  - each run's metrics of held-out rows are released once, by `dpsgd evaluate`; those
-    of all runs together have the same epsilon and delta for a held-out row.
-  - a run of another table is refused, or of the same one divided into other parts.
+  - each run's metrics of held-out rows are released once, by `dpsgd evaluate`, and no
+    part gives both metrics and statistics, or statistics twice.
+  - rows of another table are refused, or of the same one divided into other parts.
     Preparing a table again does not make another one of it: see `source_table`.
+  - what no epsilon covers is refused, or named in the claim from then on: rows that
+    were looked at for the schema, and metrics of `dpsgd train --eval`.
   - a second budget in one folder, for a table with a source file in common, is refused.
   - *not* covered: runs and everything else that was not given this file.  Budgets in
     two folders do not know each other.
@@ -41,7 +53,7 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accounting.core.intervals import upper_text
@@ -57,13 +69,18 @@ from pipelines.files.storage import write_atomically
 from pipelines.inputs.source_table import SourceTable
 from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
 
-_HEADER: Any = {"format_name": "dpsgd-budget", "version": 2}
+_HEADER: Any = {"format_name": "dpsgd-budget", "version": 3}
 MOST_RUNS = 1_000
 #: Larger files are no budgets.
 _MOST_BYTES = 1 << 24
 _OTHERS = "    - runs, searches and anything else without this budget"
+
+
+#: Names of slots.
+RUNS, EVALUATIONS, STATISTICS = "runs", "evaluations", "statistics"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,23 +91,39 @@ class Charge:
       run: Digest of the run's random id.
       batches_id: ``Manifest.batches_id`` of its batches.
       folder: Folder of the run, as it was named.
-      is_evaluated: Whether its metrics were released.
+      evaluated_on: Part of the table of which its metrics were released; else empty.
     """
 
     run: str
     batches_id: str
     folder: str
-    is_evaluated: bool = False
+    evaluated_on: str = ""
 
-    @property
-    def said(self) -> str:
-        """The run in words."""
-        return f"{self.folder}, evaluated" if self.is_evaluated else self.folder
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """What may be released of one part of the table.
+
+    Attributes:
+      kind: ``RUNS``, ``EVALUATIONS`` or ``STATISTICS``.
+      part: Part of the table, in words.
+      count: How often it may be used.
+      used: By what it was.
+      epsilon: Upper bound for all uses together.
+      noise_multiplier: Of each use; None if it follows from what is asked.
+    """
+
+    kind: str
+    part: str
+    count: int
+    used: tuple[str, ...]
+    epsilon: float
+    noise_multiplier: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Runs of one plan with one noise.
+    """Runs of one plan with one noise, and what other parts of the table release.
 
     Attributes:
       table: Of the rows of every run.
@@ -101,6 +134,8 @@ class Budget:
       delta: Of all together.
       noise_multiplier: Of every run.
       charges: Runs that were charged, in order.
+      statistics: Parts that gave statistics -> file of these.
+      uncovered: What no epsilon covers, in words.
     """
 
     table: SourceTable
@@ -111,6 +146,8 @@ class Budget:
     delta: float
     noise_multiplier: float
     charges: tuple[Charge, ...] = ()
+    statistics: dict[str, str] = dataclasses.field(default_factory=dict)
+    uncovered: tuple[str, ...] = ()
 
     @classmethod
     def reserve(
@@ -157,6 +194,7 @@ class Budget:
             epsilon=epsilon,
             delta=delta,
             noise_multiplier=found,
+            uncovered=privacy.looked_at(manifest.dataset),
         )
 
     @property
@@ -193,14 +231,36 @@ class Budget:
 
     @property
     def claim(self) -> str:
-        """The claim in one sentence."""
+        """The claim, with what no epsilon covers."""
         relation = NAMES[self.unit.get("neighboring_relation", REPLACE_SPECIAL)]
-        users = " for users" if self.unit else ""
-        epsilon = upper_text(self.statement.epsilon.guarantee)
+        epsilon = upper_text(max(each.epsilon for each in self.slots))
+        found = (
+            f"All {self.num_runs} runs, their metrics and statistics together, made or "
+            f"not, are ({epsilon}, {self.delta!r})-differentially private under the "
+            f"{relation} relation for one {'user' if self.unit else 'row'} in any one "
+            "part of the table, an upper bound, whatever is chosen from earlier ones."
+        )
+        for each in self.uncovered:
+            found += f" No epsilon covers {each}."
+        return found
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What is reserved, and what of it was used."""
+        runs = tuple(each.folder for each in self.charges)
+        evaluated = tuple(
+            f"{each.folder} on {each.evaluated_on}"
+            for each in self.charges
+            if each.evaluated_on
+        )
+        trains, count = self.table.part or "all", self.num_runs
+        epsilon, noise = self.statement.epsilon.guarantee, self.noise_multiplier
+        of_all, of_metrics = self.epsilon, self.noise_of_evaluations
+        counted = tuple(f"{path} of {part}" for part, path in self.statistics.items())
         return (
-            f"All {self.num_runs} runs together, made or not, are ({epsilon}, "
-            f"{self.delta!r})-differentially private under the {relation} relation"
-            f"{users}, an upper bound, whatever is chosen from earlier ones."
+            Slot(RUNS, trains, count, runs, epsilon, noise),
+            Slot(EVALUATIONS, "held out", count, evaluated, of_all, of_metrics),
+            Slot(STATISTICS, "any other", 1, counted, of_all, None),
         )
 
     def check(
@@ -246,20 +306,46 @@ class Budget:
                     "ones, or omit --budget."
                 )
 
-    def charged(self, run_id: str, batches_id: str, folder: str) -> Budget:
+    def check_other_part(self, table: SourceTable) -> None:
+        """Refuses rows that train, or are not of the budget's table.
+
+        Args:
+          table: Table of the rows.
+
+        Raises:
+          InputError: they do, or are not.
+        """
+        if not self.table.is_held_out(table):
+            raise InputError(
+                "Expected --input of a part of the budget's table that trains nothing; "
+                "these rows are of another table, of another division into parts, or "
+                f"of the part {self.table.part} itself. Give another part of the same "
+                "preparation, or omit --budget."
+            )
+
+    def charged(
+        self,
+        run_id: str,
+        batches_id: str,
+        folder: str,
+        uncovered: Sequence[str] = (),
+    ) -> Budget:
         """Returns the budget with a run, which may be in it already.
 
         Args:
           run_id: Random id of the run.  Sensitive; its digest is kept.
           batches_id: ``Manifest.batches_id`` of its batches.
           folder: Folder of the run.
+          uncovered: What no epsilon covers of it, in words.
 
         Raises:
           InputError: all places are taken, or other runs have these batches.
         """
         charge = Charge(run=_digest(run_id), batches_id=batches_id, folder=folder)
+        every = tuple(dict.fromkeys((*self.uncovered, *uncovered)))
+        marked = dataclasses.replace(self, uncovered=every)
         if charge.run in {each.run for each in self.charges}:
-            return self
+            return marked
         for each in self.charges:
             if each.batches_id == batches_id:
                 raise InputError(
@@ -274,44 +360,75 @@ class Budget:
                 "epsilon and delta add to those of the budget. Omit --budget, and add "
                 "them."
             )
-        return dataclasses.replace(self, charges=(*self.charges, charge))
+        return dataclasses.replace(marked, charges=(*self.charges, charge))
 
-    def evaluated(self, run_id: str) -> Budget:
+    def evaluated(self, run_id: str, part: str) -> Budget:
         """Returns the budget with the metrics of a run released.
 
         Args:
           run_id: Random id of the run.  Sensitive.
+          part: Part of the table that they are of.
 
         Raises:
-          InputError: the run was not charged, or was evaluated before.
+          InputError: the run was not charged, or was evaluated before; or the part
+            gave statistics.
         """
+        if part in self.statistics:
+            raise InputError(
+                f"Expected --input of a part without statistics; {part} gave those in "
+                f"{self.statistics[part]}, and metrics of it would add. Give another "
+                "part."
+            )
         of_run = _digest(run_id)
         found = [each for each in self.charges if each.run == of_run]
-        if not found or found[0].is_evaluated:
+        if not found or found[0].evaluated_on:
             how = "it was evaluated before" if found else "it was trained without it"
             raise InputError(
                 f"Expected a run of the budget whose metrics were not released; {how}. "
                 "Omit --budget, and add epsilon and delta to those of the budget."
             )
         charges = tuple(
-            dataclasses.replace(each, is_evaluated=True) if each.run == of_run else each
+            dataclasses.replace(each, evaluated_on=part) if each.run == of_run else each
             for each in self.charges
         )
         return dataclasses.replace(self, charges=charges)
 
+    def with_statistics(self, part: str, file: str) -> Budget:
+        """Returns the budget with statistics of a part released.
+
+        Args:
+          part: Part of the table.
+          file: Where they are.
+
+        Raises:
+          InputError: they were released before, or metrics of that part were.
+        """
+        known = {each.evaluated_on for each in self.charges} | {*self.statistics}
+        if part in known:
+            raise InputError(
+                f"Expected --input of a part that released nothing; {part} did, and "
+                "statistics of it would add. Give another part, or omit --budget, and "
+                "add epsilon and delta to those of the budget."
+            )
+        statistics = {**self.statistics, part: file}
+        return dataclasses.replace(self, statistics=statistics)
+
     def to_text(self) -> str:
-        """Returns claim, charged runs and statement as lines of text."""
+        """Returns claim, slots and statement as lines of text."""
         statement = self.statement.to_text().rstrip("\n").split("\n")[1:]
         alone = upper_text(self.alone.epsilon.guarantee)
-        return "\n".join(
-            [
-                self.claim,
-                f"  one alone   epsilon {alone}, where nobody sees the others.",
-                f"  runs        {len(self.charges)} of {self.num_runs} are charged.",
-                *(f"    - {each.said}" for each in self.charges),
-                *(_OTHERS if EARLIER_RUNS in line else line for line in statement),
-            ]
+        head = (
+            f"  {'slot':<12}{'of the part':<12}{'epsilon':>8}{'places':>8}{'used':>6}"
         )
+        lines = [
+            f"  {each.kind:<12}{each.part:<12}{upper_text(each.epsilon):>8}"
+            f"{each.count:>8}{len(each.used):>6}"
+            for each in self.slots
+        ]
+        used = [f"    - {each.kind}: {one}" for each in self.slots for one in each.used]
+        of_one = f"  one run     epsilon {alone} alone, where nobody sees the others."
+        others = [_OTHERS if EARLIER_RUNS in line else line for line in statement]
+        return "\n".join([self.claim, head, *lines, *used, of_one, *others])
 
     def said(self) -> dict[str, Any]:
         """Returns what `to_text` says, as a JSON-serialisable dict."""
@@ -321,8 +438,8 @@ class Budget:
             "num_runs": self.num_runs,
             "noise_multiplier": self.noise_multiplier,
             "epsilon_of_one": self.alone.epsilon.guarantee,
-            "charged": [each.folder for each in self.charges],
-            "evaluated": [each.folder for each in self.charges if each.is_evaluated],
+            "slots": [dataclasses.asdict(each) for each in self.slots],
+            "uncovered": list(self.uncovered),
             "statement": statement,
         }
 
@@ -346,6 +463,7 @@ class Budget:
             found["table"] = SourceTable.from_json(found["table"])
             found["plan"] = DpSgdPlan.from_json(found["plan"])
             found["charges"] = tuple(Charge(**each) for each in found["charges"])
+            found["uncovered"] = tuple(found["uncovered"])
             budget = cls(**found)
             epsilon = budget.statement.epsilon.guarantee
         except (TypeError, AttributeError):
@@ -386,6 +504,27 @@ def read(path: pathlib.Path) -> Budget:
             "make one."
         )
     return Budget.from_json(read_json(path))
+
+
+def read_instead_of(
+    path: pathlib.Path, epsilon: float | None, delta: float | None
+) -> Budget:
+    """Returns the budget in a file, which decides epsilon and delta of a release.
+
+    Args:
+      path: File of the budget.
+      epsilon: Value of --epsilon; refused if given.
+      delta: Value of --delta; refused if given.
+
+    Raises:
+      InputError: as `read`, or one is given.
+    """
+    for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
+        if value is not None:
+            raise InputError(
+                f"Expected no {flag} beside --budget, which decides it. Omit {flag}."
+            )
+    return read(path)
 
 
 def create(path: pathlib.Path, budget: Budget) -> None:
@@ -435,6 +574,7 @@ def charge(
     batches_id: str,
     folder: pathlib.Path,
     begins: bool,
+    uncovered: Sequence[str] = (),
 ) -> None:
     """Gives a run its place in the budget, before its first noise is drawn.
 
@@ -444,36 +584,64 @@ def charge(
       batches_id: ``Manifest.batches_id`` of its batches.
       folder: Folder of the run.
       begins: Whether the run has not executed a step.
+      uncovered: What no epsilon covers of it, in words.
 
     Raises:
       InputError: as `Budget.charged`, or a run that goes on and was never charged.
     """
     with _alone(path):
         budget = read(path)
-        found = budget.charged(run_id, batches_id, str(folder))
-        if found is budget:
-            return
-        if not begins:
+        found = budget.charged(run_id, batches_id, str(folder), uncovered)
+        if not begins and found.charges != budget.charges:
             raise InputError(
                 f"Expected {folder} to be charged in {path} before it began; it is "
                 "not: it began without --budget, or the file was rolled back. Restore "
                 "the file, or omit --budget."
             )
-        _write(path, found)
+        if found != budget:
+            _write(path, found)
 
 
-def charge_evaluation(path: pathlib.Path, *, run_id: str) -> None:
+def charge_evaluation(path: pathlib.Path, *, run_id: str, part: str) -> None:
     """Marks the metrics of a run as released, before anybody sees them.
 
     Args:
       path: File of the budget.
       run_id: Random id of the run.  Sensitive.
+      part: Part of the table that they are of.
 
     Raises:
       InputError: as `Budget.evaluated`.
     """
     with _alone(path):
-        _write(path, read(path).evaluated(run_id))
+        _write(path, read(path).evaluated(run_id, part))
+
+
+def charge_statistics(path: pathlib.Path, *, part: str, file: str) -> None:
+    """Marks statistics of a part as released, before anybody sees them.
+
+    Args:
+      path: File of the budget.
+      part: Part of the table.
+      file: Where they will be.
+
+    Raises:
+      InputError: as `Budget.with_statistics`.
+    """
+    with _alone(path):
+        _write(path, read(path).with_statistics(part, file))
+
+
+def uncovered(request: Request, manifest: Manifest) -> tuple[str, ...]:
+    """Returns what no epsilon covers of a run, in words.
+
+    Args:
+      request: The run.
+      manifest: Manifest of its batches.
+    """
+    metrics = f"the metrics of {request.run}, by --eval"
+    of_eval = () if request.held_out is None else (metrics,)
+    return (*privacy.looked_at(manifest.dataset), *of_eval)
 
 
 def _write(path: pathlib.Path, budget: Budget) -> None:

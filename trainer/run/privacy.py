@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.core import accountant, deltas, statement
@@ -351,16 +352,25 @@ def _unit_asked_for(
     return unit
 
 
+def looked_at(dataset: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns what was learned from rows that the schema was made of, in words.
+
+    Args:
+      dataset: Description of the prepared data.
+    """
+    schema = dataset.get("schema")
+    num_rows = schema.get("looked_at_rows") if isinstance(schema, dict) else None
+    if not num_rows:
+        return ()
+    return (
+        "the choice of columns, kinds and sizes: the schema of the table was made "
+        f"by looking at {num_rows:,} rows, without privacy",
+    )
+
+
 def _learned_before(record: RunRecord, manifest: Manifest) -> tuple[str, ...]:
     """Returns what the claim assumes public, though examples may have influenced it."""
-    found = []
-    schema = manifest.dataset.get("schema")
-    num_rows = schema.get("looked_at_rows") if isinstance(schema, dict) else None
-    if num_rows:
-        found.append(
-            "the choice of columns, kinds and sizes: the schema of the table was made "
-            f"by looking at {num_rows:,} rows, without privacy"
-        )
+    found = [*looked_at(manifest.dataset)]
     weights = record.model.get("initial_weights")
     if weights is not None:
         found.append(

@@ -148,6 +148,8 @@ def test_held_out_rows_are_bounded_where_that_is_asked_for(
     assert parts[0].isdisjoint(parts[1])
     assert max(count[user] for user in set.union(*parts)) > MOST
     assert verify_prepared("out").findings == ()
+    train, test = (table_of(list_row_groups(f"out/{x}")) for x in ("train", "test"))
+    assert train.is_held_out(test)
     for path in pathlib.Path("out").rglob("*.*"):
         assert b"person 1" not in path.read_bytes()
 

@@ -17,9 +17,12 @@ from click.testing import CliRunner
 
 import dpsgd
 from accounting.core.validation import InputError
-from tests.trainer.conftest import DATASET
+from pipelines.batches.folder import read_manifest
+from tests.trainer.conftest import DATASET, TABLE
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.html_report import charts, facts, page
+from trainer.run import budget
+from trainer.run.budget import Budget
 
 
 class Elements(HTMLParser):
@@ -42,6 +45,33 @@ def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
     """A page with everything on it."""
     found = facts.collect(make_run(), audit=audit_of(), comparison=comparison_of())
     return page.render(found)
+
+
+def test_a_budget_is_a_table_of_its_slots(
+    make_run: Any, tmp_path: pathlib.Path
+) -> None:
+    run, file = make_run(), tmp_path / "table.budget"
+    found = Budget.reserve(
+        read_manifest(run), TABLE, num_runs=4, epsilon=3.0, delta=1e-6
+    )
+    budget.create(file, found)
+    with pytest.raises(InputError, match="to be charged"):
+        facts.collect(run, budget=file)
+    charged = {"run_id": "a", "folder": run, "begins": True}
+    budget.charge(file, batches_id="0" * 32, uncovered=["<b>"], **charged)
+    text = page.render(facts.collect(run, budget=file))
+    words = words_of(text)
+    assert "All 4 runs, their metrics and statistics together" in words
+    for cells in (("runs", "train", 1), ("evaluations", "held out", 0)):
+        kind, part, used = cells
+        row = f"<tr><td>{kind}</td><td>{part}</td>" + "".join(
+            f'<td class="number">{each}</td>' for each in ("3.0000", 4, used)
+        )
+        assert row in text
+    assert "No epsilon covers <b>." in words
+    assert "<b>" not in text
+    assert "anything else without the budget above" in words
+    assert "earlier runs on the same data" not in words
 
 
 def words_of(page: str) -> str:

@@ -19,6 +19,7 @@ from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.batches import folder as batch_folder
 from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.inputs.source_table import keep_table
 from tests.trainer.conftest import (
     DATASET,
     TABLE,
@@ -326,7 +327,12 @@ def test_a_budget_reserves_one_evaluation_of_each_run(
     budget.create(file, reserved)
     noise = {"noise_multiplier": reserved.noise_multiplier, "target_delta": DELTA}
     charged = _train(tmp_path, "run-b", budget=file, settings=noise)
-    given = (tmp_path / "batches-run-b", root / "table")
+    table = tmp_path / "table"
+    shutil.copytree(root / "table", table)
+    given = (tmp_path / "batches-run-b", table)
+    with pytest.raises(InputError, match="part of the budget's table"):
+        evaluate(charged, *given, budget=file)  # nothing says which table it is of
+    keep_table(table, dataclasses.replace(TABLE, part="test"))
     with pytest.raises(InputError, match="Expected no --epsilon beside --budget"):
         evaluate(charged, *given, budget=file, epsilon=1.0)
     found = evaluate(charged, *given, budget=file)["evaluation"]
@@ -334,14 +340,14 @@ def test_a_budget_reserves_one_evaluation_of_each_run(
     together = found["noise_multiplier"] / np.sqrt(2)
     assert gaussian_epsilon(together, DELTA) == pytest.approx(2.0, rel=1e-12)
     assert "metrics of all 2 runs of the budget together are (2.0000" in found["claim"]
-    assert [each.is_evaluated for each in budget.read(file).charges] == [True]
-    assert "run-b, evaluated" in budget.read(file).to_text()
+    assert [each.evaluated_on for each in budget.read(file).charges] == ["test"]
+    assert "run-b on test" in budget.read(file).to_text()
     (charged / "metrics.json").unlink()
     with pytest.raises(InputError, match="it was evaluated before"):
         evaluate(charged, *given, budget=file)
     alone = root / "run-a"
     with pytest.raises(InputError, match="it was trained without it"):
-        evaluate(alone, root / "batches-run-a", root / "table", budget=file)
+        evaluate(alone, root / "batches-run-a", table, budget=file)
 
 
 def test_the_command_prints_metrics_intervals_baseline_and_claim(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -15,16 +16,21 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd.command_line import cli
 from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema.schema import Schema
+from tests.accounting.plans import make_plan
 from trainer.releases import table_counts, table_statistics
 from trainer.releases.schema_text import with_fields
 from trainer.releases.table_statistics import least_rows, release, statistics
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Silent
+from trainer.run import budget
+from trainer.run.budget import Budget
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -164,6 +170,52 @@ def test_the_schema_says_where_its_ranges_came_from_and_prepares_the_table(
     described = json.loads((root / "again" / "_prepared.json").read_bytes())["dataset"]
     roles = {each["name"]: each["role"] for each in described["inputs"]}
     assert roles["age"] == roles["net_worth"] == "number"
+
+
+def test_a_budget_decides_epsilon_and_gives_a_part_statistics_once(
+    root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    table = table_of(list_blocks(f"{root}/data/val"))
+    plan = make_plan("poisson", 24_000, 256, 100)
+    asked = {"epsilon": 2.0, "delta": 1e-7}
+    file, noise = tmp_path / "table.budget", accountant.noise_multiplier(plan, **asked)
+    reserved = Budget(
+        table=dataclasses.replace(table, part="train"), plan=plan, unit={}, num_runs=1,
+        noise_multiplier=noise.guarantee, **asked,
+    )  # fmt: skip
+    budget.create(file, reserved)
+    none = {"epsilon": None, "delta": None, "budget": file}
+    with pytest.raises(InputError, match="Expected no --delta beside --budget"):
+        found_in(**{**none, "delta": 1e-7})
+    with pytest.raises(InputError, match="that trains nothing"):
+        found_in(**none, table=f"{root}/data/train")
+    found = found_in(**none)
+    assert (found["epsilon"], found["delta"]) == (2.0, 1e-7)
+    assert found["noise_multiplier"] == gaussian_noise(2.0, 1e-7)
+    assert budget.read(file).statistics == {"val": str(tmp_path / "out.toml")}
+    (tmp_path / "out.toml").unlink()
+    with pytest.raises(InputError, match="part that released nothing; val did"):
+        found_in(**none)
+    assert not (tmp_path / "out.toml").exists()
+
+
+def test_statistics_are_charged_before_they_are_written(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes that count at once, one writes."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise InputError("the other one did")
+
+    request = table_statistics.check(
+        f"{root}/data/val", root / "schema.toml", root / "raced.toml",
+        epsilon=3.0, delta=1e-6,
+    )  # fmt: skip
+    request = dataclasses.replace(request, budget=root / "table.budget", part="val")
+    monkeypatch.setattr(budget, "charge_statistics", full)
+    with pytest.raises(InputError, match="the other one did"):
+        table_statistics.statistics_checked(request, Silent())
+    assert not (root / "raced.toml").exists()
 
 
 def test_two_releases_differ(found_in: Callable[..., Any], tmp_path: Any) -> None:

@@ -16,6 +16,7 @@ from accounting.core import accountant
 from accounting.core.validation import InputError
 from tests.trainer.conftest import TABLE
 from tests.trainer.run.whole_runs import private_settings
+from trainer.cli.commands import account
 from trainer.cli.releases.budget_commands import budget_command
 from trainer.core.step.dp_step import Step
 from trainer.run import budget
@@ -78,7 +79,7 @@ def test_epsilon_is_that_of_all_runs_together(small_batches: Any) -> None:
     assert found.statement.epsilon.guarantee == together.guarantee
     assert 2.99 < together.guarantee <= 3.0
     assert found.alone.epsilon.guarantee < together.guarantee
-    assert "All 5 runs together" in found.claim
+    assert "All 5 runs, their metrics and statistics together" in found.claim
 
 
 def test_a_run_is_charged_before_its_first_noise_is_drawn(
@@ -199,7 +200,7 @@ def test_of_two_processes_one_gets_the_last_place(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"noise_multiplier": 0.5}, {"num_runs": 9}, {"version": 3}, {"plan": None}],
+    [{"noise_multiplier": 0.5}, {"num_runs": 9}, {"version": 2}, {"plan": None}],
 )
 def test_an_edited_file_is_refused(file: pathlib.Path, changes: dict[str, Any]) -> None:
     fields = json.loads(file.read_text())
@@ -208,7 +209,7 @@ def test_an_edited_file_is_refused(file: pathlib.Path, changes: dict[str, Any]) 
         budget.read(file)
 
 
-def test_the_command_reserves_and_shows(
+def test_the_command_reserves_and_account_states(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "new.budget"
@@ -216,16 +217,87 @@ def test_the_command_reserves_and_shows(
     given += ["--epsilon", "2", "--delta", "1e-4"]
     made = CliRunner().invoke(budget_command, given)
     assert made.exit_code == 0, made.output
-    shown = CliRunner().invoke(budget_command, [str(path)])
+    shown = CliRunner().invoke(account, ["--budget", str(path)])
     assert shown.output == made.output
-    assert "0 of 3 are charged" in " ".join(shown.output.split())
+    lines = [line.split() for line in shown.output.splitlines()]
+    assert ["runs", "train", "2.0000", "3", "0"] in lines
+    assert ["evaluations", "held", "out", "2.0000", "3", "0"] in lines
+    assert ["statistics", "any", "other", "2.0000", "1", "0"] in lines
     fields = json.loads(
-        CliRunner().invoke(budget_command, [str(path), "--json"]).output
+        CliRunner().invoke(account, ["--budget", str(path), "--json"]).output
     )
     assert fields["num_runs"] == 3
     assert fields["statement"]["epsilon"] <= 2
+    assert [each["kind"] for each in fields["slots"]] == [
+        "runs", "evaluations", "statistics",
+    ]  # fmt: skip
     again = CliRunner().invoke(budget_command, given)
     assert "never replaced" in str(again.exception)
+    both = CliRunner().invoke(account, ["--budget", str(path), "--delta", "1e-3"])
+    assert "Expected --budget alone" in str(both.exception)
+
+
+def test_what_no_epsilon_covers_marks_a_budget_for_good(
+    request_of: Any, file: pathlib.Path, held_out: pathlib.Path
+) -> None:
+    train(request_of("run-1", held_out=None))
+    assert "No epsilon covers" not in budget.read(file).claim
+    train(request_of("run-2", held_out=held_out))
+    claim = budget.read(file).claim
+    assert claim.count("No epsilon covers") == 1
+    assert claim.endswith("run-2, by --eval.")
+    assert budget.read(file).said()["uncovered"][0].startswith("the metrics of ")
+
+
+def test_looked_at_rows_mark_a_budget(small_batches: Any) -> None:
+    manifest = small_batches.manifest
+    dataset = {**manifest.dataset, "schema": {"looked_at_rows": 1_000}}
+    found = Budget.reserve(
+        dataclasses.replace(manifest, dataset=dataset),
+        TABLE, num_runs=1, epsilon=3.0, delta=DELTA,
+    )  # fmt: skip
+    assert "No epsilon covers the choice of columns" in found.claim
+    assert "looking at 1,000 rows" in found.claim
+
+
+def test_no_part_gives_both_metrics_and_statistics_or_these_twice(
+    small_batches: Any,
+) -> None:
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
+    )
+    for run in "ab":
+        found = found.charged(run, run, run)
+    counted = found.with_statistics("val", "ranges.toml")
+    with pytest.raises(InputError, match=r"val gave those in ranges\.toml"):
+        counted.evaluated("a", "val")
+    with pytest.raises(InputError, match="val did"):
+        counted.with_statistics("val", "again.toml")
+    evaluated = counted.evaluated("a", "test").evaluated("b", "test")
+    with pytest.raises(InputError, match="test did"):
+        evaluated.with_statistics("test", "again.toml")
+    used = {each.kind: each.used for each in evaluated.slots}
+    assert used == {
+        "runs": ("a", "b"),
+        "evaluations": ("a on test", "b on test"),
+        "statistics": ("ranges.toml of val",),
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"part": "train"}, {"part": ""}, {"division": "9" * 32}, {"sources": ("9" * 64,)}],
+)
+def test_rows_that_train_or_are_of_another_table_have_no_slot(
+    small_batches: Any, changes: dict[str, Any]
+) -> None:
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=1, epsilon=3.0, delta=DELTA
+    )
+    others = dataclasses.replace(TABLE, part="val")
+    found.check_other_part(others)
+    with pytest.raises(InputError, match="that trains nothing"):
+        found.check_other_part(dataclasses.replace(others, **changes))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
-from accounting.core.validation import InputError
 from pipelines.cli.console import wrapped
 from trainer.cli import run_flags
 
@@ -18,18 +17,21 @@ from trainer.cli import run_flags
 @click.command(name="budget", cls=Grouped)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--runs", type=int, metavar="N", help="Reserve so many runs; omit it to show FILE."
+    "--runs", type=int, metavar="N", required=True, help="Reserve so many runs."
 )
 @run_flags.batches(
-    required=False,
-    help="With --runs: batches of one of the runs.  Those of the others have the same "
-    "flags, and keys of their own.",
+    help="Batches of one of the runs.  Those of the others have the same flags, and "
+    "keys of their own.",
 )
-@shared_options.epsilon("With --runs: of all runs together.")
-@shared_options.delta("With --runs: of all runs together.")
+@shared_options.epsilon("Of everything together, for one row.", required=True)
+@shared_options.delta("Of everything together.", required=True)
 @shared_options.as_json
 def budget_command(file: Path, as_json: bool, **flags: Any) -> None:
-    """Reserve several runs under one epsilon, or show what is left.
+    """Reserve all that is released of a table under one epsilon.
+
+    That is: several runs of the part that trains, metrics of each by `dpsgd evaluate`
+    of another part, and statistics by `dpsgd statistics` of a third one.  A row is in
+    one part, so that the last two cost nothing more.
 
     All runs have one plan and one noise, fixed before the first.  So whatever is seen
     of earlier runs may decide about later ones: model, learning rate, clip, or whether
@@ -39,47 +41,24 @@ def budget_command(file: Path, as_json: bool, **flags: Any) -> None:
     Example, ten runs to choose the best of:
       dpsgd budget table.budget --batches batches-1 --runs 10 \\
           --epsilon 3 --delta 1e-7
-      dpsgd train --batches batches-1 --eval data/test --out run-1 \\
+      dpsgd train --batches batches-1 --out run-1 --budget table.budget
+      dpsgd evaluate run-1 --batches batches-1 --input data/test \\
           --budget table.budget
-      dpsgd budget table.budget
+      dpsgd account --budget table.budget
     """
-    from trainer.run import budget  # after --help: the accountant
-
-    if flags["runs"] is None:
-        _check_none(flags)
-        found = budget.read(file)
-    else:
-        found = _reserved(flags)
-        budget.create(file, found)
-    if as_json:
-        click.echo(json.dumps(found.said(), indent=2))
-    else:
-        click.echo(wrapped(found.to_text()))
-
-
-def _check_none(flags: dict[str, Any]) -> None:
-    for name in ("batches", "epsilon", "delta"):
-        if flags[name] is not None:
-            raise InputError(
-                f"Expected --runs beside --{name}, to reserve a budget. Add --runs, or "
-                f"omit --{name}."
-            )
-
-
-def _reserved(flags: dict[str, Any]) -> Any:
     from pipelines.batches.folder import read_checksums, read_manifest
     from pipelines.inputs.source_table import SourceTable
-    from trainer.run import budget
+    from trainer.run import budget  # after --help: the accountant
 
-    for name in ("batches", "epsilon", "delta"):
-        if flags[name] is None:
-            raise InputError(f"Expected --{name} beside --runs. Give both.")
     manifest = read_manifest(flags["batches"])
     shared_options.warn(flags["delta"], manifest.plan.num_examples)
-    return budget.Budget.reserve(
+    found = budget.Budget.reserve(
         manifest,
         SourceTable.from_json(read_checksums(flags["batches"]).table),
         num_runs=flags["runs"],
         epsilon=flags["epsilon"],
         delta=flags["delta"],
     )
+    budget.create(file, found)
+    text = wrapped(found.to_text())
+    click.echo(json.dumps(found.said(), indent=2) if as_json else text)

@@ -34,8 +34,13 @@ from trainer.report.progress import Terminal
     required=True,
     help="New file: the schema with what is found, to prepare the table again with.",
 )
-@shared_options.epsilon("For one row of --input.", required=True)
-@shared_options.delta("For one row of --input.", required=True)
+@shared_options.epsilon("For one row of --input.")
+@shared_options.delta("For one row of --input.")
+@click.option(
+    "--budget",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Instead: budget of the table, which decides both.  See `dpsgd budget`.",
+)
 @shared_options.as_json
 def statistics_command(as_json: bool, **flags: Any) -> None:
     """Find ranges, vocabularies and shares of classes, with an epsilon for them.
