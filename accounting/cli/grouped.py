@@ -14,6 +14,9 @@ PRIVACY = "Privacy"
 OTHERS = "Options"
 OUTPUT = "Output"
 
+#: Settings of a command that hands unknown options on.
+PASSES_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
 #: Options that many commands have.
 _GROUPS = {
     PRIVACY: (

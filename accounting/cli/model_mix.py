@@ -5,7 +5,7 @@ Public: everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,8 @@ from accounting.core.validation import InputError
 if TYPE_CHECKING:
     from accounting.core.theorem import Theorem
 
-_OPTIONS = (
+#: Adds the flags to a command.
+options = shared_options.together(
     click.option(
         "--mix-width",
         type=NumberList(float, example="0.075,0.15"),
@@ -33,13 +34,6 @@ _OPTIONS = (
     ),
     shared_options.l2_norm_clip("Clip norm of ModelMix, the unit of its widths."),
 )
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the flags to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def theorems(flags: Mapping[str, Any]) -> dict[str, Theorem]:

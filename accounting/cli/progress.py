@@ -10,7 +10,6 @@ Public: everything.
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 import click
 
@@ -28,12 +27,7 @@ class Progress:
         """Returns itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Clears the line."""
         self._write("")
 

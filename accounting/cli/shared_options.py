@@ -37,6 +37,17 @@ def _declared(flag: str, **declaration: Any) -> Callable[..., Decorator]:
     return option
 
 
+def together(*options: Decorator) -> Decorator:
+    """Returns a decorator that adds several flags, in their order."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 def _cap(ctx: click.Context, parameter: click.Parameter, text: str) -> int | None:
     """Returns the cap on the examples of a step; None for "auto"."""
     del ctx

@@ -159,7 +159,7 @@ def _attacked(
         return ()
     found = opponent.attained(orders(plan, noise_multiplier), delta)
     opinion = Opinion(
-        source=f"simulated opponent, seed {found.seed}",
+        source=f"simulated opponent, seed {simulation.SEED}",
         about="removing an example whose gradients are opposite to all others",
         quantity="epsilon",
         at=delta,
@@ -192,7 +192,7 @@ def _simulated(
     # simulation of removing has to confirm it.
     upper = delta if both.remove.guarantee >= both.add.guarantee else both.remove.upper
     opinion = Opinion(
-        source=f"simulation, seed {found.seed}",
+        source=f"simulation, seed {simulation.SEED}",
         about="removing an example",
         quantity="delta",
         at=epsilon,

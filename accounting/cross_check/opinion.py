@@ -68,14 +68,11 @@ class Opinion:
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict; infinite values are null."""
         numbers = ("at", "value", "low", "high")
-        fields = {name: getattr(self, name) for name in numbers}
+        infinite = [name for name in numbers if not math.isfinite(getattr(self, name))]
         return {
-            "source": self.source,
-            "about": self.about,
-            "quantity": self.quantity,
-            **{n: v if math.isfinite(v) else None for n, v in fields.items()},
+            **dataclasses.asdict(self),
+            **dict.fromkeys(infinite),
             "ours": self.ours.to_json(),
-            "note": self.note,
             "disagreement": self.disagreement,
             "looser": self.looser,
         }

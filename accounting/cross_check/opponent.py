@@ -29,14 +29,13 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from accounting.core.sampler_registry import RandomOrders
-from accounting.cross_check.simulation import ERROR_PROBABILITY, SEED
+from accounting.cross_check.simulation import ERROR_PROBABILITY, SEED, deviation
 
 #: Normal values drawn for each sample, and at a time.
 _NUM_VALUES = 20_000_000
@@ -59,12 +58,10 @@ class Attained:
     Attributes:
       epsilon: The run has more at the delta that was asked for; 0 if nothing is shown.
       num_samples: Samples of the second, deciding draw.
-      seed: Seed of the random numbers.
     """
 
     epsilon: float
     num_samples: int
-    seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +86,7 @@ class _Sample:
           error: Probability, at most, that the bound fails.
         """
         shares = np.minimum(self.gains(epsilon) / cut, 1.0)
-        count, needed = len(shares), math.log(2 / error)
-        width = math.sqrt(2 * float(shares.var(ddof=1)) * needed / count)
-        width += 7 * needed / (3 * (count - 1))
-        return max(0.0, float(shares.mean()) - width) * cut
+        return max(0.0, float(shares.mean()) - deviation(shares, error)) * cut
 
 
 def attained(orders: RandomOrders, delta: float) -> Attained:
@@ -119,7 +113,7 @@ def attained(orders: RandomOrders, delta: float) -> Attained:
     else:
         share = 0.0
     count = len(second.present)
-    return Attained(epsilon=share * guess, num_samples=count, seed=SEED)
+    return Attained(epsilon=share * guess, num_samples=count)
 
 
 def _largest_epsilon(first: _Sample, delta: float) -> tuple[float, float]:

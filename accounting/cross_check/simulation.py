@@ -64,7 +64,6 @@ class Estimate:
       low: Lower end of the interval, at least 0.
       high: Upper end of the interval.
       num_samples: Number of samples.
-      seed: Seed of the random numbers.
     """
 
     epsilon: float
@@ -72,7 +71,6 @@ class Estimate:
     low: float
     high: float
     num_samples: int
-    seed: int
 
 
 def estimate(
@@ -104,20 +102,29 @@ def estimate(
     return _bounded(shares / share, largest, epsilon)
 
 
+def deviation(shares: NDArray[np.float64], error: float) -> float:
+    """Returns by how much a mean may exceed its expectation: the Bernstein bound.
+
+    Args:
+      shares: Independent values in [0, 1].
+      error: Probability that it exceeds it by more.
+    """
+    count, needed = len(shares), math.log(2 / error)
+    width = math.sqrt(2 * float(shares.var(ddof=1)) * needed / count)
+    return width + 7 * needed / (3 * (count - 1))
+
+
 def _bounded(shares: NDArray[np.float64], largest: float, epsilon: float) -> Estimate:
     """Returns the estimate of values ``shares * largest``, with shares in [0, 1]."""
     count, mean = len(shares), float(shares.mean())
     # Each end of the interval fails with half of the error probability.
-    needed = math.log(4 / ERROR_PROBABILITY)
-    width = math.sqrt(2 * float(shares.var(ddof=1)) * needed / count)
-    width += 7 * needed / (3 * (count - 1))
+    width = deviation(shares, ERROR_PROBABILITY / 2)
     return Estimate(
         epsilon=epsilon,
         mean=mean * largest,
         low=max(0.0, mean - width) * largest,
         high=min(1.0, (mean + width) * largest),
         num_samples=count,
-        seed=SEED,
     )
 
 

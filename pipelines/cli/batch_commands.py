@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.plan import TRUNCATED_POISSON
 from accounting.core.validation import InputError
 from pipelines.files.progress_bars import Bars
@@ -32,10 +32,7 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
     )
 
 
-@click.command(
-    cls=Grouped,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+@click.command(cls=Grouped, context_settings=PASSES_ON)
 @click.option(
     "--input",
     "source",

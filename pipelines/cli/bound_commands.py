@@ -7,13 +7,10 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.grouped import PASSES_ON, Grouped
 
 
-@click.command(
-    cls=Grouped,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+@click.command(cls=Grouped, context_settings=PASSES_ON)
 @click.option(
     "--input",
     "source",

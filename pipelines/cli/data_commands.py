@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.grouped import PASSES_ON, Grouped
 
 
 @click.command(cls=Grouped)
@@ -64,11 +64,10 @@ _KINDS = {
 }
 
 
-def kind_options(command: Any) -> Any:
-    """Adds one flag per kind of column."""
-    for kind, text in reversed(_KINDS.items()):
-        command = click.option(f"--{kind}", default="", help=text)(command)
-    return command
+#: Adds one flag per kind of column.
+kind_options = shared_options.together(
+    *(click.option(f"--{kind}", default="", help=text) for kind, text in _KINDS.items())
+)
 
 
 @click.command(cls=Grouped)
@@ -119,7 +118,7 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
 
 
 #: Flags of `dpsgd bound`, for a schema with a column of kind user.
-_USER_OPTIONS = (
+_user_options = shared_options.together(
     shared_options.max_examples_per_user(
         "With a column of kind user: maximum number of rows kept per user for "
         "training, chosen at random."
@@ -159,17 +158,7 @@ _USER_OPTIONS = (
 )
 
 
-def _user_options(command: Any) -> Any:
-    """Adds the flags of tables with users."""
-    for option in reversed(_USER_OPTIONS):
-        command = option(command)
-    return command
-
-
-@click.command(
-    cls=Grouped,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+@click.command(cls=Grouped, context_settings=PASSES_ON)
 @click.option(
     "--input",
     "source",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,6 +65,30 @@ class ParsedBlock:
             self.table.filter(pa.array(self.splits == split))
             for split in range(len(SPLITS))
         ]
+
+
+def arrow_table(columns: Iterable[np.ndarray], schema: pa.Schema) -> pa.Table:
+    """Returns columns of shape (rows, ...) as a table, without copies if possible.
+
+    Args:
+      columns: A column for each field, in order.
+      schema: Fields of numbers, or of lists of fixed sizes of them.
+    """
+    found = zip(columns, schema, strict=True)
+    return pa.table([as_array(values, field.type) for values, field in found], schema)
+
+
+def as_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Returns values of shape (rows, ...) as a column.
+
+    Args:
+      values: Numbers of the type of the column.
+      kind: Their type, in a list of a fixed size for each further axis.
+    """
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array(values, kind)
+    inner = as_array(values.reshape(-1, *values.shape[2:]), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(inner, type=kind)
 
 
 class Format(Protocol):

@@ -47,7 +47,12 @@ from pipelines.core.users.hashing import (
 )
 from pipelines.files.json_files import read_json
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
-from pipelines.tables.convert import ConvertOptions, ParsedBlock, check_shares
+from pipelines.tables.convert import (
+    ConvertOptions,
+    ParsedBlock,
+    arrow_table,
+    check_shares,
+)
 from pipelines.tables.file_parts import States, line_ranges
 from pipelines.tables.raw_files import InputFile, read_lines
 
@@ -109,55 +114,8 @@ class PrepareOptions(ConvertOptions):
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Columns of consecutive rows.  Sensitive.
-
-    Attributes:
-      label: int8 of shape (rows,), 0 or 1.
-      integers: float32 of shape (rows, 13), NaN where missing.
-      categories: int32 of shape (rows, 26), 0 where missing.
-    """
-
-    label: np.ndarray
-    integers: np.ndarray
-    categories: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def __getitem__(self, rows: slice | np.ndarray) -> Rows:
-        """Returns a view of a range of rows, or a copy of those of a mask."""
-        return Rows(
-            label=self.label[rows],
-            integers=self.integers[rows],
-            categories=self.categories[rows],
-        )
-
-    def __repr__(self) -> str:
-        # The contents must not reach a log by accident.
-        return f"Rows({len(self)})"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ParsedLines:
-    """A parsed block of lines.  Sensitive.
-
-    Attributes:
-      num_lines: Number of lines, good and bad.
-      bad_lines: Indices of the malformed lines, increasing.
-      bad_reasons: Code of the reason for each, as in ``bad_reason``.
-      rows: The good lines in order.
-    """
-
-    num_lines: int
-    bad_lines: np.ndarray
-    bad_reasons: np.ndarray
-    rows: Rows
-
-
 def bad_reason(code: int) -> str:
-    """Returns the text for a value of ``ParsedLines.bad_reasons``."""
+    """Returns the text for a code of `_faults`."""
     if code == 1:
         return f"not {NUM_FIELDS} fields"
     if code == 2:
@@ -293,36 +251,20 @@ class CategoryEncoder:
         return buckets.T.astype(np.int32, order="C")
 
 
-def parse_block(data: bytes, encoder: CategoryEncoder) -> ParsedLines:
-    """Parses complete lines.
+def _faults(
+    complete: np.ndarray, good_label: np.ndarray, valid: np.ndarray
+) -> np.ndarray:
+    """Returns a code for the first fault of each line, from the left; 0 for none.
 
     Args:
-      data: Bytes that end in a line end.  Sensitive.
-      encoder: Encoder of the categories.
+      complete: Which lines have all fields.
+      good_label: Which of these have a label.
+      valid: Which of their integers are, of shape (13, complete lines).
     """
-    padded = _BEFORE + data + AFTER
-    words, text = words_of(padded), np.frombuffer(padded, np.uint8)
-    starts, ends, complete = _locate_fields(text)
-    label = text[starts[0]] - np.uint8(_ZERO)
-    good_label = (label <= 1) & (ends[0] - starts[0] == 1)
-    at = slice(1, 1 + NUM_INTEGERS)
-    integers, valid = _parse_integers(words, starts[at], ends[at])
-    # The first fault of a line, from the left, is reported.
     first_invalid = np.where(valid.all(axis=0), 0, 3 + valid.argmin(axis=0))
-    reasons = np.where(complete, 0, 1)
-    reasons[complete] = np.where(good_label, first_invalid, 2)
-    bad = np.flatnonzero(reasons)
-    at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
-    rows = Rows(
-        label=label.view(np.int8),
-        integers=np.ascontiguousarray(integers.T),
-        categories=encoder.encode(words, starts[at], ends[at]),
-    )
-    if len(bad):
-        rows = rows[reasons[complete] == 0]
-    return ParsedLines(
-        num_lines=len(complete), bad_lines=bad, bad_reasons=reasons[bad], rows=rows
-    )
+    codes = np.where(complete, 0, 1)
+    codes[complete] = np.where(good_label, first_invalid, 2)
+    return codes
 
 
 # --- Vocabulary -------------------------------------------------------------------
@@ -397,28 +339,6 @@ def dataset_schema(options: PrepareOptions) -> pa.Schema:
     )
 
 
-def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
-    """Returns ``rows`` as a table, without a copy if possible.
-
-    Args:
-      rows: Rows of one split.
-      schema: From ``dataset_schema``.
-    """
-
-    def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-        return pa.FixedSizeListArray.from_arrays(flat, type=kind)
-
-    return pa.Table.from_arrays(
-        [
-            pa.array(rows.label),
-            array(rows.integers, schema.field("integers").type),
-            array(rows.categories, schema.field("categories").type),
-        ],
-        schema=schema,
-    )
-
-
 class CriteoFormat:
     """Lines of text as blocks of whole lines, and as columns."""
 
@@ -446,10 +366,22 @@ class CriteoFormat:
 
     def parse(self, block: bytes) -> ParsedBlock:
         """Parses complete lines: see `Format.parse`."""
-        lines = parse_block(block, self._encoder)
+        padded = _BEFORE + block + AFTER
+        words, text = words_of(padded), np.frombuffer(padded, np.uint8)
+        starts, ends, complete = _locate_fields(text)
+        label = text[starts[0]] - np.uint8(_ZERO)
+        good_label = (label <= 1) & (ends[0] - starts[0] == 1)
+        at = slice(1, 1 + NUM_INTEGERS)
+        integers, valid = _parse_integers(words, starts[at], ends[at])
+        at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
+        categories = self._encoder.encode(words, starts[at], ends[at])
+        codes = _faults(complete, good_label, valid)
+        bad = np.flatnonzero(codes)
+        keep = codes[complete] == 0 if len(bad) else slice(None)
+        columns = (label.view(np.int8), integers.T, categories)
         return ParsedBlock(
-            num_rows=lines.num_lines,
-            bad_rows=lines.bad_lines,
-            bad_reasons=[bad_reason(int(code)) for code in lines.bad_reasons],
-            table=rows_table(lines.rows, self.schema),
+            num_rows=len(complete),
+            bad_rows=bad,
+            bad_reasons=list(map(bad_reason, codes[bad].tolist())),
+            table=arrow_table((column[keep] for column in columns), self.schema),
         )

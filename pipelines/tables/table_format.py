@@ -30,6 +30,7 @@ from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
     ConvertOptions,
     ParsedBlock,
+    as_array,
 )
 from pipelines.tables.file_parts import (
     States,
@@ -337,15 +338,10 @@ def to_table(found: Converted, good: np.ndarray, schema: pa.Schema) -> pa.Table:
     if not len(good):
         return schema.empty_table()
     keep = slice(None) if good.all() else good
-    arrays = []
-    for field in schema:
-        if field.name in found.texts:
-            arrays.append(found.texts[field.name].filter(pa.array(good)))
-            continue
-        values = found.arrays[field.name][keep]
-        if pa.types.is_fixed_size_list(field.type):
-            flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
-        else:
-            arrays.append(pa.array(values, field.type))
+    arrays = [
+        found.texts[field.name].filter(pa.array(good))
+        if field.name in found.texts
+        else as_array(found.arrays[field.name][keep], field.type)
+        for field in schema
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -87,10 +87,10 @@ def bound(
             groups = check_input(str(table), settings)
         job = open_job(folder, groups, settings, key_file)
         for step in steps(job):
-            if step.name == WRITE and not job.has_users:
+            if step.name == WRITE and not job.settings.has_users:
                 _check_room(folder, job)
             runtime.run(step)
-        if job.has_users:  # users are counted in the written files
+        if job.settings.has_users:  # users are counted in the written files
             _check_room(folder, job)
         keep_table(folder.data, source)
         folder.finish()
@@ -110,7 +110,7 @@ def steps(job: BoundJob) -> list[Step]:
         Step(name=READ, task=job.list_ids, items=runs, output=job.ids_path),
         Step(name=CHOOSE, task=job.choose, items=parts, output=job.kept_path),
     ]
-    if not job.has_users:
+    if not job.settings.has_users:
         last = Step(name=WRITE, task=job.write, items=runs, output=job.run_output)
         return [*first, last]
     gathering, writing = (

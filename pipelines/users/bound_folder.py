@@ -229,9 +229,9 @@ def check_room(job: BoundJob) -> None:
     Raises:
       InputError: it does not; the message has no count.
     """
-    found = _num_users(job) if job.has_users else job.num_kept()
+    found = _num_users(job) if job.settings.has_users else job.num_kept()
     if found > job.settings.num_examples:
-        what = "users" if job.has_users else "rows that are kept"
+        what = "users" if job.settings.has_users else "rows that are kept"
         raise InputError(
             f"Expected num_examples={job.settings.num_examples} to be at least the "
             f"{what}. Give a larger public number, such as the rows of the whole table."

@@ -51,8 +51,8 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
-from accounting.core.validation import check_choice, check_int
-from pipelines.core.users.bounded import ROWS, SAMPLED, USERS
+from accounting.core.validation import check_int
+from pipelines.core.users.bounded import UserBound
 from pipelines.core.users.keep_least import draw_priorities, keep_least
 from pipelines.core.users.user_ids import hash_ids
 from pipelines.files.key_files import read_key_file
@@ -71,40 +71,23 @@ IDS, KEPT, ROWS_OF_PARTS, DATA = FOLDERS = ("ids", "kept", "rows", "data")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BoundSettings:
-    """How many rows of each user are kept.  All public.
-
-    Attributes:
-      user_column: Column of the ids: integers, text or bytes.
-      max_examples_per_user: Maximum number of rows kept per user.
-      num_examples: Slots: a public upper bound on the kept rows or, if users are
-        sampled, on the users.
-      sampled: What an example is, one of ``SAMPLED``.
+class BoundSettings(UserBound):
+    """A bound to apply.  All public.
 
     Raises:
-      InputError: a number below 1, more rows per user than any proof covers, or an
-        unknown ``sampled``.
+      InputError: as for `UserBound`, or more rows per user than any proof covers.
     """
 
-    user_column: str
-    max_examples_per_user: int
-    num_examples: int
-    sampled: str = ROWS
-
     def __post_init__(self) -> None:
-        check_choice("sampled", self.sampled, SAMPLED)
-        most = check_int(
-            "max_examples_per_user", self.max_examples_per_user, at_least=1
-        )
-        if self.sampled == ROWS:
+        super().__post_init__()
+        if not self.has_users:
             check_int(
                 "max_examples_per_user",
-                most,
+                self.max_examples_per_user,
                 at_most=MOST_EXAMPLES_PER_USER,
                 remedy="No epsilon is proven for more sampled rows of a user. Keep "
                 "fewer, or sample users: --sample users.",
             )
-        check_int("num_examples", self.num_examples, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,11 +139,6 @@ class BoundJob:
     def schema(self) -> pa.Schema:
         """Schema of the output files, with the note that users are bounded."""
         return pa.ipc.read_schema(pa.py_buffer(self.arrow_schema))
-
-    @property
-    def has_users(self) -> bool:
-        """Whether an example is a user."""
-        return self.settings.sampled == USERS
 
     @property
     def runs(self) -> list[Run]:

@@ -117,19 +117,17 @@ class Users:
 
 def _tables(options: SynthUserOptions, first: int, last: int) -> Iterator[pa.Table]:
     """Yields rows with their users, in order."""
-    settings = criteo.PrepareOptions()
-    encoder, schema = criteo.CategoryEncoder(settings), criteo.dataset_schema(settings)
+    text_format = criteo.PrepareOptions().open([])
     users = Users(seed=options.seed, num_users=options.num_users)
     rows = synthetic_rows(first, last, seed=options.seed, in_common=users.in_common)
     for table in rows:
         text = io.BytesIO()
         pyarrow.csv.write_csv(table, text, TEXT)
-        parsed = criteo.parse_block(text.getvalue(), encoder).rows
-        assert parsed is not None  # there is an encoder
+        parsed = text_format.parse(text.getvalue()).table
         number, start = divmod(first, BLOCK_ROWS)
         ids = users.of_block(number)[start : start + len(table)]
         field = pa.field(USER, pa.int64(), nullable=False)
-        yield criteo.rows_table(parsed, schema).append_column(field, pa.array(ids))
+        yield parsed.append_column(field, pa.array(ids))
         first += len(table)
 
 

@@ -22,6 +22,7 @@ from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.users.bounded import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import numeric_columns, table_columns
 from pipelines.job.spill import read_slice, spill_path
+from pipelines.tables.convert import arrow_table
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table
 from pipelines.users.bound_job import (
     KEPT_ROW,
@@ -158,12 +159,4 @@ def _records(
         arrays.append(values)
     weights = np.zeros((len(starts), most), np.float32)
     weights[user, place] = 1.0
-    found = zip((*arrays, weights), schema, strict=True)
-    return pa.table([_as_array(values, field.type) for values, field in found], schema)
-
-
-def _as_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_fixed_size_list(kind):
-        return pa.array(values)
-    inner = _as_array(values.reshape(-1, *values.shape[2:]), kind.value_type)
-    return pa.FixedSizeListArray.from_arrays(inner, type=kind)
+    return arrow_table((*arrays, weights), schema)

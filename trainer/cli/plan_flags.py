@@ -23,7 +23,8 @@ def noise_key_file(text: str) -> Callable[..., Any]:
     return click.option("--noise-key-file", type=path, help=text)
 
 
-_OPTIONS = (
+#: Adds the flags of a run and of a plan to a command.
+options = shared_options.together(
     shared_options.delta("For a run, by default the one it was trained for."),
     noise_key_file("The noise key, if it is not in the run."),
     registered.sampler("Sampler of a plan."),
@@ -37,13 +38,6 @@ _OPTIONS = (
 
 #: Flags that are allowed beside a run, whose record has the rest.
 _BESIDE_A_RUN = ("delta", "allow_large_delta", "noise_key_file")
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the flags of a run and of a plan to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def read_run(

@@ -87,7 +87,7 @@ def _find_cases(
     found, notes = list[tuple[Case, DataSet]](), dict[str, None]()
     for data in data_sets:
         cases, more = compare_noise.find_cases(
-            data.settings, data.num_examples, say, data.bounded, data.level
+            data.settings, data.num_examples, say, data.bounded
         )
         found += [(case, data) for case in cases]
         notes |= dict.fromkeys(more)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -84,18 +83,13 @@ class TableFile:
         self._sink = Sink(self._contexts.enter_context(output_file(self._path)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         # The contexts of the file get the error, and remove what was written.
         try:
             if self._writer is not None:
                 self._writer.close()
         finally:
-            self._contexts.__exit__(kind, error, trace)
+            self._contexts.__exit__(*error)
 
     def write(self, table: pa.Table) -> None:
         """Appends the rows of a table."""

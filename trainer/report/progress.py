@@ -6,7 +6,6 @@ reported: steps, times and metrics of held-out examples.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Protocol
 
 from pipelines.files.progress_bars import Bars
@@ -70,12 +69,7 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def say(self, text: str) -> None:

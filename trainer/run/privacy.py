@@ -15,7 +15,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
 from pipelines.core.batches.certificate import Certificate
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users.bounded import Bounded, UserBound
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
 from trainer.core import claims
@@ -33,7 +33,6 @@ from trainer.settings.train_settings import TrainSettings
 if TYPE_CHECKING:
     from accounting.core.intervals import NoiseBounds
     from accounting.core.theorem import Theorem
-    from trainer.settings.comparison_settings import Level
 
 NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "
@@ -130,7 +129,7 @@ def check_rows_alone(description: dict[str, Any]) -> None:
 
 
 def relation_of(
-    plan: DpSgdPlan, bounded: Bounded | Level | None, theorem: Theorem | None = None
+    plan: DpSgdPlan, bounded: UserBound | None, theorem: Theorem | None = None
 ) -> str:
     """Returns the neighbouring relation under which batches are accounted for.
 
@@ -155,7 +154,7 @@ def count_of(description: dict[str, Any]) -> int:
     return _count(Bounded.of(description))
 
 
-def _count(bounded: Bounded | Level | None) -> int:
+def _count(bounded: UserBound | None) -> int:
     return bounded.examples_per_user if bounded else 1
 
 
@@ -165,7 +164,7 @@ def noise_bounds(
     epsilon: float,
     delta: float,
     theorem: Theorem | None = None,
-    bounded: Bounded | Level | None = None,
+    bounded: UserBound | None = None,
 ) -> NoiseBounds:
     """Returns bounds on the noise with which ``plan`` is (epsilon, delta)-private.
 

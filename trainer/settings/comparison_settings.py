@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from accounting.core import sampler_registry
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.core.validation import InputError, check_choice, check_int
-from pipelines.core.users.bounded import SAMPLED, USERS
+from pipelines.core.users.bounded import SAMPLED, USERS, UserBound
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.setting import REQUIRED, check_declared, setting
 from trainer.settings.train_settings import TrainSettings
@@ -30,36 +30,19 @@ NOISE_RULES = (SAME, OWN, OPTIMISTIC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Level:
+class Level(UserBound):
     """A way to sample: at most k rows per user, as rows or as users.  All public.
 
     Attributes:
-      sampled: One of ``SAMPLED``: whether a step samples rows or users.
-      max_examples_per_user: k.
-      num_examples: Slots: a public bound on the number of kept rows or, if users are
-        sampled, of users.
       rows_per_step: Expected rows per step if rows are sampled.
     """
 
-    sampled: str
-    max_examples_per_user: int
-    num_examples: int
     rows_per_step: int
 
     @property
     def name(self) -> str:
         """Name of its table."""
         return f"{self.sampled}-k{self.max_examples_per_user}"
-
-    @property
-    def has_users(self) -> bool:
-        """Whether the examples are users."""
-        return self.sampled == USERS
-
-    @property
-    def examples_per_user(self) -> int:
-        """Largest number of examples of a user."""
-        return 1 if self.has_users else self.max_examples_per_user
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +97,7 @@ class UserLevels:
             for sampled in self.sampled:
                 number = self.num_users if sampled == USERS else slots
                 level = Level(
+                    user_column=self.user_column,
                     sampled=sampled,
                     max_examples_per_user=most,
                     num_examples=number,

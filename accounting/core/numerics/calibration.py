@@ -50,7 +50,6 @@ def largest_insufficient_noise(
     log_excess: Callable[[float], float],
     guess: float,
     *,
-    tolerance: float = TOLERANCE,
     stride: float = 1.5,
 ) -> float:
     """Returns the largest noise multiplier with ``log_excess > 0``, rounded down.
@@ -62,13 +61,12 @@ def largest_insufficient_noise(
       log_excess: Noise multiplier -> ``ln(delta / target)``; it need not be exactly
         monotone.
       guess: Noise multiplier at which the search starts.
-      tolerance: Largest relative distance of the result from a sufficient value.
       stride: First factor by which the search moves away from ``guess``.
 
     Returns:
       0 if the target is met without noise.
     """
-    return _search(log_excess, guess, tolerance, stride)[0]
+    return _search(log_excess, guess, TOLERANCE, stride)[0]
 
 
 def _search(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from accounting.core import neighboring_relation, sampler_registry
@@ -33,6 +34,18 @@ MOVES_OTHERS = (
 )
 
 
+def _exact(
+    formula: Callable[..., float], plan: DpSgdPlan, noise_multiplier: float, at: float
+) -> Bounds:
+    """Returns a formula of `gaussian` for all epochs as one, rounded up and down."""
+    noise = noise_multiplier / math.sqrt(plan.num_epochs)
+    return Bounds(
+        upper=formula(noise, at),
+        lower=formula(noise, at, upper=False),
+        method=METHOD,
+    )
+
+
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
     """Returns the exact delta at ``epsilon``, up to rounding.
 
@@ -41,12 +54,7 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
     """
-    noise = noise_multiplier / math.sqrt(plan.num_epochs)
-    return Bounds(
-        upper=gaussian.gaussian_delta(noise, epsilon),
-        lower=gaussian.gaussian_delta(noise, epsilon, upper=False),
-        method=METHOD,
-    )
+    return _exact(gaussian.gaussian_delta, plan, noise_multiplier, epsilon)
 
 
 def delta_by_direction(
@@ -65,12 +73,7 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       delta: In (0, 1).
     """
-    noise = noise_multiplier / math.sqrt(plan.num_epochs)
-    return Bounds(
-        upper=gaussian.gaussian_epsilon(noise, delta),
-        lower=gaussian.gaussian_epsilon(noise, delta, upper=False),
-        method=METHOD,
-    )
+    return _exact(gaussian.gaussian_epsilon, plan, noise_multiplier, delta)
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
@@ -118,15 +121,16 @@ def of_sensitivity(count: int) -> sampler_registry.Sampler:
             necessary=math.nextafter(one.necessary * count, 0.0),
         )
 
+    def scaled(bound: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda plan, noise, *at: bound(plan, noise / count, *at)
+
     return dataclasses.replace(
         _ZERO_OUT,
-        epsilon=lambda plan, noise, point: epsilon(plan, noise / count, point),
-        delta=lambda plan, noise, point: delta(plan, noise / count, point),
+        epsilon=scaled(epsilon),
+        delta=scaled(delta),
         noise_multiplier=needed,
-        delta_by_direction=lambda plan, noise, point: delta_by_direction(
-            plan, noise / count, point
-        ),
-        gaussian_dp=lambda plan, noise: gaussian_dp(plan, noise / count),
+        delta_by_direction=scaled(delta_by_direction),
+        gaussian_dp=scaled(gaussian_dp),
         event=sampler_registry.Event(
             build=lambda package, plan, noise: event(package, plan, noise / count),
             relation=ADD_OR_REMOVE_ONE,

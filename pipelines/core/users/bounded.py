@@ -38,15 +38,15 @@ _HEADER: Any = {"format_name": "dpsgd-bounded", "version": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bounded:
-    """The bound on the rows of each user.
+class UserBound:
+    """How many rows of each user are kept, and what an example is.
 
     Attributes:
-      user_column: Column of the ids, which the data set no longer holds.
+      user_column: Column of the ids: integers, text or bytes.
       max_examples_per_user: Maximum number of rows kept per user.
-      num_examples: Public number of slots, at least the number of examples.
+      num_examples: Slots: a public upper bound on the kept rows or, if users are
+        sampled, on the users.
       sampled: What an example is, one of ``SAMPLED``.
-      key: Commitment to the key that chose rows.
 
     Raises:
       InputError: a number is below 1, or ``sampled`` is unknown.
@@ -56,7 +56,6 @@ class Bounded:
     max_examples_per_user: int
     num_examples: int
     sampled: str = ROWS
-    key: str = ""
 
     def __post_init__(self) -> None:
         check_choice("sampled", self.sampled, SAMPLED)
@@ -72,6 +71,17 @@ class Bounded:
     def examples_per_user(self) -> int:
         """Maximum number of examples per user."""
         return 1 if self.has_users else self.max_examples_per_user
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounded(UserBound):
+    """The note about a bound that was applied, whose ids the data set no longer holds.
+
+    Attributes:
+      key: Commitment to the key that chose rows.
+    """
+
+    key: str = ""
 
     @property
     def unit(self) -> str:

@@ -85,7 +85,6 @@ def test_equal_questions_have_equal_answers():
     asked = allocation(5, 2, 1.0), 1.0, 5000
     found = simulation.estimate(*asked)
     assert found == simulation.estimate(*asked)
-    assert found.seed == simulation.SEED
     assert found.num_samples == 500
 
 

@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -92,7 +93,10 @@ def text(tmp_path: pathlib.Path) -> Callable[..., str]:
 
 def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """The columns of a split."""
-    table = pq.read_table(folder).combine_chunks()
+    return arrays_of(pq.read_table(folder).combine_chunks())
+
+
+def arrays_of(table: pa.Table) -> dict[str, np.ndarray]:
     columns = {"label": table["label"].to_numpy()}
     for name in ("integers", "categories"):
         chunks = table[name].chunks
@@ -151,22 +155,22 @@ def parse_line(line: bytes, num_buckets: int) -> tuple[int, list[float], list[in
 
 def check_against_reference(data: bytes, num_buckets: int) -> None:
     options = PrepareOptions(num_buckets=(num_buckets,) * 26)
-    parsed = criteo.parse_block(data, criteo.CategoryEncoder(options))
+    parsed = criteo.CriteoFormat(options).parse(data)
     rows, bad = [], []
     lines = data.removesuffix(b"\n").split(b"\n")
     for number, line in enumerate(lines):
         try:
             rows.append(parse_line(line, num_buckets))
         except ValueError as error:
-            bad.append((number, error.args[0]))
-    assert parsed.num_lines == len(lines)
-    assert list(zip(parsed.bad_lines, parsed.bad_reasons, strict=True)) == bad
-    assert parsed.rows is not None
+            bad.append((number, criteo.bad_reason(error.args[0])))
+    assert parsed.num_rows == len(lines)
+    assert list(zip(parsed.bad_rows, parsed.bad_reasons, strict=True)) == bad
     labels, integers, categories = zip(*rows, strict=True) if rows else ((), (), ())
-    assert parsed.rows.label.tolist() == list(labels)
+    found = arrays_of(parsed.table)
+    assert found["label"].tolist() == list(labels)
     expected = np.array(integers, "f4").reshape(-1, 13)
-    np.testing.assert_array_equal(parsed.rows.integers, expected)
-    assert parsed.rows.categories.tolist() == list(categories)
+    np.testing.assert_array_equal(found["integers"], expected)
+    assert found["categories"].tolist() == list(categories)
 
 
 integers = st.one_of(
@@ -233,11 +237,8 @@ def test_real_rows_equal_the_obvious_implementation(
 # --- Values ------------------------------------------------------------------------
 
 
-def parse(line: Line, options: PrepareOptions = OPTIONS) -> criteo.Rows:
-    encoder = criteo.CategoryEncoder(options)
-    rows = criteo.parse_block(as_bytes([line]), encoder).rows
-    assert rows is not None
-    return rows
+def parse(*lines: Line, options: PrepareOptions = OPTIONS) -> dict[str, np.ndarray]:
+    return arrays_of(criteo.CriteoFormat(options).parse(as_bytes(list(lines))).table)
 
 
 def test_hashed_values_are_golden() -> None:
@@ -245,16 +246,15 @@ def test_hashed_values_are_golden() -> None:
     # Recipe: the obvious implementation above, and by hand for the first of them:
     #   h = mix(mix(golden) ^ 8 * golden ^ int.from_bytes(b"68fd1e64", "little"))
     row = parse(["1"] + [""] * 13 + ["68fd1e64"] * 24 + ["click here, please", "x"])
-    assert row.categories[0].tolist() == GOLDEN
+    assert row["categories"][0].tolist() == GOLDEN
 
 
 def test_hashed_values_lie_in_one_to_buckets_and_are_spread_evenly() -> None:
     lines = make_lines(2000)
     options = PrepareOptions(num_buckets=(11,) * 26)
-    encoder = criteo.CategoryEncoder(options)
-    rows = criteo.parse_block(as_bytes(lines), encoder).rows
-    assert rows is not None
-    values = rows.categories[:, 1:]  # the first one is missing
+    values = parse(*lines, options=options)["categories"][
+        :, 1:
+    ]  # the first one is missing
     counts = np.bincount(values.reshape(-1), minlength=11)
     assert counts[0] == 0
     assert len(counts) == 11
@@ -266,32 +266,27 @@ def test_columns_hash_independently() -> None:
     strings = [f"{value:08x}" for value in range(2000)]
     options = PrepareOptions(num_buckets=(2 + 9,) * 26)
     lines = [["0"] + [""] * 13 + [string] * 26 for string in strings]
-    encoder = criteo.CategoryEncoder(options)
-    rows = criteo.parse_block(as_bytes(lines), encoder).rows
-    assert rows is not None
+    categories = parse(*lines, options=options)["categories"]
     for first in range(25):
         for second in range(first + 1, 26):
             # Agreement by chance: 2000 of probability 1/10, deviation 13.4; 6 of them.
-            same = rows.categories[:, first] == rows.categories[:, second]
+            same = categories[:, first] == categories[:, second]
             assert abs(same.sum() - 200) < 81
 
 
 def test_a_missing_value_is_zero_or_nan_and_a_present_one_never_is() -> None:
     missing = parse(["0"] + [""] * 39)
-    assert np.isnan(missing.integers).all()
-    assert (missing.categories == 0).all()
+    assert np.isnan(missing["integers"]).all()
+    assert (missing["categories"] == 0).all()
     present = parse(["0"] + ["0"] * 13 + ["0"] * 26)
-    assert (present.integers == 0).all()
-    assert (present.categories > 0).all()
+    assert (present["integers"] == 0).all()
+    assert (present["categories"] > 0).all()
 
 
 def test_a_category_depends_on_its_own_bytes_alone(tmp_path: pathlib.Path) -> None:
     lines = make_lines(50)
-    alone = [parse(line).categories[0].tolist() for line in lines]
-    encoder = criteo.CategoryEncoder(OPTIONS)
-    together = criteo.parse_block(as_bytes(lines), encoder).rows
-    assert together is not None
-    assert together.categories.tolist() == alone
+    alone = [parse(line)["categories"][0].tolist() for line in lines]
+    assert parse(*lines)["categories"].tolist() == alone
 
 
 @pytest.mark.parametrize(
@@ -304,9 +299,9 @@ def test_a_category_depends_on_its_own_bytes_alone(tmp_path: pathlib.Path) -> No
 )
 def test_what_is_not_an_integer_is_malformed(field: str) -> None:
     lines = [["1", *[""] * 12, value, *["a"] * 26] for value in ("1", field)]
-    block = criteo.parse_block(as_bytes(lines), criteo.CategoryEncoder(OPTIONS))
-    assert block.bad_lines.tolist() == [1]
-    assert block.bad_reasons.tolist() == [2 + 13]
+    block = criteo.CriteoFormat(OPTIONS).parse(as_bytes(lines))
+    assert block.bad_rows.tolist() == [1]
+    assert block.bad_reasons == [criteo.bad_reason(2 + 13)]
 
 
 def test_integers_are_the_nearest_float32() -> None:
@@ -314,7 +309,7 @@ def test_integers_are_the_nearest_float32() -> None:
     texts += ["-12345678", "1234567890123456", "-123456789012345678"]
     row = parse(["1", *texts, *[""] * (13 - len(texts)), *["a"] * 26])
     expected = np.array([int(value) for value in texts], np.int64).astype("f4")
-    np.testing.assert_array_equal(row.integers[0, : len(texts)], expected)
+    np.testing.assert_array_equal(row["integers"][0, : len(texts)], expected)
 
 
 # --- Splits and files --------------------------------------------------------------
@@ -637,11 +632,11 @@ def test_listed_strings_get_their_own_values(tmp_path: pathlib.Path) -> None:
     options = PrepareOptions(vocabulary=criteo.read_vocabulary(path))
     assert options.sizes == (1024, 5, *(1024,) * 23, 3)
     for string, value in [*zip(listed, [2, 3, 4], strict=True), ("new", 1), ("", 0)]:
-        row = parse(["0"] + [""] * 13 + [string] * 25 + ["only"], options)
-        assert row.categories[0, 1] == value
-        assert row.categories[0, 25] == 2
-        others = parse(["0"] + [""] * 13 + [string] * 26).categories
-        assert row.categories[0, 2] == others[0, 2]
+        row = parse(["0"] + [""] * 13 + [string] * 25 + ["only"], options=options)
+        assert row["categories"][0, 1] == value
+        assert row["categories"][0, 25] == 2
+        others = parse(["0"] + [""] * 13 + [string] * 26)["categories"]
+        assert row["categories"][0, 2] == others[0, 2]
     schema = criteo.dataset_schema(options)
     description = json.loads(schema.metadata[DATASET_METADATA_KEY])
     assert description["num_buckets"] == list(options.sizes)

@@ -80,11 +80,9 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_line_is_in_the_format_that_prepare_reads(raw: pathlib.Path) -> None:
-    block = criteo.parse_block(
-        text(raw), criteo.CategoryEncoder(criteo.PrepareOptions())
-    )
-    assert block.num_lines == 60_000
-    assert len(block.bad_lines) == 0
+    block = criteo.CriteoFormat(criteo.PrepareOptions()).parse(text(raw))
+    assert block.num_rows == 60_000
+    assert len(block.bad_rows) == 0
 
 
 def test_a_quarter_of_the_labels_are_one(fields: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.validation import InputError
 from trainer.cli.commands import train_request
 from trainer.cli.setting_flags import Listed
@@ -56,8 +56,7 @@ def experiment(
         declared = vars(command).pop("__click_params__", [])
         shared_options.as_json(command)
         vars(command)["__click_params__"] += declared
-        further = {"ignore_unknown_options": True, "allow_extra_args": True}
-        declare = click.command(cls=cls, context_settings=further)
+        declare = click.command(cls=cls, context_settings=PASSES_ON)
         return declare(click.pass_context(command))
 
     return made

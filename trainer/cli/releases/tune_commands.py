@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.grouped import PASSES_ON, Grouped
 from pipelines.cli.console import wrapped
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli.commands import train_request
@@ -24,11 +24,7 @@ _NOT_HERE = (
 )  # fmt: skip
 
 
-@click.command(
-    name="tune",
-    cls=Grouped,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+@click.command(name="tune", cls=Grouped, context_settings=PASSES_ON)
 @click.option(
     "--input",
     "source",

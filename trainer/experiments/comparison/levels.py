@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from accounting.core.plan import TRUNCATED_POISSON
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import USERS, Bounded
+from pipelines.core.users.bounded import USERS, Bounded, UserBound
 from pipelines.inputs.parquet_blocks import (
     description_of,
     list_blocks,
@@ -47,14 +47,13 @@ class DataSet:
     Attributes:
       settings: Settings with the source and the batches of this data set.
       num_examples: Number of slots.
-      bounded: How its users are bounded; None if the unit is an example.
-      level: How users are bounded; None if the comparison does not vary it.
+      bounded: How its users are bounded, a `Level` if the comparison varies it; None
+        if the unit is an example.
     """
 
     settings: ComparisonSettings
     num_examples: int
-    bounded: Bounded | Level | None
-    level: Level | None = None
+    bounded: UserBound | None
 
 
 def check_kind(settings: ComparisonSettings) -> None:
@@ -124,7 +123,6 @@ def _data_set(
         settings=dataclasses.replace(settings, batches=(batches,), source=source),
         num_examples=level.num_examples,
         bounded=level,
-        level=level,
     )
 
 
@@ -153,29 +151,18 @@ def make_table(settings: ComparisonSettings, data: DataSet, say: Say) -> None:
     Raises:
       InputError: the table is refused, or the folder holds another one.
     """
-    users, level = settings.users, data.level
-    if users is None or level is None:
+    level, folder = data.bounded, pathlib.Path(data.settings.source)
+    if not isinstance(level, Level):
         return
-    asked = BoundSettings(
-        user_column=users.user_column,
-        max_examples_per_user=level.max_examples_per_user,
-        num_examples=level.num_examples,
-        sampled=level.sampled,
-    )
-    folder = pathlib.Path(data.settings.source)
+    names = [field.name for field in dataclasses.fields(UserBound)]
+    asked = {name: getattr(level, name) for name in names}
     if not folder.exists():
         say(f"bounding users: {level.name}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        bound(settings.source, folder, asked)
-    found = list_blocks(str(folder)).bounded
-    if found != _note(asked, found):
+        bound(settings.source, folder, BoundSettings(**asked))
+    note = list_blocks(str(folder)).bounded
+    if note is None or note != Bounded(**asked, key=note.key):
         raise InputError(
             f"Expected the table in {folder} to be bounded as requested; it has "
             "other settings. Give the same command, or another --out."
         )
-
-
-def _note(asked: BoundSettings, found: Bounded | None) -> Bounded:
-    """Returns the note that a table bounded with these settings would have."""
-    key = "" if found is None else found.key
-    return Bounded(**dataclasses.asdict(asked), key=key)

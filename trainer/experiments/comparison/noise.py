@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from accounting.core.intervals import EXACT, NoiseBounds
 from accounting.core.plan import check_epochs
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users.bounded import UserBound
 from pipelines.job.batch_settings import BatchSettings
 from trainer.experiments.comparison.case import (
     GIVEN,
@@ -67,8 +67,7 @@ def find_cases(
     settings: ComparisonSettings,
     num_examples: int,
     say: Say,
-    bounded: Bounded | Level | None = None,
-    level: Level | None = None,
+    bounded: UserBound | None = None,
 ) -> tuple[list[Case], list[str]]:
     """Returns all cases with their noise, and notes on those left out.
 
@@ -76,8 +75,8 @@ def find_cases(
       settings: What to compare.
       num_examples: Number of slots in the data set.
       say: Called with each line of progress.
-      bounded: How the users of the data set are bounded; None protects examples.
-      level: How users are bounded, if the comparison varies it.
+      bounded: How the users of the data set are bounded, a `Level` if the comparison
+        varies it; None protects examples.
 
     Raises:
       InputError: a method has no accounting, a target is out of reach, or a theorem
@@ -86,7 +85,7 @@ def find_cases(
     cases, notes = list[Case](), dict[str, None]()
     for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
         for training in settings.trained:
-            answers = _Answers(training, batches, num_examples, bounded, level)
+            answers = _Answers(training, batches, num_examples, bounded)
             notes |= dict.fromkeys(answers.left_out())
             found = without_repetition(answers.cases(settings.noise))
             for case in found:
@@ -107,10 +106,9 @@ class _Answers:
         training: TrainSettings,
         batches: Sequence[BatchSettings],
         num_examples: int,
-        bounded: Bounded | Level | None,
-        level: Level | None,
+        bounded: UserBound | None,
     ) -> None:
-        self._training, self._bounded, self._level = training, bounded, level
+        self._training, self._bounded = training, bounded
         self._plans = {each.sampler: each.plan(num_examples) for each in batches}
         self._theorem = None
         if is_private(training):
@@ -140,8 +138,9 @@ class _Answers:
     def cases(self, rules: Sequence[str]) -> Iterator[Case]:
         """Yields a case for every sampler and rule, possibly with duplicates."""
         target = self._training.target_epsilon
+        level = self._bounded if isinstance(self._bounded, Level) else None
         for batches in self._batches:
-            given = Case(batches=batches, settings=self._training, level=self._level)
+            given = Case(batches=batches, settings=self._training, level=level)
             if not is_private(self._training):
                 yield given
             elif target is None:
