@@ -126,10 +126,8 @@ def claim(
     answers = accountant.delta_curve(plan, epsilons=map(float, epsilons), **asked)
     return Claim(
         plan=plan,
-        noise_multiplier=noise_multiplier,
         delta=delta,
-        max_examples_per_user=max_examples_per_user,
-        neighboring_relation=neighboring_relation,
+        **asked,
         epsilon=epsilon,
         profile=ClaimedProfile(
             epsilons=(*map(float, epsilons), epsilon),

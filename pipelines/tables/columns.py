@@ -27,7 +27,7 @@ from accounting.core.validation import InputError
 from pipelines.core.users.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.core.users.user_ids import is_text
 from pipelines.inputs.type_kinds import is_list, kind_of_type
-from pipelines.tables.cells.cells import Cells, any_of_row, elements, padded
+from pipelines.tables.cells.cells import Cells, any_of_row, elements, nulls, padded
 from pipelines.tables.cells.dates import microseconds, part_of, since_1970, times_of
 from pipelines.tables.cells.values import numbers_of, texts_of
 from pipelines.tables.schema import column_kinds as kinds
@@ -230,14 +230,9 @@ def _truth(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
         false = pc.is_in(word, value_set=pa.array(_FALSE, word.type))
         true, false = (each.to_numpy(zero_copy_only=False) for each in (true, false))
         values = np.where(true, 1.0, np.where(false, 0.0, np.nan))
-        return values, ~(true | false | _nulls(texts))
+        return values, ~(true | false | nulls(texts))
     values, bad = numbers_of(cells)
     return values, bad | ~((values == 0) | (values == 1) | np.isnan(values))
-
-
-def _nulls(array: pa.Array) -> np.ndarray:
-    found: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
-    return found
 
 
 # --- Categories and words -----------------------------------------------------------
@@ -274,7 +269,7 @@ def _ids(
     texts: pa.Array, buckets: int, vocabulary: Sequence[str] | None, salt: np.uint64
 ) -> np.ndarray:
     """Returns int32 ids of large strings, 0 for null."""
-    missing = _nulls(texts)
+    missing = nulls(texts)
     if vocabulary is None:
         ids = buckets_of(hash_texts(texts, salt), buckets).astype(np.int32)
     else:
@@ -327,7 +322,7 @@ def _dates(cells: Cells, kind: kinds.Date, name: str) -> list[np.ndarray]:
 def _users(cells: Cells) -> pa.Array:
     """Returns ids as texts, equal for equal ids of any type."""
     texts, bad = texts_of(cells)
-    cells.fault(bad | _nulls(texts), "is missing, or no whole number or text")
+    cells.fault(bad | nulls(texts), "is missing, or no whole number or text")
     return texts
 
 
@@ -339,7 +334,7 @@ def _labels(cells: Cells, kind: kinds.Label, name: str) -> list[np.ndarray]:
     dtype = np.int8 if kind.task == kinds.BINARY else np.int32
     if isinstance(kind.classes, tuple):
         texts, _ = texts_of(cells)
-        cells.fault(_nulls(texts), "is missing")
+        cells.fault(nulls(texts), "is missing")
         listed = pa.array(kind.classes, pa.large_string())
         index = pc.fill_null(pc.index_in(texts, value_set=listed), -1)
         values = index.to_numpy(zero_copy_only=False)
@@ -362,7 +357,7 @@ def _splits(schema: Schema, cells: Cells) -> np.ndarray:
     split = schema.split
     if split.by == HASH:
         texts, bad = texts_of(cells)
-        cells.fault(bad | _nulls(texts), "is missing, or no value to split by")
+        cells.fault(bad | nulls(texts), "is missing, or no value to split by")
         salt = salt_of(f"split {split.salt}")
         unit = (hash_texts(texts, salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
         bounds = np.cumsum(split.shares)[:2] / sum(split.shares)
@@ -370,7 +365,7 @@ def _splits(schema: Schema, cells: Cells) -> np.ndarray:
     known = schema.columns.get(split.column)
     kind = known if isinstance(known, kinds.Date) else kinds.Date()
     times, bad = times_of(cells, kind)
-    cells.fault(bad | _nulls(times), "is missing, or no date to split by")
+    cells.fault(bad | nulls(times), "is missing, or no date to split by")
     starts = [since_1970(each) for each in (split.val_from, split.test_from) if each]
     return np.searchsorted(starts, microseconds(times), side="right").astype(np.int8)
 

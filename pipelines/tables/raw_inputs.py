@@ -23,12 +23,17 @@ from accounting.core.validation import InputError, did_you_mean
 from pipelines.tables.columns import convert
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_files import PARQUET, RawBlock, table_columns, table_kind
+from pipelines.tables.table_files import (
+    PARQUET,
+    RawBlock,
+    read_blocks,
+    table_columns,
+    table_kind,
+)
 from pipelines.tables.table_format import (
     check_columns,
     even_rows,
     first_faults,
-    read_blocks,
 )
 
 #: Inputs of some rows, their carried columns, and the number of bytes read so far.
@@ -106,7 +111,9 @@ class RawInputs:
         before = 0
         for file in self._files:
             first = 2 if has_header else 1
-            for block, done in read_blocks(file, self._kind, self._schema, needed):
+            for block, done in read_blocks(
+                file, self._kind, needed, self._schema.input
+            ):
                 inputs = _inputs(block, self._schema, file, first)
                 first += block.num_rows
                 if block.num_rows:

@@ -441,6 +441,24 @@ def _rows_at_a_time(parquet: pq.ParquetFile) -> int:
     return max(1, min(_BLOCK_ROWS, int(4 * _BLOCK_BYTES / max([1.0, *sizes]))))
 
 
+def read_blocks(
+    file: InputFile, kind: str, needed: Sequence[str], options: InputOptions
+) -> Iterator[tuple[RawBlock, int]]:
+    """Yields blocks of rows, and the number of bytes read so far.
+
+    Args:
+      file: File of a table.
+      kind: From ``table_kind``.
+      needed: Names of the columns to read.
+      options: How text is read.
+    """
+    if not file.size:
+        return iter(())
+    if kind == PARQUET:
+        return read_parquet(file, needed)
+    return read_text(file, needed, options)
+
+
 def table_columns(
     file: InputFile, kind: str, options: InputOptions
 ) -> dict[str, pa.DataType]:

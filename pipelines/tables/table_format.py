@@ -49,8 +49,7 @@ from pipelines.tables.table_files import (
     delimiter_of,
     is_packed,
     parquet_schema,
-    read_parquet,
-    read_text,
+    read_blocks,
     table_columns,
     table_kind,
 )
@@ -207,7 +206,7 @@ class TableFormat:
 
     def blocks(self, file: InputFile) -> Iterator[tuple[RawBlock, int]]:
         """Yields blocks of rows, and the number of bytes read so far."""
-        return read_blocks(file, self._kind, self._table, self._table.needed)
+        return read_blocks(file, self._kind, self._table.needed, self._table.input)
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
         """Returns parts of a file; those of text may begin in a quotation.
@@ -283,24 +282,6 @@ def check_columns(
             f"gives them; these are not: {', '.join(wrong)}."
         )
     return list(found)
-
-
-def read_blocks(
-    file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
-) -> Iterator[tuple[RawBlock, int]]:
-    """Yields blocks of rows, and the number of bytes read so far.
-
-    Args:
-      file: File of a table.
-      kind: From ``table_kind``.
-      schema: Schema of the table.
-      needed: Names of the columns to read.
-    """
-    if not file.size:
-        return iter(())
-    if kind == PARQUET:
-        return read_parquet(file, needed)
-    return read_text(file, needed, schema.input)
 
 
 def even_rows(block: RawBlock) -> tuple[np.ndarray, dict[int, str]]:

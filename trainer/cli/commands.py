@@ -40,9 +40,6 @@ if TYPE_CHECKING:  # imports TensorFlow
     from trainer.run.preflight import Checked
     from trainer.train import Summary
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-_FILE = click.Path(dir_okay=False, path_type=Path)
-
 
 def _place(option: Option) -> int:
     return GROUPS.index(option.group) if option.group in GROUPS else len(GROUPS)

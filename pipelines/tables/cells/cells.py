@@ -99,8 +99,7 @@ class Cells:
     @functools.cached_property
     def missing(self) -> np.ndarray:
         """Which cells are null."""
-        nulls: np.ndarray = self.array.is_null().to_numpy(zero_copy_only=False)
-        return nulls
+        return nulls(self.array)
 
     def fault(self, rows: np.ndarray, reason: str) -> None:
         """Reports malformed rows.
@@ -111,6 +110,12 @@ class Cells:
         """
         if rows.any():
             self._faults.append((rows, f"{self.name} {reason}"))
+
+
+def nulls(array: pa.Array) -> np.ndarray:
+    """Returns which values are null."""
+    found: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
+    return found
 
 
 def with_points(texts: pa.Array, decimal: str, thousands: str = "") -> pa.Array:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.users.user_ids import is_text
-from pipelines.tables.cells.cells import Cells, cast
+from pipelines.tables.cells.cells import Cells, cast, nulls
 from pipelines.tables.cells.values import texts_of
 from pipelines.tables.schema import column_kinds as kinds
 
@@ -98,7 +98,7 @@ def _in_zone(times: pa.Array, zone: str) -> pa.Array:
     place_of = zoneinfo.ZoneInfo(zone)
     offsets = [_offset(second, place_of) for second in seconds.tolist()]
     counts[known] += np.array(offsets, np.int64)[place]
-    return pa.array(counts, mask=_nulls(times)).cast(_LOCAL)
+    return pa.array(counts, mask=nulls(times)).cast(_LOCAL)
 
 
 def _offset(seconds: int, zone: zoneinfo.ZoneInfo) -> int:
@@ -107,11 +107,6 @@ def _offset(seconds: int, zone: zoneinfo.ZoneInfo) -> int:
     offset = moment.replace(tzinfo=datetime.timezone.utc).astimezone(zone).utcoffset()
     assert offset is not None
     return offset // datetime.timedelta(microseconds=1)
-
-
-def _nulls(array: pa.Array) -> np.ndarray:
-    found: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
-    return found
 
 
 def _by_iso_8601(array: pa.Array, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]:
@@ -137,7 +132,7 @@ def _by_format(array: pa.Array, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]
     if zoned.any():
         times = _in_zone(times, kind.zone)
     times = times.take(coded.indices)
-    return times, _nulls(times) & ~_nulls(array)
+    return times, nulls(times) & ~nulls(array)
 
 
 def _moment(text: str, form: str) -> tuple[int, bool] | None:
@@ -186,7 +181,7 @@ def part_of(times: pa.Array, kind: kinds.Date, part: str) -> np.ndarray:
       kind: Kind with the range of years and days.
       part: One of ``kinds.PARTS``.
     """
-    missing = times.is_null().to_numpy(zero_copy_only=False)
+    missing = nulls(times)
     if part == kinds.DAYS:
         assert kind.range is not None
         first, last = (since_1970(moment) / _DAY for moment in kind.range)

@@ -187,9 +187,7 @@ class Numeric(Kind):
     """
 
     kind: ClassVar[str] = "numeric"
-    range: tuple[float, float] | None = _read(
-        lambda fields: fields.range("range"), None
-    )
+    range: tuple[float, float] | None = _read(_range, None)
     log: bool = _read(lambda fields: fields.flag("log"), False)
     mean: float | None = _read(lambda fields: fields.number("mean"), None)
     scale: float | None = _read(lambda fields: fields.number("scale", above=0), None)
@@ -441,9 +439,7 @@ class Label(Kind):
     kind: ClassVar[str] = "label"
     task: str = _read(lambda fields: fields.choice("task", TASKS), BINARY)
     classes: tuple[str, ...] | int | None = _read(_classes, None)
-    range: tuple[float, float] | None = _read(
-        lambda fields: fields.range("range"), None
-    )
+    range: tuple[float, float] | None = _read(_range, None)
 
     def _check(self, fields: Fields) -> Kind:
         if self.name:

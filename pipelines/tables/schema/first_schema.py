@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +47,7 @@ from pipelines.tables.schema.schema import (
 )
 from pipelines.tables.table_files import (
     PARQUET,
-    read_parquet,
-    read_text,
+    read_blocks,
     table_columns,
     table_kind,
 )
@@ -288,7 +287,12 @@ def _rows(
     """Returns the first ``num_rows`` rows; empty for 0.  Sensitive."""
     parts, left = [], num_rows
     if num_rows:
-        for block in _blocks(files, table, names, options):
+        blocks = (
+            block.columns
+            for file in files
+            for block, _ in read_blocks(file, table, names, options)
+        )
+        for block in filter(None, blocks):
             parts.append({name: cells[:left] for name, cells in block.items()})
             left -= len(next(iter(parts[-1].values())))
             if left <= 0:
@@ -296,21 +300,6 @@ def _rows(
     if not parts:
         return {}
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}
-
-
-def _blocks(
-    files: Sequence[InputFile],
-    table: str,
-    names: Sequence[str],
-    options: InputOptions,
-) -> Iterator[dict[str, pa.Array]]:
-    for file in files:
-        read = (
-            read_parquet(file, names)
-            if table == PARQUET
-            else read_text(file, names, options)
-        )
-        yield from (block.columns for block, _ in read if block.columns)
 
 
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:

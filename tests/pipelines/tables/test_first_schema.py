@@ -83,8 +83,7 @@ def test_no_value_is_read_unless_asked(
     def read(*arguments: object) -> None:
         raise AssertionError("a value was read")
 
-    monkeypatch.setattr(module, "read_parquet", read)
-    monkeypatch.setattr(module, "read_text", read)
+    monkeypatch.setattr(module, "read_blocks", read)
     first_schema(table)
     # Rows that no reader could read.
     text = tmp_path / "t.csv"
