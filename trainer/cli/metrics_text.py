@@ -12,7 +12,10 @@ from trainer.settings.aggregation_settings import (
 )
 
 #: Names that are too wide for a column.
-_HEADINGS = {"calibration_error": "off by"}
+_HEADINGS = {
+    "calibration_error": "off by", "mean_squared_error": "MSE",
+    "mean_absolute_error": "MAE",
+}  # fmt: skip
 
 
 def metrics_text(metrics: dict[str, Any]) -> str:

@@ -57,16 +57,21 @@ METRICS = {
     OTHER: ("loss",),
 }
 
+#: Metrics of a number that is predicted, whatever loss it was trained with.
+SQUARED_ERROR, ABSOLUTE_ERROR = "mean_squared_error", "mean_absolute_error"
+
 #: Metrics of which a smaller value is better.
-LOWER_IS_BETTER = ("calibration_error", "log_loss", "loss")
+LOWER_IS_BETTER = (
+    "calibration_error", "log_loss", "loss", SQUARED_ERROR, ABSOLUTE_ERROR
+)  # fmt: skip
 
 #: Number of groups of rows of similar probability, in which it is compared with labels.
 _CALIBRATION_GROUPS = 10
 
 #: Loss -> what the best constant loses.
 _CONSTANTS = {
-    "mean_squared_error": lambda y: float(np.square(y - y.mean()).mean()),
-    "mean_absolute_error": lambda y: float(np.abs(y - np.median(y)).mean()),
+    SQUARED_ERROR: lambda y: float(np.square(y - y.mean()).mean()),
+    ABSOLUTE_ERROR: lambda y: float(np.abs(y - np.median(y)).mean()),
 }
 
 #: Metrics of a majority vote, which has no probabilities; numbers have no vote.

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.releases.held_out_sums import edges, mean
+from trainer.model.metrics import ABSOLUTE_ERROR, SQUARED_ERROR
+from trainer.releases.held_out_sums import edges, mean, noise_of_mean
 from trainer.releases.release import NoisySum
 
 #: Standard deviations on each side of an interval of 95 %.
@@ -98,17 +99,6 @@ class Estimates:
         )
 
 
-def noise_of_accuracy(stddev_of_counts: float, num_cells: int, num_rows: int) -> float:
-    """Returns the standard deviation of the noise of an accuracy.
-
-    Args:
-      stddev_of_counts: Of the noise of each count.
-      num_cells: Number of counts.
-      num_rows: Number of held-out rows.
-    """
-    return stddev_of_counts * math.sqrt(num_cells) / 2 / num_rows
-
-
 def of_binary(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimates:
     """Returns the metrics of probabilities of label 1.
 
@@ -126,7 +116,7 @@ def of_binary(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimate
     return Estimates(
         metrics={
             "auc": _auc(sums["pairs"], ones, noise, rows),
-            "log_loss": _loss(sums, rows, cap),
+            "log_loss": _mean(sums["loss"], sums["squares"], rows, cap),
             "accuracy": _half_and(right, wrong, noise, rows),
         },
         guessing={"auc": 0.5, **_guessing(np.array([rows.value - ones, ones]))},
@@ -149,13 +139,42 @@ def of_classes(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimat
     return Estimates(
         metrics={
             "accuracy": _half_and(counts[:, 1], counts[:, 0], noise, rows),
-            "log_loss": _loss(sums, rows, cap),
+            "log_loss": _mean(sums["loss"], sums["squares"], rows, cap),
         },
         guessing=_guessing(counts.sum(1)),
         calibration=[],
         capped=None,
         num_rows=rows.value,
     )
+
+
+def of_numbers(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimates:
+    """Returns the metrics of predicted numbers.
+
+    Args:
+      sums: From `release.release`.
+      rows: Number of held-out rows.
+      cap: Largest squared error that counts.
+    """
+    loss, absolute = sums["loss"], sums["absolute"]
+    return Estimates(
+        metrics={
+            SQUARED_ERROR: _mean(loss, sums["squares"], rows, cap),
+            # Squares of absolute errors are the squared ones.
+            ABSOLUTE_ERROR: _mean(absolute, loss, rows, math.sqrt(cap)),
+        },
+        guessing=_variance(sums, rows) if "label" in sums else {},
+        calibration=[],
+        capped=None,
+        num_rows=rows.value,
+    )
+
+
+def _variance(sums: Mapping[str, NoisySum], rows: Count) -> dict[str, float]:
+    """Returns the squared error of the mean of labels in [-1, 1]."""
+    of_labels = 2 * mean(float(sums["label"].values[0]), rows.value) - 1
+    squares = mean(float(sums["label_squares"].values[0]), rows.value)
+    return {SQUARED_ERROR: min(1.0, max(0.0, squares - of_labels**2))}
 
 
 def _by_sides(counts: np.ndarray, middle: int) -> tuple[np.ndarray, np.ndarray]:
@@ -190,17 +209,18 @@ def _share(count: float, noise: float, rows: Count, known: float = 0.0) -> Estim
     )
 
 
-def _loss(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimate:
-    value = min(1.0, max(0.0, mean(float(sums["loss"].values[0]), rows.value)))
-    square = mean(float(sums["squares"].values[0]), rows.value)
-    # Between 0 and that of losses of 0 and of the cap alone.
+def _mean(sums: NoisySum, squares: NoisySum, rows: Count, scale: float) -> Estimate:
+    """Returns the mean of shares in [0, 1], and of their squares, times a scale."""
+    value = min(1.0, max(0.0, mean(float(sums.values[0]), rows.value)))
+    square = mean(float(squares.values[0]), rows.value)
+    # Between 0 and that of shares of 0 and 1 alone.
     variance = min(max(square - value**2, 1 / rows.value), value * (1 - value))
-    unit = mean(sums["loss"].stddev, rows.value) - 0.5
     of_rows = (value - 0.5) * rows.noise / rows.value
+    noise = math.hypot(noise_of_mean(sums.stddev, rows.value), of_rows)
     return Estimate(
-        value=cap * value,
-        noise=cap * math.hypot(unit, of_rows),
-        sampling=cap * math.sqrt(max(variance, 0.0) * rows.most / rows.value),
+        value=scale * value,
+        noise=scale * noise,
+        sampling=scale * math.sqrt(max(variance, 0.0) * rows.most / rows.value),
     )
 
 

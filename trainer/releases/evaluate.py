@@ -45,21 +45,27 @@ from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import table_of
 from trainer.core.run import run_record
 from trainer.core.run.run_record import METRICS_NAME, RunRecord
-from trainer.export.serving import PROBABILITIES, PROBABILITY
+from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY
+from trainer.model import target
 from trainer.model.evaluation import HeldOut
-from trainer.model.metrics import BINARY, LABEL
+from trainer.model.metrics import BINARY, CLASSES, LABEL, OTHER
 from trainer.prediction.chosen_model import ChosenModel, choose
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates
-from trainer.releases.held_out_sums import HeldOutRows, default_cap
-from trainer.releases.price import Price
+from trainer.releases.held_out_sums import KeptRows
+from trainer.releases.price import Price, kept_rows, least_rows
 from trainer.releases.release import NoisySum, release
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run import privacy
 
-#: Of models that predict one label of two or more classes.
-_OUTPUTS = ((PROBABILITY,), (PROBABILITIES,))
+#: Of models that predict one label.
+_OUTPUTS = ((PROBABILITY,), (PROBABILITIES,), (PREDICTION,))
+_ESTIMATES = {
+    BINARY: estimates.of_binary,
+    CLASSES: estimates.of_classes,
+    OTHER: estimates.of_numbers,
+}
 _HEADER: Any = {"format_name": "dpsgd-evaluation", "version": 1}
 
 
@@ -72,7 +78,8 @@ class EvaluateRequest:
       chosen: The model.
       method: Method of the run.
       price: What it costs.
-      largest_loss: Losses above it count as it; None for `held_out_sums.default_cap`.
+      largest_loss: Losses above it count as it; None for the default of the task.
+      has_range: Whether the labels of a regression have a public range.
       budget: Budget of several runs, in which it is charged; None for none.
       part: Part of the budget's table that the rows are; empty without a budget.
     """
@@ -82,6 +89,7 @@ class EvaluateRequest:
     method: str
     price: Price
     largest_loss: float | None
+    has_range: bool
     budget: pathlib.Path | None
     part: str = ""
 
@@ -106,7 +114,7 @@ def check(
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       average: Weights to evaluate, as for `predict.predict`; None for the last ones.
       largest_loss: Public bound: losses above it count as it.  None for 4, and more
-        for more than two classes.
+        for more than two classes; of a regression the squared range of its labels.
       budget: File of the run's budget, which gives epsilon and delta instead.
 
     Raises:
@@ -115,9 +123,9 @@ def check(
     folder = pathlib.Path(run)
     chosen = choose(folder, average=average)
     record, manifest = run_record.read_unverified(folder)
-    _check_task(chosen, manifest)
     if largest_loss is not None:
         check_float("largest_loss", largest_loss, above=0)
+    check_task(chosen, manifest, largest_loss)
     held_out = HeldOut(table, manifest, _digests_of(batches, record), option="--input")
     bounded = held_out.bounded
     _check_unit(manifest, bounded, held_out.option, table)
@@ -144,19 +152,44 @@ def check(
         method=record.method,
         price=price,
         largest_loss=largest_loss,
+        has_range=has_range(manifest),
         budget=None if budget is None else pathlib.Path(budget),
         part=part,
     )
 
 
-def _check_task(chosen: ChosenModel, manifest: Manifest) -> None:
+def check_task(
+    chosen: ChosenModel, manifest: Manifest, largest_loss: float | None = None
+) -> None:
+    """Accepts a model whose losses have a public bound.
+
+    Args:
+      chosen: The model.
+      manifest: Manifest of its batches.
+      largest_loss: Bound that was given; None for none.
+
+    Raises:
+      InputError: it predicts something else than one label, or nothing bounds it.
+    """
     names = [column.name for column in manifest.columns]
     if chosen.serving.outputs not in _OUTPUTS or LABEL not in names:
         raise InputError(
-            f"Expected {chosen.run} to predict one label of two or more classes: a "
-            "loss of others has no public bound. Give `dpsgd train --eval`, whose "
-            "metrics no epsilon covers."
+            f"Expected {chosen.run} to predict one label; its metrics have no public "
+            "bound. Give `dpsgd train --eval`, whose metrics no epsilon covers."
         )
+    is_bounded = largest_loss is not None or has_range(manifest)
+    if chosen.serving.task == OTHER and not is_bounded:
+        raise InputError(
+            f"Expected --largest-loss for the numbers that {chosen.run} predicts: "
+            "their labels have no public range. Give a squared error that larger ones "
+            "count as, known without the rows, such as --largest-loss 1."
+        )
+
+
+def has_range(manifest: Manifest) -> bool:
+    """Returns whether labels are in [-1, 1] by the range of a schema."""
+    schema = target.schema_of(manifest)
+    return schema is not None and schema.label.range is not None
 
 
 def _check_unit(
@@ -254,19 +287,18 @@ def estimated(request: EvaluateRequest, reporter: Reporter) -> tuple[Estimates, 
     """
     bounded, price = request.held_out.bounded, request.price
     # Progress would tell how many rows users have.
-    rows, width, cap = _read(request, Silent() if bounded else reporter)
+    rows = _read(request, Silent() if bounded else reporter)
     if bounded is None:
         count, at_most = Count(value=request.held_out.num_rows), None
     else:
         count = _count(release({"rows": rows.count()}, price.noise_multiplier), bounded)
         at_most = price.most_rows(count, bounded)
     released = release(rows.sums(at_most), price.noise_multiplier)
-    is_binary = request.chosen.serving.task == BINARY
-    find = estimates.of_binary if is_binary else estimates.of_classes
-    found = find(released, count, cap)
-    if count.value < price.least_rows(width, bounded):
+    find = _ESTIMATES[request.chosen.serving.task]
+    found = find(released, count, rows.cap)
+    if count.value < least_rows(rows, price.noise_multiplier):
         found = found.without_metrics()
-    return found, cap
+    return found, rows.cap
 
 
 def _count(released: dict[str, NoisySum], bounded: Bounded) -> Count:
@@ -274,41 +306,54 @@ def _count(released: dict[str, NoisySum], bounded: Bounded) -> Count:
     return Count(value=max(1.0, float(found.values[0])), noise=found.stddev, most=most)
 
 
-def _read(
-    request: EvaluateRequest, reporter: Reporter
-) -> tuple[HeldOutRows, int, float]:
-    """Returns all rows, the number of classes, and the largest loss that counts."""
+def _read(request: EvaluateRequest, reporter: Reporter) -> KeptRows:
+    """Returns all rows."""
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
     predict, signature = load(request.chosen, check=_take), request.chosen.serving
-    bounded = request.held_out.bounded
-    most = bounded.max_examples_per_user if bounded else None
-    rows, cap, width, done = None, request.largest_loss, 0, 0
+    rows, done = None, 0
     reporter.start(request.held_out.num_rows, done=0)
     for columns in request.held_out.batches():
-        found = predict(columns)[signature.outputs[0]]
+        labels, found = columns[LABEL], predict(columns)[signature.outputs[0]]
         if rows is None:
-            width = 2 if signature.task == BINARY else found.shape[-1]
-            cap = cap or default_cap(width)
-            rows = HeldOutRows(signature.task, width, cap, most)
-            _check_noise(request, width)
-        rows.add(np.asarray(columns[LABEL]), found)
+            rows = _kept(request, labels, found)
+        rows.add(np.asarray(labels), found)
         done += len(found)
         reporter.advance(done)
     reporter.stop()
     assert rows is not None  # there are rows
-    assert cap is not None
-    return rows, width, cap
+    return rows
+
+
+def _kept(
+    request: EvaluateRequest, labels: np.ndarray, predictions: np.ndarray
+) -> KeptRows:
+    """Returns what is kept of rows such as these, of which enough are needed."""
+    task, bounded = request.chosen.serving.task, request.held_out.bounded
+    if task == OTHER and not labels.size == predictions.size == len(labels):
+        raise InputError(
+            "Expected one number in each label and prediction, for a metric with a "
+            "public bound. Give `dpsgd train --eval`, whose metrics no epsilon covers."
+        )
+    rows = kept_rows(
+        task,
+        2 if task == BINARY else predictions.shape[-1],
+        request.largest_loss,
+        bounded.max_examples_per_user if bounded else None,
+        has_range=request.has_range,
+    )
+    _check_noise(request, rows)
+    return rows
 
 
 def _take(_: Any) -> None:
     """Takes outputs that are not finite, since a refusal would tell of a row."""
 
 
-def _check_noise(request: EvaluateRequest, num_classes: int) -> None:
+def _check_noise(request: EvaluateRequest, rows: KeptRows) -> None:
     bounded = request.held_out.bounded
-    least = request.price.least_rows(num_classes, bounded)
+    least = least_rows(rows, request.price.noise_multiplier)
     num_rows = bounded.num_examples if bounded else request.held_out.num_rows
     if num_rows < least:
         has = "has at most" if bounded else "has"

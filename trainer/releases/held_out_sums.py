@@ -26,6 +26,9 @@ Public: names, bounds, number of rows if users are not bounded.  Sensitive: valu
 
 from __future__ import annotations
 
+import abc
+import math
+
 import numpy as np
 
 from trainer.model.metrics import BINARY
@@ -79,8 +82,78 @@ def moved_pairs(num_rows: int, most: int) -> int:
     return max(1, moved * (num_rows - moved))
 
 
-class HeldOutRows:
-    """Keeps a few numbers of each row: its label, and what the model says of it.
+class KeptRows(abc.ABC):
+    """Keeps a few numbers of each row, and sums them.
+
+    Args:
+      cap: Largest loss that counts, above 0.
+      most: Largest number of rows of one user; None if the unit is a row.
+    """
+
+    def __init__(self, cap: float, most: int | None) -> None:
+        self.cap, self.most = cap, most
+        self._parts: list[tuple[np.ndarray, ...]] = []
+
+    @property
+    @abc.abstractmethod
+    def _shares(self) -> dict[str, float]:
+        """Name of each sum but ``rows`` -> its share, of all in all 1."""
+
+    @abc.abstractmethod
+    def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
+        """Adds rows.  Sensitive.
+
+        Args:
+          labels: (rows,), or one-hot (rows, classes).
+          predictions: Of each row, as the class says.
+        """
+
+    @abc.abstractmethod
+    def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
+        """Returns the sums of all rows but ``rows``, by name.
+
+        Args:
+          at_most: Public bound on the number of rows; None if that is public.
+        """
+
+    @abc.abstractmethod
+    def noise_of_one(self, noise_multiplier: float) -> float:
+        """Returns the noise of a metric of one row, over the range of the metric.
+
+        Args:
+          noise_multiplier: Noise standard deviation over the sensitivity of all sums.
+        """
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Name of each sum -> its share of the squared sensitivity."""
+        if self.most is None:
+            return self._shares
+        # A little less, so that all add up to 1 at most in floating point.
+        rest = (1 - _OF_ROWS) * (1 - 1e-12)
+        return {"rows": _OF_ROWS, **{n: rest * x for n, x in self._shares.items()}}
+
+    def count(self) -> RowSum:
+        """Returns the number of rows, to be released before the other sums."""
+        count = sum(len(part[0]) for part in self._parts)
+        return self._sum("rows", np.array([count]), 1)
+
+    def _sum(self, name: str, values: np.ndarray, bound: float) -> RowSum:
+        """Returns a sum, of which a row moves the values by ``bound`` at most."""
+        share = self.shares[name]
+        return RowSum(values=values, bound=bound * (self.most or 1), share=share)
+
+    def _centred(self, name: str, values: np.ndarray) -> RowSum:
+        """Returns the sum of values in [0, 1] less a half, in units."""
+        units = np.rint(values * _UNITS).astype(np.int64) - _HALF
+        return self._sum(name, np.array([np.sum(units)]), _HALF)
+
+
+class HeldOutRows(KeptRows):
+    """Keeps of each row its label and the probabilities that a model gives.
+
+    Predictions are the probability of label 1, (rows,) or (rows, 1); or those of all
+    classes, (rows, classes).
 
     Args:
       task: "binary" or "classes".
@@ -92,44 +165,36 @@ class HeldOutRows:
     def __init__(
         self, task: str, num_classes: int, cap: float, most: int | None = None
     ) -> None:
+        super().__init__(cap, most)
         self._is_binary = task == BINARY
         self._num_classes = num_classes
-        self._cap = cap
-        self._most = most
-        self._parts: list[tuple[np.ndarray, ...]] = []
 
     @property
     def num_cells(self) -> int:
         """Number of counts."""
-        bins = len(edges(self._cap)) + 1
+        bins = len(edges(self.cap)) + 1
         return 2 * (bins if self._is_binary else self._num_classes)
 
     @property
-    def shares(self) -> dict[str, float]:
-        """Name of each sum -> its share of the squared sensitivity."""
-        found = _BINARY if self._is_binary else _CLASSES
-        if self._most is None:
-            return found
-        # A little less, so that all add up to 1 at most in floating point.
-        rest = (1 - _OF_ROWS) * (1 - 1e-12)
-        return {"rows": _OF_ROWS, **{name: rest * x for name, x in found.items()}}
+    def _shares(self) -> dict[str, float]:
+        return _BINARY if self._is_binary else _CLASSES
 
-    def add(self, labels: np.ndarray, probabilities: np.ndarray) -> None:
-        """Adds rows.  Sensitive.
+    def noise_of_one(self, noise_multiplier: float) -> float:
+        """Returns the noise of an accuracy of one row; see `KeptRows`."""
+        of_counts = self._sum("counts", np.zeros(0, np.int64), 1)
+        return of_counts.stddev(noise_multiplier) * math.sqrt(self.num_cells) / 2
 
-        Args:
-          labels: (rows,), or one-hot (rows, classes).
-          probabilities: Of label 1, (rows,) or (rows, 1); or (rows, classes).
-        """
+    def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
+        """Adds rows; see `KeptRows`."""
         find = self._binary if self._is_binary else self._classes
         with np.errstate(all="ignore"):  # what is not finite counts as the worst
-            self._parts.append(find(labels, probabilities.astype(np.float64)))
+            self._parts.append(find(labels, predictions.astype(np.float64)))
 
     def _binary(self, labels: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, ...]:
         positive, score = labels.reshape(-1) > 0, chance.reshape(-1)
         score = np.where(np.isfinite(score), score, np.where(positive, 0.0, 1.0))
         right = np.where(positive, score, 1 - score)
-        cell = 2 * np.searchsorted(edges(self._cap), score) + positive
+        cell = 2 * np.searchsorted(edges(self.cap), score) + positive
         return cell, self._losses(right), positive, score
 
     def _classes(
@@ -146,51 +211,46 @@ class HeldOutRows:
 
     def _losses(self, chance: np.ndarray) -> np.ndarray:
         """Returns the losses as shares of the cap, in [0, 1]."""
-        losses = -np.log(np.clip(chance, 0.0, 1.0)) / self._cap
+        losses = -np.log(np.clip(chance, 0.0, 1.0)) / self.cap
         return np.clip(losses, 0.0, 1.0)
 
-    def count(self) -> RowSum:
-        """Returns the number of rows, to be released before the other sums."""
-        count = sum(len(part[0]) for part in self._parts)
-        return RowSum(
-            values=np.array([count]), bound=self._most or 1, share=self.shares["rows"]
-        )
-
     def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
-        """Returns the sums of all rows but ``rows``, by name.
-
-        Args:
-          at_most: Public bound on the number of rows; None if that is public.
-        """
+        """Returns the sums of all rows but ``rows``, by name; see `KeptRows`."""
         cells, losses, *scores = map(np.concatenate, zip(*self._parts, strict=True))
-        most = self._most or 1
+        counts = np.bincount(cells, minlength=self.num_cells)
         found = {
-            "counts": (np.bincount(cells, minlength=self.num_cells), most),
-            "loss": (_centred(losses), most * _HALF),
-            "squares": (_centred(np.square(losses)), most * _HALF),
+            "counts": self._sum("counts", counts, 1),
+            "loss": self._centred("loss", losses),
+            "squares": self._centred("squares", np.square(losses)),
         }
         if scores:
-            pairs = moved_pairs(len(cells) if at_most is None else at_most, most)
-            found["pairs"] = _pairs(*scores), pairs
-        return {
-            name: RowSum(values=values, bound=bound, share=self.shares[name])
-            for name, (values, bound) in sorted(found.items())
-        }
-
-
-def _centred(values: np.ndarray) -> np.ndarray:
-    """Returns the sum of values in [0, 1] less a half, in units."""
-    return np.array([np.sum(np.rint(values * _UNITS).astype(np.int64) - _HALF)])
+            num_rows = len(cells) if at_most is None else at_most
+            found["pairs"] = RowSum(
+                values=_pairs(*scores),
+                bound=moved_pairs(num_rows, self.most or 1),
+                share=self.shares["pairs"],
+            )
+        return dict(sorted(found.items()))
 
 
 def mean(centred: float, num_rows: float) -> float:
-    """Returns the mean of values in [0, 1] from the sum of "loss" or "squares".
+    """Returns the mean of values in [0, 1] from their sum less a half.
 
     Args:
       centred: The sum, with noise or without.
       num_rows: Number of rows.
     """
     return centred / _UNITS / num_rows + 0.5
+
+
+def noise_of_mean(stddev: float, num_rows: float) -> float:
+    """Returns the standard deviation of what `mean` returns.
+
+    Args:
+      stddev: Of the noise of the sum.
+      num_rows: Number of rows.
+    """
+    return stddev / _UNITS / num_rows
 
 
 def _pairs(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:

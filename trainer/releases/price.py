@@ -25,48 +25,50 @@ from accounting.core.neighboring_relation import (
 )
 from accounting.core.pld.gaussian import gaussian_noise
 from pipelines.core.users.bounded import Bounded
-from trainer.model.metrics import BINARY, CLASSES
-from trainer.releases import estimates
+from trainer.model.metrics import OTHER
 from trainer.releases.estimates import Count
-from trainer.releases.held_out_sums import HeldOutRows, default_cap
+from trainer.releases.held_out_numbers import CAP, HeldOutNumbers
+from trainer.releases.held_out_sums import HeldOutRows, KeptRows, default_cap
 from trainer.run.budget import Budget
 
-#: Largest standard deviation of the noise of an accuracy.
+#: Largest standard deviation of the noise of an accuracy, or of a squared error as a
+#: share of the largest variance.
 _MOST_NOISE = 0.05
 #: Share of delta for a bound on the number of rows of users.
 _OF_ROWS = 0.01
 _APART = "if none is trained on and held out"
 
 
-def least_rows(
-    num_classes: int, epsilon: float, delta: float, most: int | None = None
-) -> int:
-    """Returns the number of held-out rows of which noise leaves something.
+def kept_rows(
+    task: str,
+    num_classes: int = 0,
+    cap: float | None = None,
+    most: int | None = None,
+    *,
+    has_range: bool = True,
+) -> KeptRows:
+    """Returns what is kept of held-out rows, before there are any.
 
     Args:
-      num_classes: At least 2.
-      epsilon: Of their metrics, above 0.
-      delta: In (0, 1).
+      task: "binary", "classes", or "other" of a regression.
+      num_classes: Number of classes, at least 2; 0 of a regression.
+      cap: Largest loss that counts; None for the default.
       most: Largest number of rows of one user; None if the unit is a row.
+      has_range: Whether the labels of a regression have a public range.
     """
-    return least_rows_at(num_classes, gaussian_noise(epsilon, delta), most)
+    if task == OTHER:
+        return HeldOutNumbers(cap or CAP, most, has_range=has_range)
+    return HeldOutRows(task, num_classes, cap or default_cap(num_classes), most)
 
 
-def least_rows_at(
-    num_classes: int, noise_multiplier: float, most: int | None = None
-) -> int:
+def least_rows(rows: KeptRows, noise_multiplier: float) -> int:
     """Returns the number of held-out rows of which noise leaves something.
 
     Args:
-      num_classes: At least 2.
+      rows: What is kept of them.
       noise_multiplier: Noise standard deviation over the sensitivity of all sums.
-      most: As for `least_rows`.
     """
-    task = BINARY if num_classes == 2 else CLASSES
-    rows = HeldOutRows(task, num_classes, default_cap(num_classes), most)
-    noise = noise_multiplier * (most or 1) / math.sqrt(rows.shares["counts"])
-    of_one = estimates.noise_of_accuracy(noise, rows.num_cells, num_rows=1)
-    return math.ceil(of_one / _MOST_NOISE)
+    return math.ceil(rows.noise_of_one(noise_multiplier) / _MOST_NOISE)
 
 
 def _units(bounded: Bounded | None) -> tuple[str, str]:
@@ -96,16 +98,6 @@ class Price:
     noise_multiplier: float
     claim: str
     of_rows: float = 0.0
-
-    def least_rows(self, num_classes: int, bounded: Bounded | None = None) -> int:
-        """Returns the number of held-out rows of which noise leaves something.
-
-        Args:
-          num_classes: At least 2.
-          bounded: How users are bounded; None if the unit is a row.
-        """
-        most = bounded.max_examples_per_user if bounded else None
-        return least_rows_at(num_classes, self.noise_multiplier, most)
 
     def most_rows(self, rows: Count, bounded: Bounded) -> int:
         """Returns a bound on the number of rows, with and without any one user.

@@ -45,9 +45,11 @@ from pipelines.files.json_files import read_json
 from pipelines.files.locks import LOCK_NAME
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.batch_settings import BatchSettings
+from pipelines.tables.schema.column_kinds import REGRESSION
+from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.model.evaluation import bounded_users, check_files
-from trainer.model.metrics import BINARY, CLASSES
-from trainer.releases.price import Price, least_rows_at
+from trainer.model.metrics import BINARY, CLASSES, OTHER, SQUARED_ERROR
+from trainer.releases.price import Price, kept_rows, least_rows
 from trainer.run import privacy
 from trainer.run.preflight import check_files_of, with_loss
 from trainer.settings.method_settings import NON_PRIVATE
@@ -55,7 +57,13 @@ from trainer.settings.train_settings import TrainSettings
 
 NAME = "tuning.json"
 AUTO, AUC, LOG_LOSS, ACCURACY = "auto", "auc", "log_loss", "accuracy"
-SCORES = (AUTO, AUC, LOG_LOSS, ACCURACY)
+SCORES = (AUTO, AUC, LOG_LOSS, ACCURACY, SQUARED_ERROR)
+#: Task -> its scores, the one of ``AUTO`` first.
+_SCORES = {
+    BINARY: (AUC, LOG_LOSS, ACCURACY),
+    CLASSES: (ACCURACY, LOG_LOSS),
+    OTHER: (SQUARED_ERROR,),
+}
 _HEADER: Any = {"format_name": "dpsgd-tuning", "version": 1}
 #: A search for the noise of scores starts at so many times that of one score.
 _GUESS = 1.5
@@ -114,7 +122,8 @@ def check(
       num_runs: N: a candidate of the best tenth is tried as surely as by N runs.
       epsilon_of_score: Of the best score, for one of its rows; at most that of the
         model, which it is if None.
-      score: One of ``SCORES``; auto is AUC, or accuracy of more than two classes.
+      score: One of ``SCORES``; auto is AUC, accuracy of more than two classes, or the
+        squared error of a number.
       say: Gets a line for each step of the search for the noise.
 
     Raises:
@@ -152,10 +161,10 @@ def check(
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], of_runs.delta)
-    _check_noise(alone, dataset, num_rows, scored)
+    _check_noise(alone, task, dataset, num_rows, scored)
     described = _begun(out, asked) or _priced(of_runs, asked, say)
     found = _request(described, settings, source, scored, out, batches)
-    _check_noise(found.price.noise_multiplier, dataset, num_rows, scored)
+    _check_noise(found.price.noise_multiplier, task, dataset, num_rows, scored)
     return found
 
 
@@ -217,19 +226,34 @@ def _settled(
         ):  # fmt: skip
             raise InputError("Expected one epsilon and delta of all candidates.")
         check_files_of(each)
-        if each.task not in (BINARY, CLASSES):
+        if each.task == OTHER and not _has_range(dataset):
             raise InputError(
-                f"Expected loss={each.loss!r} to predict one of two or more classes: "
-                "nothing bounds what one row adds to another score. Use `dpsgd budget`."
+                f"Expected loss={each.loss!r} to predict one of two or more classes, "
+                "or a number whose range the schema has: nothing bounds what one row "
+                "adds to another score. Use `dpsgd budget`."
             )
     return settings
 
 
+def _has_range(dataset: Dataset) -> bool:
+    """Returns whether labels are numbers with a public range."""
+    description = dataset.description
+    return (
+        description.get("name") == DATASET_NAME
+        and description["label"]["task"] == REGRESSION
+    )
+
+
 def _check_noise(
-    noise_multiplier: float, dataset: Dataset, num_rows: int, scored: pathlib.Path
+    noise_multiplier: float,
+    task: str,
+    dataset: Dataset,
+    num_rows: int,
+    scored: pathlib.Path,
 ) -> None:
     label = dataset.description.get("label", {})
-    least = least_rows_at(label.get("num_classes") or 2, noise_multiplier)
+    rows = kept_rows(task, label.get("num_classes") or 2)
+    least = least_rows(rows, noise_multiplier)
     if num_rows < least:
         raise InputError(
             f"Expected at least {least} rows in --score {scored}, for noise to leave "
@@ -238,12 +262,13 @@ def _check_noise(
 
 
 def _score_of(score: str, task: str) -> str:
+    known = _SCORES[task]
     if score == AUTO:
-        return AUC if task == BINARY else ACCURACY
-    if score == AUC and task != BINARY:
+        return known[0]
+    if score not in known:
         raise InputError(
-            f"Expected --by {score} for a label of two classes alone. Give "
-            f"{ACCURACY} or {LOG_LOSS}."
+            f"Expected --by {score} to be a score of the task {task!r}. Give "
+            f"{' or '.join(known)}."
         )
     return score
 

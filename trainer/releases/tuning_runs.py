@@ -42,9 +42,10 @@ from pipelines.files.storage import write_atomically
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.core.run import run_record
 from trainer.model.evaluation import HeldOut
+from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
-from trainer.releases.tuning import LOG_LOSS, NAME, TuneRequest, check
+from trainer.releases.tuning import NAME, TuneRequest, check
 from trainer.report.progress import Reporter, Silent
 from trainer.run.preflight import is_finished
 from trainer.settings.request import Request
@@ -191,12 +192,15 @@ def _score(
 ) -> tuple[float | None, dict[str, Any]]:
     _, manifest = run_record.read_unverified(run)
     inputs = read_checksums(batches).inputs
+    chosen = choose(run)
+    evaluate.check_task(chosen, manifest)
     asked = evaluate.EvaluateRequest(
         held_out=HeldOut(request.scored, manifest, inputs, option="--score"),
-        chosen=choose(run),
+        chosen=chosen,
         method="",
         price=request.price,
         largest_loss=None,
+        has_range=evaluate.has_range(manifest),
         budget=None,
     )
     found, _ = evaluate.estimated(asked, Silent())
@@ -206,7 +210,7 @@ def _score(
         if each is not None and math.isfinite(each.value)
     }
     value: float | None = metrics.get(request.score, {}).get("value")
-    return (-value if value and request.score == LOG_LOSS else value), metrics
+    return (-value if value and request.score in LOWER_IS_BETTER else value), metrics
 
 
 def _published(request: TuneRequest, state: _State) -> dict[str, Any]:

@@ -104,11 +104,11 @@ def test_noise_of_users_is_as_stated() -> None:
     # A standard deviation has an error of 1 / sqrt(2 n); five of them.
     error = 5 / np.sqrt(2 * count)
     for name in ("auc", "log_loss", "accuracy"):
-        found = [each.metrics[name] for each in draws]
-        values = [each.value for each in found if each is not None]
-        stated = np.mean([each.noise for each in found if each is not None])
-        assert len(values) == count
-        assert np.std(values) == pytest.approx(stated, rel=error)
+        known = [each.metrics[name] for each in draws]
+        found = [(each.value, each.noise) for each in known if each is not None]
+        assert len(found) == count
+        values, stated = np.array(found).T
+        assert np.std(values) == pytest.approx(stated.mean(), rel=error)
 
 
 def test_metrics_without_noise_are_the_exact_ones() -> None:

@@ -186,6 +186,37 @@ def test_other_batches_than_those_of_the_run_are_refused(
         evaluate(run, other, root / "table", epsilon=1.0)
 
 
+#: A loss of one's own, of labels whose range no schema has.
+SQUARED = """
+import tensorflow as tf
+def loss(labels, outputs):
+    return tf.square(tf.cast(labels, tf.float32) - outputs[:, 0])
+"""
+
+
+def test_a_regression_is_evaluated_with_a_public_bound_on_its_errors(
+    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_squares.py").write_text(SQUARED)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = _train(root, "run-r", settings={"loss": "of_squares:loss"})
+    given = (run, root / "batches-run-r", root / "table")
+    with pytest.raises(InputError, match="Expected --largest-loss for the numbers"):
+        evaluate(*given, epsilon=4.0)
+    found = evaluate(*given, epsilon=4.0, largest_loss=1.0)
+    assert set(found["intervals"]) == {"mean_squared_error", "mean_absolute_error"}
+    assert found["guessing"] == {}  # no range of the labels is known
+    assert found["evaluation"]["largest_loss"] == 1.0
+    # Of labels that are 0 or 1; four times the interval: an error rate of 1e-14.
+    low, high = found["intervals"]["mean_squared_error"]
+    assert 0 < found["mean_squared_error"] < 1
+    predict(run, root / "table", root / "numbers.parquet")
+    numbers = pq.read_table(root / "numbers.parquet")["prediction"].to_numpy()
+    exact = np.minimum(np.square(numbers.reshape(-1) - ROWS["label"]), 1.0).mean()
+    assert abs(found["mean_squared_error"] - exact) < 2 * (high - low)
+    assert "MSE        MAE" in metrics_text(found)
+
+
 def _bounded(most: int, **changes: Any) -> dict[str, Any]:
     note = Bounded(user_column="u", max_examples_per_user=most, num_examples=6_000)
     return {**DATASET, BOUNDED: dataclasses.replace(note, **changes).to_json()}

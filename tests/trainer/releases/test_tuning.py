@@ -312,7 +312,9 @@ def test_a_score_that_is_no_number_is_missing(
 ) -> None:
     out, _, _ = search
     known = None if value is None else Estimate(value=value, noise=0.1, sampling=0.1)
-    found = Estimates(metrics={score: known}, guessing={}, calibration=[], capped=None)
+    found = Estimates(
+        metrics={score: known}, guessing={}, calibration=[], capped=None, num_rows=9
+    )
     monkeypatch.setattr(evaluate, "estimated", lambda *_: (found, 4.0))
     asked: Any = type(
         "Request", (), {"scored": out.parent / "val", "price": None, "score": score}
@@ -338,6 +340,7 @@ def test_a_score_that_is_no_number_is_missing(
         ({"batches": dataclasses.replace(BATCHES, sampler="balls-and-bins",
                                          num_epochs=1, num_steps=None)},
          "sampler='balls-and-bins' of several runs"),
+        ({"score": "mean_squared_error"}, "to be a score of the task 'binary'"),
         ({"score": "f1"}, "score='f1' to be one of auto, auc"),
     ],
 )  # fmt: skip

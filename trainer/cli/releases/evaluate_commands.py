@@ -50,16 +50,17 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
     type=float,
     metavar="LOSS",
     help="Count larger losses as this one, which must not be chosen by the rows.  "
-    "[default: 4 for two classes]",
+    "[default: 4 for two classes; of a regression the squared range of its labels]",
 )
 @shared_options.as_json
 def evaluate_command(as_json: bool, **flags: Any) -> None:
     """Evaluate a run on held-out rows, with an epsilon for them.
 
-    AUC, log loss, accuracy and calibration come from one Gaussian release, with
-    intervals that include its noise.  Held-out rows are others than training rows, so
-    model and metrics together have the larger epsilon of both, not the sum.  If RUN is
-    about users, those of held-out rows are bounded by `dpsgd bound`, too.
+    AUC, log loss, accuracy and calibration, or squared and absolute error of a number,
+    come from one Gaussian release, with intervals that include its noise.  Held-out
+    rows are others than training rows, so model and metrics together have the larger
+    epsilon of both, not the sum.  If RUN is about users, those of held-out rows are
+    bounded by `dpsgd bound`, too.
 
     Train RUN without --eval: its metrics are published without protection.
 

@@ -64,10 +64,11 @@ _NOT_HERE = (
 @click.option(
     "--by",
     "score",
-    type=click.Choice(["auto", "auc", "log_loss", "accuracy"]),
+    type=click.Choice(["auto", "auc", "log_loss", "accuracy", "mean_squared_error"]),
     default="auto",
     show_default=True,
-    help="What is best.  auto: AUC, or accuracy of more than two classes.",
+    help="What is best.  auto: AUC, accuracy of more than two classes, or the squared "
+    "error of a number.",
 )
 @shared_options.batch_size("Expected rows per step.", required=True)
 @shared_options.epochs("Epochs of each run.", required=True)
