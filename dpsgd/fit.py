@@ -122,6 +122,12 @@ def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
             "how many rows of a person to keep, and a public bound on their number "
             "(--max-examples-per-user K --num-examples N)"
         )
+    if tomllib.loads(text).get("split", {}).get("cut_users"):
+        raise InputError(
+            "Expected a split that keeps users whole; cut_users of [split] is true, "
+            "and a user with rows in several parts has the sum of their epsilons. "
+            'Write by = "hash" and no cut_users, or give the commands one by one.'
+        )
     if asked:
         raise InputError(
             f"Expected what only a person can know of {flags['table']}: "
@@ -214,11 +220,19 @@ def _together(out: pathlib.Path, read: Mapping[str, Any]) -> str:
         return ""
     *first, last = names
     what = f"{', '.join(first)} and {last}".capitalize()
+    kinds = [each.get("kind") for each in _columns_of(_schema_in(out)).values()]
+    unit, they = "row, which is", "it trains, is evaluated, or gives"
+    if "user" in kinds:
+        unit, they = "user, whose rows are", "they train, are evaluated, or give"
     return (
         f"{what} together are ({upper_text(privacy['epsilon'])}, {privacy['delta']!r})"
-        "-differentially private for one row, which is in one part of the table: it "
-        "trains, is evaluated, or gives ranges."
+        f"-differentially private for one {unit} in one part of the table: {they} "
+        "ranges."
     )
+
+
+def _schema_in(out: pathlib.Path) -> str:
+    return (out / "schema.toml").read_text(encoding="utf-8")
 
 
 @click.command(name="fit", cls=Grouped)

@@ -7,9 +7,9 @@ A row is in one part of the table, and pays in that part alone:
     test     is evaluated with noise (`dpsgd evaluate`)
 
 all with the same epsilon and delta, which are then those of everything together.
-Where a part has too few rows for them, there are no ranges, or no metrics.  Rows of
-users, and losses without a public bound, are evaluated by `dpsgd train --eval`, which
-no epsilon covers, as its statement says.
+Where a part has too few rows for them, there are no ranges, or no metrics.  Users are
+bounded in each part; how many rows of theirs a part has is not public, and is guessed
+from the public number and the shares of the parts.
 
 Formal guarantees:
   - What a stage is given depends on public values alone: the choices, numbers of rows,
@@ -52,8 +52,6 @@ _UNCOVERED = {
     "--eval": "exact metrics",
     "--non-private-diagnostics": "diagnostics",
 }
-#: How held-out rows are evaluated.
-_PRIVATE, _OPEN, _NONE = "privately", "without protection", "not"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +109,8 @@ def _stages(
     yield Stage("compute the noise", None, _plan(sizes, flags))
     if flags["dry_run"]:
         return
-    evaluation = _evaluation(out, first, flags, sizes)
-    _note(out, flags, table, sizes.delta, evaluation)
+    is_evaluated = _is_evaluated(out, first, flags, sizes)
+    _note(out, flags, table, sizes.delta)
     if columns:
         yield _ranges(out, sizes, first, columns)
         schema = RANGES if (out / RANGES).exists() else "schema.toml"
@@ -124,14 +122,13 @@ def _stages(
         out / "batches" / "manifest.json",
         ("batches", *of_batches),
     )
-    of_eval = (f"--eval={out}/data/test",) if evaluation == _OPEN else ()
-    of_run = (*of_eval, *sizes.budget, *shlex.split(flags["train"]))
+    of_run = (*sizes.budget, *shlex.split(flags["train"]))
     yield Stage(
         "train with differential privacy",
         out / "run" / _RECORD,
         ("train", f"--batches={out}/batches", f"--out={out}/run", *of_run),
     )
-    yield _evaluate(out, sizes, evaluation)
+    yield _evaluate(out, sizes, is_evaluated)
     page = out / "report.html"
     yield Stage("write the page", page, ("report", f"{out}/run", f"--out={page}"))
 
@@ -140,7 +137,8 @@ def _prepare(
     out: pathlib.Path, flags: Mapping[str, Any], folder: pathlib.Path, schema: str
 ) -> Stage:
     """Returns the stage that turns the table into numbers."""
-    of_users = (f"{_flag(name)}={flags[name]}" for name in OF_USERS if flags[name])
+    of_users = [f"{_flag(name)}={flags[name]}" for name in OF_USERS if flags[name]]
+    of_users += ["--bound-held-out"] if of_users else []
     given = (f"--input={flags['table']}", f"--schema={out}/{schema}", f"--out={folder}")
     return Stage(
         "turn the table into numbers",
@@ -170,10 +168,9 @@ def _ranges(
     title, last = "find ranges with differential privacy", out / RANGES
     if last.exists() or first.name == "data":
         return Stage(title)
-    least, found = (
-        least_rows(_schema(out), sizes.epsilon, sizes.delta),
-        _num_rows(first, "val"),
-    )
+    schema = _schema(out)
+    least = least_rows(schema, sizes.epsilon, sizes.delta, sizes.most)
+    found = _held_out_rows(first, "val", schema, sizes)
     if found < least:
         click.echo(
             f"\nno ranges: {found} rows of the part `val` are fewer than the {least} "
@@ -189,9 +186,9 @@ def _ranges(
     return Stage(title, last, given)
 
 
-def _evaluate(out: pathlib.Path, sizes: _Sizes, evaluation: str) -> Stage:
+def _evaluate(out: pathlib.Path, sizes: _Sizes, is_evaluated: bool) -> Stage:
     title = "evaluate with differential privacy"
-    if evaluation != _PRIVATE:
+    if not is_evaluated:
         return Stage(title)
     given = (
         "evaluate", f"{out}/run", f"--batches={out}/batches",
@@ -201,15 +198,10 @@ def _evaluate(out: pathlib.Path, sizes: _Sizes, evaluation: str) -> Stage:
 
 
 def _note(
-    out: pathlib.Path,
-    flags: Mapping[str, Any],
-    table: Table,
-    delta: float,
-    evaluation: str,
+    out: pathlib.Path, flags: Mapping[str, Any], table: Table, delta: float
 ) -> None:
     """Notes what is spent beside the table, or says that it cannot be noted."""
-    words = {"--eval"} if evaluation == _OPEN else set()
-    words |= set(shlex.split(flags["train"].replace("=", " ")))
+    words = shlex.split(flags["train"].replace("=", " "))
     open_ones = [text for word, text in _UNCOVERED.items() if word in words]
     if flags["look_at_rows"]:
         open_ones.append(f"{flags['look_at_rows']} rows that were looked at")
@@ -233,10 +225,10 @@ def _note(
         )
 
 
-def _evaluation(
+def _is_evaluated(
     out: pathlib.Path, prepared: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes
-) -> str:
-    """Returns how held-out rows are evaluated.
+) -> bool:
+    """Returns whether held-out rows are evaluated with noise.
 
     Args:
       out: Folder of all results.
@@ -244,35 +236,50 @@ def _evaluation(
       flags: The flags of the command.
       sizes: Sizes, and the privacy of the metrics.
     """
-    from pipelines.core.users.bounded import Bounded  # after --help
-    from trainer.releases.price import least_rows
+    from accounting.core.pld.gaussian import gaussian_noise  # after --help
+    from pipelines.tables.schema.column_kinds import REGRESSION
+    from trainer.model.metrics import OTHER
+    from trainer.releases.price import kept_rows, least_rows
 
     words = shlex.split(flags["train"])
     if any(word.partition("=")[0] == "--eval" for word in words):
-        return _NONE
-    dataset = json.loads((prepared / _PREPARED).read_bytes())["dataset"]
-    num_classes = dataset["label"]["num_classes"]
-    if Bounded.of(dataset) is not None or num_classes is None:
-        return _OPEN
-    least = least_rows(num_classes, sizes.epsilon, sizes.delta)
-    found = _num_rows(prepared, "test")
+        return False
+    schema = _schema(out)
+    task = OTHER if schema.label.task == REGRESSION else schema.label.task
+    rows = kept_rows(task, schema.label.num_classes, most=sizes.most)
+    least = least_rows(rows, gaussian_noise(sizes.epsilon, sizes.delta))
+    found = _held_out_rows(prepared, "test", schema, sizes)
     if found >= least:
-        return _PRIVATE
+        return True
     click.echo(
         f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
         "noise leaves something. For unprotected metrics of them add "
         f"--train '--eval {out}/data/test'.",
         err=True,
     )
-    return _NONE
+    return False
 
 
 def _columns(out: pathlib.Path) -> int:
-    """Returns the number of columns that get a range; 0 if the unit is a user."""
+    """Returns the number of columns that get a range."""
     from trainer.releases.table_statistics import without_range  # after --help
 
-    schema = _schema(out)
-    return 0 if schema.user else len(without_range(schema))
+    return len(without_range(_schema(out)))
+
+
+def _held_out_rows(folder: pathlib.Path, part: str, schema: Any, sizes: _Sizes) -> int:
+    """Returns how many rows a held-out part has, or might have if users are bounded.
+
+    Args:
+      folder: Folder of the prepared table.
+      part: Name of the part.
+      schema: Schema of the table.
+      sizes: Sizes, with the bound on users.
+    """
+    if sizes.most is None or schema.split.by == "time":
+        return _num_rows(folder, part)
+    shares = dict(zip(("train", "val", "test"), schema.split.shares, strict=True))
+    return int(sizes.num_rows * shares[part] // max(1, shares["train"]))
 
 
 def _schema(out: pathlib.Path) -> Any:
@@ -291,9 +298,13 @@ def _num_rows(folder: pathlib.Path, part: str) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """Sizes that follow from the number of training rows, and flags of them."""
+    """Sizes that follow from the number of training rows, and flags of them.
+
+    ``num_rows`` is the public bound on them where users have ``most`` rows at most.
+    """
 
     num_rows: int
+    most: int | None
     epsilon: float
     delta: float
     sampling: tuple[str, ...]
@@ -311,6 +322,7 @@ class _Sizes:
         batch, epochs = sizes(num_rows)
         return cls(
             num_rows=num_rows,
+            most=flags["max_examples_per_user"],
             epsilon=flags["epsilon"],
             delta=flags["delta"] or default_delta(num_rows),
             sampling=(

@@ -104,8 +104,57 @@ def test_metrics_that_no_epsilon_covers_are_noted(
         "epsilon": 3.0, "accept_epsilon": None, "look_at_rows": 9,
         "train": "--eval=out/data/test --hidden 8",
     }  # fmt: skip
-    fit_stages._note(pathlib.Path("out"), flags, table, 1e-5, fit_stages._NONE)
+    fit_stages._note(pathlib.Path("out"), flags, table, 1e-5)
     assert table.fits()[0].uncovered == ("exact metrics", "9 rows that were looked at")
+
+
+def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
+    tmp_path: pathlib.Path,
+) -> None:
+    lines = ["who,minutes,cost"]
+    lines += [f"u{n // 3},{n % 60},{(n * 7 + n % 60) % 99}" for n in range(15_000)]
+    (tmp_path / "rides.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "rides.toml").write_text(
+        'version = 1\n[columns.who]\nkind = "user"\n[columns.minutes]\n'
+        'kind = "numeric"\n[columns.cost]\nkind = "label"\ntask = "regression"\n'
+        "range = [0, 99]\n"
+    )
+    command = [
+        sys.executable, "-m", "dpsgd", "fit", "rides.csv", "--schema=rides.toml",
+        "--max-examples-per-user=2", "--num-examples=9000", "--epsilon=9",
+        "--delta=1e-4", "--batch-size=256", "--epochs=1", "--train=--hidden 2",
+        "--json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["together"].startswith("Model, metrics and ranges together are (9.0")
+    assert "private for one user, whose rows are in one part" in found["together"]
+    assert set(found["metrics"]["intervals"]) == {
+        "mean_squared_error", "mean_absolute_error"
+    }  # fmt: skip
+    assert "mean_squared_error" in found["metrics"]["guessing"]
+    assert "for one user" in found["metrics"]["evaluation"]["claim"]
+    assert "by dpsgd statistics" in (tmp_path / "rides-fit/ranges.toml").read_text()
+    table = released.Table.of(str(tmp_path / "rides.csv"))
+    assert [fit.uncovered for fit in table.fits()] == [()]
+
+
+def test_a_split_that_cuts_users_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rides.csv").write_text("who,cost\nu1,1\n")
+    schema = (
+        'version = 1\n[split]\nby = "hash"\ncolumn = "cost"\ncut_users = true\n'
+        '[columns.who]\nkind = "user"\n[columns.cost]\nkind = "label"\n'
+        'task = "binary"\n'
+    )
+    (tmp_path / "rides.toml").write_text(schema)
+    said = refusal("rides.csv", "--schema=rides.toml", "--epsilon=3")
+    assert "a split that keeps users whole" in said
 
 
 def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
@@ -149,6 +198,7 @@ def stage(
 ) -> fit_stages.Stage:
     monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: num_rows)
     flags = {"epsilon": 3.0, "delta": 1e-5, "batch_size": None, "epochs": None}
+    flags["max_examples_per_user"] = None
     sizes = fit_stages._Sizes.of(
         pathlib.Path("data"), {**flags, "allow_large_delta": False}
     )

@@ -15,7 +15,9 @@ Formal guarantees:
     public; whether a column's logarithm is taken, on released counts.
   - the privacy unit is a row or, of rows that `dpsgd bound` kept, a user, by whose
     rows sums move at most k times as far.  The number of rows is then released with
-    noise, and shown nowhere else.  Users who are not bounded are refused.
+    noise, and shown nowhere else; where noise hides it nothing is found, and OUT is
+    written all the same, since epsilon is spent.  Users who are not bounded are
+    refused.
   - with a budget they are charged before OUT is written, once for a part of its table.
   - *not* covered: an error for a file that cannot be read, after which nothing is
     released; other statistics of the same rows, whose epsilon adds.
@@ -127,15 +129,18 @@ class Price:
         return math.ceil(max(found))
 
 
-def least_rows(schema: Schema, epsilon: float, delta: float) -> int:
+def least_rows(
+    schema: Schema, epsilon: float, delta: float, most: int | None = None
+) -> int:
     """Returns the number of rows, without texts, from which on ranges are found.
 
     Args:
       schema: How they were prepared.
-      epsilon: For one of these rows, above 0.
+      epsilon: For one of these rows, or users, above 0.
       delta: In (0, 1).
+      most: Largest number of rows of one user; None if the unit is a row.
     """
-    counted = Counted.of(schema)
+    counted = Counted.of(schema, most=most)
     return Price(counted=counted, epsilon=epsilon, delta=delta).least_rows
 
 
@@ -326,40 +331,48 @@ def statistics_checked(
     num_rows: float = dataset.num_examples
     if ROWS in released:
         num_rows = max(1.0, float(released[ROWS].values[0]))
-        _check_rows(price, num_rows)
+    is_hidden = num_rows < price.least_rows  # of users alone: others were refused
     ranges = {
         name: _range(price, released, output, num_rows)
         for output, name in price.counted.ranges.items()
+        if not is_hidden
     }
     vocabularies = {
         name: _vocabulary(price, counting, output, num_rows)
         for output, name in price.counted.texts.items()
+        if not is_hidden
     }
     counting.stop()
     if request.budget is not None:
         out = str(request.out)
         budgets.charge_statistics(request.budget, part=request.part, file=out)
     _write(request, ranges, vocabularies)
+    if is_hidden:
+        released = {}
     return {
         "claim": request.claim,
         "epsilon": price.epsilon,
         "delta": price.delta,
         "noise_multiplier": price.noise_multiplier,
         "num_rows": num_rows,
+        "least_rows": price.least_rows,
         "beyond": _beyond(price, num_rows),
         "stddev_of_beyond": price.beyond / _SIDES / num_rows,
         "columns": ranges,
         "vocabularies": vocabularies,
         "threshold": price.threshold,
-        "missing": dict(
-            zip(
-                price.counted.missing.values(),
-                _shares(released.get(MISSING), num_rows),
-                strict=True,
-            )
-        ),
+        "missing": _missing(price, released, num_rows),
         "classes": _shares(released.get(LABEL), num_rows),
     }
+
+
+def _missing(
+    price: Price, released: dict[str, NoisySum], num_rows: float
+) -> dict[str, dict[str, float]]:
+    if MISSING not in released:
+        return {}
+    shares = _shares(released[MISSING], num_rows)
+    return dict(zip(price.counted.missing.values(), shares, strict=True))
 
 
 def _beyond(price: Price, num_rows: float) -> float:

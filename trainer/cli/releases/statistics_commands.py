@@ -61,7 +61,7 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
     from trainer.releases import table_statistics  # after --help: pyarrow
 
     request = table_statistics.check(**flags)
-    with Terminal("counting", unit="row") as reporter:
+    with Terminal("counting", unit="cell") as reporter:
         found = table_statistics.statistics_checked(request, reporter)
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -72,6 +72,12 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
 
 
 def _text(found: dict[str, Any]) -> str:
+    if found["num_rows"] < found["least_rows"]:
+        return (
+            f"About {found['num_rows']:.0f} rows are fewer than the "
+            f"{found['least_rows']} of which noise leaves something: nothing was "
+            "found. Epsilon is spent."
+        )
     width = max(map(len, [*found["columns"], *found["missing"], "column"]))
     lines = [f"{'column':<{width}}{'low':>12}{'high':>12}{'log':>6}{'missing':>10}"]
     for name, each in found["columns"].items():
