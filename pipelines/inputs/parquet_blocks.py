@@ -24,7 +24,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import DTYPES, Column
-from pipelines.core.users.bounded import Bounded
+from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
@@ -207,7 +207,7 @@ def numeric_columns(schema: pa.Schema) -> tuple[Column, ...]:
     Raises:
       InputError: batches cannot hold one of the columns.
     """
-    found = [_column(field) for field in schema]
+    found = [column_of(field) for field in schema]
     unusable = [f for f, column in zip(schema, found, strict=True) if column is None]
     if unusable:
         raise InputError(not_numbers(unusable))
@@ -223,7 +223,7 @@ _DTYPES = {
 }
 
 
-def _column(field: pa.Field) -> Column | None:
+def column_of(field: pa.Field) -> Column | None:
     """Returns the column of batches for a field; None if batches cannot hold it."""
     kind, shape = field.type, []
     while pa.types.is_fixed_size_list(kind):
@@ -256,6 +256,11 @@ def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
             "JSON object."
         )
     return value
+
+
+def without_note(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a description without the note about bounded users."""
+    return {name: value for name, value in description.items() if name != BOUNDED}
 
 
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
@@ -418,12 +423,21 @@ def _check_bounded(dataset: Dataset, pattern: str) -> None:
         )
 
 
-def _values(array: pa.Array, column: Column) -> np.ndarray:
-    """Returns the NumPy array of shape (rows, *column.shape) of an Arrow array."""
+def values_of(array: pa.Array, column: Column, place: str = "") -> np.ndarray:
+    """Returns the array of shape (rows, *column.shape) of an Arrow array.  Sensitive.
+
+    Args:
+      array: Rows of a column.
+      column: The column.
+      place: Where the rows are from, for messages.
+
+    Raises:
+      InputError: there are nulls.
+    """
     num_rows = len(array)
     while True:
         if array.null_count:
-            raise InputError(with_nulls([column.name], ""))
+            raise InputError(with_nulls([column.name], place))
         if not pa.types.is_fixed_size_list(array.type):
             break
         array = array.flatten()
@@ -453,7 +467,7 @@ def table_columns(
             if chunks.num_chunks == 1
             else pa.concat_arrays(chunks.chunks or [pa.array([], chunks.type)])
         )
-        arrays[column.name] = _values(array, column)
+        arrays[column.name] = values_of(array, column)
     return arrays
 
 

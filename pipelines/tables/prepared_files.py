@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -39,7 +38,7 @@ from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import flush_to_disk, write_atomically
-from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, PREPARED_NAME
+from pipelines.inputs.parquet_blocks import PREPARED_NAME, description_of, without_note
 
 RECORD_NAME = PREPARED_NAME
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
@@ -132,16 +131,12 @@ def write_record(
       files: Path below ``folder`` -> record of every file.
     """
     record = {
-        "dataset": _description(schema),
+        "dataset": description_of(schema, RECORD_NAME),
         "settings": dict(settings),
         "files": {name: dataclasses.asdict(each) for name, each in files.items()},
     }
     fields = {**header(**_HEADER), **record, "fingerprint": fingerprint(record)}
     write_atomically(folder / RECORD_NAME, pretty_json(fields), mode=0o600)
-
-
-def _description(schema: pa.Schema) -> Any:
-    return json.loads((schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}"))
 
 
 # --- Verification -------------------------------------------------------------------
@@ -251,16 +246,9 @@ def _check_file(
         return
     if footer.num_rows != record.num_rows:
         yield f"Expected {name} to hold as many rows as the record says."
-    found = _description(footer.schema.to_arrow_schema())
-    if _without_note(found) != _without_note(dataset):
+    found = description_of(footer.schema.to_arrow_schema(), name)
+    if without_note(found) != without_note(dataset):
         yield f"Expected {name} to be of the schema that the record says."
-
-
-def _without_note(description: Any) -> Any:
-    """Returns a description without the note about users."""
-    if not isinstance(description, dict):
-        return description
-    return {name: value for name, value in description.items() if name != BOUNDED}
 
 
 def file_record(path: pathlib.Path) -> FileRecord:

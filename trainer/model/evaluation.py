@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,9 +30,15 @@ import pyarrow.parquet as pq
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import BOUNDED, Bounded
+from pipelines.core.users.bounded import Bounded
 from pipelines.inputs.input_files import find_files
-from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, footer_digest
+from pipelines.inputs.parquet_blocks import (
+    column_of,
+    description_of,
+    footer_digest,
+    values_of,
+    without_note,
+)
 from trainer.model.metrics import Metric, Metrics, Scores, guessing, joined
 from trainer.model.user_code import withhold_values
 
@@ -151,7 +156,7 @@ class HeldOut:
                 for rows in file.iter_batches(num_rows, columns=names):
                     yield (
                         {
-                            c.name: _values(rows[c.name], c, self.option)
+                            c.name: values_of(rows[c.name], c, self.option)
                             for c in columns
                         },
                         rows,
@@ -345,19 +350,14 @@ def _check_file(
         )
     for column in columns:
         _check_column(path, schema, column)
+    found = description_of(schema, str(path))
     # Users of training and of held-out examples are bounded each by themselves.
-    if _not_bounded(_description(schema)) != _not_bounded(description):
+    if without_note(found) != without_note(description):
         raise InputError(
             f"Expected {path} to be prepared as the examples of the batches were; its "
             "description differs. Use the test split of the same `dpsgd prepare`."
         )
     return num_rows
-
-
-def _not_bounded(description: Any) -> Any:
-    if not isinstance(description, Mapping):
-        return description
-    return {k: v for k, v in description.items() if k != BOUNDED}
 
 
 def bounded_users(files: _Files, option: str) -> Bounded | None:
@@ -370,7 +370,9 @@ def bounded_users(files: _Files, option: str) -> Bounded | None:
     Raises:
       InputError: in another way in another file.
     """
-    found = [Bounded.of(_description(_file_schema(path))) for path, _ in files]
+    found = [
+        Bounded.of(description_of(_file_schema(path), str(path))) for path, _ in files
+    ]
     if any(each != found[0] for each in found):
         raise InputError(
             f"Expected all files of {option} to bound users in one way. Give the "
@@ -423,38 +425,10 @@ def _one_line_errors(path: pathlib.Path) -> Iterator[None]:
         ) from None
 
 
-def _description(schema: pa.Schema) -> Any:
-    try:
-        return json.loads((schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}"))
-    except ValueError:
-        return None
-
-
 def _check_column(path: pathlib.Path, schema: pa.Schema, column: Column) -> None:
-    found = schema.field(column.name).type
-    kind, shape = found, []
-    while pa.types.is_fixed_size_list(kind):
-        shape.append(kind.list_size)
-        kind = kind.value_type
-    wanted = pa.from_numpy_dtype(np.dtype(column.dtype))
-    boolean = pa.types.is_boolean(kind) and column.dtype == "uint8"
-    if tuple(shape) != column.shape or not (kind == wanted or boolean):
+    found = schema.field(column.name)
+    if column_of(found) != column:
         raise InputError(
             f"Expected column {column.name} of {path} to be {column.dtype} of shape "
-            f"{column.shape}, as in the batches; it is {found}."
+            f"{column.shape}, as in the batches; it is {found.type}."
         )
-
-
-def _values(array: pa.Array, column: Column, option: str) -> np.ndarray:
-    num_rows = len(array)
-    while pa.types.is_fixed_size_list(array.type) and not array.null_count:
-        array = array.flatten()
-    if array.null_count:
-        raise InputError(
-            f"Expected column {column.name} of {option} to hold no nulls. Give a table "
-            "of the same `dpsgd prepare` as the training examples."
-        )
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    values = array.to_numpy(zero_copy_only=False)
-    return values.reshape((num_rows, *column.shape))

@@ -73,7 +73,7 @@ def test_special_values_and_shapes_survive() -> None:
     )
     from pipelines.inputs import parquet_blocks
 
-    columns = tuple(parquet_blocks._column(field) for field in table.schema)
+    columns = tuple(parquet_blocks.column_of(field) for field in table.schema)
     for sliced in (table, pa.concat_tables([table.slice(0, 1), table.slice(1)])):
         rows = table_columns(sliced, columns)
         assert rows["x"].tobytes() == np.array([np.nan, -0.0, np.inf]).tobytes()
