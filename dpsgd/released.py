@@ -12,7 +12,8 @@ Formal guarantees:
     results (Rogers et al. 2016, arXiv:1605.08294), for fits with one privacy unit.
   - *not* covered: a note that was deleted, edited or rolled back; a table that was
     copied, moved without its note, packed or edited; a folder in which nothing can be
-    written, as is said then; all that is not `dpsgd fit`.
+    written, as is said then; a stage whose result was removed from OUT and made again;
+    all that is not `dpsgd fit`.
 
 Public: what fits spent, and their folders.  Sensitive: the file, as the digests of
 `source_table` are.

@@ -77,7 +77,14 @@ from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
-from trainer.run import budget, preflight, privacy, stored_run, traced_origin
+from trainer.run import (
+    budget,
+    preflight,
+    privacy,
+    reservation,
+    stored_run,
+    traced_origin,
+)
 from trainer.run.preflight import Checked, Request
 from trainer.run.stored_run import StoredRun, StoreError
 from trainer.settings.method_settings import NON_PRIVATE
@@ -430,7 +437,7 @@ class _Training:
                 batches_id=self._checked.manifest.batches_id,
                 folder=self._request.run,
                 begins=self._done == 0,
-                uncovered=budget.uncovered(self._request, self._checked.manifest),
+                uncovered=reservation.uncovered(self._request, self._checked.manifest),
             )
 
     def _check_same_weights(self) -> None:

@@ -29,7 +29,7 @@ from trainer.model.metrics import OTHER
 from trainer.releases.estimates import Count
 from trainer.releases.held_out_numbers import CAP, HeldOutNumbers
 from trainer.releases.held_out_sums import HeldOutRows, KeptRows, default_cap
-from trainer.run.budget import Budget
+from trainer.run.reservation import Budget
 
 #: Largest standard deviation of the noise of an accuracy, or of a squared error as a
 #: share of the largest variance.

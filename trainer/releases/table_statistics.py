@@ -56,7 +56,7 @@ from trainer.releases.value_counts import Quantiles, noise_of_rank
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
-from trainer.run.budget import Budget
+from trainer.run.reservation import Budget
 
 #: Share of the values beyond each end of a range, if noise allows, and at most.
 _BEYOND, _MOST_BEYOND = 0.01, 0.1

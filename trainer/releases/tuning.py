@@ -15,6 +15,8 @@ Formal guarantees:
   - if no row is scored and trained on, model and score together have the larger
     epsilon.
   - what is published is the winner and its score.  `tuning_runs` keeps the rest secret.
+  - with a budget it is charged before its first run begins, once also if it is stopped
+    and goes on.
   - *not* covered: how long it took; rows in --score that were trained on under another
     file name.
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,13 +46,15 @@ from accounting.planning.tuning import BEST, Tuning
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.json_files import read_json
 from pipelines.files.locks import LOCK_NAME
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
+from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.tables.schema.column_kinds import REGRESSION
 from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.model.evaluation import bounded_users, check_files
 from trainer.model.metrics import BINARY, CLASSES, OTHER, SQUARED_ERROR
 from trainer.releases.price import Price, kept_rows, least_rows
+from trainer.run import budget as budgets
 from trainer.run import privacy
 from trainer.run.preflight import check_files_of, with_loss
 from trainer.settings.method_settings import NON_PRIVATE
@@ -84,6 +89,9 @@ class TuneRequest:
       score: One of ``SCORES`` but ``AUTO``.
       price: Of the scores.
       described: The fields of ``NAME`` before there is a winner.
+      budget: Budget in which it is charged; None for none.
+      part: Part of the budget's table that scores; empty without a budget.
+      uncovered: What no epsilon covers of it, in words.
     """
 
     source: str
@@ -96,6 +104,9 @@ class TuneRequest:
     score: str
     price: Price
     described: dict[str, Any]
+    budget: pathlib.Path | None = None
+    part: str = ""
+    uncovered: tuple[str, ...] = ()
 
 
 def check(
@@ -108,6 +119,7 @@ def check(
     num_runs: int,
     epsilon_of_score: float | None = None,
     score: str = AUTO,
+    budget: pathlib.Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> TuneRequest:
     """Returns the checked request, with its price.
@@ -124,6 +136,8 @@ def check(
         model, which it is if None.
       score: One of ``SCORES``; auto is AUC, accuracy of more than two classes, or the
         squared error of a number.
+      budget: File of a budget with the target epsilon and delta, in which the search
+        has the place of all runs; None for none.
       say: Gets a line for each step of the search for the noise.
 
     Raises:
@@ -157,15 +171,50 @@ def check(
         num_runs=num_runs,
         score=score,
         epsilon_of_score=epsilon_of_score or settings[0].target_epsilon,
+        **({} if budget is None else {"budget": str(budget)}),
     )  # fmt: skip
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
+    if budget is not None:
+        _check_budget(budget, dataset, scored, out, settings[0])
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], of_runs.delta)
     _check_noise(alone, task, dataset, num_rows, scored)
     described = _begun(out, asked) or _priced(of_runs, asked, say)
     found = _request(described, settings, source, scored, out, batches)
     _check_noise(found.price.noise_multiplier, task, dataset, num_rows, scored)
-    return found
+    if budget is None:
+        return found
+    return dataclasses.replace(
+        found,
+        budget=budget,
+        part=table_of(list_row_groups(os.fspath(scored))).part,
+        uncovered=privacy.looked_at(dataset.description),
+    )
+
+
+def _check_budget(
+    path: pathlib.Path,
+    dataset: Dataset,
+    scored: pathlib.Path,
+    out: pathlib.Path,
+    settings: TrainSettings,
+) -> None:
+    """Refuses a search without a place in the budget.
+
+    Raises:
+      InputError: other rows, epsilon or delta, or the place is taken.
+    """
+    found, of_score = budgets.read(path), table_of(list_row_groups(os.fspath(scored)))
+    found.check_runs_of(table_of(dataset))
+    found.check_other_part(of_score, option="--score")
+    asked = settings.target_epsilon, settings.target_delta
+    if asked != (found.epsilon, found.delta) or found.unit:
+        raise InputError(
+            "Expected a search of rows with epsilon and delta of the budget, "
+            f"{found.epsilon:g} and {found.delta!r}. Omit --epsilon and --delta."
+        )
+    if not (out / NAME).exists():  # else it may be this very search
+        found.searched("", of_score.part, str(out))
 
 
 def _request(

@@ -47,6 +47,7 @@ from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
 from trainer.releases.tuning import NAME, TuneRequest, check
 from trainer.report.progress import Reporter, Silent
+from trainer.run import budget as budgets
 from trainer.run.preflight import is_finished
 from trainer.settings.request import Request
 
@@ -134,6 +135,15 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
         path = private / _STATE
         state = _read(path) if path.exists() else _State.drawn(request)
         _write(path, state)
+        if request.budget is not None:
+            budgets.charge_search(
+                request.budget,
+                search_id=state.runs[0][0],
+                part=request.part,
+                folder=request.out,
+                begins=state.done == 0,
+                uncovered=request.uncovered,
+            )
         reporter.say("searching; how many runs there are is secret")
         while state.done < len(state.runs):
             _forget(private, state)
@@ -220,6 +230,14 @@ def _published(request: TuneRequest, state: _State) -> dict[str, Any]:
     for name in (_BATCHES, _RUN):
         if (private / token / name).exists():
             os.rename(private / token / name, request.out / name)
+    if request.budget is not None:
+        run = request.out / _RUN
+        budgets.charge_winner(
+            request.budget,
+            run_id=run_record.read_or_create_run_id(run),
+            batches_id=read_manifest(request.out / _BATCHES).batches_id,
+            folder=run,
+        )
     winner = {
         "candidate": candidate,
         "settings": request.described["asked"]["candidates"][candidate],

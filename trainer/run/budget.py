@@ -1,495 +1,43 @@
-"""A budget for all that is released of one table, reserved before the first of it.
+"""The file of a budget: read, made once, and changed by one process at a time.
 
-    FILE         table, plan, noise and epsilon of the runs, and which were charged
+    FILE         table, plan, noise and epsilon of the runs, and what was charged
     FILE.lock    there while a process changes it
 
 FILE names the table by digests of the files that it was read from, against which
 guesses of rows could be checked: its owner alone may read it.
 
-A slot is what may be released of one part of the table:
-
-    runs           of one plan, all of which are shown; of the part that trains
-    evaluations    metrics of each of these runs, of a part that trains nothing
-    statistics     by `dpsgd statistics`, once, of a part that does neither
-
 Formal guarantees:
-  - epsilon is that of everything in the slots, whether it is made or not and whatever
-    is chosen from earlier results.  A row is in one part, and what is computed from
-    others is the same with and without it, or a function of what was released; so that
-    it is the largest epsilon of a part.
-  - that of the runs: plan and noise of all are fixed before the first, so they are one
-    run of as many times its steps.  That of the evaluations: they are one Gaussian
-    release.
+  - those of `reservation`.
   - a run is charged before its first noise is drawn, and once, also if it is killed and
-    resumed.
-  - a run of another plan, unit, noise, delta or mechanism is refused, and one that is
-    more than were reserved; of two processes, one gets the last place.
-  - no two runs share batches, which would be sampled once and not twice.
+    resumed; so is a search.  Metrics and statistics are charged before they are on
+    disk.
+  - of two processes, one gets the last place.
   - a run that was charged goes on only with the file that says so, and one that began
     without a budget has no place in it: files that were rolled back, or copied before,
-    are noticed where a run goes on.
-  - each run's metrics of held-out rows are released once, by `dpsgd evaluate`, and no
-    part gives both metrics and statistics, or statistics twice.
-  - rows of another table are refused, or of the same one divided into other parts.
-    Preparing a table again does not make another one of it: see `source_table`.
-  - what no epsilon covers is refused, or named in the claim from then on: rows that
-    were looked at for the schema, and metrics of `dpsgd train --eval`.
+    are noticed where a run goes on, or a search after its first run.
   - a second budget in one folder, for a table with a source file in common, is refused.
   - *not* covered: runs and everything else that was not given this file.  Budgets in
     two folders do not know each other.
 
-Public: what `Budget.to_text` and `Budget.said` tell.  Sensitive: the file.
-
-References:
-  Why later runs cannot be added by composing what was spent: privacy filters are not
-  valid for privacy profiles, arXiv:2602.06756.
+Sensitive: the file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
 import json
-import math
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from accounting.core.intervals import upper_text
-from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
-from accounting.core.plan import PERSISTENT_SHUFFLE, DpSgdPlan
-from accounting.core.statement import EARLIER_RUNS, PrivacyStatement
-from accounting.core.validation import InputError, check_float, check_int
-from accounting.core.versioned_json import header, read_fields
-from pipelines.core.batches.manifest import Manifest
+from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import locked_beside
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.source_table import SourceTable
-from trainer.run import privacy
-from trainer.settings.method_settings import NON_PRIVATE
-from trainer.settings.request import Request
-from trainer.settings.train_settings import TrainSettings
+from trainer.run.reservation import HEADER, Budget
 
-_HEADER: Any = {"format_name": "dpsgd-budget", "version": 3}
-MOST_RUNS = 1_000
 #: Larger files are no budgets.
 _MOST_BYTES = 1 << 24
-_OTHERS = "    - runs, searches and anything else without this budget"
-
-
-#: Names of slots.
-RUNS, EVALUATIONS, STATISTICS = "runs", "evaluations", "statistics"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Charge:
-    """A run that was given a place.
-
-    Attributes:
-      run: Digest of the run's random id.
-      batches_id: ``Manifest.batches_id`` of its batches.
-      folder: Folder of the run, as it was named.
-      evaluated_on: Part of the table of which its metrics were released; else empty.
-    """
-
-    run: str
-    batches_id: str
-    folder: str
-    evaluated_on: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """What may be released of one part of the table.
-
-    Attributes:
-      kind: ``RUNS``, ``EVALUATIONS`` or ``STATISTICS``.
-      part: Part of the table, in words.
-      count: How often it may be used.
-      used: By what it was.
-      epsilon: Upper bound for all uses together.
-      noise_multiplier: Of each use; None if it follows from what is asked.
-    """
-
-    kind: str
-    part: str
-    count: int
-    used: tuple[str, ...]
-    epsilon: float
-    noise_multiplier: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Budget:
-    """Runs of one plan with one noise, and what other parts of the table release.
-
-    Attributes:
-      table: Of the rows of every run.
-      plan: Of every run.
-      unit: Privacy unit and relation, as arguments of ``privacy.plan_statement``.
-      num_runs: Reserved runs.
-      epsilon: Target for all together.
-      delta: Of all together.
-      noise_multiplier: Of every run.
-      charges: Runs that were charged, in order.
-      statistics: Parts that gave statistics -> file of these.
-      uncovered: What no epsilon covers, in words.
-    """
-
-    table: SourceTable
-    plan: DpSgdPlan
-    unit: dict[str, Any]
-    num_runs: int
-    epsilon: float
-    delta: float
-    noise_multiplier: float
-    charges: tuple[Charge, ...] = ()
-    statistics: dict[str, str] = dataclasses.field(default_factory=dict)
-    uncovered: tuple[str, ...] = ()
-
-    @classmethod
-    def reserve(
-        cls,
-        manifest: Manifest,
-        table: SourceTable,
-        *,
-        num_runs: int,
-        epsilon: float,
-        delta: float,
-    ) -> Budget:
-        """Returns a budget whose runs together are (epsilon, delta)-private.
-
-        Args:
-          manifest: Manifest of the batches of one of the runs.
-          table: Table that these are from.
-          num_runs: Number of runs, at least 1.
-          epsilon: Target for all together, above 0.
-          delta: In (0, 1).
-
-        Raises:
-          InputError: a value out of range, or a target that no noise meets.
-        """
-        check_int("runs", num_runs, at_least=1, at_most=MOST_RUNS)
-        check_float("epsilon", epsilon, above=0.0)
-        if not table.sources:
-            raise InputError(
-                "Expected batches that know the files of their table; these were made "
-                "by an earlier release, or of rows whose _prepared.json you may not "
-                "read. Make them again, by `dpsgd prepare` and `dpsgd batches`."
-            )
-        plan, unit = manifest.plan, privacy.unit_of(manifest.dataset, manifest.plan)
-        found = privacy.noise_multiplier(
-            _together(plan, num_runs),
-            epsilon=epsilon,
-            delta=delta,
-            description=manifest.dataset,
-        )
-        return cls(
-            table=table,
-            plan=plan,
-            unit=unit,
-            num_runs=num_runs,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=found,
-            uncovered=privacy.looked_at(manifest.dataset),
-        )
-
-    @property
-    def statement(self) -> PrivacyStatement:
-        """The privacy of all runs together, as of one run of all their steps."""
-        return self._statement(_together(self.plan, self.num_runs))
-
-    @property
-    def noise_of_evaluations(self) -> float:
-        """Noise multiplier of each run's metrics of held-out rows.
-
-        As many Gaussian releases are exactly one, with noise divided by the root of
-        their number.
-        """
-        from accounting.core.pld.gaussian import gaussian_noise  # after --help
-
-        return gaussian_noise(self.epsilon, self.delta) * math.sqrt(self.num_runs)
-
-    @property
-    def alone(self) -> PrivacyStatement:
-        """The privacy of one of the runs."""
-        return self._statement(self.plan)
-
-    def _statement(self, plan: DpSgdPlan) -> PrivacyStatement:
-        found: PrivacyStatement = privacy.plan_statement(
-            plan,
-            noise_multiplier=self.noise_multiplier,
-            l2_norm_clip=None,
-            delta=self.delta,
-            allow_large_delta=True,  # decided when the budget was made
-            **self.unit,
-        )
-        return found
-
-    @property
-    def claim(self) -> str:
-        """The claim, with what no epsilon covers."""
-        relation = NAMES[self.unit.get("neighboring_relation", REPLACE_SPECIAL)]
-        epsilon = upper_text(max(each.epsilon for each in self.slots))
-        found = (
-            f"All {self.num_runs} runs, their metrics and statistics together, made or "
-            f"not, are ({epsilon}, {self.delta!r})-differentially private under the "
-            f"{relation} relation for one {'user' if self.unit else 'row'} in any one "
-            "part of the table, an upper bound, whatever is chosen from earlier ones."
-        )
-        for each in self.uncovered:
-            found += f" No epsilon covers {each}."
-        return found
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """What is reserved, and what of it was used."""
-        runs = tuple(each.folder for each in self.charges)
-        evaluated = tuple(
-            f"{each.folder} on {each.evaluated_on}"
-            for each in self.charges
-            if each.evaluated_on
-        )
-        trains, count = self.table.part or "all", self.num_runs
-        epsilon, noise = self.statement.epsilon.guarantee, self.noise_multiplier
-        of_all, of_metrics = self.epsilon, self.noise_of_evaluations
-        counted = tuple(f"{path} of {part}" for part, path in self.statistics.items())
-        return (
-            Slot(RUNS, trains, count, runs, epsilon, noise),
-            Slot(EVALUATIONS, "held out", count, evaluated, of_all, of_metrics),
-            Slot(STATISTICS, "any other", 1, counted, of_all, None),
-        )
-
-    def check(
-        self, settings: TrainSettings, manifest: Manifest, table: SourceTable
-    ) -> None:
-        """Refuses a run that has no place in the budget.
-
-        Args:
-          settings: Settings of the run.
-          manifest: Manifest of its batches.
-          table: Table that these are from.
-
-        Raises:
-          InputError: another table, plan, unit, noise, delta or mechanism.
-        """
-        if not self.table.is_same(table):
-            raise InputError(
-                "Expected batches of the table of the budget, divided into the same "
-                "parts; theirs was read from other files, or divided otherwise. "
-                "Prepare it from the same files with the same split, or omit --budget."
-            )
-        if settings.non_private_diagnostics:
-            raise InputError(
-                "Expected no --non-private-diagnostics beside --budget: no epsilon "
-                "covers them. Omit one."
-            )
-        if settings.method == NON_PRIVATE or privacy.theorem_of_settings(settings):
-            raise InputError(
-                f"Expected method={settings.method!r} beside --budget to be one with "
-                "the noise and the theorem of DP-SGD. Omit --budget, or the method."
-            )
-        unit = privacy.unit_of(manifest.dataset, manifest.plan)
-        for name, found, wanted in (
-            ("noise_multiplier", settings.noise_multiplier, self.noise_multiplier),
-            ("delta", settings.target_delta, self.delta),
-            ("plan", manifest.plan.to_json(), self.plan.to_json()),
-            ("privacy unit", unit, self.unit),
-        ):
-            if found != wanted:
-                raise InputError(
-                    f"Expected the {name} of the run, {found}, to be that of its "
-                    f"budget, {wanted}. Make batches with the same flags as the first "
-                    "ones, or omit --budget."
-                )
-
-    def check_other_part(self, table: SourceTable) -> None:
-        """Refuses rows that train, or are not of the budget's table.
-
-        Args:
-          table: Table of the rows.
-
-        Raises:
-          InputError: they do, or are not.
-        """
-        if not self.table.is_held_out(table):
-            raise InputError(
-                "Expected --input of a part of the budget's table that trains nothing; "
-                "these rows are of another table, of another division into parts, or "
-                f"of the part {self.table.part} itself. Give another part of the same "
-                "preparation, or omit --budget."
-            )
-
-    def charged(
-        self,
-        run_id: str,
-        batches_id: str,
-        folder: str,
-        uncovered: Sequence[str] = (),
-    ) -> Budget:
-        """Returns the budget with a run, which may be in it already.
-
-        Args:
-          run_id: Random id of the run.  Sensitive; its digest is kept.
-          batches_id: ``Manifest.batches_id`` of its batches.
-          folder: Folder of the run.
-          uncovered: What no epsilon covers of it, in words.
-
-        Raises:
-          InputError: all places are taken, or other runs have these batches.
-        """
-        charge = Charge(run=_digest(run_id), batches_id=batches_id, folder=folder)
-        every = tuple(dict.fromkeys((*self.uncovered, *uncovered)))
-        marked = dataclasses.replace(self, uncovered=every)
-        if charge.run in {each.run for each in self.charges}:
-            return marked
-        for each in self.charges:
-            if each.batches_id == batches_id:
-                raise InputError(
-                    f"Expected batches of its own for each run of a budget; these are "
-                    f"those of {each.folder}. Make others, with another key: `dpsgd "
-                    "batches --out` of a new folder."
-                )
-        if len(self.charges) >= self.num_runs:
-            raise InputError(
-                f"Expected a free place among the {self.num_runs} of the budget; all "
-                "are taken. What is added after results were seen is not covered: its "
-                "epsilon and delta add to those of the budget. Omit --budget, and add "
-                "them."
-            )
-        return dataclasses.replace(marked, charges=(*self.charges, charge))
-
-    def evaluated(self, run_id: str, part: str) -> Budget:
-        """Returns the budget with the metrics of a run released.
-
-        Args:
-          run_id: Random id of the run.  Sensitive.
-          part: Part of the table that they are of.
-
-        Raises:
-          InputError: the run was not charged, or was evaluated before; or the part
-            gave statistics.
-        """
-        if part in self.statistics:
-            raise InputError(
-                f"Expected --input of a part without statistics; {part} gave those in "
-                f"{self.statistics[part]}, and metrics of it would add. Give another "
-                "part."
-            )
-        of_run = _digest(run_id)
-        found = [each for each in self.charges if each.run == of_run]
-        if not found or found[0].evaluated_on:
-            how = "it was evaluated before" if found else "it was trained without it"
-            raise InputError(
-                f"Expected a run of the budget whose metrics were not released; {how}. "
-                "Omit --budget, and add epsilon and delta to those of the budget."
-            )
-        charges = tuple(
-            dataclasses.replace(each, evaluated_on=part) if each.run == of_run else each
-            for each in self.charges
-        )
-        return dataclasses.replace(self, charges=charges)
-
-    def with_statistics(self, part: str, file: str) -> Budget:
-        """Returns the budget with statistics of a part released.
-
-        Args:
-          part: Part of the table.
-          file: Where they are.
-
-        Raises:
-          InputError: they were released before, or metrics of that part were.
-        """
-        known = {each.evaluated_on for each in self.charges} | {*self.statistics}
-        if part in known:
-            raise InputError(
-                f"Expected --input of a part that released nothing; {part} did, and "
-                "statistics of it would add. Give another part, or omit --budget, and "
-                "add epsilon and delta to those of the budget."
-            )
-        statistics = {**self.statistics, part: file}
-        return dataclasses.replace(self, statistics=statistics)
-
-    def to_text(self) -> str:
-        """Returns claim, slots and statement as lines of text."""
-        statement = self.statement.to_text().rstrip("\n").split("\n")[1:]
-        alone = upper_text(self.alone.epsilon.guarantee)
-        head = (
-            f"  {'slot':<12}{'of the part':<12}{'epsilon':>8}{'places':>8}{'used':>6}"
-        )
-        lines = [
-            f"  {each.kind:<12}{each.part:<12}{upper_text(each.epsilon):>8}"
-            f"{each.count:>8}{len(each.used):>6}"
-            for each in self.slots
-        ]
-        used = [f"    - {each.kind}: {one}" for each in self.slots for one in each.used]
-        of_one = f"  one run     epsilon {alone} alone, where nobody sees the others."
-        others = [_OTHERS if EARLIER_RUNS in line else line for line in statement]
-        return "\n".join([self.claim, head, *lines, *used, of_one, *others])
-
-    def said(self) -> dict[str, Any]:
-        """Returns what `to_text` says, as a JSON-serialisable dict."""
-        statement = {**self.statement.to_json(), "claim": self.claim}
-        return {
-            "claim": self.claim,
-            "num_runs": self.num_runs,
-            "noise_multiplier": self.noise_multiplier,
-            "epsilon_of_one": self.alone.epsilon.guarantee,
-            "slots": [dataclasses.asdict(each) for each in self.slots],
-            "uncovered": list(self.uncovered),
-            "statement": statement,
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields of the file."""
-        fields = {**dataclasses.asdict(self), "plan": self.plan.to_json()}
-        fields["table"]["sources"] = list(self.table.sources)
-        return {**header(**_HEADER), **fields}
-
-    @classmethod
-    def from_json(cls, fields: Any) -> Budget:
-        """Returns the budget that ``to_json`` wrote.
-
-        Raises:
-          InputError: no budget, of another version, or changed so that its noise no
-            longer meets its target.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        found = read_fields(fields, names, kind="budget", **_HEADER)
-        try:
-            found["table"] = SourceTable.from_json(found["table"])
-            found["plan"] = DpSgdPlan.from_json(found["plan"])
-            found["charges"] = tuple(Charge(**each) for each in found["charges"])
-            found["uncovered"] = tuple(found["uncovered"])
-            budget = cls(**found)
-            epsilon = budget.statement.epsilon.guarantee
-        except (TypeError, AttributeError):
-            raise InputError("Expected a complete budget. Restore the file.") from None
-        if epsilon > budget.epsilon or len(budget.charges) > budget.num_runs:
-            raise InputError(
-                f"Expected the runs of the budget to be {budget.num_runs} with epsilon "
-                f"{budget.epsilon!r} at most; the file was changed. Restore it."
-            )
-        return budget
-
-
-def _together(plan: DpSgdPlan, count: int) -> DpSgdPlan:
-    """Returns the plan of several runs, one after another."""
-    if plan.sampler == PERSISTENT_SHUFFLE:
-        raise InputError(
-            f"Expected sampler={plan.sampler!r} of a budget to be another one: each "
-            "run has an order of its own, which no plan describes. Use "
-            "truncated-poisson."
-        )
-    steps, epochs = plan.num_steps * count, plan.num_epochs * count
-    return dataclasses.replace(plan, num_steps=steps, num_epochs=epochs)
-
-
-def _digest(run_id: str) -> str:
-    return hashlib.sha256(f"dpsgd budget {run_id}".encode()).hexdigest()[:32]
 
 
 def read(path: pathlib.Path) -> Budget:
@@ -559,7 +107,7 @@ def _is_of_table(path: pathlib.Path, table: SourceTable) -> bool:
         return False
     try:
         fields = json.loads(path.read_bytes())
-        if fields["format"] != _HEADER["format_name"]:
+        if fields["format"] != HEADER["format_name"]:
             return False
         sources = fields["table"]["sources"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -593,13 +141,63 @@ def charge(
         budget = read(path)
         found = budget.charged(run_id, batches_id, str(folder), uncovered)
         if not begins and found.charges != budget.charges:
-            raise InputError(
-                f"Expected {folder} to be charged in {path} before it began; it is "
-                "not: it began without --budget, or the file was rolled back. Restore "
-                "the file, or omit --budget."
-            )
+            raise _rolled_back(path, folder)
         if found != budget:
             _write(path, found)
+
+
+def charge_search(
+    path: pathlib.Path,
+    *,
+    search_id: str,
+    part: str,
+    folder: pathlib.Path,
+    begins: bool,
+    uncovered: Sequence[str] = (),
+) -> None:
+    """Gives a search the place of all runs, before its first noise is drawn.
+
+    Args:
+      path: File of the budget.
+      search_id: Random id of the search.  Sensitive.
+      part: Part of the table by which its runs are scored.
+      folder: Folder of the search.
+      begins: Whether none of its runs was scored.
+      uncovered: What no epsilon covers of it, in words.
+
+    Raises:
+      InputError: as `Budget.searched`, or a search that goes on and was never charged.
+    """
+    with _alone(path):
+        budget = read(path)
+        found = budget.searched(search_id, part, str(folder), uncovered)
+        if not begins and found != budget:
+            raise _rolled_back(path, folder)
+        if found != budget:
+            _write(path, found)
+
+
+def charge_winner(
+    path: pathlib.Path, *, run_id: str, batches_id: str, folder: pathlib.Path
+) -> None:
+    """Names the best run of the search, which may be evaluated once.
+
+    Args:
+      path: File of the budget.
+      run_id: Random id of the run.  Sensitive.
+      batches_id: ``Manifest.batches_id`` of its batches.
+      folder: Folder of the run.
+    """
+    with _alone(path):
+        _write(path, read(path).with_winner(run_id, batches_id, str(folder)))
+
+
+def _rolled_back(path: pathlib.Path, folder: pathlib.Path) -> InputError:
+    return InputError(
+        f"Expected {folder} to be charged in {path} before it began; it is not: it "
+        "began without --budget, or the file was rolled back. Restore the file, or "
+        "omit --budget."
+    )
 
 
 def charge_evaluation(path: pathlib.Path, *, run_id: str, part: str) -> None:
@@ -630,18 +228,6 @@ def charge_statistics(path: pathlib.Path, *, part: str, file: str) -> None:
     """
     with _alone(path):
         _write(path, read(path).with_statistics(part, file))
-
-
-def uncovered(request: Request, manifest: Manifest) -> tuple[str, ...]:
-    """Returns what no epsilon covers of a run, in words.
-
-    Args:
-      request: The run.
-      manifest: Manifest of its batches.
-    """
-    metrics = f"the metrics of {request.run}, by --eval"
-    of_eval = () if request.held_out is None else (metrics,)
-    return (*privacy.looked_at(manifest.dataset), *of_eval)
 
 
 def _write(path: pathlib.Path, budget: Budget) -> None:

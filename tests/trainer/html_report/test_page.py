@@ -22,7 +22,7 @@ from tests.trainer.conftest import DATASET, TABLE
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.html_report import charts, facts, page
 from trainer.run import budget
-from trainer.run.budget import Budget
+from trainer.run.reservation import Budget
 
 
 class Elements(HTMLParser):

@@ -38,8 +38,8 @@ from trainer.releases import evaluate as private
 from trainer.releases.evaluate import evaluate
 from trainer.report.progress import Silent
 from trainer.run import budget
-from trainer.run.budget import Budget
 from trainer.run.preflight import Request
+from trainer.run.reservation import Budget
 from trainer.train import train
 
 DELTA = 1e-5

@@ -30,7 +30,7 @@ from trainer.releases.table_statistics import least_rows, release, statistics
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Silent
 from trainer.run import budget
-from trainer.run.budget import Budget
+from trainer.run.reservation import Budget
 
 if sys.version_info >= (3, 11):
     import tomllib

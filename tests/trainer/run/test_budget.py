@@ -20,7 +20,7 @@ from trainer.cli.commands import account
 from trainer.cli.releases.budget_commands import budget_command
 from trainer.core.step.dp_step import Step
 from trainer.run import budget
-from trainer.run.budget import Budget
+from trainer.run.reservation import Budget
 from trainer.train import train
 
 DELTA = 1e-4
@@ -269,7 +269,7 @@ def test_no_part_gives_both_metrics_and_statistics_or_these_twice(
     for run in "ab":
         found = found.charged(run, run, run)
     counted = found.with_statistics("val", "ranges.toml")
-    with pytest.raises(InputError, match=r"val gave those in ranges\.toml"):
+    with pytest.raises(InputError, match=r"val gave ranges\.toml, and metrics"):
         counted.evaluated("a", "val")
     with pytest.raises(InputError, match="val did"):
         counted.with_statistics("val", "again.toml")
@@ -282,6 +282,60 @@ def test_no_part_gives_both_metrics_and_statistics_or_these_twice(
         "evaluations": ("a on test", "b on test"),
         "statistics": ("ranges.toml of val",),
     }
+
+
+def test_a_search_has_the_place_of_all_runs_and_its_winner_is_evaluated_once(
+    small_batches: Any,
+) -> None:
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
+    )
+    ran = found.charged("a", "a", "run-a")
+    with pytest.raises(InputError, match="it did, in run-a"):
+        ran.searched("s", "val", "tuned")
+    searched = found.searched("s", "val", "tuned", ["what was seen"])
+    assert searched.searched("s", "val", "tuned") == searched  # it goes on
+    with pytest.raises(InputError, match="it did, in tuned"):
+        searched.searched("t", "val", "again")
+    with pytest.raises(InputError, match="tuned is one"):
+        searched.charged("a", "a", "run-a")
+    with pytest.raises(InputError, match="val did"):
+        searched.with_statistics("val", "ranges.toml")
+    counted = found.with_statistics("val", "ranges.toml")
+    with pytest.raises(InputError, match=r"val gave those in ranges\.toml"):
+        counted.searched("s", "val", "tuned")
+    with pytest.raises(InputError, match="it was trained without it"):
+        searched.evaluated("w", "test")  # the winner is not known yet
+    won = searched.with_winner("w", "b", "tuned/run")
+    assert won.with_winner("w", "b", "tuned/run") == won
+    with pytest.raises(InputError, match="gave the scores of the search"):
+        won.evaluated("w", "val")
+    evaluated = won.evaluated("w", "test")
+    with pytest.raises(InputError, match="evaluated before"):
+        evaluated.evaluated("w", "test")
+    used = {each.kind: (each.part, len(each.used)) for each in evaluated.slots}
+    assert used == {
+        "search": ("train", 1), "scores": ("val", 1), "evaluations": ("held out", 1),
+        "statistics": ("any other", 0),
+    }  # fmt: skip
+    assert evaluated.claim.startswith("The search, its metrics and statistics together")
+    assert "(3.0000, 0.0001)" in evaluated.claim
+    assert "No epsilon covers what was seen." in evaluated.claim
+    assert "dpsgd account tuned/run" in evaluated.to_text()
+    fields = json.loads(json.dumps(evaluated.to_json()))
+    assert Budget.from_json(fields) == evaluated
+
+
+def test_a_search_that_goes_on_notices_a_file_that_was_rolled_back(
+    file: pathlib.Path,
+) -> None:
+    asked = {"search_id": "s", "part": "val", "folder": pathlib.Path("tuned")}
+    before = file.read_bytes()
+    budget.charge_search(file, **asked, begins=True)
+    budget.charge_search(file, **asked, begins=False)
+    file.write_bytes(before)
+    with pytest.raises(InputError, match="rolled back"):
+        budget.charge_search(file, **asked, begins=False)
 
 
 @pytest.mark.parametrize(

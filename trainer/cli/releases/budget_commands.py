@@ -49,10 +49,11 @@ def budget_command(file: Path, as_json: bool, **flags: Any) -> None:
     from pipelines.batches.folder import read_checksums, read_manifest
     from pipelines.inputs.source_table import SourceTable
     from trainer.run import budget  # after --help: the accountant
+    from trainer.run.reservation import Budget
 
     manifest = read_manifest(flags["batches"])
     shared_options.warn(flags["delta"], manifest.plan.num_examples)
-    found = budget.Budget.reserve(
+    found = Budget.reserve(
         manifest,
         SourceTable.from_json(read_checksums(flags["batches"]).table),
         num_runs=flags["runs"],

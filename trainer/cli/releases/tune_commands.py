@@ -11,6 +11,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
+from accounting.core.validation import InputError
 from pipelines.cli.console import wrapped
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli.commands import train_request
@@ -54,8 +55,13 @@ _NOT_HERE = (
     help="A candidate of the best tenth is tried as surely as by N runs.  How many are "
     "made is random, secret, and more on average.",
 )
-@shared_options.epsilon("Of the model, for one row of --input.", required=True)
-@shared_options.delta("Of model and score.", required=True)
+@shared_options.epsilon("Of the model, for one row of --input.")
+@shared_options.delta("Of model and score.")
+@click.option(
+    "--budget",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Instead: budget of the table, in which the search has the place of all runs.",
+)
 @click.option(
     "--epsilon-of-score",
     type=float,
@@ -100,8 +106,17 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --learning-rate 0.003,0.01,0.03 --or "--hidden 32"
       dpsgd evaluate tuned/run --batches tuned/batches --input data/test
     """
-    candidates = _candidates(flags, ctx.args)
     from trainer.releases import tuning, tuning_runs  # after --help: pyarrow
+    from trainer.run import budget
+
+    if flags["budget"] is not None:
+        asked = (flags[name] for name in ("budget", "epsilon", "delta"))
+        of_all = budget.read_instead_of(*asked)
+        flags |= {"epsilon": of_all.epsilon, "delta": of_all.delta}
+        flags["allow_large_delta"] = True  # decided when the budget was made
+    if flags["epsilon"] is None or flags["delta"] is None:
+        raise InputError("Expected --epsilon and --delta, or --budget. Give them.")
+    candidates = _candidates(flags, ctx.args)
 
     with Terminal("tuning", unit="run") as reporter:
         request = tuning.check(
@@ -118,6 +133,7 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
             num_runs=flags["num_runs"],
             epsilon_of_score=flags["epsilon_of_score"],
             score=flags["score"],
+            budget=flags["budget"],
             say=reporter.say,
         )
         reporter.say(_price(request.described["price"]))
