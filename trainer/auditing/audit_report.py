@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accounting.auditing import audit, noise_bounds
@@ -106,17 +107,19 @@ def report(
     """
     # Only if batches are made as claimed does a bound on epsilon bound the noise.
     honest = verdict.claim.plan.sampler == audited.sampler
-    noise = {
-        id(one.verdict): _noise(one.verdict, honest)
-        for one in verdict.judged
-        if one.verdict is not None
-    }
+
+    @functools.cache
+    def noise(found: Verdict) -> list[EffectiveNoise]:
+        if not honest:
+            return []
+        return noise_bounds.effective_noise(found.claim, found.findings)
+
     judged = [one for one in verdict.judged if one.checks]
     title = f"{audited.sampler} batches, {level} level"
     trials = [
         _trials(
             one.verdict,
-            noise[id(one.verdict)],
+            noise(one.verdict),
             "" if one.name == level else f", {one.name} noise",
         )
         for one in verdict.judged
@@ -159,20 +162,14 @@ def _above(title: str, plan: DpSgdPlan, verdict: JointVerdict) -> list[str]:
 
 
 def _findings(
-    verdict: JointVerdict, noise: Mapping[int, list[EffectiveNoise]]
+    verdict: JointVerdict, noise: Callable[[Verdict], list[EffectiveNoise]]
 ) -> dict[str, Any]:
-    """Returns the findings as JSON; ``noise`` is by the identity of the verdicts."""
+    """Returns the findings as JSON, each verdict with the ``noise`` that it allows."""
     fields = verdict.to_json()
     for run, judged in zip(fields["runs"], verdict.judged, strict=True):
         if judged.verdict is not None:
-            run[_AS_CLAIMED] = _described(noise[id(judged.verdict)])
-    return {**fields, _AS_CLAIMED: _described(noise[id(verdict.closest)])}
-
-
-def _noise(verdict: Verdict, honest: bool) -> list[EffectiveNoise]:
-    if not honest:
-        return []
-    return noise_bounds.effective_noise(verdict.claim, verdict.findings)
+            run[_AS_CLAIMED] = _described(noise(judged.verdict))
+    return {**fields, _AS_CLAIMED: _described(noise(verdict.closest))}
 
 
 def _described(noise: list[EffectiveNoise]) -> list[dict[str, Any]]:

@@ -82,8 +82,7 @@ def loss_by_name(name: str) -> Loss:
       InputError: no such loss.
     """
     check_choice("loss", name, tuple(LOSSES))
-    known = {loss.name: loss for loss in (BINARY_CROSS_ENTROPY, *_CLASS_LOSSES)}
-    return known.get(name) or _keras_loss(name)
+    return _KNOWN.get(name) or _keras_loss(name)
 
 
 def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
@@ -146,7 +145,7 @@ def loss_of_keras(loss: Any, weights: Mapping[str, float] | None = None) -> Loss
             "look at the whole batch. Choose another, such as binary_crossentropy."
         )
     function = loss.call if is_object else loss
-    known = {one.name: one for one in (BINARY_CROSS_ENTROPY, *_CLASS_LOSSES)}.get(name)
+    known = _KNOWN.get(name)
     return Loss(
         name=name,
         task=known.task if known else OTHER,
@@ -304,26 +303,30 @@ BINARY_CROSS_ENTROPY = Loss(
     predict=lambda logits: tf.reshape(tf.sigmoid(logits), (-1, 1)),
     takes=LOGITS,
 )
-_CLASS_LOSSES = (
-    Loss(
-        name="sparse_categorical_crossentropy",
-        task=CLASSES,
-        per_example=_sparse,
-        accepts=_class,
-        allowed="integers from 0 to {last}",
-        predict=tf.nn.softmax,
-        takes=LOGITS,
-    ),
-    Loss(
-        name="categorical_crossentropy",
-        task=CLASSES,
-        per_example=_one_hot,
-        accepts=_distribution,
-        allowed="numbers of at least 0 that add up to 1",
-        predict=tf.nn.softmax,
-        takes=LOGITS,
-    ),
-)
+_KNOWN = {
+    loss.name: loss
+    for loss in (
+        BINARY_CROSS_ENTROPY,
+        Loss(
+            name="sparse_categorical_crossentropy",
+            task=CLASSES,
+            per_example=_sparse,
+            accepts=_class,
+            allowed="integers from 0 to {last}",
+            predict=tf.nn.softmax,
+            takes=LOGITS,
+        ),
+        Loss(
+            name="categorical_crossentropy",
+            task=CLASSES,
+            per_example=_one_hot,
+            accepts=_distribution,
+            allowed="numbers of at least 0 that add up to 1",
+            predict=tf.nn.softmax,
+            takes=LOGITS,
+        ),
+    )
+}
 
 
 def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:
