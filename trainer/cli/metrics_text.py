@@ -66,6 +66,8 @@ def _notes(metrics: dict[str, Any]) -> list[str]:
         notes.append(f"The automatic clip ended at {metrics['l2_norm_clip']:.3g}.")
     if "evaluation" in metrics:
         notes += _of_evaluation(metrics["evaluation"])
+        if not metrics["intervals"]:
+            notes.append("Noise hides every metric of so few rows. Epsilon is spent.")
     if OMV in metrics["aggregates"] and "auc" in metrics:
         notes.append(
             "A majority vote of k iterates has only k + 1 levels: use its accuracy, "
