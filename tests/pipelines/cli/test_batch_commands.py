@@ -181,7 +181,7 @@ def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
     [
         ("--runner=FlinkRunner --parallelism=2 --shuffle=engine", True),
         ("--runner=SparkRunner --shuffle=engine", True),
-        ("--runner=FlinkRunner --parallelism=4 --shuffle=engine", False),
+        ("--runner=FlinkRunner --parallelism=3 --shuffle=engine", False),
         ("--runner=flink --parallelism=2 --shuffle=engine", True),
         ("--runner=SparkRunner --parallelism=4 --shuffle=engine", True),
         ("--runner=FlinkRunner --parallelism=2", False),

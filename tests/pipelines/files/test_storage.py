@@ -139,7 +139,7 @@ def test_a_write_to_s3_that_fails_never_appears_and_removes_nothing(
     )
     storage.write_atomically(path, b"whole, by another worker")
     with contextlib.suppress(ZeroDivisionError), storage.new_file(path) as write:
-        write(os.urandom(6 << 20))  # a part is uploaded
+        write(bytes(stores._PART_BYTES))  # a part is uploaded
         assert len(uploads()["Uploads"]) == 1
         raise ZeroDivisionError
     gc.collect()
@@ -150,6 +150,27 @@ def test_a_write_to_s3_that_fails_never_appears_and_removes_nothing(
     assert storage.names(f"{s3_bucket}/{folder}") == {"a"}
     storage.delete_folder(f"{s3_bucket}/{folder}")
     assert "Uploads" not in uploads()
+
+
+def test_an_upload_that_cannot_be_aborted_is_not_completed(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.client import BaseClient
+
+    call = BaseClient._make_api_call
+
+    def refuse(self: Any, operation: str, arguments: Any) -> Any:
+        if operation == "AbortMultipartUpload":
+            raise PermissionError
+        return call(self, operation, arguments)
+
+    path = f"{s3_bucket}/{uuid.uuid4().hex}/a"
+    storage.write_atomically(path, b"whole, by another worker")
+    monkeypatch.setattr(BaseClient, "_make_api_call", refuse)
+    with contextlib.suppress(ZeroDivisionError), storage.new_file(path) as write:
+        write(bytes(stores._PART_BYTES))  # a part is uploaded
+        raise ZeroDivisionError
+    assert storage.read_bytes(path) == b"whole, by another worker"
 
 
 def test_ranges_of_s3_are_one_request_each_and_bytes_that_lack_are_an_error(
