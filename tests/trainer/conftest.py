@@ -229,3 +229,22 @@ def small_batches(batch_folder: Callable[..., BatchFolder]) -> BatchFolder:
 def held_out(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder of 300 held-out examples in three row groups."""
     return write_held_out(tmp_path / "held_out", make_rows(300, seed=99))
+
+
+def _save_nothing(network: Any, inner: Any, path: str) -> None:
+    """Stands in for ``export._save_tensorflow``, whose files are in a folder too."""
+    del network, inner
+    folder = pathlib.Path(path) / "variables"
+    folder.mkdir(parents=True)
+    (folder / "none").touch()
+
+
+@pytest.fixture
+def lean_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without SavedModels and picture, which take half of a small run's time.
+
+    For tests of what is trained and how: Keras' files hold it.  What a run writes is
+    tested without this, in ``test_complete_results`` and ``test_export``.
+    """
+    monkeypatch.setattr("trainer.export.export._save_tensorflow", _save_nothing)
+    monkeypatch.setattr("trainer.report.plots.plot_curve", lambda *_, title: None)

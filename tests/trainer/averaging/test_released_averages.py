@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -79,15 +78,11 @@ def differing(
     small_batches: Any,
     held_out: pathlib.Path,
     tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lean_results: None,
 ) -> Callable[..., set[str]]:
     """``differing(**changes)``: weights of a run that its iterates contradict."""
 
     def find(**changes: Any) -> set[str]:
-        # Only Keras's files are compared.
-        monkeypatch.setattr(
-            "trainer.export.export._save_tensorflow", lambda *given: os.mkdir(given[2])
-        )
         folder = tmp_path / "run"
         settings = train_settings(**{**SETTINGS, **changes})
         train(

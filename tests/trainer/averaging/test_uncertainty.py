@@ -28,6 +28,8 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 def _outputs(logits: Sequence[Sequence[float]]) -> OutputsByName:
     outputs = OutputsByName(BINARY, PREDICTION)

@@ -27,6 +27,8 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 CLIP, DIVISOR, WIDTH, NUM_STEPS = 0.5, 8, 0.3, 5
 
 

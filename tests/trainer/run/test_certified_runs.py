@@ -33,6 +33,8 @@ from trainer.html_report.page import render
 from trainer.run.privacy import run_statement
 from trainer.settings.train_settings import TrainSettings
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 @pytest.fixture
 def sealed(small_batches: Any) -> Any:

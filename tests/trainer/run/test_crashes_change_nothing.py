@@ -30,6 +30,8 @@ from trainer.core.run.session import Session
 from trainer.report.progress import Silent
 from trainer.train import StoppedError, train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 @pytest.mark.parametrize(
     "changes",
@@ -74,19 +76,15 @@ def test_a_crashed_run_continues_to_bit_identical_results(
     assert same_results(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("text", [b"", b"0" * 32, b"xyz\n"])
-def test_a_damaged_id_is_refused(text: bytes, request_for: Any, crash: Any) -> None:
-    request = request_for()
-    crash(request, 2)
-    (request.run / "private" / "run.id").write_bytes(text)
-    with pytest.raises(InputError, match=r"run\.id"):
-        train(request)
-
-
-def test_a_checkpoint_without_its_id_is_refused(request_for: Any, crash: Any) -> None:
+def test_a_damaged_id_is_refused(request_for: Any, crash: Any) -> None:
     request = request_for(checkpoint_every=1)
     crash(request, 2)
-    (request.run / "private" / "run.id").unlink()
+    path = request.run / "private" / "run.id"
+    for text in (b"", b"0" * 32, b"xyz\n"):
+        path.write_bytes(text)
+        with pytest.raises(InputError, match=r"run\.id"):
+            train(request)
+    path.unlink()
     with pytest.raises(InputError, match="checkpoint of this run"):
         train(request)
 
@@ -114,12 +112,8 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
     assert same_results(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("written", [False, True])
 def test_a_crash_while_an_iterate_is_kept_is_mended(
-    written: bool,
-    request_for: Any,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = private_settings(keep_last=3, keep_every=2)
     train(request_for("whole", run_id=ONE_ID, settings=settings))
@@ -128,17 +122,21 @@ def test_a_crash_while_an_iterate_is_kept_is_mended(
     )
     keep = Iterates.keep
 
-    def keep_and_crash(self: Iterates, step: int, weights: Any) -> None:
+    def crash_before(self: Iterates, step: int, weights: Any) -> None:
         if step == 8:
-            if written:
-                keep(self, step, weights)
             raise Planted
         keep(self, step, weights)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Iterates, "keep", keep_and_crash)
-        with pytest.raises(Planted):
-            train(request)
+    def crash_after(self: Iterates, step: int, weights: Any) -> None:
+        keep(self, step, weights)
+        if step == 8:
+            raise Planted
+
+    for crash in (crash_before, crash_after):
+        with monkeypatch.context() as patch:
+            patch.setattr(Iterates, "keep", crash)
+            with pytest.raises(Planted):
+                train(request)
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "broken")
 
@@ -160,43 +158,44 @@ def test_a_run_whose_iterate_was_changed_does_not_go_on(
     assert not steps
 
 
-@pytest.mark.parametrize("name", ["export", "pretty_json", "write_record"])
 def test_a_crash_while_results_are_written_is_mended(
-    name: str, request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trainer import train as module
 
     train(request_for("whole", run_id=ONE_ID))
     request = request_for("broken", run_id=ONE_ID)
 
-    def fail(*_: object, **more: Any) -> None:
-        if name != "write_record" or more["complete"]:
+    def fail(*_: object, complete: bool = True, **__: Any) -> None:
+        if complete:  # the record of the first step is not
             raise Planted
 
-    with monkeypatch.context() as patch:
-        target = Session if name == "write_record" else module
-        patch.setattr(target, name, fail)
-        with pytest.raises(Planted):
-            train(request)
+    for target, name in (
+        (module, "export"), (module, "pretty_json"), (Session, "write_record")
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, fail)
+            with pytest.raises(Planted):
+                train(request)
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("place", [0, 40, -1])
-def test_a_damaged_checkpoint_is_refused(
-    place: int, request_for: Any, crash: Any
-) -> None:
+def test_a_damaged_checkpoint_is_refused(request_for: Any, crash: Any) -> None:
     request = request_for(checkpoint_every=2)
     crash(request, 5)
     path = request.run / "private" / "checkpoint.npz"
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match="damaged"):
-        train(request)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match="damaged"):
-        train(request)
+    whole = path.read_bytes()
+
+    def changed(place: int) -> bytes:
+        data = bytearray(whole)
+        data[place] ^= 1
+        return bytes(data)
+
+    for data in (changed(0), changed(40), changed(-1), whole[:100]):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="damaged"):
+            train(request)
 
 
 def test_a_run_does_not_continue_as_another_one(

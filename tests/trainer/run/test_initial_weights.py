@@ -24,6 +24,8 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 KERNEL = np.linspace(-1, 1, 13, dtype="f4").reshape(13, 1)
 BIAS = np.array([0.25], "f4")
 _CODE = """

@@ -37,6 +37,8 @@ from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import StoppedError, train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 ROOT = pathlib.Path(__file__).parents[3]
 
 

@@ -28,6 +28,8 @@ from trainer.report.progress import Terminal
 from trainer.run import privacy
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 METHODS: list[dict[str, Any]] = [
     {"method": "bam", "bam_radius": 0.25},
     {"method": "bam", "bam_radius": 0.25, "bam_variant": "hvp"},

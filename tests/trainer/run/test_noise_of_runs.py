@@ -21,6 +21,8 @@ from trainer.core.step.dp_step import Step
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 def test_zero_noise_and_a_clip_that_never_bites_equal_the_run_without_privacy(
     request_for: Any,

@@ -14,6 +14,8 @@ from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
 from trainer.tf_compat import keras
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 #: What makes an optimizer keep the most state.
 _MOST: dict[str, str] = {
     "Adam": "amsgrad=True, use_ema=True, ema_overwrite_frequency=3",

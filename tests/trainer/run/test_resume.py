@@ -28,6 +28,8 @@ from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 ROOT = pathlib.Path(__file__).parents[3]
 
 #: A package of a user, file by file.
@@ -162,37 +164,23 @@ def _kill(request: Request, step: int = 5) -> None:
 # -- code ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", EDITS)
 def test_a_run_does_not_go_on_with_edited_code(
-    what: str, users: Any, request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    request = request_for()
-    _kill(request)
-    file, old, new = EDITS[what]
-    before = (tmp_path / file).read_text()
-    users(file, old, new)
-    with pytest.raises(InputError, match=rf"code in \S*{file}.*edited") as caught:
-        train(request)
-    assert "\n" not in str(caught.value)
-    (tmp_path / file).write_text(before)
-    preflight.check(request)
-
-
-def test_edited_code_is_refused_before_tensorflow_is_needed(
-    users: Any, request_for: Any
-) -> None:
-    request = request_for()
-    _kill(request)
-    users("mine/factors.py", "2.0", "3.0")
-    with pytest.raises(InputError, match="factors"):
-        preflight.check(request)
-
-
-def test_code_that_is_gone_is_edited_code(
     users: Any, request_for: Any, tmp_path: pathlib.Path
 ) -> None:
     request = request_for()
     _kill(request)
+    for file, old, new in EDITS.values():
+        before = (tmp_path / file).read_text()
+        users(file, old, new)
+        # Before TensorFlow is needed.
+        with pytest.raises(InputError, match=rf"code in \S*{file}.*edited") as caught:
+            preflight.check(request)
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match=rf"code in \S*{file}.*edited"):
+            train(request)
+        (tmp_path / file).write_text(before)
+        preflight.check(request)
+    # Code that is gone is edited code.
     (tmp_path / "mine" / "distances.py").unlink()
     with pytest.raises(InputError, match=r"mine\.distances"):
         train(request)
@@ -341,38 +329,31 @@ def test_the_step_that_is_compared_is_the_one_that_is_executed(
 # -- machine ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("part", "changes", "message"),
-    [
-        ("versions", {"tensorflow": "2.1.0"}, r"pip install tensorflow==2\.1\.0"),
-        ("variables", {"TF_ENABLE_ONEDNN_OPTS": "0"}, "export TF_ENABLE_ONEDNN_OPTS=0"),
-        ("processor", {"model": "an abacus"}, "a processor like that"),
-        ("release", "0" * 64, "release of dpsgd"),
-    ],
-)
 def test_a_run_does_not_go_on_under_another_machine(
-    part: str, changes: Any, message: str, users: Any, request_for: Any
+    users: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_for()
     _kill(request)
     path = request.run / "private" / origin.ORIGIN_NAME
     recorded = json.loads(path.read_text())
-    found = recorded[part]
-    recorded[part] = {**found, **changes} if isinstance(changes, dict) else changes
+    for part, changes, message in (
+        ("versions", {"tensorflow": "2.1.0"}, r"pip install tensorflow==2\.1\.0"),
+        ("variables", {"TF_ENABLE_ONEDNN_OPTS": "0"}, "export TF_ENABLE_ONEDNN_OPTS=0"),
+        ("processor", {"model": "an abacus"}, "a processor like that"),
+        ("release", "0" * 64, "release of dpsgd"),
+    ):
+        found = recorded[part]
+        other = {**found, **changes} if isinstance(changes, dict) else changes
+        path.write_text(json.dumps({**recorded, part: other}))
+        with pytest.raises(InputError, match=message) as caught:
+            preflight.check(request)
+        assert "\n" not in str(caught.value)
     path.write_text(json.dumps(recorded))
-    with pytest.raises(InputError, match=message) as caught:
-        preflight.check(request)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_variable_that_was_not_set_is_to_be_unset(
-    users: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_for()
-    _kill(request)
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     with pytest.raises(InputError, match="unset TF_ENABLE_ONEDNN_OPTS"):
         preflight.check(request)
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    preflight.check(request)
 
 
 def test_another_record_of_the_machine_opens_no_checkpoint(

@@ -24,6 +24,8 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 SETTINGS = TrainSettings(noise_multiplier=0.8, l2_norm_clip=2.0, target_delta=1e-3)
 
 

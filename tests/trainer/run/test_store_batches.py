@@ -20,6 +20,8 @@ from trainer.core.run.run_record import read_run
 from trainer.run.preflight import check
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 @pytest.fixture
 def stored(small_batches: Any) -> Iterator[str]:

@@ -25,6 +25,8 @@ from trainer.run.preflight import Request
 from trainer.run.stored_run import StoreError, fetch
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 RECORD = "run_record.json"
 CHECKPOINT = "private/checkpoint.npz"
 RUN_ID = "private/run.id"

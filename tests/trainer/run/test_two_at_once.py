@@ -20,6 +20,8 @@ from tests.warm_processes import warm_python
 from trainer.core.run import run_record
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 #: Trains until after step 3, says so, and goes on or dies as it is told.
 _WAITS = """
     import os, pathlib, pickle, signal, sys

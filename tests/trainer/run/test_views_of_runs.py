@@ -18,6 +18,8 @@ from trainer.model.layers.keyed_layers import SEEDS
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 def network(manifest: Any = None) -> Any:
     """A model with dropout."""

@@ -20,6 +20,8 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 #: An id that no embedding here has, and that no message may hold.
 SECRET = 79850
 
