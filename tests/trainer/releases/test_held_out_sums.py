@@ -114,13 +114,13 @@ def test_a_user_is_in_so_many_pairs_and_no_more(num_rows: int, most: int) -> Non
     kept_rows = users(num_rows, min(most, num_rows - 1))
     for bits in itertools.product((0.0, 1.0), repeat=num_rows):
         labels = np.array(bits)
-        whole = sums_of_users(BINARY, labels, labels, most, num_rows)["pairs"].values
+        whole = sums_of_users(BINARY, labels, labels, most, num_rows)["pairs"]
         for kept in kept_rows:  # scores are the labels: every pair is ordered rightly
             found = labels[kept]
             others = sums_of_users(BINARY, found, found, most, num_rows)
-            moved = abs(int(whole[0] - others["pairs"].values[0]))
+            moved = abs(int(whole.values[0] - others["pairs"].values[0]))
             farthest_moved = max(farthest_moved, moved)
-    assert farthest_moved == moved_pairs(num_rows, most)
+    assert farthest_moved == whole.bound == moved_pairs(num_rows, most)
 
 
 @pytest.mark.parametrize("task", [BINARY, CLASSES])
