@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError, check_int
+from trainer.methods.floored_adam import FlooredAdam
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.settings.train_settings import (
     CONSTANT,
@@ -160,6 +161,8 @@ def make_optimizer(settings: TrainSettings, num_steps: int) -> Any:
         return _of_ones_own(settings.optimizer, rate)
     if settings.optimizer == "momentum":
         return keras.optimizers.SGD(rate, momentum=0.9)
+    if settings.adam_floor:
+        return FlooredAdam(rate, floor=settings.adam_floor)
     return _KERAS[settings.optimizer](rate)
 
 

@@ -58,6 +58,10 @@ _LARGEST_RATE = 10.0
 _LEAST_NOISE = 0.5
 _OVER_SGD = {"sgd": 1.0, "momentum": 0.1}
 
+#: Adam's floor over the noise of a step's mean.  A rate that grows with the root leaves
+#: the noise of the weights as it is.
+_FLOOR_OVER_NOISE = 3.0
+
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
     "lion", "nadam", "rmsprop",
@@ -116,6 +120,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
         [default: from the number of steps for adam, adamw, nadam, adamax and rmsprop,
         and with an automatic clip also from noise and batch size for sgd and momentum;
         otherwise 0.1]
+      adam_floor: Adam's steps are mean over sqrt(mean of squares + FLOOR^2).  [default:
+        3 times the noise of a step, with a learning rate from the plan; otherwise none]
       learning_rate_schedule: Schedule by which the learning rate decays; trapezoid is
         constant for the first half and linear from there.  [default: constant for a
         rate of 0.1 or a given one, otherwise trapezoid]
@@ -164,6 +170,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     clip_quantile: float | None = setting(None, group=PRIVACY, at_least=0.5, below=1)
     optimizer: str = of_training("adam", check=named_or_code(*OPTIMIZERS))
     learning_rate: float | None = of_training(None, above=0, recorded=True)
+    adam_floor: float | None = of_training(None, at_least=0, recorded=True)
     learning_rate_schedule: str | None = of_training(
         None, choices=SCHEDULES, recorded=True
     )
@@ -206,6 +213,11 @@ class TrainSettings(MethodSettings, AggregationSettings):
         else:
             self._check_private()
         self._settle_schedule()
+        if self.adam_floor is not None and self.optimizer != "adam":
+            raise InputError(
+                f"adam_floor={self.adam_floor} is of --optimizer adam, not "
+                f"{self.optimizer}. Omit it."
+            )
         methods.get(self.method).check(self)
         if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
             raise InputError(
@@ -237,13 +249,29 @@ class TrainSettings(MethodSettings, AggregationSettings):
             return self
         root = math.sqrt(plan.num_steps)
         noise = max(noise_multiplier or 0.0, _LEAST_NOISE) / plan.expected_batch_size
-        rate = (
-            _NORMALIZED_RATE / root
-            if self.optimizer in _NORMALIZED
-            else min(_LARGEST_RATE, _NOISE_OF_SGD / (noise * root))
-            * _OVER_SGD[self.optimizer]
-        )
-        return dataclasses.replace(self, learning_rate=rate)
+        if self.optimizer in _OVER_SGD:
+            rate = min(_LARGEST_RATE, _NOISE_OF_SGD / (noise * root))
+            rate *= _OVER_SGD[self.optimizer]
+            return dataclasses.replace(self, learning_rate=rate)
+        rate = _NORMALIZED_RATE / root
+        if self.optimizer != "adam" or noise_multiplier is None:
+            return dataclasses.replace(self, learning_rate=rate)
+        if self.l2_norm_clip != AUTO_CLIP:
+            noise *= float(self.l2_norm_clip or 0.0)
+        return self._with_floor(rate, noise)
+
+    def _with_floor(self, rate: float, noise: float) -> TrainSettings:
+        """Returns settings whose floor leaves the noise of the weights as it is.
+
+        Args:
+          rate: Learning rate without a floor.
+          noise: Standard deviation of the noise of a step's mean.
+        """
+        floor = self.adam_floor
+        if floor is None:
+            floor = _FLOOR_OVER_NOISE * noise
+        rate *= math.hypot(1, floor / noise)
+        return dataclasses.replace(self, learning_rate=rate, adam_floor=floor)
 
     @property
     def selection_described(self) -> dict[str, Any]:

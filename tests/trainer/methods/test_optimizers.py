@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
+from trainer.methods.floored_adam import FlooredAdam
 from trainer.methods.optimizers import learning_rates, make_optimizer
 from trainer.settings.train_settings import OPTIMIZERS, SCHEDULES, TrainSettings
 from trainer.tf_compat import keras, tf
@@ -84,6 +86,68 @@ def test_every_name_is_an_optimizer(name: str) -> None:
     optimizer = make_optimizer(_settings(optimizer=name), 9)
     assert isinstance(optimizer, keras.optimizers.Optimizer)
     assert float(optimizer.learning_rate) == 0.5
+
+
+def _steps(optimizer: Any, gradients: np.ndarray) -> np.ndarray:
+    """The weights after each of the gradients, from zero."""
+    weight = tf.Variable(tf.zeros(gradients.shape[1]))
+    optimizer.build([weight])
+    step = tf.function(lambda g: optimizer.apply_gradients([(g, weight)]))
+    seen = []
+    for one in gradients:
+        step(tf.constant(one, tf.float32))
+        seen.append(weight.numpy())
+    return np.array(seen)
+
+
+def test_the_steps_of_adam_with_a_floor_by_hand() -> None:
+    floor, rate = 0.3, 0.5
+    gradients = np.random.default_rng(0).normal(0, [0.1, 1.0, 10.0, 0.0], (40, 4))
+    optimizer = make_optimizer(_settings(adam_floor=floor), 40)
+    first, second, weights = np.zeros(4), np.zeros(4), [np.zeros(4)]
+    for t, g in enumerate(gradients, 1):
+        first = 0.9 * first + 0.1 * g
+        second = 0.999 * second + 0.001 * g**2
+        unbiased = first / (1 - 0.9**t), second / (1 - 0.999**t)
+        weights.append(
+            weights[-1] - rate * unbiased[0] / np.hypot(unbiased[1] ** 0.5, floor)
+        )
+    np.testing.assert_allclose(
+        _steps(optimizer, gradients), weights[1:], rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("floor", [None, 0.0])
+def test_adam_without_a_floor_is_that_of_keras(floor: float | None) -> None:
+    gradients = np.random.default_rng(0).normal(size=(9, 4))
+    found = make_optimizer(_settings(adam_floor=floor), 9)
+    assert type(found) is keras.optimizers.Adam
+    np.testing.assert_array_equal(
+        _steps(FlooredAdam(0.5, floor=0.0), gradients), _steps(found, gradients)
+    )
+
+
+def test_the_plans_rate_gives_weights_the_same_noise_with_any_floor() -> None:
+    """Of noise alone, the root of the steps times 0.15 over it."""
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=9000, expected_batch_size=500, num_steps=100
+    )
+    gradients = np.random.default_rng(0).normal(0, 1 / 500, (100, 4000))
+    moved = []
+    for floor in (0.0, 1 / 500, None, 1.0):
+        settings = TrainSettings(
+            noise_multiplier=1.0, adam_floor=floor, learning_rate_schedule="constant"
+        ).for_plan(plan, 1.0)
+        moved.append(_steps(make_optimizer(settings, 100), gradients)[-1].std())
+    # Without a floor the first steps, of which chance decides, are larger.
+    np.testing.assert_allclose(moved, 0.15, rtol=0.1)
+
+
+def test_a_floor_is_part_of_the_configuration() -> None:
+    config = FlooredAdam(0.5, floor=0.3).get_config()
+    assert config["floor"] == 0.3
+    with pytest.raises(InputError, match="floor=-1"):
+        FlooredAdam(0.5, floor=-1.0)
 
 
 def test_an_optimizer_of_ones_own(

@@ -41,9 +41,13 @@ def test_the_clip_adapts_where_none_is_given(
 @pytest.mark.parametrize(
     ("changes", "rate", "schedule"),
     [
-        ({}, 0.015, "trapezoid"),
+        ({"adam_floor": 0.0}, 0.015, "trapezoid"),
         ({"optimizer": "adamw"}, 0.015, "trapezoid"),
-        ({"learning_rate_schedule": "constant"}, 0.015, "constant"),
+        (
+            {"adam_floor": 0.0, "learning_rate_schedule": "constant"},
+            0.015,
+            "constant",
+        ),
         ({"learning_rate": 0.5}, 0.5, "constant"),
         ({"optimizer": "momentum"}, 0.1, "constant"),
         ({"optimizer": "momentum", "learning_rate_schedule": "cosine"}, 0.1, "cosine"),
@@ -68,9 +72,51 @@ def test_the_rate_is_that_of_the_plan_where_none_is_given(
     assert found.learning_rate_schedule == schedule
 
 
+#: Over the noise of a mean: noise multiplier 1, at most one clip, 500 examples.
+NOISE = 1 / 500
+
+
+@pytest.mark.parametrize(
+    ("changes", "floor", "rate"),
+    [
+        ({}, 3 * NOISE, 0.015 * 10**0.5),
+        ({"l2_norm_clip": None}, 3 * NOISE, 0.015 * 10**0.5),
+        ({"l2_norm_clip": 8.0}, 24 * NOISE, 0.015 * 10**0.5),
+        ({"l2_norm_clip": 8}, 24 * NOISE, 0.015 * 10**0.5),
+        ({"noise_multiplier": 2.0}, 6 * NOISE, 0.015 * 10**0.5),
+        ({"noise_multiplier": 0.1}, 1.5 * NOISE, 0.015 * 10**0.5),
+        ({"adam_floor": 0.0}, 0.0, 0.015),
+        ({"adam_floor": 2 * NOISE}, 2 * NOISE, 0.015 * 5**0.5),
+        ({"learning_rate": 0.5}, None, 0.5),
+        ({"learning_rate": 0.5, "adam_floor": 0.1}, 0.1, 0.5),
+        ({"optimizer": "adamw"}, None, 0.015),
+        (
+            {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None},
+            None,
+            0.015,
+        ),
+    ],
+)
+def test_the_floor_is_that_of_the_noise_and_leaves_it_as_it_is(
+    changes: dict[str, Any], floor: float | None, rate: float
+) -> None:
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=9000, expected_batch_size=500, num_steps=100
+    )
+    found = TrainSettings(**{**PRIVATE, **changes})
+    found = found.for_plan(plan, found.noise_multiplier)
+    assert found.adam_floor == pytest.approx(floor)
+    assert found.learning_rate == pytest.approx(rate)
+    assert found.describe_optimizer().get("adam_floor") == found.adam_floor
+    # Settled settings are those of any plan.
+    assert found.for_plan(plan, 9.0) == found
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"adam_floor": -1.0}, "adam_floor=-1"),
+        ({"adam_floor": 0.1, "optimizer": "sgd"}, "of --optimizer adam, not sgd. Omit"),
         ({"noise_multiplier": None}, "--epsilon"),
         ({"target_epsilon": 3.0}, "either"),
         ({"noise_multiplier": None, "target_epsilon": 3.0}, "--delta"),

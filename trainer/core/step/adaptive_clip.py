@@ -43,8 +43,10 @@ from accounting.core.validation import check_float
 from trainer.core.step.grid import Grid
 from trainer.tf_compat import tf
 
-#: Clip norms, eighths of an octave apart, from 1/16 to 128.
-CLIPS = np.exp2(np.arange(-32, 57) / 8).astype(np.float32)
+#: Clip norms, eighths of an octave apart, from 1/16 to 8.  In a plan whose number of
+#: examples is an upper bound, the counted share of b may stay below any quantile: the
+#: last clip is where it then ends.
+CLIPS = np.exp2(np.arange(-32, 25) / 8).astype(np.float32)
 
 #: The clip of the first step is 1.
 _FIRST = 32

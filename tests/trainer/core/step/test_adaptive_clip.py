@@ -84,7 +84,7 @@ def _run(step: Step, noise: list[np.ndarray], *batches: Any) -> None:
 # -- the count costs nothing -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("position", [0, 32, 47, 88])
+@pytest.mark.parametrize("position", [0, 32, 47, 56])
 def test_a_row_moves_sum_and_count_together_by_the_clip_at_most(position: int) -> None:
     found = bounded(_of_first_integer(make_model(linear)), _at(position), DIVISOR)
     assert found.grid is not None
@@ -181,7 +181,7 @@ def test_the_clip_finds_the_quantile_of_the_norms(quantile: float) -> None:
     """The share of 400 norms at the threshold, within the noise of the last steps."""
     adaptive = AdaptiveClip(quantile)
     random = np.random.default_rng(0)
-    norms = np.exp(random.normal(1, 1, 400)).astype("f4")
+    norms = np.exp(random.normal(0, 1, 400)).astype("f4")
     found = BoundedSum(
         _of_first_integer(make_model(linear)),
         plan_of(400, most=400),
@@ -197,6 +197,17 @@ def test_the_clip_finds_the_quantile_of_the_norms(quantile: float) -> None:
         shares.append(np.mean(norms <= threshold))
     # Clips are 9 % apart, which is less than 0.04 of these norms.
     assert np.mean(shares[100:]) == pytest.approx(quantile, abs=0.04)
+
+
+def test_the_clip_ends_at_8_in_a_plan_of_more_examples_than_there_are() -> None:
+    """Of 8 expected rows 7 come, all small: no clip is above 90 % of 8."""
+    found = bounded(_of_first_integer(make_model(linear)), _at(48), DIVISOR)
+    step = Step(_variables(), found, keras.optimizers.SGD(0.0))
+    for _ in range(300):
+        noise = [np.zeros(shape, np.int64) for shape in step.shapes]
+        _run(step, noise, _rows_of([0.1] * 7))
+    assert found.adaptive is not None
+    assert float(found.adaptive.norm) == 8.0
 
 
 def test_the_clip_is_bounded_and_so_is_its_change() -> None:
