@@ -31,6 +31,16 @@ def test_gaussian_releases_together_are_one(epsilons):
     assert exact <= found <= exact * (1 + 2e-4)
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 4.0])
+def test_a_costly_profile_is_asked_at_few_points_and_stays_a_bound(epsilon):
+    """Seen to fail with bounds between the points that are 1 % too small."""
+    noise = gaussian_noise(epsilon, DELTA)
+    few = dataclasses.replace(parts.gaussian(noise), is_costly=True)
+    found = Composition([(few, 1)]).epsilon(DELTA)
+    exact = gaussian_epsilon(noise, DELTA)
+    assert exact <= found <= exact * (1 + 1e-3)
+
+
 @pytest.mark.parametrize(("plan", "noise"), RUNS)
 @pytest.mark.parametrize("count", [1, 2, 10, 30])
 def test_equal_runs_together_are_one_long_run(plan, noise, count):
