@@ -73,8 +73,11 @@ def test_a_run_and_a_statistic_are_those_of_dp_accounting(plan, noise, epsilon):
         ({"sampler": "truncated-poisson", "truncated_batch_size": 260}, 600),
         ({"sampler": "deterministic"}, 600),
         # A bound takes these samplers up to a second.
-        ({"sampler": "dynamic-shuffle"}, 150),
-        ({"sampler": "balls-and-bins"}, 150),
+        *[
+            pytest.param({"sampler": sampler}, points, marks=marks)
+            for sampler in ("dynamic-shuffle", "balls-and-bins")
+            for points, marks in ((150, ()), (600, pytest.mark.thorough))
+        ],
     ],
 )
 def test_one_run_of_any_sampler_is_the_accountants(changes, points, monkeypatch):
