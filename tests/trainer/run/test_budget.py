@@ -373,7 +373,7 @@ def test_a_run_of_another_table_or_division_is_refused(
     table = dataclasses.replace(TABLE, **changes)
     steps = [rows(6, seed) for seed in range(10)]
     others = batch_folder(steps, "others", batches_id="7" * 32, table=table)
-    with pytest.raises(InputError, match="batches of the table of the budget"):
+    with pytest.raises(InputError, match="rows of the table of the budget"):
         train(request_of("run-1", batches=others.path))
     assert _charged(file) == []
 
