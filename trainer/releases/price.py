@@ -165,11 +165,14 @@ class Price:
         """
         both = f"({upper_text(found.epsilon)}, {found.delta!r})"
         unit, one = _units(bounded)
+        metrics, models = "These metrics", "Model"
+        if (count := found.num_models) > 1:
+            metrics = f"The metrics of all {count} runs of the budget together"
+            models = "All models"
         claim = (
-            f"The metrics of all {found.num_runs} runs of the budget together are "
-            f"{both}-differentially private for {unit}. All models and metrics "
-            f"together are {both}-differentially private for one {one}, {_APART}, in "
-            "whatever runs."
+            f"{metrics} are {both}-differentially private for {unit}. {models} and "
+            f"metrics together are {both}-differentially private for one {one}, "
+            f"{_APART}, in whatever runs."
         )
         return cls(
             epsilon=found.epsilon,

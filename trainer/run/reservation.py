@@ -209,7 +209,12 @@ class Budget:
         """
         from accounting.core.pld.gaussian import gaussian_noise  # after --help
 
-        return gaussian_noise(self.epsilon, self.delta) * math.sqrt(self.num_runs)
+        return gaussian_noise(self.epsilon, self.delta) * math.sqrt(self.num_models)
+
+    @property
+    def num_models(self) -> int:
+        """Number of models that may be shown and evaluated; one if it was searched."""
+        return 1 if self.search else self.num_runs
 
     @property
     def alone(self) -> PrivacyStatement:
@@ -255,7 +260,7 @@ class Budget:
             for each in self.charges
             if each.evaluated_on
         )
-        trains, count = self.table.part or "all", self.num_runs
+        trains, count = self.table.part or "all", self.num_models
         epsilon, noise = self.statement.epsilon.guarantee, self.noise_multiplier
         of_all, of_metrics = self.epsilon, self.noise_of_evaluations
         counted = tuple(f"{path} of {part}" for part, path in self.statistics.items())
@@ -264,7 +269,7 @@ class Budget:
             return (
                 Slot(SEARCH, trains, 1, of_search, of_all, None),
                 Slot(SCORES, place, 1, of_search, of_all, None),
-                Slot(EVALUATIONS, "held out", 1, evaluated, of_all, of_metrics),
+                Slot(EVALUATIONS, "held out", count, evaluated, of_all, of_metrics),
                 Slot(STATISTICS, "any other", 1, counted, of_all, None),
             )
         return (

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.core import accountant
+from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from tests.trainer.conftest import TABLE
 from tests.trainer.run.whole_runs import private_settings
@@ -310,6 +311,10 @@ def test_a_search_has_the_place_of_all_runs_and_its_winner_is_evaluated_once(
     assert won.with_winner("w", "b", "tuned/run") == won
     with pytest.raises(InputError, match="gave the scores of the search"):
         won.evaluated("w", "val")
+    # One model is evaluated, where each of the runs would be.
+    once = gaussian_noise(won.epsilon, won.delta)
+    assert (won.num_models, won.noise_of_evaluations) == (1, once)
+    assert found.noise_of_evaluations == pytest.approx(once * found.num_models**0.5)
     evaluated = won.evaluated("w", "test")
     with pytest.raises(InputError, match="evaluated before"):
         evaluated.evaluated("w", "test")
