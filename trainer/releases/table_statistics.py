@@ -389,9 +389,12 @@ def _range(
     middle = (found.low(0.5) + found.high(0.5)) / 2
     if high <= low:  # one value: any range of it will do
         low, high = low - 1.0, high + 1.0
+    mean, stddev = found.mean(low, high)
     return {
         "low": low,
         "high": high,
+        "mean": mean,
+        "stddev_of_mean": stddev,
         "log": high - middle > _SKEWED * (middle - low),
         "missing": found.missing / num_rows,
         "stddev_of_missing": single.stddev / num_rows,

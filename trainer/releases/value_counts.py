@@ -1,4 +1,4 @@
-"""Counts of a column's values in public bins, and quantiles from them.
+"""Counts of a column's values in public bins; quantiles and means from them.
 
 Bins are those of single precision with three bits of mantissa: eight for each power of
 two from 2^-20 to 2^40, of each sign, and one for values below in magnitude; larger
@@ -9,7 +9,8 @@ of at most 32 counts, and not of 961.
 Formal guarantees:
   - every value, whatever it is, is in one bin and one group, or missing: zeroing out a
     row moves each of the two arrays of counts by 1 in L2 norm.
-  - quantiles are functions of released counts and of the public number of rows.
+  - quantiles and means are functions of released counts and of the public number of
+    rows.
 
 Public: bins.  Sensitive: values and counts.
 """
@@ -104,7 +105,7 @@ class Quantiles:
 
     def __init__(self, single: NoisySum, groups: NoisySum, num_rows: float) -> None:
         self.missing = float(np.clip(single.values[-1], 0, num_rows))
-        self._present = num_rows - self.missing
+        self._present, self._stddev = num_rows - self.missing, single.stddev
         fine = single.values[:-1].reshape(NUM_GROUPS, GROUP)
         groups_up_to, up_to = np.cumsum(groups.values), np.cumsum(fine, axis=1)
         from_left = (groups_up_to - groups.values)[:, None] + up_to
@@ -126,6 +127,26 @@ class Quantiles:
     def high(self, share: float) -> float:
         """Returns a value up to which is at least about this share of the values."""
         return float(self._high[self._place(share)])
+
+    def mean(self, low: float, high: float) -> tuple[float, float]:
+        """Returns the mean, and a bound on the standard deviation of its noise.
+
+        Values beyond an end count as it, and others as the middle of their bin, which
+        is off by a sixteenth of them at most.
+
+        Args:
+          low: Lower end, at most ``high``.
+          high: Upper end.
+        """
+        present = max(1.0, self._present)
+        up_to = self._rough / present
+        ends = np.clip(np.concatenate([self._low[:1], self._high]), low, high)
+        # The mean is the upper end less the integral of the share of values below.
+        middles = (up_to + np.concatenate([[0.0], up_to[:-1]])) / 2
+        found = high - float(np.sum(np.diff(ends) * middles))
+        # Each share has the noise of a rank, and of the number of values.
+        noise = (noise_of_rank(self._stddev) + self._stddev) / present
+        return float(np.clip(found, low, high)), (high - low) * noise
 
     def _place(self, share: float) -> int:
         place = int(np.searchsorted(self._ranks, share * self._present))

@@ -49,7 +49,8 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
     logarithm, and must not be read off the rows.  Rows that train nothing pay for it:
     a model of other rows then has its epsilon, not a larger one.  Vocabularies are
     found of a table that was prepared with --keep-values, for half of --delta.  ± is
-    one standard deviation of the noise.
+    one standard deviation of the noise, or more of a mean; values beyond a range count
+    in the mean as its end.
 
     \b
     Example:
@@ -79,12 +80,14 @@ def _text(found: dict[str, Any]) -> str:
             "found. Epsilon is spent."
         )
     width = max(map(len, [*found["columns"], *found["missing"], "column"]))
-    lines = [f"{'column':<{width}}{'low':>12}{'high':>12}{'log':>6}{'missing':>10}"]
+    names = f"{'low':>12}{'high':>12}{'log':>6}{'missing':>10}{'mean':>21}"
+    lines = [f"{'column':<{width}}{names}"]
     for name, each in found["columns"].items():
         log = "yes" if each["log"] else "no"
         lines.append(
             f"{name:<{width}}{each['low']:>12.6g}{each['high']:>12.6g}{log:>6}"
             f"{each['missing']:>10.2%} ± {each['stddev_of_missing']:.2%}"
+            f"{each['mean']:>13.5g} ± {each['stddev_of_mean']:.2g}"
         )
     lines += [
         f"{name:<{width}}{'':>30}{each['share']:>10.2%} ± {each['stddev']:.2%}"
