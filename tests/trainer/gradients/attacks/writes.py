@@ -19,7 +19,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     new_weight,
     weight,
 )
-from trainer.tf_compat import keras, raw_variable, tf
+from trainer.tf_compat import keras, tf
 
 CASES = Cases("write")
 
@@ -195,11 +195,18 @@ def kernel_of_a_layer_inside(dense: Any, values: Any, ids: Any) -> Any:
     return found
 
 
-@CASES.state(known(lambda: layers.Embedding(VOCABULARY, 2)))
+def _table() -> Any:
+    table = layers.Embedding(VOCABULARY, 2)
+    table.build((None, NUM_IDS))
+    return table
+
+
+@CASES.state(known(_table))
 def table_of_a_layer_inside(table: Any, values: Any, ids: Any) -> Any:
     rows = tf.reshape(table(ids), (-1, 2 * NUM_IDS))
     new = tf.IndexedSlices(values[:, :2], ids[:, 0])
-    raw_variable(table.embeddings).scatter_update(new)
+    # Its ``value`` is symbolic while Keras infers shapes.
+    table.embeddings._value.scatter_update(new)
     return values + rows[:, :NUM_VALUES]
 
 
