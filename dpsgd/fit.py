@@ -95,6 +95,12 @@ def _columns_of(text: str) -> dict[str, Any]:
     return found
 
 
+def _unit_of(text: str) -> str:
+    """Returns the privacy unit of a schema, as `released` names it."""
+    kinds = [column.get("kind") for column in _columns_of(text).values()]
+    return released.USER if "user" in kinds else released.ROW
+
+
 def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
     """Refuses a schema with open choices, naming all of them at once.
 
@@ -176,11 +182,10 @@ def _check_earlier(
     """
     if table.is_noted(out):
         return
-    kinds = [each.get("kind") for each in _columns_of(text).values()]
     fit = released.Fit(
         folder=str(out),
         sources=table.sources,
-        unit=released.USER if "user" in kinds else released.ROW,
+        unit=_unit_of(text),
         epsilon=flags["epsilon"],
         delta=0.0,  # follows from the number of rows
     )
@@ -220,19 +225,14 @@ def _together(out: pathlib.Path, read: Mapping[str, Any]) -> str:
         return ""
     *first, last = names
     what = f"{', '.join(first)} and {last}".capitalize()
-    kinds = [each.get("kind") for each in _columns_of(_schema_in(out)).values()]
     unit, they = "row, which is", "it trains, is evaluated, or gives"
-    if "user" in kinds:
+    if _unit_of((out / "schema.toml").read_text(encoding="utf-8")) == released.USER:
         unit, they = "user, whose rows are", "they train, are evaluated, or give"
     return (
         f"{what} together are ({upper_text(privacy['epsilon'])}, {privacy['delta']!r})"
         f"-differentially private for one {unit} in one part of the table: {they} "
         "ranges."
     )
-
-
-def _schema_in(out: pathlib.Path) -> str:
-    return (out / "schema.toml").read_text(encoding="utf-8")
 
 
 @click.command(name="fit", cls=Grouped)

@@ -286,10 +286,8 @@ def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
     help="Also bound the error rates of membership tests.",
 )
 @shared_options.plot("Also draw the trade-off, such as to a.png.")
-@click.option(
-    "--budget",
+@run_flags.budget(
     "budget_file",
-    type=click.Path(dir_okay=False, path_type=Path),
     help="State what a budget reserves, and what of it was used.",
 )
 @shared_options.as_json

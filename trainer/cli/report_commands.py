@@ -39,9 +39,7 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
     type=click.Path(path_type=pathlib.Path),
     help="Include the comparison that the run belongs to: a folder of `dpsgd compare`.",
 )
-@click.option(
-    "--budget",
-    type=_FILE,
+@run_flags.budget(
     help="Include the budget that the run was trained with: all that it covers.",
 )
 @shared_options.delta("By default the one the run was trained for.")

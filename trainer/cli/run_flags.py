@@ -54,4 +54,8 @@ held_out = functools.partial(
     type=click.Path(path_type=pathlib.Path),
     required=True,
 )
+#: The file of a budget; each command says what it does with it.
+budget = functools.partial(
+    click.option, "--budget", type=click.Path(dir_okay=False, path_type=pathlib.Path)
+)
 data_is_public = functools.partial(click.option, "--data-is-public", is_flag=True)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json, read_json
@@ -137,13 +137,14 @@ def charge(
     Raises:
       InputError: as `Budget.charged`, or a run that goes on and was never charged.
     """
-    with _alone(path):
-        budget = read(path)
-        found = budget.charged(run_id, batches_id, str(folder), uncovered)
-        if not begins and found.charges != budget.charges:
+
+    def change(before: Budget) -> Budget:
+        found = before.charged(run_id, batches_id, str(folder), uncovered)
+        if not begins and found.charges != before.charges:
             raise _rolled_back(path, folder)
-        if found != budget:
-            _write(path, found)
+        return found
+
+    _replace(path, change)
 
 
 def charge_search(
@@ -168,13 +169,14 @@ def charge_search(
     Raises:
       InputError: as `Budget.searched`, or a search that goes on and was never charged.
     """
-    with _alone(path):
-        budget = read(path)
-        found = budget.searched(search_id, part, str(folder), uncovered)
-        if not begins and found != budget:
+
+    def change(before: Budget) -> Budget:
+        found = before.searched(search_id, part, str(folder), uncovered)
+        if not begins and found != before:
             raise _rolled_back(path, folder)
-        if found != budget:
-            _write(path, found)
+        return found
+
+    _replace(path, change)
 
 
 def charge_winner(
@@ -188,8 +190,7 @@ def charge_winner(
       batches_id: ``Manifest.batches_id`` of its batches.
       folder: Folder of the run.
     """
-    with _alone(path):
-        _write(path, read(path).with_winner(run_id, batches_id, str(folder)))
+    _replace(path, lambda found: found.with_winner(run_id, batches_id, str(folder)))
 
 
 def _rolled_back(path: pathlib.Path, folder: pathlib.Path) -> InputError:
@@ -211,8 +212,7 @@ def charge_evaluation(path: pathlib.Path, *, run_id: str, part: str) -> None:
     Raises:
       InputError: as `Budget.evaluated`.
     """
-    with _alone(path):
-        _write(path, read(path).evaluated(run_id, part))
+    _replace(path, lambda found: found.evaluated(run_id, part))
 
 
 def charge_statistics(path: pathlib.Path, *, part: str, file: str) -> None:
@@ -226,8 +226,16 @@ def charge_statistics(path: pathlib.Path, *, part: str, file: str) -> None:
     Raises:
       InputError: as `Budget.with_statistics`.
     """
+    _replace(path, lambda found: found.with_statistics(part, file))
+
+
+def _replace(path: pathlib.Path, change: Callable[[Budget], Budget]) -> None:
+    """Replaces a budget by what ``change`` makes of it, while no other process does."""
     with _alone(path):
-        _write(path, read(path).with_statistics(part, file))
+        before = read(path)
+        after = change(before)
+        if after != before:
+            _write(path, after)
 
 
 def _write(path: pathlib.Path, budget: Budget) -> None:

@@ -35,9 +35,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
     "Of the metrics, for one held-out row or user.  [default: that of RUN]"
 )
 @shared_options.delta("Of RUN and metrics.  [default: that of RUN]")
-@click.option(
-    "--budget",
-    type=click.Path(dir_okay=False, path_type=Path),
+@run_flags.budget(
     help="Budget of RUN, which reserved its evaluation: see `dpsgd budget`.",
 )
 @click.option(

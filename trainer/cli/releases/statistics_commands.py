@@ -11,6 +11,7 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from pipelines.cli.console import wrapped
+from trainer.cli import run_flags
 from trainer.report.progress import Terminal
 
 
@@ -36,9 +37,7 @@ from trainer.report.progress import Terminal
 )
 @shared_options.epsilon("For one row of --input.")
 @shared_options.delta("For one row of --input.")
-@click.option(
-    "--budget",
-    type=click.Path(dir_okay=False, path_type=Path),
+@run_flags.budget(
     help="Instead: budget of the table, which decides both.  See `dpsgd budget`.",
 )
 @shared_options.as_json

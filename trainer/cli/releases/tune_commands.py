@@ -14,6 +14,7 @@ from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.validation import InputError
 from pipelines.cli.console import wrapped
 from pipelines.job.batch_settings import BatchSettings
+from trainer.cli import run_flags
 from trainer.cli.commands import train_request
 from trainer.cli.experiments import experiment_flags
 from trainer.report.progress import Terminal
@@ -57,9 +58,7 @@ _NOT_HERE = (
 )
 @shared_options.epsilon("Of the model, for one row of --input.")
 @shared_options.delta("Of model and score.")
-@click.option(
-    "--budget",
-    type=click.Path(dir_okay=False, path_type=Path),
+@run_flags.budget(
     help="Instead: budget of the table, in which the search has the place of all runs.",
 )
 @click.option(
