@@ -11,7 +11,8 @@ Formal guarantees:
   - a run is charged before its first noise is drawn, and once, also if it is killed and
     resumed; so is a search.  Metrics and statistics are charged before they are on
     disk.
-  - of two processes, one gets the last place.
+  - of two processes, one gets the last place, and no change is lost: of two at once,
+    one is refused.
   - a run that was charged goes on only with the file that says so, and one that began
     without a budget has no place in it: files that were rolled back, or copied before,
     are noticed where a run goes on, or a search after its first run.
@@ -229,13 +230,26 @@ def charge_statistics(path: pathlib.Path, *, part: str, file: str) -> None:
     _replace(path, lambda found: found.with_statistics(part, file))
 
 
-def _replace(path: pathlib.Path, change: Callable[[Budget], Budget]) -> None:
+def close(path: pathlib.Path) -> Budget:
+    """Leaves no place for anything more, and returns the closed budget.
+
+    Args:
+      path: File of the budget.
+
+    Raises:
+      InputError: as `Budget.closed`.
+    """
+    return _replace(path, Budget.closed)
+
+
+def _replace(path: pathlib.Path, change: Callable[[Budget], Budget]) -> Budget:
     """Replaces a budget by what ``change`` makes of it, while no other process does."""
     with _alone(path):
         before = read(path)
         after = change(before)
         if after != before:
             _write(path, after)
+    return after
 
 
 def _write(path: pathlib.Path, budget: Budget) -> None:

@@ -27,6 +27,14 @@ Formal guarantees:
     Preparing a table again does not make another one of it: see `source_table`.
   - what no epsilon covers is refused, or named in the claim from then on: rows that
     were looked at for the schema, and metrics of `dpsgd train --eval`.
+  - a closed budget has no place for anything; what had one before may go on.  Its
+    epsilon stays that of all slots.
+
+Why not that of the used slots: who closes a budget has seen results.  Let two runs be
+reserved, and the second not be made if and only if the first model gives a row away.
+Wherever one run is stated then, a row is given away, however rarely that is: nothing is
+proven for it.  The epsilon of all slots holds for every rule, since who makes fewer
+runs shows a part of what all of them would have been.
 
 Public: what `Budget.to_text` and `Budget.said` tell.  Sensitive: digests of the table.
 
@@ -56,7 +64,7 @@ from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
 
-HEADER: Any = {"format_name": "dpsgd-budget", "version": 3}
+HEADER: Any = {"format_name": "dpsgd-budget", "version": 4}
 MOST_RUNS = 1_000
 _OTHERS = "    - runs, searches and anything else without this budget"
 #: Names of slots.
@@ -133,6 +141,7 @@ class Budget:
       search: The search that was made instead of runs; None for none.
       statistics: Parts that gave statistics -> file of these.
       uncovered: What no epsilon covers, in words.
+      is_closed: Whether nothing more has a place.
     """
 
     table: SourceTable
@@ -146,6 +155,7 @@ class Budget:
     search: Search | None = None
     statistics: dict[str, str] = dataclasses.field(default_factory=dict)
     uncovered: tuple[str, ...] = ()
+    is_closed: bool = False
 
     @classmethod
     def reserve(
@@ -249,6 +259,8 @@ class Budget:
         )
         for each in self.uncovered:
             found += f" No epsilon covers {each}."
+        if self.is_closed:
+            found += " The budget is closed: nothing more has a place in it."
         return found
 
     @property
@@ -366,13 +378,15 @@ class Budget:
           uncovered: What no epsilon covers of it, in words.
 
         Raises:
-          InputError: all places are taken, or other runs have these batches.
+          InputError: it is closed, all places are taken, or other runs have these
+            batches.
         """
         charge = Charge(run=_digest(run_id), batches_id=batches_id, folder=folder)
         every = tuple(dict.fromkeys((*self.uncovered, *uncovered)))
         marked = dataclasses.replace(self, uncovered=every)
         if charge.run in {each.run for each in self.charges}:
             return marked
+        self._check_open()
         if self.search is not None:
             raise InputError(
                 "Expected a budget without a search, which has the place of all runs; "
@@ -407,12 +421,13 @@ class Budget:
           uncovered: What no epsilon covers of it, in words.
 
         Raises:
-          InputError: runs or another search have the place, or the part released
-            something.
+          InputError: it is closed, runs or another search have the place, or the part
+            released something.
         """
         found = Search(id=_digest(search_id), folder=folder, scored_on=part)
         if self.search is not None and self.search.id == found.id:
             return self
+        self._check_open()
         if self.search is not None or self.charges:
             taken = self.search or self.charges[0]
             raise InputError(
@@ -449,9 +464,10 @@ class Budget:
           part: Part of the table that they are of.
 
         Raises:
-          InputError: the run was not charged, or was evaluated before; or the part
-            gave statistics or scores.
+          InputError: it is closed, the run was not charged, or was evaluated before; or
+            the part gave statistics or scores.
         """
+        self._check_open()
         scored = self.search and self.search.scored_on
         if part in self.statistics or part == scored:
             what = self.statistics.get(part, "the scores of the search")
@@ -481,8 +497,10 @@ class Budget:
           file: Where they are.
 
         Raises:
-          InputError: they were released before, or metrics of that part were.
+          InputError: it is closed, they were released before, or metrics of that part
+            were.
         """
+        self._check_open()
         known = {each.evaluated_on for each in self.charges} | {*self.statistics}
         if part in known or (self.search and part == self.search.scored_on):
             raise InputError(
@@ -492,6 +510,23 @@ class Budget:
             )
         statistics = {**self.statistics, part: file}
         return dataclasses.replace(self, statistics=statistics)
+
+    def closed(self) -> Budget:
+        """Returns the budget with no place for anything more.
+
+        Raises:
+          InputError: it is closed.
+        """
+        self._check_open()
+        return dataclasses.replace(self, is_closed=True)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise InputError(
+                "Expected a budget that is open; it was closed, which is final. What "
+                "is released now adds epsilon and delta to those of the budget: omit "
+                "--budget, and add them."
+            )
 
     def to_text(self) -> str:
         """Returns claim, slots and statement as lines of text."""
@@ -525,6 +560,7 @@ class Budget:
             "claim": self.claim,
             "slots": [dataclasses.asdict(each) for each in self.slots],
             "uncovered": list(self.uncovered),
+            "is_closed": self.is_closed,
         }
         if self.search is not None:
             return found

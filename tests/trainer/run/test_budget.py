@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -232,10 +233,103 @@ def test_the_command_reserves_and_account_states(
     assert [each["kind"] for each in fields["slots"]] == [
         "runs", "evaluations", "statistics",
     ]  # fmt: skip
+    closed = CliRunner().invoke(budget_command, [str(path), "--close"])
+    assert "The budget is closed" in " ".join(closed.output.split())
+    for wrong in (["--close", "--runs", "3"], given[1:3]):
+        refused = CliRunner().invoke(budget_command, [str(path), *wrong])
+        assert isinstance(refused.exception, InputError)
+    assert "--runs and --epsilon and --delta" in str(refused.exception)
     again = CliRunner().invoke(budget_command, given)
     assert "never replaced" in str(again.exception)
     both = CliRunner().invoke(account, ["--budget", str(path), "--delta", "1e-3"])
     assert "Expected --budget alone" in str(both.exception)
+
+
+def test_a_closed_budget_has_no_place_and_the_epsilon_of_all_slots(
+    request_of: Any, crash: Any, file: pathlib.Path
+) -> None:
+    first = request_of("run-1", checkpoint_every=2)
+    crash(first, 5)
+    before = budget.read(file)
+    closed = budget.close(file)
+    assert closed == budget.read(file) == dataclasses.replace(before, is_closed=True)
+    assert [each.epsilon for each in closed.slots] == [e.epsilon for e in before.slots]
+    assert closed.claim.endswith("closed: nothing more has a place in it.")
+    with pytest.raises(InputError, match="closed, which is final"):
+        budget.close(file)
+    second = request_of("run-2")
+    with pytest.raises(InputError, match="closed, which is final"):
+        train(second)
+    assert not second.run.exists()
+    train(first)  # it had a place
+    assert budget.read(file) == closed
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        lambda found: found.charged("b", "b", "run-b"),
+        lambda found: found.searched("s", "val", "tuned"),
+        lambda found: found.evaluated("a", "test"),
+        lambda found: found.with_statistics("val", "ranges.toml"),
+    ],
+)
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_closed_budget_refuses_every_kind_of_release(
+    small_batches: Any, release: Callable[[Budget], Budget], has_run: bool
+) -> None:
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
+    )
+    closed = (found.charged("a", "a", "run-a") if has_run else found).closed()
+    with pytest.raises(InputError, match="closed, which is final"):
+        release(closed)
+
+
+def test_a_search_that_was_charged_before_the_end_names_its_winner(
+    file: pathlib.Path,
+) -> None:
+    asked = {"search_id": "s", "part": "val", "folder": pathlib.Path("tuned")}
+    budget.charge_search(file, **asked, begins=True)
+    budget.close(file)
+    budget.charge_search(file, **asked, begins=False)
+    run = {"run_id": "w", "batches_id": "b", "folder": pathlib.Path("tuned/run")}
+    budget.charge_winner(file, **run)
+    with pytest.raises(InputError, match="closed, which is final"):
+        budget.charge_evaluation(file, run_id="w", part="test")
+
+
+def test_of_a_charge_and_a_close_at_once_none_is_lost(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    """One may find the file in use, and is refused."""
+    path = tmp_path / "one.budget"
+    found = Budget.reserve(
+        small_batches.manifest, TABLE, num_runs=1, epsilon=3, delta=DELTA
+    )
+    budget.create(path, found)
+    run = {"run_id": "a", "batches_id": "a", "folder": tmp_path / "a"}
+    barrier, done = threading.Barrier(2), set[str]()
+
+    def change(name: str, act: Callable[[], Any]) -> None:
+        barrier.wait()
+        with contextlib.suppress(InputError):
+            act()
+            done.add(name)
+
+    acts = {
+        "charge": lambda: budget.charge(path, **run, begins=True),
+        "close": lambda: budget.close(path),
+    }
+    threads = [threading.Thread(target=change, args=each) for each in acts.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = budget.read(path)
+    assert done
+    assert (len(after.charges) == 1) == ("charge" in done)
+    assert after.is_closed == ("close" in done)
 
 
 def test_what_no_epsilon_covers_marks_a_budget_for_good(

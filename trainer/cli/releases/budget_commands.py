@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from accounting.cli import shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.grouped import REQUIRED, Grouped, Option
+from accounting.core.validation import InputError
 from pipelines.cli.console import wrapped
 from trainer.cli import run_flags
+
+if TYPE_CHECKING:
+    from trainer.run.reservation import Budget
+
+_OF_RESERVING = ("batches", "runs", "epsilon", "delta")
 
 
 @click.command(name="budget", cls=Grouped)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--runs", type=int, metavar="N", required=True, help="Reserve so many runs."
-)
+    "--runs", type=int, metavar="N", cls=Option, group=REQUIRED,
+    help="Reserve so many runs.",
+)  # fmt: skip
 @run_flags.batches(
+    required=False,
+    cls=Option,
+    group=REQUIRED,
     help="Batches of one of the runs.  Those of the others have the same flags, and "
     "keys of their own.",
 )
-@shared_options.epsilon("Of everything together, for one row.", required=True)
-@shared_options.delta("Of everything together.", required=True)
+@shared_options.epsilon(
+    "Of everything together, for one row.", cls=Option, group=REQUIRED
+)
+@shared_options.delta("Of everything together.  Must be given.")
+@click.option(
+    "--close",
+    is_flag=True,
+    help="Instead: leave no place for anything more in FILE, for good.",
+)
 @shared_options.as_json
-def budget_command(file: Path, as_json: bool, **flags: Any) -> None:
+def budget_command(file: Path, as_json: bool, close: bool, **flags: Any) -> None:
     """Reserve all that is released of a table under one epsilon.
 
     That is: several runs of the part that trains, metrics of each by `dpsgd evaluate`
@@ -35,7 +52,8 @@ def budget_command(file: Path, as_json: bool, **flags: Any) -> None:
 
     All runs have one plan and one noise, fixed before the first.  So whatever is seen
     of earlier runs may decide about later ones: model, learning rate, clip, or whether
-    to make them at all.  Runs that are not made cost as much.
+    to make them at all.  Runs that are not made cost as much, also when the budget is
+    closed: who closes it has seen results.
 
     \b
     Example, ten runs to choose the best of:
@@ -45,21 +63,38 @@ def budget_command(file: Path, as_json: bool, **flags: Any) -> None:
       dpsgd evaluate run-1 --batches batches-1 --input data/test \\
           --budget table.budget
       dpsgd account --budget table.budget
+      dpsgd budget table.budget --close
     """
+    from trainer.run import budget  # after --help: the accountant
+
+    missing = [f"--{name}" for name in _OF_RESERVING if flags[name] is None]
+    if close and len(missing) < len(_OF_RESERVING):
+        raise InputError("Expected --close alone: FILE says the rest. Omit the others.")
+    if missing and not close:
+        raise InputError(
+            f"Expected {' and '.join(missing)} to reserve anything. Add what is "
+            "missing, or --close to end a budget."
+        )
+    if close:
+        found = budget.close(file)
+    else:
+        found = _reserved(flags)
+        budget.create(file, found)
+    text = wrapped(found.to_text())
+    click.echo(json.dumps(found.said(), indent=2) if as_json else text)
+
+
+def _reserved(flags: dict[str, Any]) -> Budget:
     from pipelines.batches.folder import read_checksums, read_manifest
     from pipelines.inputs.source_table import SourceTable
-    from trainer.run import budget  # after --help: the accountant
     from trainer.run.reservation import Budget
 
     manifest = read_manifest(flags["batches"])
     shared_options.warn(flags["delta"], manifest.plan.num_examples)
-    found = Budget.reserve(
+    return Budget.reserve(
         manifest,
         SourceTable.from_json(read_checksums(flags["batches"]).table),
         num_runs=flags["runs"],
         epsilon=flags["epsilon"],
         delta=flags["delta"],
     )
-    budget.create(file, found)
-    text = wrapped(found.to_text())
-    click.echo(json.dumps(found.said(), indent=2) if as_json else text)
