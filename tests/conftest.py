@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import pathlib
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import draws
+from tests.warm_processes import warm_python
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -63,6 +65,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def root() -> pathlib.Path:
     """The root of the repository."""
     return ROOT
+
+
+@pytest.fixture(scope="module")
+def warm_starts() -> Iterator[None]:
+    """What these tests start by ``sys.executable`` has the libraries imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", os.fspath(warm_python()))
+        yield
 
 
 @pytest.fixture(scope="session")

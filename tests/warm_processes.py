@@ -3,8 +3,8 @@
 Importing TensorFlow takes longer than most commands that the documentation shows.  A
 server imports once and forks for every request; the fork has the request's arguments,
 folder, environment, standard streams and exit status, so to the shell it is a process
-like any other.  The libraries must be imported only, not used: TensorFlow that has
-computed does not survive a fork.
+like any other; what it starts by ``sys.executable`` is warm, too.  The libraries must
+be imported only, not used: TensorFlow that has computed does not survive a fork.
 
 Not for tests of what happens at import: those start a Python of their own.
 """
@@ -90,13 +90,18 @@ def _serve(path: str) -> None:
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _answer(connection)
+            _answer(connection, os.fspath(pathlib.Path(path).with_name("python")))
             return
         connection.close()
 
 
-def _answer(connection: socket.socket) -> None:
-    """Reports the process identifier and exit status of a fork; returns in the fork."""
+def _answer(connection: socket.socket, program: str) -> None:
+    """Reports the process identifier and exit status of a fork; returns in the fork.
+
+    Args:
+      connection: To the program that was started.
+      program: Its path.
+    """
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as sent:
         arguments, folder, environment = json.loads(
@@ -114,6 +119,7 @@ def _answer(connection: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.executable = program
     _become(arguments)
 
 
@@ -125,7 +131,8 @@ def _become(arguments: list[str]) -> None:
     """
     option, what, *rest = arguments
     sys.argv = [option, *rest]
-    sys.path.insert(0, "")
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = ["", *filter(None, paths)]
     if option == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif option == "-c":

@@ -7,6 +7,8 @@ import pathlib
 import signal
 import subprocess
 
+import pytest
+
 from tests.warm_processes import warm_python
 
 
@@ -31,3 +33,14 @@ def test_a_warm_process_has_its_own_surroundings(tmp_path: pathlib.Path) -> None
     for number in (signal.SIGKILL, signal.SIGTERM):
         killed = run(f"import os; os.kill(os.getpid(), {number})", tmp_path)
         assert killed.returncode == -number
+
+
+def test_what_a_warm_process_starts_is_warm_and_finds_the_same_modules(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.py").write_text("import sys; print(*sys.argv[1:])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
+    inner = "import own, sys; assert 'tensorflow' in sys.modules"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    assert run(code, tmp_path).stdout == "\n"

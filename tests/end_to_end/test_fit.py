@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,6 +14,9 @@ from accounting.core.validation import InputError
 from dpsgd import fit_stages, released
 from dpsgd.command_line import cli
 from tests.end_to_end.test_own_table import write_census
+from tests.warm_processes import warm_python
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 CHOICES = [
     "census.csv", "--label=income", "--classes=<=50K,>50K", "--numeric=age",
@@ -24,7 +26,7 @@ CHOICES = [
 
 
 def run(folder: pathlib.Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpsgd", "fit", *CHOICES, *more]
+    command = [warm_python(), "-m", "dpsgd", "fit", *CHOICES, *more]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False
     )
@@ -120,7 +122,7 @@ def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
         "range = [0, 99]\n"
     )
     command = [
-        sys.executable, "-m", "dpsgd", "fit", "rides.csv", "--schema=rides.toml",
+        warm_python(), "-m", "dpsgd", "fit", "rides.csv", "--schema=rides.toml",
         "--max-examples-per-user=2", "--num-examples=9000", "--epsilon=9",
         "--delta=1e-4", "--batch-size=256", "--epochs=1", "--train=--hidden 2",
         "--json",

@@ -35,7 +35,11 @@ from trainer.run import budget, privacy
 from trainer.run.reservation import Budget
 from trainer.settings.train_settings import TrainSettings
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 DELTA, EPSILON, RUNS = 1e-3, 4.0, 2
+#: Number of runs that a search of these tests draws.
+COUNT = 3
 BATCHES = BatchSettings(expected_batch_size=20, num_steps=6, sampler="poisson")
 SECRET = "runs.json"
 
@@ -145,11 +149,11 @@ def _watched(
 
 @pytest.fixture(scope="module")
 def search(
-    root: pathlib.Path,
+    root: pathlib.Path, warm_starts: None
 ) -> tuple[pathlib.Path, dict[str, Any], Seen]:
-    """A search of four runs that is finished."""
+    """A search of ``COUNT`` runs that is finished."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        found, seen = _watched(root, root / "out", 4, monkeypatch)
+        found, seen = _watched(root, root / "out", COUNT, monkeypatch)
     return root / "out", found, seen
 
 
@@ -157,8 +161,8 @@ def test_each_run_has_batches_and_noise_of_its_own_and_the_noise_of_the_theorem(
     search: Any,
 ) -> None:
     _, found, seen = search
-    assert len(seen.tokens) == len(set(seen.tokens)) == 4
-    assert len(set(seen.keys)) == 2 * 4
+    assert len(seen.tokens) == len(set(seen.tokens)) == COUNT
+    assert len(set(seen.keys)) == 2 * COUNT
     assert set(seen.rates) <= {0.01, 0.1}
     price, law = found["price"], as_good_as(RUNS, found["price"]["shape"] or math.inf)
     plan = tuning.DpSgdPlan.from_json(found["asked"]["plan"])
@@ -187,7 +191,7 @@ def test_a_score_is_of_one_gaussian_release_with_the_noise_of_the_theorem(
 ) -> None:
     _, found, seen = search
     price = found["price"]
-    assert seen.noises == [price["noise_of_score"]] * 4
+    assert seen.noises == [price["noise_of_score"]] * COUNT
     law = as_good_as(RUNS, price["shape"] or math.inf)
     score = parts.gaussian(price["noise_of_score"])
     assert epsilon_of_best(score, law, DELTA) <= EPSILON
@@ -213,7 +217,7 @@ def test_the_statement_of_the_winner_is_that_of_the_whole_search(search: Any) ->
 def test_nothing_is_left_but_the_winner_and_its_score(search: Any) -> None:
     out, found, seen = search
     assert {path.name for path in out.iterdir()} == {"tuning.json", "run", "batches"}
-    best = max(range(4), key=seen.scores.__getitem__)
+    best = max(range(COUNT), key=seen.scores.__getitem__)
     assert found["winner"]["metrics"]["accuracy"]["value"] == seen.scores[best]
     record, _ = run_record.read_run(out / "run")
     settings = found["winner"]["settings"]
@@ -224,7 +228,7 @@ def test_nothing_is_left_but_the_winner_and_its_score(search: Any) -> None:
     # Losses have all digits; accuracies are short, and may stand in another number.
     assert f"{seen.losses[best]}" in text
     lost = [loss for place, loss in enumerate(seen.losses) if place != best]
-    assert len({*lost, seen.losses[best]}) == 4
+    assert len({*lost, seen.losses[best]}) == COUNT
     assert not any(f"{loss}" in text for loss in lost)
     assert not any(token in text for token in seen.tokens)
 
@@ -238,9 +242,13 @@ def test_a_run_that_lost_is_gone_when_the_next_begins(search: Any) -> None:
 
 
 def test_a_killed_search_goes_on_with_the_runs_that_were_drawn(
-    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    root: pathlib.Path,
+    search: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out = tmp_path / "out"
+    out, (_, found, _) = tmp_path / "out", search
+    monkeypatch.setattr(tuning, "_priced", lambda *_: {**found, "winner": None})
     with pytest.raises(Planted):
         _watched(root, out, 2, monkeypatch, die_at=1)
     drawn = json.loads((out / "private" / SECRET).read_text())
