@@ -6,6 +6,7 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from importlib import metadata
 from typing import Any
@@ -24,6 +25,7 @@ def header(version: int, format_name: str | None = None) -> dict[str, Any]:
     return {**named, "version": version}
 
 
+@functools.cache  # of what is loaded, whatever is installed meanwhile
 def installed_version(package: str) -> str:
     """Returns the version of a package, or "not installed"."""
     try:
