@@ -23,7 +23,7 @@ def known_steps(
 ) -> np.ndarray:
     """Returns the score where the example's steps are known.
 
-    Arguments as for `Score`.
+    Arguments as for `Score.__call__`.
     """
     del means  # others contribute nothing
     # Step t starts at row ceil(t n / T).
@@ -72,9 +72,10 @@ def hidden_step(
     positions: np.ndarray,
     means: tuple[float, float],
 ) -> np.ndarray:
-    """Returns the score of shuffles and of balls and bins; arguments as for `Score`.
+    """Returns the score of shuffles and of balls and bins.
 
     The canary's step of an epoch is uniform; a persistent shuffle has one for all.
+    Arguments as for `Score.__call__`.
     """
     del positions  # every row is alike
     per_epoch = plan.steps_per_epoch

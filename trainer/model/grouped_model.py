@@ -55,7 +55,7 @@ class GroupedModel(TrainableModel):
         return self.size * self.of_row.rows_per_example
 
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
-        """Returns the outputs for all rows of all groups; see `TrainableModel`."""
+        """Returns the outputs for all rows; see `TrainableModel.outputs`."""
         return self.of_row.outputs(self._rows(columns), training=training)
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:

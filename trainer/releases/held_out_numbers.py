@@ -62,7 +62,7 @@ class HeldOutNumbers(KeptRows):
         return noise_of_mean(stddev, num_rows=1) / _OF_VARIANCE
 
     def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
-        """Adds rows; see `KeptRows`."""
+        """Adds rows; see `KeptRows.add`."""
         with np.errstate(all="ignore"):  # what is not finite counts as the worst
             label = labels.reshape(-1).astype(np.float64)
             error = np.square(predictions.reshape(-1).astype(np.float64) - label)
@@ -72,7 +72,7 @@ class HeldOutNumbers(KeptRows):
         self._parts.append((share, label))
 
     def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
-        """Returns the sums of all rows but ``rows``, by name; see `KeptRows`."""
+        """Returns the sums of all rows but ``rows``, by name; see `KeptRows.sums`."""
         del at_most  # no sum depends on the other rows
         share, label = map(np.concatenate, zip(*self._parts, strict=True))
         values = {

@@ -180,12 +180,12 @@ class HeldOutRows(KeptRows):
         return _BINARY if self._is_binary else _CLASSES
 
     def noise_of_one(self, noise_multiplier: float) -> float:
-        """Returns the noise of an accuracy of one row; see `KeptRows`."""
+        """Returns the noise of an accuracy of one row; see `KeptRows.noise_of_one`."""
         of_counts = self._sum("counts", np.zeros(0, np.int64), 1)
         return of_counts.stddev(noise_multiplier) * math.sqrt(self.num_cells) / 2
 
     def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
-        """Adds rows; see `KeptRows`."""
+        """Adds rows; see `KeptRows.add`."""
         find = self._binary if self._is_binary else self._classes
         with np.errstate(all="ignore"):  # what is not finite counts as the worst
             self._parts.append(find(labels, predictions.astype(np.float64)))
@@ -215,7 +215,7 @@ class HeldOutRows(KeptRows):
         return np.clip(losses, 0.0, 1.0)
 
     def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
-        """Returns the sums of all rows but ``rows``, by name; see `KeptRows`."""
+        """Returns the sums of all rows but ``rows``, by name; see `KeptRows.sums`."""
         cells, losses, *scores = map(np.concatenate, zip(*self._parts, strict=True))
         counts = np.bincount(cells, minlength=self.num_cells)
         found = {

@@ -118,7 +118,7 @@ class FormedGradients:
         self.bound: Any = None
 
     def squared_norm(self) -> Any:
-        """See ``Part``."""
+        """See `Part.squared_norm`."""
         num_rows = tf.nest.flatten(self._rows)[0].shape[0]
         if num_rows is not None and num_rows <= self._chunk_rows:
             self._held = self._form(self._rows)
@@ -132,7 +132,7 @@ class FormedGradients:
         return self.bound
 
     def clipped(self, scale: Any, cap: float | None) -> list[Any]:
-        """See ``Part``."""
+        """See `Part.clipped`."""
         if self._held is not None:
             return _capped_sums(self._held, scale, cap)
 
@@ -171,7 +171,7 @@ class OuterProducts:
         )
 
     def squared_norm(self) -> Any:
-        """See ``Part``."""
+        """See `Part.squared_norm`."""
         if self._forms_gradients:
             return self._formed.squared_norm()
         one = self._x.shape[1] == 1
@@ -180,7 +180,7 @@ class OuterProducts:
         return found
 
     def clipped(self, scale: Any, cap: float | None) -> list[Any]:
-        """See ``Part``."""
+        """See `Part.clipped`."""
         if self._forms_gradients or cap is not None:
             return self._formed.clipped(scale, cap)
         x, d = zero_others(self._x, scale > 0), scale_rows(self._d, scale)
@@ -228,12 +228,12 @@ class TableRows:
         self._ids, self._slope, self._shape = ids, slope, shape
 
     def squared_norm(self) -> Any:
-        """See ``Part``."""
+        """See `Part.squared_norm`."""
         self._rows = self._row_gradients()
         return tf.reduce_sum(tf.square(positions(self._rows)), (1, 2))
 
     def clipped(self, scale: Any, cap: float | None) -> list[Any]:
-        """See ``Part``."""
+        """See `Part.clipped`."""
         rows = cap_coordinates(scale_rows(self._rows, scale), cap)
         indices = tf.reshape(self._ids, (-1,))
         shape = tf.constant(tuple(self._shape))
