@@ -62,20 +62,20 @@ def test_json_is_all_that_is_printed():
 
 
 def test_another_relation_leaves_out_what_is_not_accounted_for():
-    base = [*QUESTION, "--relation", "add_or_remove_one"]
+    base = [*SMALL, "--relation", "add_or_remove_one"]
     text = run(*base, "--sampler", "poisson")
     assert "add-or-remove relation" in text
     answers = json.loads(run(*base, "--json"))
     assert answers["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
     row, capped, bins = answers["answers"]
-    [same] = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))["answers"]
+    [same] = json.loads(run(*SMALL, "--json", "--sampler", "poisson"))["answers"]
     assert row == same
     assert capped["sampler"] == "truncated-poisson"
     assert bins["sampler"] == "balls-and-bins"
     with pytest.raises(InputError, match="moves others to other steps"):
         run(*base, "--sampler", "deterministic")
     with pytest.raises(InputError, match="twice the clip norm"):
-        run(*QUESTION, "--relation", "REPLACE_ONE", "--sampler", "balls-and-bins")
+        run(*SMALL, "--relation", "REPLACE_ONE", "--sampler", "balls-and-bins")
 
 
 def test_truncated_batch_size_is_chosen_or_taken():
@@ -125,10 +125,17 @@ def test_sweep_shows_where_the_order_flips():
 
 def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    # As of a tiny epsilon: noise of nine digits leaves less room.
+    bounds = NoiseBounds(sufficient=12345.67891, necessary=12345.6, method="m")
+
+    def long(question, line, plan):
+        return Answer(plan=plan, asked=NOISE, bounds=bounds, line=line)
+
     plan = ["--num-examples", "400", "--batch-size", "100", "--epochs", "2"]
     target = ["--delta", "1e-9", "--epsilon", "3"]
-    # There noise has nine digits, which leave less room.
-    text = run(*plan, *target, "--sweep", "epsilon", "--values", "0.0001")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("accounting.planning.sweeps.answer_for", long)
+        text = run(*plan, *target, "--sweep", "epsilon", "--values", "0.0001")
     assert "\u2026" not in text
     assert re.search(r"\d{5}\.\d{4}", text)
     assert "deterministic" in text
