@@ -39,6 +39,8 @@ SHAPES = [
     (64, 8, 8),
     (512, 4, 2),
 ]
+#: One example at a time, a gradient is formed in one way whatever its shape.
+ALSO_ONE_AT_A_TIME = [(2, 70, 9), (16, 200, 100), (512, 4, 2)]
 
 
 def _difference(labels: Any, outputs: Any) -> Any:
@@ -91,15 +93,16 @@ def _largest_share(
     tensors = {name: tf.constant(value) for name, value in columns.items()}
     tensors["label"] = tf.zeros(num_rows, tf.int8)
     mapped = tf.function(
-        lambda: tf.map_fn(norm, tf.range(num_rows), fn_output_signature=tf.float64)
+        lambda: tf.map_fn(norm, tf.range(num_rows), fn_output_signature=tf.float64),
+        autograph=False,
     )
     return float(np.max(mapped())) / CLIP
 
 
-def _ways(model: TrainableModel) -> dict[str, GradientSum]:
+def _ways(model: TrainableModel, one_at_a_time: bool) -> dict[str, GradientSum]:
     cap = CLIP / 2
     ways = {}
-    for path in (ONE_PASS, SINGLE_EXAMPLES):
+    for path in (ONE_PASS, *[SINGLE_EXAMPLES] * one_at_a_time):
         clip = {"l2_norm_clip": CLIP, "path": path}
         ways[f"dp-sgd {path}"] = clipped_sum(model, **clip)  # type: ignore[arg-type]
         ways[f"model-mix {path}"] = clipped_sum(model, linf_norm_clip=cap, **clip)  # type: ignore[arg-type]
@@ -108,11 +111,11 @@ def _ways(model: TrainableModel) -> dict[str, GradientSum]:
 
 
 def test_no_row_adds_more_than_the_clip_however_its_terms_cancel() -> None:
-    """3 methods x 2 paths x 9 shapes x 200 rows: 10,800 contributions."""
+    """3 methods x (9 shapes in one pass + 3) x 200 rows: 7,200 contributions."""
     for seed, shape in enumerate(SHAPES):
         model = _pairwise(*shape)
         columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), seed)}
-        for name, way in _ways(model).items():
+        for name, way in _ways(model, shape in ALSO_ONE_AT_A_TIME).items():
             share = _largest_share(way, columns, ROWS_PER_SHAPE)
             assert share <= MOST, (shape, name)
 
@@ -125,7 +128,7 @@ def test_no_row_adds_more_than_the_clip_at_equal_ids(positions: int) -> None:
     slopes *= np.resize([1, -1], positions)[:, None]
     columns = {"ids": random.integers(0, 3, (num_rows, positions)), "slopes": slopes}
     columns["ids"] = columns["ids"].astype("i4")
-    for name, way in _ways(model).items():
+    for name, way in _ways(model, one_at_a_time=positions == 40).items():
         assert _largest_share(way, columns, num_rows) <= MOST, name
 
 
@@ -176,7 +179,8 @@ def test_gradients_are_formed_in_chunks_of_examples(
     wanted = clipped_sum(model, l2_norm_clip=CLIP)(columns, tf.ones(32))
     held = rows_held * shape[1] * shape[2]
     monkeypatch.setattr(gradient_parts, "_MOST_HELD_VALUES", held)
-    found = tf.function(clipped_sum(model, l2_norm_clip=CLIP))(columns, tf.ones(32))
+    gradient_sum = clipped_sum(model, l2_norm_clip=CLIP)
+    found = tf.function(gradient_sum, autograph=False)(columns, tf.ones(32))
     assert_close(arrays(found), arrays(wanted))
 
 
