@@ -25,6 +25,7 @@ from pipelines.files.key_files import create_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.inputs.source_table import SourceTable
+from trainer import models
 from trainer.core.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
@@ -229,6 +230,30 @@ def small_batches(batch_folder: Callable[..., BatchFolder]) -> BatchFolder:
 def held_out(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder of 300 held-out examples in three row groups."""
     return write_held_out(tmp_path / "held_out", make_rows(300, seed=99))
+
+
+#: Default models that were checked in this process.
+_CHECKED: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def default_models_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs check an equal default model once in a process: a sixth of a small run.
+
+    The check is a function of the model and the columns, which the description and the
+    manifest determine, and weights of its own.  Code of users is always checked.
+    """
+    check = models.check_model
+
+    def check_once(model: models.TrainableModel, manifest: Manifest) -> None:
+        is_default = "embedding_dim" in model.description and not model.loss.ones_own
+        sizes = (manifest.columns, manifest.physical_batch_size)
+        known = repr((model.description, manifest.dataset, sizes))
+        if not is_default or known not in _CHECKED:
+            check(model, manifest)
+            _CHECKED.add(known)
+
+    monkeypatch.setattr(models, "check_model", check_once)
 
 
 def _save_nothing(network: Any, inner: Any, path: str) -> None:

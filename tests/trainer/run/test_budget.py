@@ -27,14 +27,27 @@ from trainer.train import train
 
 DELTA = 1e-4
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
+
+_RESERVED: dict[tuple[str, int], Budget] = {}
+
+
+def reserved(batches: Any, num_runs: int) -> Budget:
+    """A budget of epsilon 3 for runs on such batches; its noise is searched once."""
+    asked = (batches.manifest.fingerprint, num_runs)
+    if asked not in _RESERVED:
+        _RESERVED[asked] = Budget.reserve(
+            batches.manifest, TABLE, num_runs=num_runs, epsilon=3.0, delta=DELTA
+        )
+    return _RESERVED[asked]
+
 
 @pytest.fixture
 def file(small_batches: Any, tmp_path: pathlib.Path) -> pathlib.Path:
     """A budget for two runs."""
     path = tmp_path / "table.budget"
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
-    )
+    found = reserved(small_batches, 2)
     budget.create(path, found)
     return path
 
@@ -70,9 +83,7 @@ def _charged(file: pathlib.Path) -> list[str]:
 
 
 def test_epsilon_is_that_of_all_runs_together(small_batches: Any) -> None:
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=5, epsilon=3.0, delta=DELTA
-    )
+    found = reserved(small_batches, 5)
     plan = small_batches.manifest.plan
     longer = dataclasses.replace(plan, num_steps=5 * plan.num_steps, num_epochs=5)
     together = accountant.epsilon(
@@ -84,8 +95,20 @@ def test_epsilon_is_that_of_all_runs_together(small_batches: Any) -> None:
     assert "All 5 runs, their metrics and statistics together" in found.claim
 
 
-def test_a_run_is_charged_before_its_first_noise_is_drawn(
-    request_of: Any, file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def _charge(file: pathlib.Path, *runs: str) -> None:
+    """Charges runs whose batches ``request_of`` makes."""
+    for name in runs:
+        budget.charge(
+            file,
+            run_id=name,
+            batches_id=name[-1] * 32,
+            folder=file.with_name(name),
+            begins=True,
+        )
+
+
+def test_a_run_is_charged_before_its_first_noise_and_once_if_it_is_resumed(
+    request_of: Any, crash: Any, file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     noise = Step.noise
@@ -95,27 +118,20 @@ def test_a_run_is_charged_before_its_first_noise_is_drawn(
         return noise(self, *given)
 
     monkeypatch.setattr(Step, "noise", look)
-    train(request_of("run-1"))
-    assert seen == [["run-1"]]
-
-
-def test_a_run_is_charged_once_also_if_it_is_killed_and_resumed(
-    request_of: Any, crash: Any, file: pathlib.Path
-) -> None:
     first = request_of("run-1", checkpoint_every=2)
     crash(first, 5)
-    assert _charged(file) == ["run-1"]
+    assert seen == [["run-1"]]
     train(first)
-    assert _charged(file) == ["run-1"]
+    assert seen == [["run-1"]] * 2
     train(request_of("run-2"))
+    assert seen[2:] == [["run-1", "run-2"]]
     assert _charged(file) == ["run-1", "run-2"]
 
 
 def test_a_run_that_is_more_than_were_reserved_is_refused(
     request_of: Any, file: pathlib.Path
 ) -> None:
-    train(request_of("run-1"))
-    train(request_of("run-2"))
+    _charge(file, "run-1", "run-2")
     third = request_of("run-3")
     with pytest.raises(InputError, match="free place among the 2"):
         train(third)
@@ -123,11 +139,10 @@ def test_a_run_that_is_more_than_were_reserved_is_refused(
 
 
 def test_no_two_runs_share_batches(request_of: Any, file: pathlib.Path) -> None:
-    first = request_of("run-1")
-    train(first)
-    again = dataclasses.replace(first, run=first.run.with_name("run-2"))
+    _charge(file, "run-1")
+    again = request_of("run-1")
     with pytest.raises(InputError, match="batches of its own"):
-        train(again)
+        train(dataclasses.replace(again, run=again.run.with_name("run-2")))
     assert _charged(file) == ["run-1"]
 
 
@@ -172,9 +187,7 @@ def test_of_two_processes_one_gets_the_last_place(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "one.budget"
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=1, epsilon=3, delta=DELTA
-    )
+    found = reserved(small_batches, 1)
     budget.create(path, found)
     barrier, errors = threading.Barrier(4), []
 
@@ -278,9 +291,7 @@ def test_a_closed_budget_has_no_place_and_the_epsilon_of_all_slots(
 def test_a_closed_budget_refuses_every_kind_of_release(
     small_batches: Any, release: Callable[[Budget], Budget], has_run: bool
 ) -> None:
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
-    )
+    found = reserved(small_batches, 2)
     closed = (found.charged("a", "a", "run-a") if has_run else found).closed()
     with pytest.raises(InputError, match="closed, which is final"):
         release(closed)
@@ -304,9 +315,7 @@ def test_of_a_charge_and_a_close_at_once_none_is_lost(
 ) -> None:
     """One may find the file in use, and is refused."""
     path = tmp_path / "one.budget"
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=1, epsilon=3, delta=DELTA
-    )
+    found = reserved(small_batches, 1)
     budget.create(path, found)
     run = {"run_id": "a", "batches_id": "a", "folder": tmp_path / "a"}
     barrier, done = threading.Barrier(2), set[str]()
@@ -358,9 +367,7 @@ def test_looked_at_rows_mark_a_budget(small_batches: Any) -> None:
 def test_no_part_gives_both_metrics_and_statistics_or_these_twice(
     small_batches: Any,
 ) -> None:
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
-    )
+    found = reserved(small_batches, 2)
     for run in "ab":
         found = found.charged(run, run, run)
     counted = found.with_statistics("val", "ranges.toml")
@@ -382,9 +389,7 @@ def test_no_part_gives_both_metrics_and_statistics_or_these_twice(
 def test_a_search_has_the_place_of_all_runs_and_its_winner_is_evaluated_once(
     small_batches: Any,
 ) -> None:
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=2, epsilon=3.0, delta=DELTA
-    )
+    found = reserved(small_batches, 2)
     ran = found.charged("a", "a", "run-a")
     with pytest.raises(InputError, match="it did, in run-a"):
         ran.searched("s", "val", "tuned")
@@ -444,9 +449,7 @@ def test_a_search_that_goes_on_notices_a_file_that_was_rolled_back(
 def test_rows_that_train_or_are_of_another_table_have_no_slot(
     small_batches: Any, changes: dict[str, Any]
 ) -> None:
-    found = Budget.reserve(
-        small_batches.manifest, TABLE, num_runs=1, epsilon=3.0, delta=DELTA
-    )
+    found = reserved(small_batches, 1)
     others = dataclasses.replace(TABLE, part="val")
     found.check_other_part(others)
     with pytest.raises(InputError, match="that trains nothing"):
@@ -485,8 +488,8 @@ def test_a_second_budget_beside_the_first_is_refused(
     def make(name: str, *sources: str) -> pathlib.Path:
         table = dataclasses.replace(TABLE, sources=sources)
         path = tmp_path / name
-        given = {"num_runs": 1, "epsilon": 3.0, "delta": DELTA}
-        budget.create(path, Budget.reserve(small_batches.manifest, table, **given))
+        found = dataclasses.replace(reserved(small_batches, 1), table=table)
+        budget.create(path, found)
         return path
 
     with pytest.raises(InputError, match=r"other budget .*table\.budget"):

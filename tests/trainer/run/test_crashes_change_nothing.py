@@ -11,10 +11,12 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files.key_files import create_key_file
+from pipelines.files.storage import write_atomically
 from tests.trainer.conftest import write_held_out
 from tests.trainer.run.whole_runs import (
     AVERAGES,
@@ -24,10 +26,13 @@ from tests.trainer.run.whole_runs import (
     same_results,
 )
 from tests.warm_processes import warm_python
+from trainer import train as train_module
 from trainer.averaging.iterates import Iterates
-from trainer.core.run import authenticated_arrays
+from trainer.core.run import authenticated_arrays, run_record
+from trainer.core.run.checkpoints import CHECKPOINT_NAME, Checkpoints, State
 from trainer.core.run.session import Session
 from trainer.report.progress import Silent
+from trainer.run.preflight import Request
 from trainer.train import StoppedError, train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
@@ -70,7 +75,7 @@ def test_a_crashed_run_continues_to_bit_identical_results(
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
     )
-    for step in (0, 8, 1, 0):
+    for step in (0, 8, 1):
         crash(request, step)
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "broken")
@@ -83,58 +88,82 @@ def test_a_damaged_id_is_refused(request_for: Any, crash: Any) -> None:
     for text in (b"", b"0" * 32, b"xyz\n"):
         path.write_bytes(text)
         with pytest.raises(InputError, match=r"run\.id"):
-            train(request)
+            run_record.read_or_create_run_id(request.run)
+    with pytest.raises(InputError, match=r"run\.id"):
+        train(request)
     path.unlink()
     with pytest.raises(InputError, match="checkpoint of this run"):
         train(request)
 
 
-def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
+# -- crashes and stops -----------------------------------------------------------------
+
+
+def _stop(request: Request) -> None:
+    """Sends a signal after step 3, at which the run ends after the next step."""
+
+    class StopAtThree(Silent):
+        def advance(self, done: int) -> None:
+            if done == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    # Between two steps: workers agree on it in the next one.
+    with pytest.raises(StoppedError, match="step 4 of 10"):
+        train(request, StopAtThree())
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def _half_a_checkpoint(path: pathlib.Path, data: bytes, **more: Any) -> None:
+    """Stands in for ``write_atomically``, and dies while it writes a checkpoint."""
+    if path.name == CHECKPOINT_NAME:
+        path.with_name(f".{CHECKPOINT_NAME}.half").write_bytes(data[: len(data) // 2])
+        raise Planted
+    write_atomically(path, data, **more)
+
+
+def _before_keep(self: Iterates, step: int, weights: Any) -> None:
+    if step == 8:
+        raise Planted
+    _KEEP(self, step, weights)
+
+
+def _after_keep(self: Iterates, step: int, weights: Any) -> None:
+    _KEEP(self, step, weights)
+    if step == 8:
+        raise Planted
+
+
+def _before_results(*_: object, complete: bool = True, **__: Any) -> None:
+    if complete:  # the record of the first step is not
+        raise Planted
+
+
+_KEEP = Iterates.keep
+#: Where a run dies, in the order in which it comes there, and by what.
+_CRASHES: list[tuple[Any, str, Any]] = [
+    (authenticated_arrays, "write_atomically", _half_a_checkpoint),
+    (Iterates, "keep", _before_keep),
+    (Iterates, "keep", _after_keep),
+    (train_module, "export", _before_results),
+    (train_module, "pretty_json", _before_results),
+    (Session, "write_record", _before_results),
+]
+
+
+def test_a_run_that_is_stopped_and_crashes_wherever_it_writes_ends_bit_identical(
     request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(request_for("whole", run_id=ONE_ID))
-    request = request_for("broken", run_id=ONE_ID, checkpoint_every=2)
-    write, calls = authenticated_arrays.write_atomically, 0
-
-    def write_half(path: pathlib.Path, data: bytes, **more: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            path.with_name(".checkpoint.npz.half").write_bytes(data[: len(data) // 2])
-            raise Planted
-        write(path, data, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(authenticated_arrays, "write_atomically", write_half)
-        with pytest.raises(Planted):
-            train(request)
-    train(request)
-    assert same_results(tmp_path / "whole", tmp_path / "broken")
-
-
-def test_a_crash_while_an_iterate_is_kept_is_mended(
-    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """A half-written checkpoint leaves the one before; so with iterates and results."""
     settings = private_settings(keep_last=3, keep_every=2)
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     request = request_for(
-        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=1
+        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=5
     )
-    keep = Iterates.keep
-
-    def crash_before(self: Iterates, step: int, weights: Any) -> None:
-        if step == 8:
-            raise Planted
-        keep(self, step, weights)
-
-    def crash_after(self: Iterates, step: int, weights: Any) -> None:
-        keep(self, step, weights)
-        if step == 8:
-            raise Planted
-
-    for crash in (crash_before, crash_after):
+    _stop(request)
+    for target, name, crash in _CRASHES:
         with monkeypatch.context() as patch:
-            patch.setattr(Iterates, "keep", crash)
+            patch.setattr(target, name, crash)
             with pytest.raises(Planted):
                 train(request)
     train(request)
@@ -158,44 +187,31 @@ def test_a_run_whose_iterate_was_changed_does_not_go_on(
     assert not steps
 
 
-def test_a_crash_while_results_are_written_is_mended(
-    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_checkpoint_is_refused(
+    request_for: Any, crash: Any, tmp_path: pathlib.Path
 ) -> None:
-    from trainer import train as module
-
-    train(request_for("whole", run_id=ONE_ID))
-    request = request_for("broken", run_id=ONE_ID)
-
-    def fail(*_: object, complete: bool = True, **__: Any) -> None:
-        if complete:  # the record of the first step is not
-            raise Planted
-
-    for target, name in (
-        (module, "export"), (module, "pretty_json"), (Session, "write_record")
-    ):  # fmt: skip
-        with monkeypatch.context() as patch:
-            patch.setattr(target, name, fail)
-            with pytest.raises(Planted):
-                train(request)
-    train(request)
-    assert same_results(tmp_path / "whole", tmp_path / "broken")
-
-
-def test_a_damaged_checkpoint_is_refused(request_for: Any, crash: Any) -> None:
+    checkpoints = Checkpoints(run=tmp_path, run_key=bytes(32))
+    (tmp_path / "private").mkdir()
+    state = State(
+        num_steps_executed=4, arrays=(np.arange(9.0),), points=(), held_out="",
+        relies_on=(),
+    )  # fmt: skip
+    checkpoints.save(state)
+    whole = checkpoints.read()
+    flipped = [bytearray(whole) for _ in range(3)]
+    for data, place in zip(flipped, (0, 40, -1), strict=True):
+        data[place] ^= 1
+    for damaged in (*map(bytes, flipped), whole[:100]):
+        with pytest.raises(InputError, match="damaged"):
+            checkpoints.parse(damaged)
+    assert checkpoints.load() is not None
+    # A run refuses what its checkpoints refuse.
     request = request_for(checkpoint_every=2)
     crash(request, 5)
-    path = request.run / "private" / "checkpoint.npz"
-    whole = path.read_bytes()
-
-    def changed(place: int) -> bytes:
-        data = bytearray(whole)
-        data[place] ^= 1
-        return bytes(data)
-
-    for data in (changed(0), changed(40), changed(-1), whole[:100]):
-        path.write_bytes(data)
-        with pytest.raises(InputError, match="damaged"):
-            train(request)
+    path = request.run / "private" / CHECKPOINT_NAME
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match="damaged"):
+        train(request)
 
 
 def test_a_run_does_not_continue_as_another_one(
@@ -246,30 +262,12 @@ def test_a_run_does_not_continue_with_other_held_out_examples(
     train(request_for(held_out=moved))
 
 
-def test_a_stop_signal_ends_the_run_after_its_step(
-    request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    class StopAtThree(Silent):
-        def advance(self, done: int) -> None:
-            if done == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    request = request_for("stopped", run_id=ONE_ID)
-    # Between two steps: workers agree on it in the next one.
-    with pytest.raises(StoppedError, match="step 4 of 10"):
-        train(request, StopAtThree())
-    assert signal.getsignal(signal.SIGTERM) == before
-    train(request)
-    train(request_for("whole", run_id=ONE_ID))
-    assert same_results(tmp_path / "whole", tmp_path / "stopped")
-
-
 ROOT = pathlib.Path(__file__).parents[3]
 _CHILD = """
     import os, pathlib, pickle, signal, sys
     sys.path.insert(0, {root!r})
     from trainer.report.progress import Silent
+from trainer.run.preflight import Request
     from trainer.train import train
 
     class KillAt(Silent):

@@ -100,7 +100,17 @@ def pending(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     return found
 
 
-def test_nothing_that_leaves_lacks_noise(request_for: Any, pending: Any) -> None:
+def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
+    request_for: Any, pending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[bytes] = []
+    generator = noise._generator
+
+    def spy(key: bytes) -> np.random.Generator:
+        drawn.append(key)
+        return generator(key)
+
+    monkeypatch.setattr(noise, "_generator", spy)
     train(request_for())
     # Steps 0, 4, 8 and 10; 0, 7, 10 and the results of kept iterates; 5 and 10.
     assert pending["checkpoint"] == [0] * 4
@@ -110,6 +120,9 @@ def test_nothing_that_leaves_lacks_noise(request_for: Any, pending: Any) -> None
     assert len(pending["step"]) == 10
     # Else this test could not fail.
     assert min(pending["step"]) > 0
+    # 10 steps of 4 variables and of the rows of a table, and 4 flushes of it.
+    assert len(drawn) >= 10 * 5 + 4
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_the_last_step_completes_all_rows_where_nothing_else_does(
@@ -149,23 +162,6 @@ def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
 
 
-def test_no_noise_of_a_run_is_used_twice(
-    request_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[bytes] = []
-    generator = noise._generator
-
-    def spy(key: bytes) -> np.random.Generator:
-        drawn.append(key)
-        return generator(key)
-
-    monkeypatch.setattr(noise, "_generator", spy)
-    train(request_for())
-    # 10 steps of 4 variables and of the rows of a table, and 4 flushes of it.
-    assert len(drawn) >= 10 * 5 + 4
-    assert len(set(drawn)) == len(drawn)
-
-
 def test_a_refused_request_writes_nothing(
     request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +185,6 @@ def test_a_run_does_not_go_on_with_other_flushes(request_for: Any) -> None:
         train(request, KillAt(5))
     with pytest.raises(InputError, match="another --checkpoint-every"):
         train(dataclasses.replace(request, checkpoint_every=5))
-    train(request)
 
 
 _CHILD = """

@@ -54,8 +54,22 @@ def test_steps_of_several_batches_give_the_run_of_one_batch(
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The noise of all variables in all steps, as it is drawn."""
+    found: list[bytes] = []
+    begin = Step.begin
+
+    def spy(self: Step, noise: Any, later: Any) -> None:
+        found.extend(values.tobytes() for values in noise)
+        begin(self, noise, later)
+
+    monkeypatch.setattr(Step, "begin", spy)
+    return found
+
+
 def test_same_key_same_run_other_key_other_noise(
-    request_for: Any, tmp_path: pathlib.Path
+    request_for: Any, tmp_path: pathlib.Path, drawn: list[bytes]
 ) -> None:
     create_key_file(tmp_path / "other.key")
     for name in ("first", "again"):
@@ -64,48 +78,39 @@ def test_same_key_same_run_other_key_other_noise(
     train(request_for("other", run_id=ONE_ID, noise_key_file=other_key))
     assert same_results(tmp_path / "first", tmp_path / "again")
     assert not same_results(tmp_path / "first", tmp_path / "other")
+    first, again, other = np.array_split(np.array(drawn, object), 3)
+    assert np.array_equal(first, again)
+    assert not {*first} & {*other}
 
 
-@pytest.mark.parametrize("run_id", [None, ONE_ID])
 def test_runs_that_share_a_key_share_no_noise(
-    run_id: str | None, request_for: Any, monkeypatch: pytest.MonkeyPatch
+    request_for: Any, drawn: list[bytes]
 ) -> None:
     # Common noise would cancel in the difference of two released models.
-    drawn: list[bytes] = []
-    begin = Step.begin
-
-    def spy(self: Step, noise: Any, later: Any) -> None:
-        drawn.extend(values.tobytes() for values in noise)
-        begin(self, noise, later)
-
-    monkeypatch.setattr(Step, "begin", spy)
     clip, rate = (
         private_settings(l2_norm_clip=1.0001),
         private_settings(learning_rate=0.01),
     )
-    train(request_for("first", run_id=run_id))
-    train(request_for("second", run_id=run_id, settings=clip))
-    train(request_for("third", run_id=run_id, settings=rate))
-    if run_id is None:  # even the same request again is another run
-        train(request_for("fourth"))
+    # As if two runs had drawn one id; and the same request again is another run.
+    for name, changes in (
+        ("first", {"run_id": ONE_ID}),
+        ("second", {"run_id": ONE_ID, "settings": clip}),
+        ("third", {"run_id": ONE_ID, "settings": rate}),
+        ("fourth", {}),
+        ("fifth", {}),
+    ):
+        train(request_for(name, **changes))
     num_variables = 5
-    assert len(drawn) == (3 if run_id else 4) * 10 * num_variables
+    assert len(drawn) == 5 * 10 * num_variables
     assert len(set(drawn)) == len(drawn)
 
 
 def test_a_replayed_step_draws_the_same_noise(
-    request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
+    request_for: Any, crash: Any, drawn: list[bytes]
 ) -> None:
-    drawn: list[bytes] = []
-    begin = Step.begin
-
-    def spy(self: Step, noise: Any, later: Any) -> None:
-        drawn.append(noise[0].tobytes())
-        begin(self, noise, later)
-
-    monkeypatch.setattr(Step, "begin", spy)
     request = request_for(checkpoint_every=100)
     crash(request, 4)
     train(request)
-    assert drawn[:5] == drawn[5:10]
-    assert len(set(drawn)) == 10
+    crashed = 5 * 5  # variables in the steps that were begun
+    assert drawn[:crashed] == drawn[crashed : 2 * crashed]
+    assert len(set(drawn)) == 10 * 5

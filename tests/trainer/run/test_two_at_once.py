@@ -53,33 +53,28 @@ def training(request: Any, folder: pathlib.Path) -> Iterator[subprocess.Popen[st
         yield process
 
 
-def test_of_two_at_once_the_second_is_refused_and_changes_nothing(
+def test_of_two_at_once_the_second_is_refused_and_a_killed_one_is_taken_over(
     request_for: Any, tmp_path: pathlib.Path
 ) -> None:
-    request = request_for("run", run_id=ONE_ID, checkpoint_every=2)
-    with training(request, tmp_path) as process:
-        before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    """The first of two ends as it would alone; so does what goes on after a kill."""
+    first, killed = (
+        request_for(name, run_id=ONE_ID, checkpoint_every=2)
+        for name in ("first", "killed")
+    )
+    with training(first, tmp_path) as process:
+        before = sorted(path.name for path in first.run.rglob("*"))
         with pytest.raises(InputError, match="no other job to write") as error:
-            train(request)
+            train(first)
         assert "\n" not in str(error.value)
-        assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+        assert sorted(path.name for path in first.run.rglob("*")) == before
         process.communicate("go on\n")
         assert process.returncode == 0
-    train(request_for("whole", run_id=ONE_ID))
-    assert same_results(tmp_path / "whole", tmp_path / "run")
-    assert not (tmp_path / "run" / "private" / locks.LOCK_NAME).exists()
-
-
-def test_the_folder_of_a_killed_process_is_taken_over(
-    request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    request = request_for("run", run_id=ONE_ID, checkpoint_every=2)
-    with training(request, tmp_path) as process:
+    assert not (first.run / "private" / locks.LOCK_NAME).exists()
+    with training(killed, tmp_path) as process:
         process.communicate("die\n")
         assert process.returncode == -signal.SIGKILL
-        train(request)
-    train(request_for("whole", run_id=ONE_ID))
-    assert same_results(tmp_path / "whole", tmp_path / "run")
+        train(killed)
+    assert same_results(first.run, killed.run)
 
 
 def test_a_run_that_began_or_ended_since_the_check_is_refused(
