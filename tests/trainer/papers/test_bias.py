@@ -18,6 +18,8 @@ from trainer.papers.settings import BiasSettings
 from trainer.settings.bias_settings import COLUMNS
 from trainer.settings.request import Request
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 RADII: dict[str, dict[str, Any]] = {
     "dp-sgd": {},
     "bam": {"bam_radius": 0.1},

@@ -127,8 +127,9 @@ def _settings(tmp_path: pathlib.Path, **changes: Any) -> ShiftSettings:
 
 
 def test_last_weights_and_averages_are_judged_along_the_way(
-    small_batches: Any, held_out: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+    lean_results: None, small_batches: Any, held_out: pathlib.Path,
+    tmp_path: pathlib.Path,
+) -> None:  # fmt: skip
     write_held_out(tmp_path / "train", make_rows(200))
     settings = _settings(tmp_path)
     batches = settings.out / "batches" / "deterministic-seed0"

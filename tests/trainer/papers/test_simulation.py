@@ -173,6 +173,8 @@ def _simulate(*arguments: str) -> Result:
 
 @pytest.fixture
 def common(
+    lean_results: None,
+    warm_starts: None,
     tmp_path: pathlib.Path,
     rows: Callable[..., np.ndarray],
     held_out: pathlib.Path,

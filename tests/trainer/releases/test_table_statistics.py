@@ -306,7 +306,7 @@ def test_the_command_prints_ranges_and_the_claim(
 
 
 def test_shares_add_up_to_1_at_most_for_any_number_of_columns() -> None:
-    for count in range(1, 2_000, 7):
+    for count in (*range(1, 200, 7), 1_000, 1_999):
         names = {f"c{number}": "" for number in range(count)}
         counted = table_counts.Counted(
             ranges=names, texts=names, missing=names, num_classes=2, most=3

@@ -59,7 +59,7 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
 
 
 def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
-    request_for: Any,
+    lean_results: None, request_for: Any
 ) -> None:
     none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0}
     plain = {**AVERAGES, "noise_multiplier": 0.0}
@@ -80,7 +80,7 @@ def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
 
 
 def test_an_aggregate_of_ones_own_is_trained_over_kept_and_exported(
-    request_for: Any, crash: Any, tmp_path: pathlib.Path,
+    lean_results: None, request_for: Any, crash: Any, tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     (tmp_path / "medians.py").write_text(

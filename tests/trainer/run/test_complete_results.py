@@ -53,7 +53,9 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_target_is_met_by_the_noise_that_is_recorded(request_for: Any) -> None:
+def test_the_target_is_met_by_the_noise_that_is_recorded(
+    lean_results: None, request_for: Any
+) -> None:
     settings = private_settings(noise_multiplier=None, target_epsilon=2.0)
     request = request_for(settings=settings)
     summary = train(request)
@@ -61,7 +63,9 @@ def test_the_target_is_met_by_the_noise_that_is_recorded(request_for: Any) -> No
     assert 1.9 < summary.statement["epsilon"] <= 2.0
 
 
-def test_a_run_without_delta_says_how_to_get_a_statement(request_for: Any) -> None:
+def test_a_run_without_delta_says_how_to_get_a_statement(
+    lean_results: None, request_for: Any
+) -> None:
     request = request_for(settings=private_settings(target_delta=None))
     summary = train(request)
     assert "dpsgd account RUN --delta" in summary.text
@@ -71,7 +75,7 @@ def test_a_run_without_delta_says_how_to_get_a_statement(request_for: Any) -> No
     assert (request.run / "privacy.txt").read_text().strip() == summary.text
 
 
-def test_a_run_without_privacy_says_so(request_for: Any) -> None:
+def test_a_run_without_privacy_says_so(lean_results: None, request_for: Any) -> None:
     settings = TrainSettings(method="non-private", **SMALL)
     request = request_for(settings=settings)
     train(request)

@@ -23,6 +23,8 @@ from trainer.model.evaluation import Evaluator
 from trainer.tf_compat import keras, raw_variable
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 def _digest(variables: Sequence[Any]) -> str:
     found = hashlib.sha256()
