@@ -30,7 +30,7 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.intervals import upper_text
-from accounting.core.validation import InputError, check_float
+from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages, released
 from pipelines.cli.console import wrapped
 from pipelines.cli.data_commands import kind_options
@@ -56,6 +56,8 @@ _NO_CHOICE = ("out", "dry_run", "accept_epsilon")
 #: Flags of `dpsgd train` that stages set; a second value would override.
 _SET_BY_STAGES = (
     "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta", "--budget",
+    "--input", "--score", "--runs", "--epsilon-of-score", "--delta-of-score", "--by",
+    "--json",
 )  # fmt: skip
 #: Group of the options that describe the table.
 _TABLE = "The table"
@@ -141,6 +143,25 @@ def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
         )
 
 
+def _check_runs(text: str, flags: Mapping[str, Any]) -> None:
+    """Refuses a search that cannot be made, before any work.
+
+    Raises:
+      InputError: its number, unit or candidates are refused.
+    """
+    if flags["runs"] is None:
+        return
+    from accounting.claims.selection.number_of_runs import MOST_AS_GOOD  # after --help
+
+    check_int("runs", flags["runs"], at_least=2, at_most=MOST_AS_GOOD)
+    if _unit_of(text) == released.USER:
+        raise InputError(
+            "Expected no --runs of a table with users: the best of several runs is "
+            "proven for a row. Omit it."
+        )
+    fit_stages.of_candidates(flags)
+
+
 # -- choices and stages ----------------------------------------------------------------
 
 
@@ -192,13 +213,20 @@ def _check_earlier(
     released.check_added(table.fits(), fit, flags["accept_epsilon"])
 
 
-def _say_result(out: pathlib.Path, table: released.Table, *, as_json: bool) -> None:
-    paths = {name: out / "run" / f"{name}.json" for name in ("metrics", "privacy")}
+def _say_result(
+    out: pathlib.Path,
+    table: released.Table,
+    flags: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    run = fit_stages.folder_of_run(out, flags) / "run"
+    paths = {name: run / f"{name}.json" for name in ("metrics", "privacy")}
     read = {
         name: json.loads(path.read_bytes()) if path.exists() else {}
         for name, path in paths.items()
     }
-    together, fits = _together(out, read), table.fits()
+    together, fits = _together(out, read, flags), table.fits()
     of_all = released.together(fits) if len(fits) > 1 else None
     if as_json:
         found = {"out": str(out), "together": together, "all_fits": of_all, **read}
@@ -209,14 +237,18 @@ def _say_result(out: pathlib.Path, table: released.Table, *, as_json: bool) -> N
     if of_all is not None:
         click.echo(f"\n{wrapped(of_all['claim'])}")
     click.echo(
-        f"\nmodel in {out}/run, page in {out}/report.html. For new rows:\n"
-        f"$ dpsgd predict {out}/run --input NEW.csv --out scores.csv"
+        f"\nmodel in {run}, page in {out}/report.html. For new rows:\n"
+        f"$ dpsgd predict {run} --input NEW.csv --out scores.csv"
     )
 
 
-def _together(out: pathlib.Path, read: Mapping[str, Any]) -> str:
+def _together(
+    out: pathlib.Path, read: Mapping[str, Any], flags: Mapping[str, Any]
+) -> str:
     """Returns the claim of all that was released; empty if it is the run's alone."""
     privacy, names = read["privacy"], ["model"]
+    if flags["runs"]:
+        names.append("the search for it")
     if "evaluation" in read["metrics"]:
         names.append("metrics")
     if (out / fit_stages.RANGES).exists():
@@ -225,13 +257,15 @@ def _together(out: pathlib.Path, read: Mapping[str, Any]) -> str:
         return ""
     *first, last = names
     what = f"{', '.join(first)} and {last}".capitalize()
+    # Of a search the model has a little less than what all were given.
+    epsilon = upper_text(max(privacy["epsilon"], flags["epsilon"]))
     unit, they = "row, which is", "it trains, is evaluated, or gives"
     if _unit_of((out / "schema.toml").read_text(encoding="utf-8")) == released.USER:
         unit, they = "user, whose rows are", "they train, are evaluated, or give"
+    given = "scores of runs and ranges" if flags["runs"] else "ranges"
     return (
-        f"{what} together are ({upper_text(privacy['epsilon'])}, {privacy['delta']!r})"
-        f"-differentially private for one {unit} in one part of the table: {they} "
-        "ranges."
+        f"{what} together are ({epsilon}, {privacy['delta']!r})-differentially private "
+        f"for one {unit} in one part of the table: {they} {given}."
     )
 
 
@@ -280,6 +314,12 @@ def _together(out: pathlib.Path, read: Mapping[str, Any]) -> str:
     help='Flags for dpsgd train, such as "--hidden 32 --ema-decay 0.99".',
 )  # fmt: skip
 @click.option(
+    "--runs", type=int, metavar="N",
+    help="Search as well as N runs would, and keep the best alone: see dpsgd tune.  "
+    "--train says by lists and --or what is tried; by default the defaults of dpsgd "
+    "train, and five settings more.",
+)  # fmt: skip
+@click.option(
     "--dry-run", is_flag=True, help="End after the noise, before any sampling."
 )
 @click.option(
@@ -301,6 +341,10 @@ def fit(**flags: Any) -> None:
     spent is noted in _released.json beside the table: a second fit of the same rows
     adds its epsilon, and is refused without --accept-epsilon.
 
+    With --runs it makes a search in place of one run, within the same --epsilon, by
+    more noise in each run.  Rows of `val` then score the runs; where they give ranges,
+    too, each of both has half of epsilon and delta.
+
     \b
     Examples:
       dpsgd fit census.csv --label income --classes '<=50K,>50K' \\
@@ -321,6 +365,7 @@ def fit(**flags: Any) -> None:
     )
     text = _schema_text(flags)
     _check_choices(text, flags)
+    _check_runs(text, flags)
     stem = pathlib.Path(flags["table"].rstrip("/*")).name.partition(".")[0]
     out = pathlib.Path(flags["out"] or f"{stem}-fit")
     table = released.Table.of(flags["table"])
@@ -328,4 +373,4 @@ def fit(**flags: Any) -> None:
     _keep_choices(out, flags, text)
     fit_stages.run(out, flags, table, aside=as_json)
     if not flags["dry_run"]:
-        _say_result(out, table, as_json=as_json)
+        _say_result(out, table, flags, as_json=as_json)

@@ -3,7 +3,8 @@
 A row is in one part of the table, and pays in that part alone:
 
     train    trains the model
-    val      gives ranges of numeric columns (`dpsgd statistics`)
+    val      gives ranges of numeric columns (`dpsgd statistics`), scores the runs of a
+             search (`dpsgd tune`), or both, each with half of epsilon and of delta
     test     is evaluated with noise (`dpsgd evaluate`)
 
 all with the same epsilon and delta, which are then those of everything together.
@@ -16,6 +17,7 @@ Formal guarantees:
     the schema, and what earlier stages released.
   - A stage is done when its last file is there, and is not made again.
   - What is spent is noted beside the table before the first noise: see `released`.
+  - A search that `dpsgd tune` would refuse is refused before that.
 
 Public: everything here.
 """
@@ -35,18 +37,29 @@ import click
 
 from accounting.cli import shared_options
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
+from accounting.core.validation import InputError
 from dpsgd.released import ROW, USER, Fit, Table
+from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.tables.schema.column_kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
 
 RANGES = "ranges.toml"
 #: Of the flags, those of users for `dpsgd prepare`.
 OF_USERS = ("max_examples_per_user", "num_examples")
 _PREPARED = "_prepared.json"
+#: Folder of a search, and its file, as ``trainer.releases.tuning`` names it.
+_SEARCH, _WINNER = "search", "tuning.json"
 #: The record of a run, as ``trainer.core.run.run_record`` names it.
 _RECORD = "run_record.json"
 
 #: Steps that a run should have at least, in at most this many epochs.
 _STEPS, _MOST_EPOCHS = 500, 8
+#: What a search tries beside the defaults: what was best for some table of them in
+#: docs/pitfalls.md, and fits any model.
+_TRIED = (
+    "--or=--learning-rate 0.003,0.01,0.03",
+    "--or=--optimizer momentum --l2-norm-clip 2 --learning-rate 0.1,0.3",
+)
 #: What no epsilon covers, by the word that asks `dpsgd train` for it.
 _UNCOVERED = {
     "--eval": "exact metrics",
@@ -75,9 +88,11 @@ class Stage:
             return True
         if self.last is None or not self.last.exists():
             return False
-        if self.last.name != _RECORD:
-            return True
-        return bool(json.loads(self.last.read_bytes())["complete"])
+        if self.last.name == _RECORD:
+            return bool(json.loads(self.last.read_bytes())["complete"])
+        if self.last.name == _WINNER:
+            return _has_winner(self.last)
+        return True
 
 
 def run(
@@ -92,7 +107,7 @@ def run(
       aside: Whether standard output is left for JSON.
     """
     columns = _columns(out)
-    count = 8 if columns else 6
+    count = 6 + 2 * bool(columns) - bool(flags["runs"])
     for number, stage in enumerate(_stages(out, flags, table, columns), start=1):
         if not stage.is_done:
             run_stage(number, count, stage.title, [*stage.arguments], aside=aside)
@@ -110,12 +125,38 @@ def _stages(
     if flags["dry_run"]:
         return
     is_evaluated = _is_evaluated(out, first, flags, sizes)
+    of_val = sizes.half if columns and flags["runs"] else sizes
+    if flags["runs"] and not (out / _SEARCH).exists():
+        _check_search(first, _schema(out), of_val, flags["runs"])
     _note(out, flags, table, sizes.delta)
     if columns:
-        yield _ranges(out, sizes, first, columns)
+        yield _ranges(out, of_val, first, columns)
         schema = RANGES if (out / RANGES).exists() else "schema.toml"
         yield _prepare(out, flags, out / "data", schema)
         shutil.rmtree(out / "first", ignore_errors=True)
+    home = folder_of_run(out, flags)
+    if flags["runs"]:
+        yield _search(out, flags, sizes, of_val)
+    else:
+        yield from _train(out, flags, sizes)
+    yield _evaluate(out, home, sizes, is_evaluated)
+    page = out / "report.html"
+    yield Stage("write the page", page, ("report", f"{home}/run", f"--out={page}"))
+
+
+def folder_of_run(out: pathlib.Path, flags: Mapping[str, Any]) -> pathlib.Path:
+    """Returns the folder with the run and its batches.
+
+    Args:
+      out: Folder of all results.
+      flags: The flags of the command.
+    """
+    return out / _SEARCH if flags["runs"] else out
+
+
+def _train(
+    out: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes
+) -> Iterator[Stage]:
     of_batches = (f"--input={out}/data/train", f"--out={out}/batches", *sizes.sampling)
     yield Stage(
         "sample the batches",
@@ -128,9 +169,63 @@ def _stages(
         out / "run" / _RECORD,
         ("train", f"--batches={out}/batches", f"--out={out}/run", *of_run),
     )
-    yield _evaluate(out, sizes, is_evaluated)
-    page = out / "report.html"
-    yield Stage("write the page", page, ("report", f"{out}/run", f"--out={page}"))
+
+
+def _search(
+    out: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes, of_score: _Sizes
+) -> Stage:
+    """Returns the stage that makes many runs, in place of one."""
+    # Probabilities are what a table is trained for, and rates of errors hide them.
+    is_number = _schema(out).label.task == REGRESSION
+    given = (
+        "tune", f"--input={out}/data/train", f"--score={out}/data/val",
+        f"--out={out}/{_SEARCH}", f"--runs={flags['runs']}", *sizes.budget,
+        f"--epsilon-of-score={of_score.epsilon!r}",
+        f"--delta-of-score={of_score.delta!r}", *sizes.sampling,
+        f"--by={'auto' if is_number else 'log_loss'}", *of_candidates(flags),
+    )  # fmt: skip
+    return Stage("search with differential privacy", out / _SEARCH / _WINNER, given)
+
+
+def of_candidates(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the flags of `dpsgd tune` that say what is tried.
+
+    Args:
+      flags: The flags of the command, whose ``train`` may have lists.
+
+    Raises:
+      InputError: `dpsgd train` would refuse one of the candidates.
+    """
+    from trainer.cli.releases.tune_commands import candidates_of  # after --help
+
+    words = shlex.split(flags["train"])
+    # What `tune` requires, and what says nothing about candidates.
+    others = (
+        "--input=.", "--score=.", "--out=.", "--runs=2", "--epsilon=1", "--delta=1e-9",
+        "--batch-size=1", "--epochs=1",
+    )  # fmt: skip
+    if len(candidates_of([*others, *words])) > 1:
+        return tuple(words)
+    return (*words, *_TRIED)
+
+
+def _check_search(
+    first: pathlib.Path, schema: Any, of_score: _Sizes, num_runs: int
+) -> None:
+    """Refuses a search that `dpsgd tune` would refuse after something was spent.
+
+    Raises:
+      InputError: noise would leave nothing of the scores.
+    """
+    num_rows = _held_out_rows(first, "val", schema, of_score)
+    # The best of so many looks needs less noise than all of them.
+    least = math.ceil(_least_evaluated(schema, of_score) * math.sqrt(num_runs))
+    if num_rows < least:
+        raise InputError(
+            f"Expected at least {least} rows in the part `val`, for noise to leave "
+            f"something of {num_runs} scores; it has {num_rows}. Omit --runs, with "
+            "another --out."
+        )
 
 
 def _prepare(
@@ -153,9 +248,10 @@ def _plan(sizes: _Sizes, flags: Mapping[str, Any]) -> tuple[str, ...]:
     unit = () if count is None else (
         f"--max-examples-per-user={count}", f"--relation={ADD_OR_REMOVE_ONE}"
     )  # fmt: skip
+    of_runs = (f"--runs={flags['runs']}",) if flags["runs"] else ()
     return (
         "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.budget,
-        *unit, "--sampler=truncated-poisson",
+        *unit, "--sampler=truncated-poisson", *of_runs,
     )  # fmt: skip
 
 
@@ -186,15 +282,17 @@ def _ranges(
     return Stage(title, last, given)
 
 
-def _evaluate(out: pathlib.Path, sizes: _Sizes, is_evaluated: bool) -> Stage:
+def _evaluate(
+    out: pathlib.Path, home: pathlib.Path, sizes: _Sizes, is_evaluated: bool
+) -> Stage:
     title = "evaluate with differential privacy"
     if not is_evaluated:
         return Stage(title)
     given = (
-        "evaluate", f"{out}/run", f"--batches={out}/batches",
+        "evaluate", f"{home}/run", f"--batches={home}/batches",
         f"--input={out}/data/test", *sizes.allowance,
     )  # fmt: skip
-    return Stage(title, out / "run" / "metrics.json", given)
+    return Stage(title, home / "run" / "metrics.json", given)
 
 
 def _note(
@@ -236,18 +334,11 @@ def _is_evaluated(
       flags: The flags of the command.
       sizes: Sizes, and the privacy of the metrics.
     """
-    from accounting.core.pld.gaussian import gaussian_noise  # after --help
-    from pipelines.tables.schema.column_kinds import REGRESSION
-    from trainer.model.metrics import OTHER
-    from trainer.releases.price import kept_rows, least_rows
-
     words = shlex.split(flags["train"])
     if any(word.partition("=")[0] == "--eval" for word in words):
         return False
     schema = _schema(out)
-    task = OTHER if schema.label.task == REGRESSION else schema.label.task
-    rows = kept_rows(task, schema.label.num_classes, most=sizes.most)
-    least = least_rows(rows, gaussian_noise(sizes.epsilon, sizes.delta))
+    least = _least_evaluated(schema, sizes)
     found = _held_out_rows(prepared, "test", schema, sizes)
     if found >= least:
         return True
@@ -258,6 +349,17 @@ def _is_evaluated(
         err=True,
     )
     return False
+
+
+def _least_evaluated(schema: Any, sizes: _Sizes) -> int:
+    """Returns the number of rows of whose metrics noise leaves something."""
+    from accounting.core.pld.gaussian import gaussian_noise  # after --help
+    from trainer.model.metrics import OTHER
+    from trainer.releases.price import kept_rows, least_rows
+
+    task = OTHER if schema.label.task == REGRESSION else schema.label.task
+    rows = kept_rows(task, schema.label.num_classes, most=sizes.most)
+    return least_rows(rows, gaussian_noise(sizes.epsilon, sizes.delta))
 
 
 def _columns(out: pathlib.Path) -> int:
@@ -286,6 +388,12 @@ def _schema(out: pathlib.Path) -> Any:
     from pipelines.tables.schema.schema import Schema  # after --help
 
     return Schema.read(out / "schema.toml")
+
+
+def _has_winner(path: pathlib.Path) -> bool:
+    """Whether a search is finished, and its secrets are removed."""
+    has_secrets = (path.parent / PRIVATE_NAME).exists()
+    return json.loads(path.read_bytes())["winner"] is not None and not has_secrets
 
 
 def _num_rows(folder: pathlib.Path, part: str) -> int:
@@ -338,6 +446,11 @@ class _Sizes:
         return (
             f"--epsilon={self.epsilon!r}", f"--delta={self.delta!r}", *self.allowance
         )  # fmt: skip
+
+    @property
+    def half(self) -> _Sizes:
+        """The same with half of epsilon and delta: two such releases add up to them."""
+        return dataclasses.replace(self, epsilon=self.epsilon / 2, delta=self.delta / 2)
 
 
 def sizes(num_rows: int) -> tuple[int, int]:

@@ -75,8 +75,8 @@ def print_prices(question: Question, asked: Tuning, prices: list[Price]) -> None
     click.echo(
         f"The secret number tries a candidate of the best tenth as surely as "
         f"{asked.num_runs} runs do ({1 - 0.9**asked.num_runs:.0%}).  Every run has its "
-        "own batches and keys, and scores use public rows only.  Runs on rows that the "
-        "released one does not use cost it nothing."
+        "own batches and keys, and scores are of other rows, public or with noise.  "
+        "Runs on rows that the released one does not use cost it nothing."
     )
 
 

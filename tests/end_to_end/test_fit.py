@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import pathlib
+import signal
 import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from accounting.claims.selection.best_of import noise_of_best
+from accounting.claims.selection.number_of_runs import SHAPES, as_good_as
+from accounting.composition import parts
+from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd import fit_stages, released
 from dpsgd.command_line import cli
 from tests.end_to_end.test_own_table import write_census
 from tests.warm_processes import warm_python
+from trainer.cli.releases.tune_commands import candidates_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
+#: A process that SIGKILL ends; of a warm one it would end the client.
+COLD = sys.executable
 CHOICES = [
     "census.csv", "--label=income", "--classes=<=50K,>50K", "--numeric=age",
     "--category=workclass,education", "--date=joined", "--text=remark", "--epsilon=6",
@@ -224,6 +236,170 @@ def test_parts_with_too_few_rows_give_no_ranges(
     assert few.is_done
     assert "no ranges: 400 rows of the part `val` are fewer" in capsys.readouterr().err
     assert many.arguments[:2] == ("statistics", "--input=out/first/val")
+
+
+# -- a search --------------------------------------------------------------------------
+
+
+def search_flags(**changes: Any) -> dict[str, Any]:
+    names = ("max_examples_per_user", "num_examples", "accept_epsilon", "look_at_rows")
+    flags = dict.fromkeys((*names, "dry_run", "allow_large_delta"))
+    return flags | {
+        "table": "census.csv", "epsilon": 8.0, "delta": 1e-5, "runs": 4, "train": "",
+        "batch_size": 512, "epochs": 1, **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder of `fit`, with its schema; parts have as many rows as are asked for."""
+    monkeypatch.chdir(tmp_path)
+    write_census(tmp_path / "census.csv")
+    out = pathlib.Path("out")
+    out.mkdir()
+    made = [one for one in CHOICES if not one.startswith(("--eps", "--train"))]
+    CliRunner().invoke(cli, ["schema", *made, f"--out={out}/schema.toml"])
+    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
+    return out
+
+
+def value_of(stages: dict[str, tuple[str, ...]], command: str, flag: str) -> float:
+    (found,) = (o for o in stages[command] if o.startswith(f"{flag}="))
+    return float(found.partition("=")[2])
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_what_rows_of_val_give_adds_up_to_what_was_asked_for(
+    columns: int, prepared: pathlib.Path
+) -> None:
+    flags, table = search_flags(), released.Table.of("census.csv")
+    made = fit_stages._stages(prepared, flags, table, columns)
+    stages = {one.arguments[0]: one.arguments for one in made if one.arguments}
+    assert {"batches", "train"}.isdisjoint(stages)
+    assert ("statistics" in stages) == bool(columns)
+    assert "--runs=4" in stages["plan"]
+    for name, asked in (("epsilon", 8.0), ("delta", 1e-5)):
+        given = value_of(stages, "tune", f"--{name}-of-score")
+        if columns:
+            given += value_of(stages, "statistics", f"--{name}")
+        assert given == asked
+        assert value_of(stages, "tune", f"--{name}") == asked
+    assert "--input=out/data/train" in stages["tune"]
+    assert "--score=out/data/val" in stages["tune"]
+    assert "--input=out/data/test" in stages["evaluate"]
+
+
+def test_a_search_of_too_few_rows_is_refused_before_anything_is_noted(
+    prepared: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 60)
+    flags, table = search_flags(delta=1e-3), released.Table.of("census.csv")
+    with pytest.raises(InputError, match="rows in the part `val`, for noise to leave"):
+        list(fit_stages._stages(prepared, flags, table, 1))
+    assert not table.note.exists()
+
+
+@pytest.mark.parametrize("num_runs", [2, 30])
+def test_a_search_that_begins_is_not_refused_for_the_noise_of_its_scores(
+    num_runs: int,
+) -> None:
+    """The best of N looks needs less noise than N looks, by any law of their number."""
+    alone = gaussian_noise(3.0, 1e-6)
+    for shape in SHAPES:
+        needed = noise_of_best(
+            parts.gaussian, as_good_as(num_runs, shape),
+            epsilon=3.0, delta=1e-6, guess=1.5 * alone,
+        )  # fmt: skip
+        assert alone < needed < math.sqrt(num_runs) * alone
+
+
+def test_candidates_are_those_that_are_listed_or_the_defaults_and_five() -> None:
+    rates = "--learning-rate=0.01,0.03"
+    listed = fit_stages.of_candidates({"train": rates})
+    assert listed == (rates,)
+    chosen = fit_stages.of_candidates({"train": "--hidden 8"})
+    needed = ["--input=.", "--score=.", "--out=.", "--runs=2", "--batch-size=1",
+              "--epochs=1", "--epsilon=1", "--delta=1e-9"]  # fmt: skip
+    found = candidates_of([*needed, *chosen])
+    assert len(found) == 6
+    assert {one.hidden for one in found} == {(8,)}
+    assert [one.learning_rate for one in found] == [None, 0.003, 0.01, 0.03, 0.1, 0.3]
+
+
+def test_a_search_is_done_when_its_winner_stands_and_its_secrets_are_gone(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "tuning.json"
+    stage = fit_stages.Stage("search", path, ("tune",))
+    assert not stage.is_done
+    path.write_text('{"winner": null}')
+    assert not stage.is_done
+    path.write_text('{"winner": {}}')
+    (tmp_path / "private").mkdir()
+    assert not stage.is_done
+    (tmp_path / "private").rmdir()
+    assert stage.is_done
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--runs=1"], "runs=1 >= 2"),
+        (["--runs=2", "--train=--eval=census-fit/data/test"], "--eval="),
+        (["--runs=2", "--train=--by auc"], "--by is set for every run"),
+        (["--runs=2", "--train=--learning-rate 0.1,-1"], "learning_rate=-1"),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_refused_before_any_work(
+    flags: list[str],
+    says: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_census(tmp_path / "census.csv")
+    assert says in refusal(*CHOICES, *flags)
+    assert not (tmp_path / "census-fit").exists()
+
+
+def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
+    tmp_path: pathlib.Path,
+) -> None:
+    write_census(tmp_path / "census.csv")
+    flags = [*CHOICES, "--epsilon=16", "--runs=2", "--batch-size=512", "--epochs=1"]
+    out = tmp_path / "census-fit"
+    secret, command = out / "search/private/runs.json", ["-m", "dpsgd", "fit", *flags]
+    with subprocess.Popen(
+        [COLD, *command], cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as killed:  # fmt: skip
+        while not secret.exists():
+            assert killed.poll() is None
+            time.sleep(0.05)
+        os.killpg(killed.pid, signal.SIGKILL)
+    drawn = json.loads(secret.read_bytes())
+    assert drawn["done"] == 0
+    tried = {place for _, place in drawn["runs"]}
+    done = subprocess.run(
+        [warm_python(), *command, "--json"], cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    claim = "Model, the search for it, metrics and ranges together are (16.0000, 1e-05)"
+    assert found["together"].startswith(claim)
+    tuned = json.loads((out / "search/tuning.json").read_bytes())
+    assert tuned["winner"]["candidate"] in tried
+    assert "The best score is (8.0000, 5e-06)" in tuned["claim"]
+    assert "epsilon 8, delta 5e-06" in (out / "ranges.toml").read_text()
+    assert not (out / "search/private").exists()
+    (noted,) = released.Table.of(str(tmp_path / "census.csv")).fits()
+    assert (noted.epsilon, noted.delta) == (16.0, 1e-5)
+    assert "includes the search" in (out / "report.html").read_text()
+    assert "runs = 2" in (out / "fit.toml").read_text()
+
+
+# -- choices ---------------------------------------------------------------------------
 
 
 def test_what_only_a_person_can_know_is_asked_for_at_once(

@@ -128,6 +128,7 @@ def render(found: dict[str, Any]) -> str:
         certified=CERTIFIED,
         of_evaluation=EVALUATION,
         earlier_runs=EARLIER_RUNS,
+        selection=claims.SELECTION,
         reliances={**RELIANCES, **claims.CLAIMS},
     )
 

@@ -118,6 +118,7 @@ def check(
     batches: BatchSettings,
     num_runs: int,
     epsilon_of_score: float | None = None,
+    delta_of_score: float | None = None,
     score: str = AUTO,
     budget: pathlib.Path | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -134,6 +135,7 @@ def check(
       num_runs: N: a candidate of the best tenth is tried as surely as by N runs.
       epsilon_of_score: Of the best score, for one of its rows; at most that of the
         model, which it is if None.
+      delta_of_score: Of the best score; at most that of the model, which it is if None.
       score: One of ``SCORES``; auto is AUC, accuracy of more than two classes, or the
         squared error of a number.
       budget: File of a budget with the target epsilon and delta, in which the search
@@ -162,22 +164,25 @@ def check(
             "choose."
         )
     score = _score_of(score, task)
-    if epsilon_of_score is not None:
-        # With more, the model would not have its epsilon for a row that scores.
-        most = settings[0].target_epsilon
-        check_float("epsilon_of_score", epsilon_of_score, above=0.0, at_most=most)
+    of_score = {"epsilon_of_score": epsilon_of_score, "delta_of_score": delta_of_score}
+    of_model = settings[0].target_epsilon, settings[0].target_delta
+    for (name, value), most in zip(of_score.items(), of_model, strict=True):
+        # With more, the model would not have its own for a row that scores.
+        if value is not None:
+            check_float(name, value, above=0.0, at_most=most)
+        of_score[name] = value or most
     asked = _asked(
         source, scored, settings, batches, plan,
         num_runs=num_runs,
         score=score,
-        epsilon_of_score=epsilon_of_score or settings[0].target_epsilon,
+        **of_score,
         **({} if budget is None else {"budget": str(budget)}),
     )  # fmt: skip
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
     if budget is not None:
         _check_budget(budget, dataset, scored, out, settings[0])
     # One score alone needs less noise than the best of several.
-    alone = gaussian_noise(asked["epsilon_of_score"], of_runs.delta)
+    alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
     _check_noise(alone, task, dataset, num_rows, scored)
     described = _begun(out, asked) or _priced(of_runs, asked, say)
     found = _request(described, settings, source, scored, out, batches)
@@ -243,7 +248,7 @@ def _request(
         score=asked["score"],
         price=Price(
             epsilon=asked["epsilon_of_score"],
-            delta=price["delta"],
+            delta=asked["delta_of_score"],
             noise_multiplier=price["noise_of_score"],
             claim=described["claim"],
         ),
@@ -384,7 +389,7 @@ def _priced(
 ) -> dict[str, Any]:
     """Returns the fields of ``NAME``, with noise and law."""
     epsilon, delta = asked["candidates"][0]["target_epsilon"], of_runs.delta
-    of_score = asked["epsilon_of_score"]
+    of_score, delta_of_score = asked["epsilon_of_score"], asked["delta_of_score"]
     say(f"{len(asked['candidates'])} candidates; computing the noise of each run")
     found = of_runs.for_epsilon(BEST, epsilon, say)
     assert found.runs is not None  # of `BEST`
@@ -392,8 +397,8 @@ def _priced(
         parts.gaussian,
         found.runs,
         epsilon=of_score,
-        delta=delta,
-        guess=_GUESS * gaussian_noise(of_score, delta),
+        delta=delta_of_score,
+        guess=_GUESS * gaussian_noise(of_score, delta_of_score),
         say=lambda text: say(f"score: {text}"),
     )
     price = {
@@ -405,11 +410,12 @@ def _priced(
     }
     both = max(found.epsilon, of_score)
     claim = (
-        f"The best score is ({upper_text(of_score)}, {delta!r})-differentially private "
-        f"for one row of --score under the {NAMES[REPLACE_SPECIAL]} relation. Model "
-        f"and score together are ({upper_text(both)}, {delta!r})-differentially "
-        "private for one row, if none is trained on and scored. Other releases of the "
-        "rows of --score, such as ranges or metrics, add their epsilon and delta."
+        f"The best score is ({upper_text(of_score)}, {delta_of_score!r})-"
+        "differentially private for one row of --score under the "
+        f"{NAMES[REPLACE_SPECIAL]} relation. Model and score together are "
+        f"({upper_text(both)}, {delta!r})-differentially private for one row, if none "
+        "is trained on and scored. Other releases of the rows of --score, such as "
+        "ranges or metrics, add their epsilon and delta."
     )
     begun = {"asked": asked, "price": price, "claim": claim, "winner": None}
     return {**header(**_HEADER), **begun}

@@ -20,6 +20,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from tests.trainer.conftest import DATASET, TABLE
 from tests.trainer.html_report.conftest import of_colours, of_users
+from trainer.core import claims
 from trainer.html_report import charts, facts, page
 from trainer.run import budget
 from trainer.run.reservation import Budget
@@ -116,6 +117,16 @@ def test_a_page_of_rows_speaks_of_rows(make_run: Any, audit_of: Any) -> None:
     for each in ("one rowof 20,000", "a table of 20,000 rows", "any single row"):
         assert each in text
     assert not [each for each in OF_USERS if each in text]
+
+
+def test_a_page_says_whether_epsilon_includes_a_search(make_run: Any) -> None:
+    says = "This includes the search for the settings of the model"
+    one, best = (
+        words_of(page.render(facts.collect(make_run(name, relies_on=claims_of_it))))
+        for name, claims_of_it in (("one", []), ("best", [claims.SELECTION]))
+    )
+    assert says not in one
+    assert says in best
 
 
 @pytest.mark.parametrize("record", [{}, {"target_delta": None}, {"simulates": "it"}])

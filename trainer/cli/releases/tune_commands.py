@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainer.cli import run_flags
 from trainer.cli.commands import train_request
 from trainer.cli.experiments import experiment_flags
 from trainer.report.progress import Terminal
+from trainer.settings.train_settings import TrainSettings
 
 #: Flags of `dpsgd train` that would be shared by runs, or say more than the winner.
 _NOT_HERE = (
@@ -65,6 +67,11 @@ _NOT_HERE = (
     "--epsilon-of-score",
     type=float,
     help="Of the best score, for one row of --score; at most --epsilon, the default.",
+)
+@click.option(
+    "--delta-of-score",
+    type=float,
+    help="Of the best score; at most --delta, the default.",
 )
 @click.option(
     "--by",
@@ -131,6 +138,7 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
             ),
             num_runs=flags["num_runs"],
             epsilon_of_score=flags["epsilon_of_score"],
+            delta_of_score=flags["delta_of_score"],
             score=flags["score"],
             budget=flags["budget"],
             say=reporter.say,
@@ -187,7 +195,17 @@ def candidate_flags(flags: dict[str, Any], rest: list[str]) -> list[tuple[str, .
     ]
 
 
-def _candidates(flags: dict[str, Any], rest: list[str]) -> list[Any]:
+def candidates_of(arguments: Sequence[str]) -> list[TrainSettings]:
+    """Returns the candidates of a command line; nothing is run.
+
+    Raises:
+      InputError: the command would refuse the flags before it reads a file.
+    """
+    with tune_command.make_context("tune", [*arguments]) as ctx:
+        return _candidates(ctx.params, ctx.args)
+
+
+def _candidates(flags: dict[str, Any], rest: list[str]) -> list[TrainSettings]:
     found = []
     for words in candidate_flags(flags, rest):
         experiment_flags.refuse(words, _NOT_HERE)
