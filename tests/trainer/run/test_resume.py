@@ -204,90 +204,91 @@ def test_what_the_code_reads_from_a_file_is_part_of_the_run(
 #: Ways in which code of the step holds the values of a file, and what a refusal names.
 HELD = {
     "a variable of a module": (
-        "KNOWN = tf.Variable(np.load(FILE), False, name='known')",
-        "tf.gather(KNOWN, labels)",
+        "tf.Variable({values}, False, name='known')",
+        "tf.gather({held}, labels)",
         r"variable known \(float32, shape \(2,\)\) of the step to hold",
     ),
     "a variable that an inner function reads": (
-        "KNOWN = tf.Variable(np.load(FILE), name='known', trainable=False)",
-        "tf.function(lambda ids: tf.gather(KNOWN, ids))(labels)",
-        "variable known .* to hold",
+        "tf.Variable({values}, name='inner', trainable=False)",
+        "tf.function(lambda ids: tf.gather({held}, ids))(labels)",
+        "variable inner .* to hold",
     ),
     "a lookup table": (
-        "KNOWN = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer("
-        "tf.constant([0, 1], tf.int64), np.load(FILE)), 1.0)",
-        "KNOWN.lookup(tf.cast(labels, tf.int64))",
+        "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer("
+        "tf.constant([0, 1], tf.int64), {values}), 1.0)",
+        "{held}.lookup(tf.cast(labels, tf.int64))",
         "lookup table 0 of the step to hold",
     ),
     "a tensor": (
-        "KNOWN = tf.constant(np.load(FILE))",
-        "tf.gather(KNOWN, labels)",
+        "tf.constant({values})",
+        "tf.gather({held}, labels)",
         "step to compute what it did",
     ),
     "an array": (
-        "KNOWN = np.load(FILE)",
-        "tf.gather(KNOWN, labels)",
+        "{values}",
+        "tf.gather({held}, labels)",
         "step to compute what it did",
     ),
 }
-_HOLDING_LOSS = """
-    import pathlib
-    import numpy as np
-    import tensorflow as tf
+_HOLDING = """
+import pathlib
+import numpy as np
+import tensorflow as tf
+import keras
 
-    FILE = pathlib.Path(__file__).with_name("known.npy")
-    {made}
+def load(number):
+    return np.load(pathlib.Path(__file__).with_name(f"known{number}.npy"))
 
-    def loss(labels, outputs):
-        labels = tf.cast(labels, tf.int32)
-        error = tf.reshape(outputs, (-1,)) - tf.cast(labels, tf.float32)
-        return {read} * error**2
 """
-_HOLDING_LAYER = """
-    import pathlib
-    import numpy as np
-    import tensorflow as tf
-    import keras
-
-    FILE = pathlib.Path(__file__).with_name("known.npy")
-    {made}
-
-    class Twice(keras.layers.Layer):
-        def build(self, shape):
-            self.known = KNOWN  # as the export of the model needs it
-
-        def call(self, inputs):
-            labels = tf.cast(inputs[:, 0] > 0, tf.int32)
-            return tf.expand_dims({read}, 1) * inputs
+_LOSS = """
+def loss(labels, outputs):
+    labels = tf.cast(labels, tf.int32)
+    error = tf.reshape(outputs, (-1,)) - tf.cast(labels, tf.float32)
+    return read(labels) * error**2
 """
-_HOLDERS = {"mine/loss.py": _HOLDING_LOSS, "mine/layers.py": _HOLDING_LAYER}
+_LAYER = """
+class Twice(keras.layers.Layer):
+    def build(self, shape):
+        for number, held in enumerate(HELD):
+            setattr(self, f"held{number}", held)  # as the export of the model needs it
+
+    def call(self, inputs):
+        labels = tf.cast(inputs[:, 0] > 0, tf.int32)
+        return tf.expand_dims(read(labels), 1) * inputs
+"""
+_HOLDERS = {"mine/loss.py": _LOSS, "mine/layers.py": _LAYER}
 
 
-@pytest.mark.parametrize(
-    ("what", "holder"),
-    [
-        *((what, "mine/loss.py") for what in HELD),
-        # Variables of a layer are the network's.
-        *((what, "mine/layers.py") for what in HELD if "variable" not in what),
-    ],
-)
+def _holding(holder: str, kinds: list[str]) -> str:
+    """Code that holds the values of a file each in all the ways."""
+    places = range(len(kinds))
+    made = [HELD[kinds[n]][0].format(values=f"load({n})") for n in places]
+    read = [HELD[kinds[n]][1].format(held=f"HELD[{n}]") for n in places]
+    text = f"HELD = [{', '.join(made)}]\n\ndef read(labels):\n"
+    return f"{_HOLDING}{text}    return {' + '.join(read)}\n{_HOLDERS[holder]}"
+
+
+@pytest.mark.parametrize("holder", _HOLDERS)
 def test_values_that_the_step_holds_are_part_of_the_run(
-    what: str, holder: str, users: Any, request_for: Any, tmp_path: pathlib.Path
+    holder: str, users: Any, request_for: Any, tmp_path: pathlib.Path
 ) -> None:
     # Neither Keras nor the checkpoint knows them; the captures of the trace do.
-    made, read, message = HELD[what]
-    text = textwrap.dedent(_HOLDERS[holder]).format(made=made, read=read)
-    (tmp_path / holder).write_text(text)
-    known, path = np.array([1.0, 1.5], "f4"), tmp_path / "mine" / "known.npy"
-    np.save(path, known)
+    # Variables of a layer are the network's.
+    kinds = [k for k in HELD if holder == "mine/loss.py" or "variable" not in k]
+    (tmp_path / holder).write_text(_holding(holder, kinds))
+    known = np.array([1.0, 1.5], "f4")
+    paths = [tmp_path / "mine" / f"known{number}.npy" for number in range(len(kinds))]
+    for path in paths:
+        np.save(path, known)
     request = request_for()
     _kill(request)
-    np.save(path, known + np.array([0, 2**-20], "f4"))
-    with pytest.raises(InputError, match=message) as caught:
-        train(request)
-    assert "\n" not in str(caught.value)
-    _forget()
-    np.save(path, known)
+    for kind, path in zip(kinds, paths, strict=True):
+        np.save(path, known + np.array([0, 2**-20], "f4"))
+        with pytest.raises(InputError, match=HELD[kind][2]) as caught:
+            train(request)
+        assert "\n" not in str(caught.value)
+        _forget()
+        np.save(path, known)
     train(request)
 
 
