@@ -317,7 +317,7 @@ def _together(
     "--runs", type=int, metavar="N",
     help="Search as well as N runs would, and keep the best alone: see dpsgd tune.  "
     "--train says by lists and --or what is tried; by default the defaults of dpsgd "
-    "train, and five settings more.",
+    "train, and three learning rates.",
 )  # fmt: skip
 @click.option(
     "--dry-run", is_flag=True, help="End after the noise, before any sampling."

@@ -144,7 +144,10 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
                 begins=state.done == 0,
                 uncovered=request.uncovered,
             )
-        reporter.say("searching; how many runs there are is secret")
+        reporter.say(
+            f"searching: {request.law.mean:.1f} runs of {request.plan.num_steps} steps "
+            "are expected; how many there are is secret, so that no progress is shown"
+        )
         while state.done < len(state.runs):
             _forget(private, state)
             state = state.after(*_scored(request, state))
