@@ -139,7 +139,7 @@ def test_every_question_in_range_has_a_sensible_answer(question):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=24, suppress_health_check=list(HealthCheck))
 @given(questions(("deterministic", "persistent-shuffle", "poisson")))
 def test_calibrated_noise_never_overshoots(question):
     plan, _, epsilon, delta = question

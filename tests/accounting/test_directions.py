@@ -55,7 +55,8 @@ def plans():
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.5, 2.0])
 @pytest.mark.parametrize("plan", plans(), ids=lambda plan: plan.sampler)
 def test_the_worse_direction_is_the_guarantee(plan, noise):
-    for epsilon in EPSILONS:
+    # At so little noise, a point of truncated batches takes seconds.
+    for epsilon in EPSILONS[1:2] if noise == 0.01 else EPSILONS:
         arguments = {"noise_multiplier": noise, "epsilon": epsilon}
         found = accountant.delta_by_direction(plan, **arguments)
         worse = max(found.remove.guarantee, found.add.guarantee)

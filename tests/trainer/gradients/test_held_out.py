@@ -35,8 +35,8 @@ def test_the_clipped_sum_is_that_of_a_loop_over_single_examples(
     check_model(model, small_batches.manifest)
     data = rows(NUM_ROWS)
     data["categories"][:, 0] = 1  # a row that is wholly masked has no mean
-    gradient_sum = tf.function(clipping.clipped_sum(model, l2_norm_clip=CLIP))
-    found = gradient_sum(*batch(data, padding=4))
+    gradient_sum = clipping.clipped_sum(model, l2_norm_clip=CLIP)
+    found = tf.function(gradient_sum, autograph=False)(*batch(data, padding=4))
     assert_close(arrays(found), naive_sum(model, data, CLIP), 2e-5)
 
 

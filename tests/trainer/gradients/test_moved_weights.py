@@ -41,7 +41,8 @@ def _never(*arguments: Any) -> Any:
 
 
 def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
-    return tf.function(bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH))
+    moved_sum = bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH)
+    return tf.function(moved_sum, autograph=False)
 
 
 @pytest.mark.parametrize(

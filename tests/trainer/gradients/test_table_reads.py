@@ -73,7 +73,7 @@ def test_a_step_reads_all_of_a_table_only_if_the_model_needs_it(
         logit = model.network.outputs[0] + sums
         network = keras.Model(model.network.inputs, logit)
         model = TrainableModel(network=network, description={})
-    step = tf.function(clipped_sum(model, l2_norm_clip=1.0))
+    step = tf.function(clipped_sum(model, l2_norm_clip=1.0), autograph=False)
     graph = step.get_concrete_function(*batch(rows(4))).graph
     (handle,) = (x for v, x in graph.captures if v is model.variables[0].handle)
     kinds = {op.type for op in handle.consumers()}
