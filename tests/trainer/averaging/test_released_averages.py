@@ -75,10 +75,7 @@ def _released(run: pathlib.Path, name: str) -> Weights:
 
 @pytest.fixture
 def differing(
-    small_batches: Any,
-    held_out: pathlib.Path,
-    tmp_path: pathlib.Path,
-    lean_results: None,
+    small_batches: Any, tmp_path: pathlib.Path, lean_results: None
 ) -> Callable[..., set[str]]:
     """``differing(**changes)``: weights of a run that its iterates contradict."""
 
@@ -87,7 +84,7 @@ def differing(
         settings = train_settings(**{**SETTINGS, **changes})
         train(
             Request(
-                settings=settings, batches=small_batches.path, held_out=held_out,
+                settings=settings, batches=small_batches.path, held_out=None,
                 run=folder,
             )
         )  # fmt: skip

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from tests.trainer.conftest import write_run_folder
+from tests.warm_processes import warm_python
 from trainer.auditing import audit_training
 from trainer.auditing.audit_report import cannot_see
 from trainer.auditing.audit_training import Outcome
@@ -80,7 +80,7 @@ def test_a_shuffle_sold_as_poisson_exits_with_one(tmp_path: pathlib.Path) -> Non
 
 def test_the_exit_code_reaches_the_shell(root: pathlib.Path) -> None:
     command = [
-        sys.executable, "-m", "dpsgd", "audit", "--sampler=deterministic",
+        warm_python(), "-m", "dpsgd", "audit", "--sampler=deterministic",
         "--claim=poisson", *PLAN, "--noise-multiplier=0.5", "--trials=4000",
     ]  # fmt: skip
     done = subprocess.run(

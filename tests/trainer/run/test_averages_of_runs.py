@@ -62,10 +62,10 @@ def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
     lean_results: None, request_for: Any
 ) -> None:
     none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0}
-    plain = {**AVERAGES, "noise_multiplier": 0.0}
+    plain = {**AVERAGES, "uncertainty": None, "noise_multiplier": 0.0}
     over = {**plain, "train_over": "uta", "aggregate_from": 8}
     requests = [
-        request_for(name, settings=private_settings(**settings))
+        request_for(name, settings=private_settings(**settings), held_out=None)
         for name, settings in (("none", none), ("plain", plain), ("over", over))
     ]
     for request in requests:

@@ -69,6 +69,7 @@ def request_of(
             name,
             **{
                 "batches": batches.path,
+                "held_out": None,
                 "budget": file,
                 "settings": dataclasses.replace(private_settings(), **more),
                 **changes,

@@ -30,8 +30,8 @@ def test_zero_noise_and_a_clip_that_never_bites_equal_the_run_without_privacy(
     plain = TrainSettings(method="non-private", optimizer="sgd", **SMALL)
     free = private_settings(noise_multiplier=0.0, l2_norm_clip=1e2, optimizer="sgd")
     requests = [
-        request_for("plain", settings=plain),
-        request_for("free", settings=free),
+        request_for("plain", settings=plain, held_out=None),
+        request_for("free", settings=free, held_out=None),
     ]
     for request in requests:
         train(request)
@@ -46,8 +46,8 @@ def test_steps_of_several_batches_give_the_run_of_one_batch(
     settings = private_settings(
         noise_multiplier=0.0, optimizer="sgd", learning_rate=1.0
     )
-    whole = request_for("whole", run_id=ONE_ID, settings=settings)
-    parts = request_for("parts", settings=settings, batches=split.path)
+    whole = request_for("whole", settings=settings, held_out=None)
+    parts = request_for("parts", settings=settings, held_out=None, batches=split.path)
     for request in (whole, parts):
         train(request)
     for left, right in zip(weights_of(whole.run), weights_of(parts.run), strict=True):
@@ -99,7 +99,7 @@ def test_runs_that_share_a_key_share_no_noise(
         ("fourth", {}),
         ("fifth", {}),
     ):
-        train(request_for(name, **changes))
+        train(request_for(name, held_out=None, **changes))
     num_variables = 5
     assert len(drawn) == 5 * 10 * num_variables
     assert len(set(drawn)) == len(drawn)
@@ -108,7 +108,7 @@ def test_runs_that_share_a_key_share_no_noise(
 def test_a_replayed_step_draws_the_same_noise(
     request_for: Any, crash: Any, drawn: list[bytes]
 ) -> None:
-    request = request_for(checkpoint_every=100)
+    request = request_for(held_out=None, checkpoint_every=100)
     crash(request, 4)
     train(request)
     crashed = 5 * 5  # variables in the steps that were begun
