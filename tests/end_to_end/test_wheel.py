@@ -62,7 +62,7 @@ def installed(
     python = folder / "venv" / "bin" / "python"
     run(
         folder, sys.executable, "-m", "pip", "--python", python, "install", "--quiet",
-        "--no-deps", "--no-index", wheel,
+        "--no-deps", "--no-index", "--no-compile", wheel,
     )  # fmt: skip
     # A path file adds a folder without that folder's own path files: those that lead
     # to the checkout stay out.
