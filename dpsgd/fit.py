@@ -343,7 +343,8 @@ def fit(**flags: Any) -> None:
 
     With --runs it makes a search in place of one run, within the same --epsilon, by
     more noise in each run.  Rows of `val` then score the runs; where they give ranges,
-    too, each of both has half of epsilon and delta.
+    too, each of both has half of epsilon and delta.  It takes many times as long, and
+    where the defaults are good it gains nothing.
 
     \b
     Examples:
