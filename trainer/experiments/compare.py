@@ -36,7 +36,7 @@ from trainer.experiments.comparison.levels import (
 )
 from trainer.experiments.comparison.report import Comparison, report
 from trainer.experiments.comparison.results import summarise
-from trainer.experiments.comparison.runs import Runs, Say, settled, silent
+from trainer.experiments.comparison.runs import Runs, Say, mark, settled, silent
 from trainer.settings.comparison_settings import ComparisonSettings
 
 
@@ -66,6 +66,7 @@ def compare(
         ):
             say(warning)
     cases, notes = _find_cases(data_sets, say)
+    mark(settings)
     runs = Runs(settings, say, make_batches)
     trials = list(itertools.product(cases, range(settings.seeds)))
     for data in data_sets:

@@ -28,7 +28,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from pipelines.batches.folder import PRIVATE_NAME, read_manifest
-from trainer.experiments.comparison.runs import Say, is_unfinished, silent, train_here
+from trainer.experiments.comparison.runs import (
+    Say,
+    is_unfinished,
+    mark,
+    silent,
+    train_here,
+)
 from trainer.papers.settings import BiasSettings
 from trainer.report.plots import DASHES, drawn, setting_in_words
 from trainer.report.report import Report, Table
@@ -82,6 +88,7 @@ def measure_bias(
     left = [request for request in requests if is_unfinished(request)]
     for request in left:
         preflight.check(request)
+    mark(settings)
     say(NOT_PRIVATE)
     for number, request in enumerate(left, start=1):
         say(f"[{number}/{len(left)}] {request.settings.method}")

@@ -196,6 +196,7 @@ class BiasSettings:
       trained: Settings of one run per method; every method clips.
       data_is_public: Whether the user declares the training examples public.  The
         measurements are functions of them without noise.
+      budget: As of ``Experiment``.
     """
 
     batches: pathlib.Path
@@ -203,6 +204,7 @@ class BiasSettings:
     out: pathlib.Path
     trained: tuple[TrainSettings, ...]
     data_is_public: bool = False
+    budget: pathlib.Path | None = None
 
     def __post_init__(self) -> None:
         if not self.data_is_public:

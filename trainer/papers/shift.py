@@ -35,6 +35,7 @@ from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.runs import (
     Runs,
     Say,
+    mark,
     settled,
     silent,
     training_data,
@@ -126,6 +127,7 @@ def shift(
         training_data(settings).num_examples, size, period
     )
     settings.trained.check_steps(num_steps)
+    mark(settings)
     data = settings.out / "data"
     drifting_table.write(
         settings.source, data, column=settings.shift_by, batch_size=size, period=period

@@ -45,6 +45,7 @@ from trainer.experiments.comparison.case import Trial
 from trainer.experiments.comparison.runs import (
     Runs,
     Say,
+    mark,
     settled,
     silent,
     training_data,
@@ -85,6 +86,7 @@ def simulate(
         reference=reference,
         epsilon=settings.training.target_epsilon or guaranteed,
     )
+    mark(settings)
     say(NOT_PRIVATE)
     simulator = Simulator(protocol, say, make_batches)
     found = [simulator.simulate(rate) for rate in settings.learning_rates]

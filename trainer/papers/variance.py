@@ -53,6 +53,7 @@ from trainer.experiments.comparison.case import Case, Trial
 from trainer.experiments.comparison.runs import (
     Runs,
     Say,
+    mark,
     settled,
     silent,
     training_data,
@@ -155,6 +156,7 @@ def variance(
     settings = settled(settings)
     plan = settings.batches.plan(training_data(settings).num_examples)
     _check(settings, plan)
+    mark(settings)
     runs = Runs(settings, say, make_batches)
     case = Case(batches=settings.batches, settings=settings.trained)
     say(f"{settings.seeds} runs, each of which costs its own epsilon")

@@ -17,6 +17,7 @@ Formal guarantees:
     without a budget has no place in it: files that were rolled back, or copied before,
     are noticed where a run goes on, or a search after its first run.
   - a second budget in one folder, for a table with a source file in common, is refused.
+  - what no epsilon covers is said from then on, for good, also in a closed budget.
   - *not* covered: runs and everything else that was not given this file.  Budgets in
     two folders do not know each other.
 
@@ -92,28 +93,42 @@ def create(path: pathlib.Path, budget: Budget) -> None:
                 f"Expected budget={path} not to exist: a budget is never replaced. "
                 "Choose another name."
             )
-        for other in sorted(path.parent.iterdir()):
-            if _is_of_table(other, budget.table):
-                raise InputError(
-                    f"Expected no other budget for this table beside {path}; {other} "
-                    "is one, and both would add. Give --budget of it, or reserve more "
-                    "runs before the first one."
-                )
+        if other := of_table(path.parent, [budget.table]):
+            raise InputError(
+                f"Expected no other budget for this table beside {path}; {other} is "
+                "one, and both would add. Give --budget of it, or reserve more runs "
+                "before the first one."
+            )
         _write(path, budget)
 
 
-def _is_of_table(path: pathlib.Path, table: SourceTable) -> bool:
-    """Whether a file is a budget for a table, or for one with a file in common."""
-    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-        return False
+def of_table(
+    folder: pathlib.Path, tables: Sequence[SourceTable]
+) -> pathlib.Path | None:
+    """Returns a budget for a table, or for one with a file in common; None if none is.
+
+    Args:
+      folder: Folder that is searched, without those in it.
+      tables: Tables, each of which may be the budget's.
+    """
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return next((path for path in found if _is_of_table(path, tables)), None)
+
+
+def _is_of_table(path: pathlib.Path, tables: Sequence[SourceTable]) -> bool:
     try:
-        fields = json.loads(path.read_bytes())
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return False
+        with path.open("rb") as file:
+            data = file.read(1)
+            data += file.read() if data == b"{" else b""  # tables may be beside it
+        fields = json.loads(data)
         if fields["format"] != HEADER["format_name"]:
             return False
         sources = fields["table"]["sources"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return not table.is_apart(sources)
+    return any(not table.is_apart(sources) for table in tables)
 
 
 def charge(
@@ -176,6 +191,29 @@ def charge_search(
         if not begins and found != before:
             raise _rolled_back(path, folder)
         return found
+
+    _replace(path, change)
+
+
+def mark(path: pathlib.Path, tables: Sequence[SourceTable], what: str) -> None:
+    """Says for good that no epsilon covers something, before it reads the table.
+
+    Args:
+      path: File of the budget, which may be closed.
+      tables: Tables that are read.
+      what: What no epsilon covers, in words.
+
+    Raises:
+      InputError: none of them is the budget's.
+    """
+
+    def change(before: Budget) -> Budget:
+        if all(before.table.is_apart(table.sources) for table in tables):
+            raise InputError(
+                f"Expected rows of the table of {path}; these were read from other "
+                "files. Omit --budget, or give that of their table."
+            )
+        return before.marked([what])
 
     _replace(path, change)
 

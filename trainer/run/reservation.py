@@ -26,7 +26,7 @@ Formal guarantees:
   - rows of another table are refused, or of the same one divided into other parts.
     Preparing a table again does not make another one of it: see `source_table`.
   - what no epsilon covers is refused, or named in the claim from then on: rows that
-    were looked at for the schema, and metrics of `dpsgd train --eval`.
+    were looked at for the schema, metrics of `dpsgd train --eval`, and experiments.
   - a closed budget has no place for anything; what had one before may go on.  Its
     epsilon stays that of all slots.
 
@@ -362,6 +362,11 @@ class Budget:
                 "preparation, or omit --budget."
             )
 
+    def marked(self, uncovered: Sequence[str]) -> Budget:
+        """Returns the budget with what no epsilon covers, in words, for good."""
+        every = tuple(dict.fromkeys((*self.uncovered, *uncovered)))
+        return dataclasses.replace(self, uncovered=every)
+
     def charged(
         self,
         run_id: str,
@@ -382,8 +387,7 @@ class Budget:
             batches.
         """
         charge = Charge(run=_digest(run_id), batches_id=batches_id, folder=folder)
-        every = tuple(dict.fromkeys((*self.uncovered, *uncovered)))
-        marked = dataclasses.replace(self, uncovered=every)
+        marked = self.marked(uncovered)
         if charge.run in {each.run for each in self.charges}:
             return marked
         self._check_open()
@@ -441,8 +445,7 @@ class Budget:
                 f"{self.statistics[part]}, and scores of it would add. Give another "
                 "part."
             )
-        every = tuple(dict.fromkeys((*self.uncovered, *uncovered)))
-        return dataclasses.replace(self, search=found, uncovered=every)
+        return dataclasses.replace(self.marked(uncovered), search=found)
 
     def with_winner(self, run_id: str, batches_id: str, folder: str) -> Budget:
         """Returns the budget with the best run of its search, to be evaluated.

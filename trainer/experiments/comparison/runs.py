@@ -13,6 +13,8 @@ Formal guarantees:
   - A finished run is used only if it was made with the settings and folders of the
     trial and with the current code of the user.
 
+  - A budget of the rows says that no epsilon covers the runs, before the first one.
+
 Public: what the runs publish.
 """
 
@@ -27,7 +29,7 @@ from typing import Any, TypeVar
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_choice
-from pipelines.batches.folder import MANIFEST_NAME, read_manifest
+from pipelines.batches.folder import MANIFEST_NAME, read_checksums, read_manifest
 from pipelines.files import separate_process
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
@@ -37,6 +39,7 @@ from pipelines.inputs.parquet_blocks import (
     list_blocks,
     list_row_groups,
 )
+from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run import origin
 from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME
@@ -46,6 +49,7 @@ from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
 from trainer.report.metrics_files import read_metrics
+from trainer.run import budget as budgets
 from trainer.run.preflight import (
     Request,
     check_files_of,
@@ -225,6 +229,36 @@ def check_code(run: pathlib.Path) -> None:
             f"Expected {run} to be a run of your current code, which was edited since: "
             f"{', '.join(edited)}. Restore it, or give another --out."
         )
+
+
+def mark(settings: Any) -> None:
+    """Says in the budget of the rows that no epsilon covers the runs, for good.
+
+    Args:
+      settings: Checked settings of an experiment.
+
+    Raises:
+      InputError: the budget is of another table; or none is given, and there is one of
+        these rows in the current folder or beside that of the results.
+    """
+    tables = [_trained(settings), table_of(list_row_groups(str(settings.held_out)))]
+    if settings.budget is not None:
+        what = f"the runs of an experiment in {settings.out}"
+        budgets.mark(settings.budget, tables, what)
+        return
+    for folder in (pathlib.Path(), settings.out.parent):
+        if found := budgets.of_table(folder, tables):
+            raise InputError(
+                f"Expected --budget {found}, which is of these rows: no epsilon covers "
+                "the runs, and with it the budget says so for good. Add it, or take "
+                "public rows."
+            )
+
+
+def _trained(settings: Any) -> SourceTable:
+    if isinstance(settings, Experiment):
+        return table_of(list_row_groups(settings.source))
+    return SourceTable.from_json(read_checksums(settings.batches).table)
 
 
 def train_here(request: Request) -> None:

@@ -25,6 +25,7 @@ from trainer.papers.settings import (
 )
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
+from trainer.settings.comparison_settings import Experiment
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -196,6 +197,7 @@ def shift(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettings:
 @click.option(
     "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
 )
+@setting_flags.again(Experiment, "budget")
 @run_flags.data_is_public(
     help="Declare that the training examples need no protection.  Required.",
 )
