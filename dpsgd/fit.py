@@ -31,11 +31,12 @@ from accounting.cli import shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError, check_float, check_int
-from dpsgd import fit_stages, released
+from dpsgd import fit_stages
 from pipelines.cli.console import wrapped
 from pipelines.cli.data_commands import kind_options
 from pipelines.files.storage import write_atomically
 from trainer.cli import setting_flags
+from trainer.run import released
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -210,7 +211,7 @@ def _check_earlier(
         epsilon=flags["epsilon"],
         delta=0.0,  # follows from the number of rows
     )
-    released.check_added(table.fits(), fit, flags["accept_epsilon"])
+    released.check_added(table.releases(), fit, flags["accept_epsilon"])
 
 
 def _say_result(
@@ -226,8 +227,8 @@ def _say_result(
         name: json.loads(path.read_bytes()) if path.exists() else {}
         for name, path in paths.items()
     }
-    together, fits = _together(out, read, flags), table.fits()
-    of_all = released.together(fits) if len(fits) > 1 else None
+    together, releases = _together(out, read, flags), table.releases()
+    of_all = released.together(releases) if len(releases) > 1 else None
     if as_json:
         found = {"out": str(out), "together": together, "all_fits": of_all, **read}
         click.echo(json.dumps(found, indent=2))
@@ -324,7 +325,8 @@ def _together(
 )
 @click.option(
     "--accept-epsilon", type=float, metavar="EPSILON",
-    help="Fit a table again, if that makes it at most this for all its fits together.",
+    help="Fit a table of which something was released, if that makes it at most this "
+    "for all together.",
 )  # fmt: skip
 @click.option(
     "--out", help="New folder, or that of the same choices.  [default: TABLE-fit]"
@@ -338,8 +340,8 @@ def fit(**flags: Any) -> None:
     and no value.  Then come the ordinary commands, each as it would be typed.  Rows of
     the part `val` give ranges of numbers, those of `test` metrics, both with noise, so
     that all of it has --epsilon.  Stopped, it goes on with the same command.  What it
-    spent is noted in _released.json beside the table: a second fit of the same rows
-    adds its epsilon, and is refused without --accept-epsilon.
+    spent is noted in _released.json beside the table: a second fit of the same rows, or
+    one after a budget, adds its epsilon, and is refused without --accept-epsilon.
 
     With --runs it makes a search in place of one run, within the same --epsilon, by
     more noise in each run.  Rows of `val` then score the runs; where they give ranges,

@@ -38,10 +38,10 @@ import click
 from accounting.cli import shared_options
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.validation import InputError
-from dpsgd.released import ROW, USER, Fit, Table
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.tables.schema.column_kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
+from trainer.run.released import ROW, USER, Fit, Table
 
 RANGES = "ranges.toml"
 #: Of the flags, those of users for `dpsgd prepare`.
@@ -138,7 +138,10 @@ def _stages(
         yield from _train(out, flags, sizes)
     yield _evaluate(out, home, sizes, is_evaluated)
     page = out / "report.html"
-    yield Stage("write the page", page, ("report", f"{home}/run", f"--out={page}"))
+    fits = (f"--fits={table.folder}",) if table.is_noted(out) else ()
+    yield Stage(
+        "write the page", page, ("report", f"{home}/run", f"--out={page}", *fits)
+    )
 
 
 def folder_of_run(out: pathlib.Path, flags: Mapping[str, Any]) -> pathlib.Path:

@@ -20,11 +20,12 @@ from accounting.claims.selection.number_of_runs import SHAPES, as_good_as
 from accounting.composition import parts
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
-from dpsgd import fit_stages, released
+from dpsgd import fit_stages
 from dpsgd.command_line import cli
 from tests.end_to_end.test_own_table import write_census
 from tests.warm_processes import warm_python
 from trainer.cli.releases.tune_commands import candidates_of
+from trainer.run import released
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -103,6 +104,17 @@ def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
 
     monkeypatch.setattr(fit_stages, "run_stage", stop)
     assert refusal(*again, "--accept-epsilon=8") == "reached prepare"
+    assert 'id="fits"' not in (folder / "census-fit/report.html").read_text()
+    table, out = released.Table.of("census.csv"), folder / "again"
+    second = released.Fit(
+        folder="again", sources=table.sources, unit="row", epsilon=2.0, delta=1e-5
+    )
+    table.add(out, second, accepted=8.0)
+    page = ["report", "census-fit/run", "--out=both.html", f"--fits={folder}"]
+    result = CliRunner().invoke(cli, page)
+    assert result.exit_code == 0, result.output
+    found = (folder / "both.html").read_text()
+    assert "(census-fit, again) is together (8.0000, 2e-05)-differentially" in found
 
 
 def test_metrics_that_no_epsilon_covers_are_noted(

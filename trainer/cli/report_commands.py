@@ -42,6 +42,12 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 @run_flags.budget(
     help="Include the budget that the run was trained with: all that it covers.",
 )
+@click.option(
+    "--fits",
+    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    help="For a run of `dpsgd fit`: folder of its table.  Includes the epsilon of all "
+    "its fits and budgets, if there are several.",
+)
 @shared_options.delta("By default the one the run was trained for.")
 @plan_flags.noise_key_file("The noise key, which verifies the record.")
 @shared_options.as_json

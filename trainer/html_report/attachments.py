@@ -1,11 +1,11 @@
-"""Audits, comparisons and budgets that a report includes.
+"""Audits, comparisons, budgets and fits that a report includes.
 
 Formal guarantees:
   - Only the fields that are named here are used.
   - An audit is accepted only if it is of the plan, the noise, the privacy unit and the
     sampler's own claim of the run; a comparison only if it has runs of the same
     sampler, batch size, method, learning rate, clip norm and noise; a budget only if
-    the run's batches were charged in it.
+    the run's batches were charged in it; fits only if one of them made the run.
 
 Public: everything.
 """
@@ -21,7 +21,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.core.run.run_record import RunRecord
-from trainer.run import budget, privacy
+from trainer.run import budget, privacy, released
 from trainer.settings.audit_settings import TRAINER
 
 COMPARISON_NAME = "comparison.json"
@@ -142,3 +142,19 @@ def read_budget(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
         {**dataclasses.asdict(each), "used": len(each.used)} for each in found.slots
     ]
     return {"claim": found.claim, "slots": slots}
+
+
+def read_fits(folder: pathlib.Path, run: pathlib.Path) -> dict[str, Any] | None:
+    """Returns what was released of the table of a fit; None if it is that fit alone.
+
+    Args:
+      folder: Folder of the table.
+      run: Folder of the run, in that of the fit or of its search.
+
+    Raises:
+      InputError: no fit of that table made the run.
+    """
+    of_run, of_search = run.resolve().parents[:2]
+    out = of_run if (of_run / released.ID_NAME).exists() else of_search
+    found = released.Table.of_fit(folder, out).releases()
+    return released.together(found) if len(found) > 1 else None

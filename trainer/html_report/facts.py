@@ -60,6 +60,7 @@ def collect(
     allow_large_delta: bool = False,
     noise_key_file: pathlib.Path | None = None,
     budget: pathlib.Path | None = None,
+    fits: pathlib.Path | None = None,
 ) -> dict[str, Any]:
     """Returns the content of a report, JSON-serialisable.
 
@@ -91,6 +92,7 @@ def collect(
         "comparison": comparison
         and attachments.read_comparison(comparison, record, plan),
         "budget": budget and attachments.read_budget(budget, manifest),
+        "fits": fits and attachments.read_fits(fits, run),
         "commands": commands.to_verify(
             run.resolve().name, record, plan, statement, files
         ),

@@ -48,6 +48,7 @@ def write_report(
     allow_large_delta: bool = False,
     noise_key_file: StrPath | None = None,
     budget: StrPath | None = None,
+    fits: StrPath | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes the privacy report of a run, and returns its content, JSON-serialisable.
@@ -62,6 +63,8 @@ def write_report(
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       noise_key_file: File of the noise key, if not in the run.
       budget: Budget that the run was trained with; None for none.
+      fits: Folder of the table of ``dpsgd fit``, whose note says what was released of
+        it; None for a run of its own.
       overwrite: Whether the page may replace another file.
 
     Raises:
@@ -79,6 +82,7 @@ def write_report(
         allow_large_delta=allow_large_delta,
         noise_key_file=_path(noise_key_file),
         budget=_path(budget),
+        fits=_path(fits),
     )
     with output_file(path, overwrite=overwrite) as write:
         write(render(found).encode())

@@ -71,14 +71,20 @@ def least_rows(rows: KeptRows, noise_multiplier: float) -> int:
     return math.ceil(rows.noise_of_one(noise_multiplier) / _MOST_NOISE)
 
 
-def _units(bounded: Bounded | None) -> tuple[str, str]:
-    """Returns the privacy unit of the metrics with its relation, and its name."""
+def relations(bounded: Bounded | None) -> str:
+    """Returns the neighbouring relations under which sums of rows are private."""
     relation = NAMES[REPLACE_SPECIAL]
     if bounded is None:
-        return f"one held-out row under the {relation} relation", "row"
+        return f"the {relation} relation"
     # The number of rows is not public, so that both relations move the sums alike.
-    relation = f"{relation} and the {NAMES[ADD_OR_REMOVE_ONE]} relation"
-    return f"{bounded.unit}, under the {relation}", "user"
+    return f"the {relation} and the {NAMES[ADD_OR_REMOVE_ONE]} relation"
+
+
+def _units(bounded: Bounded | None) -> tuple[str, str]:
+    """Returns the privacy unit of the metrics with its relation, and its name."""
+    if bounded is None:
+        return f"one held-out row under {relations(None)}", "row"
+    return f"{bounded.unit}, under {relations(bounded)}", "user"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ Formal guarantees:
   - the privacy unit is a row or, of rows that `dpsgd bound` kept, a user, by whose
     rows sums move at most k times as far.  The number of rows is then released with
     noise, and shown nowhere else; where noise hides it nothing is found, and OUT is
-    written all the same, since epsilon is spent.  Users who are not bounded are
-    refused.
+    written all the same, since epsilon is spent.  So all depends on the sums alone, to
+    which a ghost adds as little as a user who is not there: add-or-remove holds for
+    users, too.  Users who are not bounded are refused.
   - with a budget they are charged before OUT is written, once for a part of its table.
   - *not* covered: an error for a file that cannot be read, after which nothing is
     released; other statistics of the same rows, whose epsilon adds.
@@ -40,7 +41,6 @@ import numpy as np
 
 from accounting.core import deltas
 from accounting.core.intervals import upper_text
-from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
@@ -49,6 +49,7 @@ from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema.column_kinds import LABEL
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
+from trainer.releases.price import relations
 from trainer.releases.release import NoisySum, release
 from trainer.releases.schema_text import with_fields
 from trainer.releases.table_counts import MISSING, ROWS, Counted, Counting
@@ -172,9 +173,9 @@ class StatisticsRequest:
         others = "rows" if bounded is None else "users"
         return (
             f"These statistics are ({upper_text(price.epsilon)}, {price.delta!r})"
-            f"-differentially private for {unit}, under the {NAMES[REPLACE_SPECIAL]} "
-            f"relation. A model of other {others} adds nothing to that; other "
-            f"statistics of these {others} add their epsilon and delta."
+            f"-differentially private for {unit}, under {relations(bounded)}. A model "
+            f"of other {others} adds nothing to that; other statistics of these "
+            f"{others} add their epsilon and delta."
         )
 
 
@@ -236,11 +237,12 @@ def check(
 
 def _part_of(dataset: Dataset, found: Budget, out: pathlib.Path) -> str:
     """Returns the part of the budget's table that rows are, if it has a slot left."""
-    if found.unit or dataset.bounded:
+    unit = "user" if found.unit else "row"
+    if bool(found.unit) != bool(dataset.bounded):
         raise InputError(
-            "Expected the privacy unit of statistics with a budget to be a row, since "
-            "those of users are not proven under its relation. Omit --budget, and add "
-            "their epsilon and delta."
+            f"Expected --input of the privacy unit of the budget, which is a {unit}. "
+            f"Give rows {'without' if unit == 'row' else 'of'} bounded users, or omit "
+            "--budget, and add epsilon and delta."
         )
     table = table_of(dataset)
     found.check_other_part(table)

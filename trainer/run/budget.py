@@ -93,29 +93,29 @@ def create(path: pathlib.Path, budget: Budget) -> None:
                 f"Expected budget={path} not to exist: a budget is never replaced. "
                 "Choose another name."
             )
-        if other := of_table(path.parent, [budget.table]):
+        if others := of_tables(path.parent, [budget.table]):
             raise InputError(
-                f"Expected no other budget for this table beside {path}; {other} is "
-                "one, and both would add. Give --budget of it, or reserve more runs "
+                f"Expected no other budget for this table beside {path}; {others[0]} "
+                "is one, and both would add. Give --budget of it, or reserve more runs "
                 "before the first one."
             )
         _write(path, budget)
 
 
-def of_table(
+def of_tables(
     folder: pathlib.Path, tables: Sequence[SourceTable]
-) -> pathlib.Path | None:
-    """Returns a budget for a table, or for one with a file in common; None if none is.
+) -> list[pathlib.Path]:
+    """Returns the budgets for tables, or for ones with a file in common.
 
     Args:
       folder: Folder that is searched, without those in it.
-      tables: Tables, each of which may be the budget's.
+      tables: Tables, each of which may be that of a budget.
     """
     found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return next((path for path in found if _is_of_table(path, tables)), None)
+    return [path for path in found if _is_of_tables(path, tables)]
 
 
-def _is_of_table(path: pathlib.Path, tables: Sequence[SourceTable]) -> bool:
+def _is_of_tables(path: pathlib.Path, tables: Sequence[SourceTable]) -> bool:
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return False

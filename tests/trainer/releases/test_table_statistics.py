@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.core import accountant
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd.command_line import cli
@@ -446,3 +447,21 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
     assert set(bounds.values()) == {2}
     rows_kept = len(rows_of)
     assert found["num_rows"] == pytest.approx(rows_kept, abs=60)
+    # Neither relation moves the sums farther, so that a budget of users has a slot.
+    file, out = tmp_path / "table.budget", tmp_path / "out.toml"
+    unit = {"max_examples_per_user": 2, "neighboring_relation": ADD_OR_REMOVE_ONE}
+    of_users = Budget(
+        table=dataclasses.replace(table_of(dataset), part="train"), unit=unit,
+        plan=make_plan("poisson", 24_000, 256, 100), num_runs=1, epsilon=20.0,
+        delta=1e-6, noise_multiplier=9.0,
+    )  # fmt: skip
+    given = {"table": f"{root}/users-val", "schema": root / "users.toml"}
+    given |= {"epsilon": None, "delta": None, "budget": file}
+    budget.create(file, dataclasses.replace(of_users, unit={}))
+    out.unlink()
+    with pytest.raises(InputError, match="which is a row"):
+        found_in(**given)
+    file.unlink()
+    budget.create(file, of_users)
+    assert "zero-out and the add-or-remove relation" in found_in(**given)["claim"]
+    assert budget.read(file).statistics == {"val": str(out)}

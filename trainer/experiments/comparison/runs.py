@@ -247,11 +247,11 @@ def mark(settings: Any) -> None:
         budgets.mark(settings.budget, tables, what)
         return
     for folder in (pathlib.Path(), settings.out.parent):
-        if found := budgets.of_table(folder, tables):
+        if found := budgets.of_tables(folder, tables):
             raise InputError(
-                f"Expected --budget {found}, which is of these rows: no epsilon covers "
-                "the runs, and with it the budget says so for good. Add it, or take "
-                "public rows."
+                f"Expected --budget {found[0]}, which is of these rows: no epsilon "
+                "covers the runs, and with it the budget says so for good. Add it, or "
+                "take public rows."
             )
 
 

@@ -6,12 +6,16 @@ import dataclasses
 import json
 import pathlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from accounting.core.validation import InputError
-from dpsgd import released
-from dpsgd.released import Fit, Table
+from pipelines.inputs.source_table import SourceTable
+from trainer.run import budget, released
+from trainer.run.released import Fit, Table
+from trainer.run.reservation import Budget
 
 
 @pytest.fixture
@@ -106,6 +110,81 @@ def test_of_two_that_begin_at_once_one_is_refused(folder: pathlib.Path) -> None:
         thread.join()
     assert len(errors) == 3
     assert len(table.fits()) == 1
+
+
+@pytest.fixture
+def reserve(small_batches: Any) -> Callable[..., Budget]:
+    """``reserve(table)``: a budget of epsilon 2 for it."""
+
+    def make(table: Table) -> Budget:
+        of_table = SourceTable(sources=table.sources, division="3" * 32, part="train")
+        given = {"num_runs": 1, "epsilon": 2.0, "delta": 1e-4}
+        return Budget.reserve(small_batches.manifest, of_table, **given)
+
+    return make
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_fit_after_a_budget_adds_to_it(
+    folder: pathlib.Path,
+    reserve: Callable[..., Budget],
+    monkeypatch: pytest.MonkeyPatch,
+    is_here: bool,
+) -> None:
+    table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
+    other = Table.of(str(folder / "data/b.csv"))
+    place = table.folder
+    if is_here:
+        place = make(folder, "here")
+        monkeypatch.chdir(place)
+    found = reserve(table).marked(["what was seen"])
+    budget.create(place / "table.budget", found)
+    with pytest.raises(
+        InputError, match=r"table\.budget with epsilon 2\.0000\. .* it is 5\.0000"
+    ):
+        table.add(out, fit_of(table, out), accepted=None)
+    assert table.fits() == []
+    assert table.add(out, fit_of(table, out), accepted=5.0)
+    of_all = released.together(table.releases())
+    assert (of_all["epsilon"], of_all["delta"]) == (5.0, 1e-4 + 1e-6)
+    assert of_all["fits"] == ["table.budget", "out"]
+    assert "but for what was seen of table.budget, which no" in of_all["claim"]
+    assert other.releases() == []
+    assert Table.of_fit(table.folder, out).releases() == table.releases()
+
+
+def test_a_budget_of_users_and_a_fit_of_rows_have_no_sum(
+    folder: pathlib.Path, reserve: Callable[..., Budget]
+) -> None:
+    table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
+    unit = {"max_examples_per_user": 2}
+    users = dataclasses.replace(reserve(table), unit=unit, noise_multiplier=50.0)
+    budget.create(table.folder / "table.budget", users)
+    with pytest.raises(InputError, match="one privacy unit"):
+        table.add(out, fit_of(table, out), accepted=100.0)
+
+
+def test_after_a_fit_no_budget_is_made(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
+    released.check_no_fit(table.folder, table.sources)
+    table.add(out, fit_of(table, out), accepted=None)
+    for place in (table.folder, folder):
+        with pytest.raises(InputError, match=r"out is one, and fits spent epsilon 3\."):
+            released.check_no_fit(place, table.sources)
+        monkeypatch.chdir(table.folder)
+    released.check_no_fit(table.folder, Table.of(str(folder / "data/b.csv")).sources)
+
+
+def test_the_table_of_a_fit_is_found_by_its_note_alone(folder: pathlib.Path) -> None:
+    table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
+    with pytest.raises(InputError, match="to name the fit in"):
+        Table.of_fit(table.folder, out)
+    table.add(out, fit_of(table, out), accepted=None)
+    assert Table.of_fit(table.folder, out).sources == table.sources
+    with pytest.raises(InputError, match="to name the fit in"):
+        Table.of_fit(table.folder, make(folder, "other"))
 
 
 def test_fits_of_rows_and_of_users_have_no_sum(folder: pathlib.Path) -> None:

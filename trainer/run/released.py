@@ -8,12 +8,14 @@ Formal guarantees:
     goes on.
   - another fit of a table with a source file in common is refused, unless its user
     accepts the epsilon of all together; of two that begin at once, one is refused.
+  - so is one whose table has a budget beside it, or in the current folder.
   - that epsilon is a sum, as is delta: an upper bound whatever is chosen from earlier
-    results (Rogers et al. 2016, arXiv:1605.08294), for fits with one privacy unit.
+    results (Rogers et al. 2016, arXiv:1605.08294), for one privacy unit.
+  - after a fit no budget is made beside the note, or in the current folder.
   - *not* covered: a note that was deleted, edited or rolled back; a table that was
     copied, moved without its note, packed or edited; a folder in which nothing can be
     written, as is said then; a stage whose result was removed from OUT and made again;
-    all that is not `dpsgd fit`.
+    budgets elsewhere, and all that is neither a budget nor `dpsgd fit`.
 
 Public: what fits spent, and their folders.  Sensitive: the file, as the digests of
 `source_table` are.
@@ -34,6 +36,7 @@ from accounting.core.versioned_json import header, read_fields
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import locked_beside
 from pipelines.files.storage import write_atomically
+from pipelines.inputs.source_table import SourceTable
 
 NAME, ID_NAME = "_released.json", "fit.id"
 ROW, USER = "row", "user"
@@ -44,11 +47,11 @@ _ROUNDING = 1 + 1e-12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What one fit released, or may release.
+    """What one fit, or everything in a budget, released or may release.
 
     Attributes:
       id: Random name of the fit; empty before it is noted.
-      folder: Its folder, as it was named.
+      folder: Its folder, as it was named; of a budget the name of its file.
       sources: Digests of the files of its table.
       unit: ``ROW`` or ``USER``.
       epsilon: Of all that it releases.
@@ -94,6 +97,26 @@ class Table:
         folder = os.path.commonpath([os.path.dirname(path) for path in paths])
         return cls(folder=pathlib.Path(folder), sources=tuple(source_digests(paths)))
 
+    @classmethod
+    def of_fit(cls, folder: pathlib.Path, out: pathlib.Path) -> Table:
+        """Returns the table of a fit.
+
+        Args:
+          folder: Folder of the table.
+          out: Folder of the fit.
+
+        Raises:
+          InputError: no note in the folder of the table names the fit.
+        """
+        noted = cls(folder=folder, sources=())._all()
+        found = [each.sources for each in noted if each.id == _id_of(out)]
+        if not found:
+            raise InputError(
+                f"Expected {folder / NAME} to name the fit in {out}. Give the folder "
+                "of its table."
+            )
+        return cls(folder=folder, sources=found[0])
+
     @property
     def note(self) -> pathlib.Path:
         """The file that says what was released."""
@@ -106,6 +129,30 @@ class Table:
           InputError: the note cannot be read.
         """
         return [each for each in self._all() if set(each.sources) & set(self.sources)]
+
+    def releases(self) -> list[Fit]:
+        """Returns the budgets and the fits of this table that are known.
+
+        Raises:
+          InputError: as `fits`.
+        """
+        from trainer.run import budget  # after --help: the accountant
+
+        tables = [SourceTable(sources=self.sources)]
+        paths = [p for f in _places(self.folder) for p in budget.of_tables(f, tables)]
+        budgets = [
+            Fit(
+                folder=path.name,
+                sources=found.table.sources,
+                unit=USER if found.unit else ROW,
+                epsilon=found.epsilon,
+                delta=found.delta,
+                uncovered=found.uncovered,
+            )
+            for path in paths
+            for found in [budget.read(path)]
+        ]
+        return [*budgets, *self.fits()]
 
     def _all(self) -> list[Fit]:
         if not self.note.exists():
@@ -140,7 +187,7 @@ class Table:
                 noted = self._all()
                 name = _id_of(out) or secrets.token_hex(16)
                 if name not in {each.id for each in noted}:
-                    check_added(self.fits(), fit, accepted)
+                    check_added(self.releases(), fit, accepted)
                     write_atomically(out / ID_NAME, name.encode())
                     noted.append(dataclasses.replace(fit, id=name))
                     fields = [dataclasses.asdict(each) for each in noted]
@@ -155,6 +202,32 @@ class Table:
         return _id_of(out) in {each.id for each in self.fits()}
 
 
+def _places(folder: pathlib.Path) -> dict[pathlib.Path, None]:
+    """Returns a folder and the current one."""
+    return dict.fromkeys((folder.resolve(), pathlib.Path().resolve()))
+
+
+def check_no_fit(folder: pathlib.Path, sources: Sequence[str]) -> None:
+    """Refuses a budget of a table that was fitted.
+
+    Args:
+      folder: Where the budget will be.
+      sources: Digests of the files of the table.
+
+    Raises:
+      InputError: it was.
+    """
+    tables = [Table(folder=f, sources=tuple(sources)) for f in _places(folder)]
+    if found := [each for table in tables for each in table.fits()]:
+        epsilon = upper_text(sum(each.epsilon for each in found))
+        raise InputError(
+            f"Expected no fit of the table before its budget; {found[0].folder} is "
+            f"one, and fits spent epsilon {epsilon}. What is released after results "
+            "were seen is not composed with them, but adds. Use `dpsgd fit "
+            "--accept-epsilon`, which states the sum."
+        )
+
+
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
 
@@ -167,10 +240,10 @@ def _id_of(out: pathlib.Path) -> str:
 def check_added(
     earlier: Sequence[Fit], fit: Fit, accepted: float | None = None
 ) -> None:
-    """Refuses a fit beside earlier ones, unless the epsilon of all is accepted.
+    """Refuses a fit after other releases, unless the epsilon of all is accepted.
 
     Args:
-      earlier: Fits of its table.
+      earlier: Fits and budgets of its table.
       fit: The new one.
       accepted: Epsilon of all together that the user accepts.
 
@@ -185,25 +258,25 @@ def check_added(
     total = sum(each.epsilon for each in (*earlier, fit))
     if {each.unit for each in earlier} != {fit.unit}:
         raise InputError(
-            f"Expected one privacy unit of all fits of a table; that of this one is a "
+            f"Expected one privacy unit of all of a table; that of this fit is a "
             f"{fit.unit}, but not that of {found}, and no epsilon of both is proven. "
             "Give --user to both, or to neither."
         )
     if accepted is None or total > accepted * _ROUNDING:
         raise InputError(
-            f"Expected no earlier fit of this table; there is {found}. With epsilon "
+            f"Expected nothing released of this table; there is {found}. With epsilon "
             f"{upper_text(fit.epsilon)} it is {upper_text(total)} for its rows, since "
             "each later one adds, as its delta does. To accept that, add "
-            f"--accept-epsilon {upper_text(total)}; to go on with an earlier one, give "
-            "--out of it."
+            f"--accept-epsilon {upper_text(total)}; to go on with an earlier fit, give "
+            "its --out."
         )
 
 
 def together(fits: Sequence[Fit]) -> dict[str, Any]:
-    """Returns the sum of several fits of one table, with its claim in words.
+    """Returns the sum of several releases of one table, with its claim in words.
 
     Args:
-      fits: Fits of one table and one unit.
+      fits: Fits and budgets of one table and one unit.
     """
     epsilon, delta = (sum(getattr(e, n) for e in fits) for n in ("epsilon", "delta"))
     names = ", ".join(each.folder for each in fits)
@@ -212,9 +285,9 @@ def together(fits: Sequence[Fit]) -> dict[str, Any]:
     if open_ones:
         but = f", but for {', '.join(open_ones)}, which no epsilon covers"
     claim = (
-        f"All fits of this table, {names}, are together ({upper_text(epsilon)}, "
-        f"{delta!r})-differentially private for one {fits[0].unit}{but}, whatever was "
-        "chosen from earlier ones."
+        f"All that is known to be released of this table ({names}) is together "
+        f"({upper_text(epsilon)}, {delta!r})-differentially private for one "
+        f"{fits[0].unit}{but}, whatever was chosen from earlier ones."
     )
     folders = [each.folder for each in fits]
     return {"claim": claim, "epsilon": epsilon, "delta": delta, "fits": folders}
