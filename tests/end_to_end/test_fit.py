@@ -115,6 +115,7 @@ def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
     assert result.exit_code == 0, result.output
     found = (folder / "both.html").read_text()
     assert "(census-fit, again) is together (8.0000, 2e-05)-differentially" in found
+    assert table.sources[0] not in found
 
 
 def test_metrics_that_no_epsilon_covers_are_noted(

@@ -159,8 +159,8 @@ def check(
     )
     if bounded_users(files, "--score") is not None:
         raise InputError(
-            f"Expected the users of --score {scored} not to be bounded: the best of "
-            "several runs is proven for a row. Give rows that `dpsgd bound` did not "
+            f"Expected the users of --score {scored} not to be bounded, since the "
+            "privacy unit of --input is a row. Give rows that `dpsgd bound` did not "
             "choose."
         )
     score = _score_of(score, task)

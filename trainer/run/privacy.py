@@ -123,8 +123,9 @@ def check_rows_alone(description: dict[str, Any]) -> None:
     """
     if Bounded.of(description) is not None:
         raise InputError(
-            "Expected examples without a column of users: the best of several runs is "
-            "proven for a row. Use `dpsgd budget`, which shows all runs."
+            "Expected examples without users: the best of several runs is accounted "
+            "for by the profile of a run for one row, not by that for all rows of a "
+            "user. Use `dpsgd budget`, which covers users, and shows all runs."
         )
 
 

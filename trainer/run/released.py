@@ -28,15 +28,23 @@ import os
 import pathlib
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting.core.intervals import upper_text
+from accounting.core.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    NAMES,
+    REPLACE_SPECIAL,
+)
 from accounting.core.validation import InputError
 from accounting.core.versioned_json import header, read_fields
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import locked_beside
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.source_table import SourceTable
+
+if TYPE_CHECKING:  # imports the accountant
+    from trainer.run.reservation import Budget
 
 NAME, ID_NAME = "_released.json", "fit.id"
 ROW, USER = "row", "user"
@@ -144,7 +152,7 @@ class Table:
             Fit(
                 folder=path.name,
                 sources=found.table.sources,
-                unit=USER if found.unit else ROW,
+                unit=_unit_of(found),
                 epsilon=found.epsilon,
                 delta=found.delta,
                 uncovered=found.uncovered,
@@ -200,6 +208,14 @@ class Table:
     def is_noted(self, out: pathlib.Path) -> bool:
         """Whether the fit in a folder is among those of the table."""
         return _id_of(out) in {each.id for each in self.fits()}
+
+
+def _unit_of(found: Budget) -> str:
+    """Returns the privacy unit of a budget; fits of users are under add-or-remove."""
+    if not found.unit:
+        return ROW
+    relation = found.unit.get("neighboring_relation", REPLACE_SPECIAL)
+    return USER if relation == ADD_OR_REMOVE_ONE else f"{USER} under {NAMES[relation]}"
 
 
 def _places(folder: pathlib.Path) -> dict[pathlib.Path, None]:
@@ -258,9 +274,9 @@ def check_added(
     total = sum(each.epsilon for each in (*earlier, fit))
     if {each.unit for each in earlier} != {fit.unit}:
         raise InputError(
-            f"Expected one privacy unit of all of a table; that of this fit is a "
-            f"{fit.unit}, but not that of {found}, and no epsilon of both is proven. "
-            "Give --user to both, or to neither."
+            "Expected one privacy unit of all that is released of a table; that of "
+            f"this fit is a {fit.unit}, but not that of {found}, and no epsilon of "
+            "both is proven. Give --user to both, or to neither."
         )
     if accepted is None or total > accepted * _ROUNDING:
         raise InputError(

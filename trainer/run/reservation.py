@@ -520,7 +520,11 @@ class Budget:
         Raises:
           InputError: it is closed.
         """
-        self._check_open()
+        if self.is_closed:
+            raise InputError(
+                "Expected a budget that is open; it was closed, which is final. `dpsgd "
+                "account --budget` states it."
+            )
         return dataclasses.replace(self, is_closed=True)
 
     def _check_open(self) -> None:

@@ -252,7 +252,7 @@ def test_the_command_reserves_and_account_states(
     for wrong in (["--close", "--runs", "3"], given[1:3]):
         refused = CliRunner().invoke(budget_command, [str(path), *wrong])
         assert isinstance(refused.exception, InputError)
-    assert "--runs and --epsilon and --delta" in str(refused.exception)
+    assert "--runs, --epsilon, --delta" in str(refused.exception)
     again = CliRunner().invoke(budget_command, given)
     assert "never replaced" in str(again.exception)
     both = CliRunner().invoke(account, ["--budget", str(path), "--delta", "1e-3"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.validation import InputError
 from pipelines.inputs.source_table import SourceTable
 from trainer.run import budget, released
@@ -153,15 +154,31 @@ def test_a_fit_after_a_budget_adds_to_it(
     assert Table.of_fit(table.folder, out).releases() == table.releases()
 
 
-def test_a_budget_of_users_and_a_fit_of_rows_have_no_sum(
-    folder: pathlib.Path, reserve: Callable[..., Budget]
+@pytest.mark.parametrize(
+    ("unit", "relation", "adds"),
+    [
+        ("row", ADD_OR_REMOVE_ONE, False),
+        ("user", REPLACE_SPECIAL, False),
+        ("user", ADD_OR_REMOVE_ONE, True),
+    ],
+)
+def test_a_budget_of_users_adds_to_fits_of_users_under_the_same_relation(
+    folder: pathlib.Path,
+    reserve: Callable[..., Budget],
+    unit: str,
+    relation: str,
+    adds: bool,
 ) -> None:
     table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
-    unit = {"max_examples_per_user": 2}
-    users = dataclasses.replace(reserve(table), unit=unit, noise_multiplier=50.0)
+    of_users = {"max_examples_per_user": 2, "neighboring_relation": relation}
+    users = dataclasses.replace(reserve(table), unit=of_users, noise_multiplier=50.0)
     budget.create(table.folder / "table.budget", users)
+    fit = dataclasses.replace(fit_of(table, out), unit=unit)
+    if adds:
+        assert table.add(out, fit, accepted=100.0)
+        return
     with pytest.raises(InputError, match="one privacy unit"):
-        table.add(out, fit_of(table, out), accepted=100.0)
+        table.add(out, fit, accepted=100.0)
 
 
 def test_after_a_fit_no_budget_is_made(

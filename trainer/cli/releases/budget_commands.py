@@ -72,7 +72,7 @@ def budget_command(file: Path, as_json: bool, close: bool, **flags: Any) -> None
         raise InputError("Expected --close alone: FILE says the rest. Omit the others.")
     if missing and not close:
         raise InputError(
-            f"Expected {' and '.join(missing)} to reserve anything. Add what is "
+            f"Expected {', '.join(missing)} to reserve anything. Add what is "
             "missing, or --close to end a budget."
         )
     if close:
