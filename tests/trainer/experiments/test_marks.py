@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import click
 import pytest
+from click.testing import CliRunner
 
 import dpsgd
 from accounting.core.validation import InputError
@@ -20,11 +20,27 @@ from tests.trainer.run.whole_runs import private_settings
 from trainer.experiments.compare import compare
 from trainer.experiments.comparison import runs
 from trainer.experiments.comparison.runs import mark
+from trainer.papers import bias, drifting_table
 from trainer.papers.settings import BiasSettings
 from trainer.run import budget
 from trainer.run.reservation import Budget
 
-CONTEXT = click.Context(dpsgd.cli)
+#: Commands that read rows without an epsilon -> flags that they need.
+COMMANDS = {
+    "compare": "{rows} --epsilon=1",
+    "variance": "{rows} --noise-multiplier=1 --l2-norm-clip=1 --keep-last=3",
+    "simulate": (
+        "{rows} --noise-multiplier=1 --l2-norm-clip=1 --small-batch-sizes=2,4"
+    ),
+    "shift": (
+        "--data-is-public --period=4 --shift-by=label --batch-size=8 "
+        "--noise-multiplier=1 --l2-norm-clip=1 {source}"
+    ),
+    "bias": (
+        "--batches={batches} --data-is-public --method=dp-sgd --noise-multiplier=1 "
+        "--l2-norm-clip=1"
+    ),
+}
 SAID = "No epsilon covers the runs of an experiment in {out}."
 
 
@@ -135,10 +151,37 @@ def test_a_budget_is_marked_before_the_first_run_and_by_no_refused_experiment(
     assert SAID.format(out=settings.out) in seen[0]
 
 
-@pytest.mark.parametrize("name", ["simulate", "variance", "shift", "compare", "bias"])
-def test_every_command_that_reads_rows_without_an_epsilon_takes_a_budget(
+class BeganError(Exception):
+    """Batches or a run would be made."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_experiment_marks_the_budget_before_it_makes_anything(
     name: str,
+    make_settings: Any,
+    small_batches: Any,
+    reserve: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = dpsgd.cli.get_command(CONTEXT, name)
-    assert command is not None
-    assert "budget" in {each.name for each in command.get_params(CONTEXT)}
+    settings, seen = make_settings(), list[tuple[str, ...]]()
+    path = reserve(_tables(settings)[1])
+
+    def begin(*_: Any, **__: Any) -> None:
+        seen.append(budget.read(path).uncovered)
+        raise BeganError
+
+    monkeypatch.setattr(runs.separate_process, "call", begin)
+    monkeypatch.setattr(drifting_table, "write", begin)
+    monkeypatch.setattr(bias, "train_here", begin)
+    source = f"--input={settings.source}"
+    flags = COMMANDS[name].format(
+        source=source,
+        rows=f"{source} --batch-size=8 --epochs=1 --delta=1e-3",
+        batches=small_batches.path,
+    )
+    given = [*flags.split(), f"--eval={settings.held_out}", f"--out={settings.out}"]
+    with pytest.raises(BeganError):
+        CliRunner().invoke(
+            dpsgd.cli, [name, *given, f"--budget={path}"], catch_exceptions=False
+        )
+    assert [len(each) for each in seen] == [1]
