@@ -14,6 +14,7 @@ import pytest
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.validation import InputError
 from pipelines.inputs.source_table import SourceTable
+from trainer.html_report import attachments
 from trainer.run import budget, released
 from trainer.run.released import Fit, Table
 from trainer.run.reservation import Budget
@@ -202,6 +203,19 @@ def test_the_table_of_a_fit_is_found_by_its_note_alone(folder: pathlib.Path) -> 
     assert Table.of_fit(table.folder, out).sources == table.sources
     with pytest.raises(InputError, match="to name the fit in"):
         Table.of_fit(table.folder, make(folder, "other"))
+
+
+def test_a_page_finds_the_fit_of_a_run_and_of_a_search(folder: pathlib.Path) -> None:
+    table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
+    table.add(out, fit_of(table, out), accepted=None)
+    assert attachments.read_fits(table.folder, out / "run") is None  # alone
+    other = make(folder, "other")
+    table.add(other, fit_of(table, other, 2.0), accepted=5.0)
+    for run in (out / "run", out / "search" / "run"):
+        found = attachments.read_fits(table.folder, run)
+        assert found == released.together(table.fits())
+    with pytest.raises(InputError, match="to name the fit in"):
+        attachments.read_fits(table.folder, folder / "unknown" / "run")
 
 
 def test_fits_of_rows_and_of_users_have_no_sum(folder: pathlib.Path) -> None:
