@@ -164,18 +164,11 @@ def check(
             "choose."
         )
     score = _score_of(score, task)
-    of_score = {"epsilon_of_score": epsilon_of_score, "delta_of_score": delta_of_score}
-    of_model = settings[0].target_epsilon, settings[0].target_delta
-    for (name, value), most in zip(of_score.items(), of_model, strict=True):
-        # With more, the model would not have its own for a row that scores.
-        if value is not None:
-            check_float(name, value, above=0.0, at_most=most)
-        of_score[name] = value or most
     asked = _asked(
         source, scored, settings, batches, plan,
         num_runs=num_runs,
         score=score,
-        **of_score,
+        **_of_score(settings[0], epsilon_of_score, delta_of_score),
         **({} if budget is None else {"budget": str(budget)}),
     )  # fmt: skip
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
@@ -195,6 +188,24 @@ def check(
         part=table_of(list_row_groups(os.fspath(scored))).part,
         uncovered=privacy.looked_at(dataset.description),
     )
+
+
+def _of_score(
+    settings: TrainSettings, epsilon: float | None, delta: float | None
+) -> dict[str, float | None]:
+    """Returns epsilon and delta of the best score, by default those of the model.
+
+    Raises:
+      InputError: one is larger than that of the model, which a row that scores would
+        then not have.
+    """
+    given = {"epsilon_of_score": epsilon, "delta_of_score": delta}
+    of_model = settings.target_epsilon, settings.target_delta
+    for (name, value), most in zip(given.items(), of_model, strict=True):
+        if value is not None:
+            check_float(name, value, above=0.0, at_most=most)
+        given[name] = value or most
+    return given
 
 
 def _check_budget(
