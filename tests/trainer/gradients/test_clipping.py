@@ -194,18 +194,17 @@ def test_each_row_contributes_at_most_the_clip(
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
-@pytest.mark.parametrize(
-    ("padding", "fill"), pairs([4, 104], [0.0, math.nan, math.inf, 1e30])
-)
 def test_padding_contributes_exactly_nothing(
-    make: Callable[[], Any], fill: float, padding: int, rows: Any
+    make: Callable[[], Any], rows: Any
 ) -> None:
     model, data = make_model(make), rows(NUM_ROWS)
     for gradient_sum in _sums(model):
         wanted = arrays(gradient_sum(*batch(data, padding=4)))
-        found = arrays(gradient_sum(*batch(data, padding=padding, fill=fill)))
-        # The order of a sum of floats may depend on the shape, so not bit for bit.
-        assert_close(found, wanted, 1e-6)
+        for padding in (4, 104):
+            for fill in (0.0, math.nan, math.inf, 1e30):
+                found = arrays(gradient_sum(*batch(data, padding=padding, fill=fill)))
+                # The order of a sum of floats may depend on the shape.
+                assert_close(found, wanted, 1e-6)
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
@@ -219,20 +218,20 @@ def test_a_batch_of_padding_gives_exactly_zero(
 
 
 @pytest.mark.parametrize("make", [linear, layer_normalization])
-@pytest.mark.parametrize("bad", [math.inf, 1e38])
 def test_a_row_without_a_finite_gradient_contributes_nothing(
-    make: Callable[[], Any], bad: float, rows: Any
+    make: Callable[[], Any], rows: Any
 ) -> None:
     model, data = make_model(make), rows(NUM_ROWS)
     spoiled = np.concatenate([data, data[:1]])
-    spoiled["integers"][-1] = bad
     spoiled["label"][-1] = 0
     for gradient_sum in _sums(model):
-        found = arrays(gradient_sum(*batch(spoiled, padding=3)))
         wanted = arrays(gradient_sum(*batch(data, padding=4)))
-        assert all(np.isfinite(array).all() for array in found)
-        if not math.isfinite(bad):
-            assert_close(found, wanted, 1e-6)
+        for bad in (math.inf, 1e38):
+            spoiled["integers"][-1] = bad
+            found = arrays(gradient_sum(*batch(spoiled, padding=3)))
+            assert all(np.isfinite(array).all() for array in found)
+            if not math.isfinite(bad):
+                assert_close(found, wanted, 1e-6)
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
