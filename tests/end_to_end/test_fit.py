@@ -22,6 +22,7 @@ from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd import fit_stages
 from dpsgd.command_line import cli
+from dpsgd.fit import _check_runs
 from tests.end_to_end.test_own_table import write_census
 from tests.warm_processes import warm_python
 from trainer.cli.releases.tune_commands import candidates_of
@@ -374,6 +375,13 @@ def test_a_search_that_cannot_be_made_is_refused_before_any_work(
     write_census(tmp_path / "census.csv")
     assert says in refusal(*CHOICES, *flags)
     assert not (tmp_path / "census-fit").exists()
+
+
+def test_a_search_of_users_is_refused_before_any_work() -> None:
+    text = '[columns.who]\nkind = "user"\n'
+    with pytest.raises(InputError, match="no --runs of a table with users"):
+        _check_runs(text, {"runs": 2, "train": ""})
+    _check_runs(text, {"runs": None, "train": ""})
 
 
 def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
