@@ -15,11 +15,14 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped, Option
 from accounting.core.validation import InputError
+from pipelines.batches.folder import read_checksums
 from pipelines.cli.console import wrapped
 from pipelines.files.paths import absolute, is_remote
+from pipelines.inputs.source_table import SourceTable
 from trainer.claims.workers import agreement, launch
 from trainer.claims.workers.launch import DEFAULT_TIMEOUT
 from trainer.cli import (
+    budget_note,
     method_flags,
     plan_flags,
     run_flags,
@@ -30,6 +33,7 @@ from trainer.core.run.run_record import PRIVACY_TEXT_NAME
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
 from trainer.run import budget
+from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.setting import GROUPS
 from trainer.settings.train_settings import (
@@ -199,6 +203,9 @@ def _train(request: Request, workers: Workers) -> Summary:
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
+        if request.settings.method != NON_PRIVATE:
+            table = SourceTable.from_json(read_checksums(request.batches).table)
+            budget_note.say(request.budget, request.run, table)
         # TensorFlow takes seconds to load, so the request is checked before.
         reporter.say("loading TensorFlow")
         from trainer.train import run_checked

@@ -115,6 +115,17 @@ def of_tables(
     return [path for path in found if _is_of_tables(path, tables)]
 
 
+def beside(out: pathlib.Path, tables: Sequence[SourceTable]) -> pathlib.Path | None:
+    """Returns a budget of tables in the current folder, or beside results, if any.
+
+    Args:
+      out: The results.
+      tables: As of `of_tables`.
+    """
+    found = [of_tables(folder, tables) for folder in (pathlib.Path(), out.parent)]
+    return next((path for paths in found for path in paths), None)
+
+
 def _is_of_tables(path: pathlib.Path, tables: Sequence[SourceTable]) -> bool:
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:

@@ -11,7 +11,8 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from pipelines.cli.console import wrapped
-from trainer.cli import run_flags
+from pipelines.inputs.source_table import table_of
+from trainer.cli import budget_note, run_flags
 from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
@@ -67,9 +68,12 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
       dpsgd train --batches batches --out run --epsilon 3 --delta 1e-7
       dpsgd evaluate run --batches batches --input data/test --epsilon 1
     """
-    from trainer.releases import evaluate  # after --help: pyarrow
+    from pipelines.inputs.parquet_blocks import list_row_groups  # after --help: pyarrow
+    from trainer.releases import evaluate
 
     request = evaluate.check(**flags)
+    of_rows = table_of(list_row_groups(str(flags["table"])))
+    budget_note.say(flags["budget"], flags["run"], of_rows)
     with Terminal("evaluating", unit="row") as reporter:
         reporter.say("loading TensorFlow")
         metrics = evaluate.evaluate_checked(request, reporter)

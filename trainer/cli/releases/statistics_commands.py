@@ -11,7 +11,8 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from pipelines.cli.console import wrapped
-from trainer.cli import run_flags
+from pipelines.inputs.source_table import table_of
+from trainer.cli import budget_note, run_flags
 from trainer.report.progress import Terminal
 
 
@@ -61,6 +62,7 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
     from trainer.releases import table_statistics  # after --help: pyarrow
 
     request = table_statistics.check(**flags)
+    budget_note.say(flags["budget"], flags["out"], table_of(request.dataset))
     with Terminal("counting", unit="cell") as reporter:
         found = table_statistics.statistics_checked(request, reporter)
     if as_json:

@@ -14,8 +14,9 @@ from accounting.cli import shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.validation import InputError
 from pipelines.cli.console import wrapped
+from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import run_flags
+from trainer.cli import budget_note, run_flags
 from trainer.cli.commands import train_request
 from trainer.cli.experiments import experiment_flags
 from trainer.report.progress import Terminal
@@ -112,7 +113,8 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --learning-rate 0.003,0.01,0.03 --or "--hidden 32"
       dpsgd evaluate tuned/run --batches tuned/batches --input data/test
     """
-    from trainer.releases import tuning, tuning_runs  # after --help: pyarrow
+    from pipelines.inputs.parquet_blocks import list_row_groups  # after --help: pyarrow
+    from trainer.releases import tuning, tuning_runs
     from trainer.run import budget
 
     if flags["budget"] is not None:
@@ -123,6 +125,8 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     if flags["epsilon"] is None or flags["delta"] is None:
         raise InputError("Expected --epsilon and --delta, or --budget. Give them.")
     candidates = _candidates(flags, ctx.args)
+    of_rows = table_of(list_row_groups(flags["source"]))
+    budget_note.say(flags["budget"], flags["out"], of_rows)
 
     with Terminal("tuning", unit="run") as reporter:
         request = tuning.check(

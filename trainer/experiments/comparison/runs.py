@@ -246,13 +246,12 @@ def mark(settings: Any) -> None:
         what = f"the runs of an experiment in {settings.out}"
         budgets.mark(settings.budget, tables, what)
         return
-    for folder in (pathlib.Path(), settings.out.parent):
-        if found := budgets.of_tables(folder, tables):
-            raise InputError(
-                f"Expected --budget {found[0]}, which is of these rows: no epsilon "
-                "covers the runs, and with it the budget says so for good. Add it, or "
-                "take public rows."
-            )
+    if found := budgets.beside(settings.out, tables):
+        raise InputError(
+            f"Expected --budget {found}, which is of these rows: no epsilon covers the "
+            "runs, and with it the budget says so for good. Add it, or take public "
+            "rows."
+        )
 
 
 def _trained(settings: Any) -> SourceTable:
