@@ -267,7 +267,6 @@ _CHILD = """
     import os, pathlib, pickle, signal, sys
     sys.path.insert(0, {root!r})
     from trainer.report.progress import Silent
-from trainer.run.preflight import Request
     from trainer.train import train
 
     class KillAt(Silent):
