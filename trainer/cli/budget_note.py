@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,20 +11,20 @@ from pipelines.cli.console import wrapped
 from pipelines.inputs.source_table import SourceTable
 
 
-def say(given: Path | None, out: Path, table: SourceTable) -> None:
+def say(given: Path | None, out: Path, table: Callable[[], SourceTable]) -> None:
     """Says to standard error that a release adds to a budget, if one is near.
 
     Args:
       given: Value of --budget; with one nothing is said.
       out: Results of the command.  A budget beside them, or in the current folder, is
         near.
-      table: Table of the rows.
+      table: Returns the table of the rows; called without a budget alone.
     """
     from trainer.run import budget  # after --help: the accountant
 
-    if given is None and (found := budget.beside(out, [table])):
+    if given is None and (found := budget.near(out.parent, [table()])):
         text = (
-            f"note: {found} is a budget of these rows, in which this has no place: its "
-            "epsilon and delta add to those of the budget. --budget gives it one."
+            f"note: {found[0]} is a budget of these rows, in which this has no place: "
+            "its epsilon and delta add to those of the budget. --budget gives it one."
         )
         click.echo(wrapped(text), err=True)

@@ -204,8 +204,11 @@ def _train(request: Request, workers: Workers) -> Summary:
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
         if request.settings.method != NON_PRIVATE:
-            table = SourceTable.from_json(read_checksums(request.batches).table)
-            budget_note.say(request.budget, request.run, table)
+            budget_note.say(
+                request.budget,
+                request.run,
+                lambda: SourceTable.from_json(read_checksums(request.batches).table),
+            )
         # TensorFlow takes seconds to load, so the request is checked before.
         reporter.say("loading TensorFlow")
         from trainer.train import run_checked

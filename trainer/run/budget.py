@@ -115,15 +115,20 @@ def of_tables(
     return [path for path in found if _is_of_tables(path, tables)]
 
 
-def beside(out: pathlib.Path, tables: Sequence[SourceTable]) -> pathlib.Path | None:
-    """Returns a budget of tables in the current folder, or beside results, if any.
+def places(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns where budgets and notes are looked for: here, and in a folder."""
+    here = pathlib.Path()
+    return [here] if folder.resolve() == here.resolve() else [here, folder]
+
+
+def near(folder: pathlib.Path, tables: Sequence[SourceTable]) -> list[pathlib.Path]:
+    """Returns the budgets of tables in the current folder, and in another one.
 
     Args:
-      out: The results.
+      folder: As of `places`.
       tables: As of `of_tables`.
     """
-    found = [of_tables(folder, tables) for folder in (pathlib.Path(), out.parent)]
-    return next((path for paths in found for path in paths), None)
+    return [path for place in places(folder) for path in of_tables(place, tables)]
 
 
 def _is_of_tables(path: pathlib.Path, tables: Sequence[SourceTable]) -> bool:

@@ -147,7 +147,6 @@ class Table:
         from trainer.run import budget  # after --help: the accountant
 
         tables = [SourceTable(sources=self.sources)]
-        paths = [p for f in _places(self.folder) for p in budget.of_tables(f, tables)]
         budgets = [
             Fit(
                 folder=path.name,
@@ -157,7 +156,7 @@ class Table:
                 delta=found.delta,
                 uncovered=found.uncovered,
             )
-            for path in paths
+            for path in budget.near(self.folder, tables)
             for found in [budget.read(path)]
         ]
         return [*budgets, *self.fits()]
@@ -218,11 +217,6 @@ def _unit_of(found: Budget) -> str:
     return USER if relation == ADD_OR_REMOVE_ONE else f"{USER} under {NAMES[relation]}"
 
 
-def _places(folder: pathlib.Path) -> dict[pathlib.Path, None]:
-    """Returns a folder and the current one."""
-    return dict.fromkeys((folder.resolve(), pathlib.Path().resolve()))
-
-
 def check_no_fit(folder: pathlib.Path, sources: Sequence[str]) -> None:
     """Refuses a budget of a table that was fitted.
 
@@ -233,7 +227,9 @@ def check_no_fit(folder: pathlib.Path, sources: Sequence[str]) -> None:
     Raises:
       InputError: it was.
     """
-    tables = [Table(folder=f, sources=tuple(sources)) for f in _places(folder)]
+    from trainer.run.budget import places  # after --help: the accountant
+
+    tables = [Table(folder=f, sources=tuple(sources)) for f in places(folder)]
     if found := [each for table in tables for each in table.fits()]:
         epsilon = upper_text(sum(each.epsilon for each in found))
         raise InputError(

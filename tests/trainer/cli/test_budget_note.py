@@ -88,8 +88,8 @@ def test_nothing_is_said_with_the_budget_or_of_another_table(
 ) -> None:
     reserve(small_batches, TABLE)
     path, out = pathlib.Path("table.budget"), pathlib.Path("run")
-    budget_note.say(path, out, TABLE)
-    budget_note.say(None, out, SourceTable(sources=("0" * 64,)))
+    budget_note.say(path, out, lambda: TABLE)
+    budget_note.say(None, out, lambda: SourceTable(sources=("0" * 64,)))
     assert capsys.readouterr().err == ""
 
 
@@ -97,5 +97,5 @@ def test_a_budget_beside_the_results_is_found(
     small_batches: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reserve(small_batches, TABLE, "../table.budget")
-    budget_note.say(None, pathlib.Path("../run"), TABLE)
+    budget_note.say(None, pathlib.Path("../run"), lambda: TABLE)
     assert "is a budget of these rows" in capsys.readouterr().err

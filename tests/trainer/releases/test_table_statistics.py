@@ -404,9 +404,9 @@ def test_rare_values_do_not_appear(
     assert "only-" not in (tmp_path / "out.toml").read_text() + str(found)
 
 
-def test_rows_of_bounded_users_have_the_noise_of_k_rows(
-    root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
-) -> None:
+@pytest.fixture(scope="module")
+def of_users(root: pathlib.Path) -> pathlib.Path:
+    """Rows of the part `val`, of which users have two at most."""
     header, *rows = (root / "table.csv").read_text().split("\n")[:-1]
     lines = [f"{row},u{n // 6}" for n, row in enumerate(rows)]
     (root / "users.csv").write_text("\n".join([f"{header},who", *lines]) + "\n")
@@ -420,15 +420,19 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
     ]  # fmt: skip
     result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    found = found_in(
-        table=f"{root}/users-val", schema=root / "users.toml", epsilon=20.0
-    )
+    return root / "users-val"
+
+
+def test_rows_of_bounded_users_have_the_noise_of_k_rows(
+    root: pathlib.Path, of_users: pathlib.Path, found_in: Callable[..., Any]
+) -> None:
+    found = found_in(table=str(of_users), schema=root / "users.toml", epsilon=20.0)
     assert "at most 2 rows" in found["claim"]
     counted = table_counts.Counted.of(Schema.read(root / "users.toml"), ["job"], most=2)
     # What is counted of the rows of a user is what it moves: nothing beyond the bounds,
     # and two rows that are alike and lack all values reach each of them.
-    rows_of = pq.read_table(f"{root}/users-val")
-    dataset = list_blocks(f"{root}/users-val", with_texts=True)
+    rows_of = pq.read_table(of_users)
+    dataset = list_blocks(str(of_users), with_texts=True)
     counting = table_counts.Counting(counted, dataset, Silent())
     alike = rows_of.take([0, 0])
     for name in counted.missing:
@@ -447,21 +451,29 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
     assert set(bounds.values()) == {2}
     rows_kept = len(rows_of)
     assert found["num_rows"] == pytest.approx(rows_kept, abs=60)
-    # Neither relation moves the sums farther, so that a budget of users has a slot.
+
+
+def test_a_budget_of_users_gives_them_statistics_and_one_of_rows_does_not(
+    root: pathlib.Path,
+    of_users: pathlib.Path,
+    found_in: Callable[..., Any],
+    tmp_path: pathlib.Path,
+) -> None:
+    """Neither relation moves the sums farther."""
     file, out = tmp_path / "table.budget", tmp_path / "out.toml"
     unit = {"max_examples_per_user": 2, "neighboring_relation": ADD_OR_REMOVE_ONE}
-    of_users = Budget(
-        table=dataclasses.replace(table_of(dataset), part="train"), unit=unit,
+    table = table_of(list_blocks(str(of_users), with_texts=True))
+    reserved = Budget(
+        table=dataclasses.replace(table, part="train"), unit=unit,
         plan=make_plan("poisson", 24_000, 256, 100), num_runs=1, epsilon=20.0,
         delta=1e-6, noise_multiplier=9.0,
     )  # fmt: skip
-    given = {"table": f"{root}/users-val", "schema": root / "users.toml"}
+    given = {"table": str(of_users), "schema": root / "users.toml"}
     given |= {"epsilon": None, "delta": None, "budget": file}
-    budget.create(file, dataclasses.replace(of_users, unit={}))
-    out.unlink()
+    budget.create(file, dataclasses.replace(reserved, unit={}))
     with pytest.raises(InputError, match="which is a row"):
         found_in(**given)
     file.unlink()
-    budget.create(file, of_users)
+    budget.create(file, reserved)
     assert "zero-out and the add-or-remove relation" in found_in(**given)["claim"]
     assert budget.read(file).statistics == {"val": str(out)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.validation import InputError
 from pipelines.inputs.source_table import SourceTable
+from tests.at_once import at_once
 from trainer.html_report import attachments
 from trainer.run import budget, released
 from trainer.run.released import Fit, Table
@@ -95,22 +96,12 @@ def test_one_file_in_common_is_the_same_table_and_another_file_is_not(
 
 def test_of_two_that_begin_at_once_one_is_refused(folder: pathlib.Path) -> None:
     table = Table.of(str(folder / "data/a.csv"))
-    barrier, errors = threading.Barrier(4), []
-
-    def begin(place: int) -> None:
-        out = make(folder, f"out-{place}")
-        barrier.wait()
-        try:
-            table.add(out, fit_of(table, out), accepted=None)
-        except InputError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=begin, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 3
+    outs = [make(folder, f"out-{place}") for place in range(4)]
+    acts = (
+        functools.partial(table.add, out, fit_of(table, out), accepted=None)
+        for out in outs
+    )
+    assert at_once(*acts).count(False) == 3
     assert len(table.fits()) == 1
 
 

@@ -72,8 +72,10 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
     from trainer.releases import evaluate
 
     request = evaluate.check(**flags)
-    of_rows = table_of(list_row_groups(str(flags["table"])))
-    budget_note.say(flags["budget"], flags["run"], of_rows)
+    rows = str(flags["table"])
+    budget_note.say(
+        flags["budget"], flags["run"], lambda: table_of(list_row_groups(rows))
+    )
     with Terminal("evaluating", unit="row") as reporter:
         reporter.say("loading TensorFlow")
         metrics = evaluate.evaluate_checked(request, reporter)

@@ -62,7 +62,7 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
     from trainer.releases import table_statistics  # after --help: pyarrow
 
     request = table_statistics.check(**flags)
-    budget_note.say(flags["budget"], flags["out"], table_of(request.dataset))
+    budget_note.say(flags["budget"], flags["out"], lambda: table_of(request.dataset))
     with Terminal("counting", unit="cell") as reporter:
         found = table_statistics.statistics_checked(request, reporter)
     if as_json:

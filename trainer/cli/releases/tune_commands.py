@@ -125,8 +125,10 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     if flags["epsilon"] is None or flags["delta"] is None:
         raise InputError("Expected --epsilon and --delta, or --budget. Give them.")
     candidates = _candidates(flags, ctx.args)
-    of_rows = table_of(list_row_groups(flags["source"]))
-    budget_note.say(flags["budget"], flags["out"], of_rows)
+    rows = flags["source"]
+    budget_note.say(
+        flags["budget"], flags["out"], lambda: table_of(list_row_groups(rows))
+    )
 
     with Terminal("tuning", unit="run") as reporter:
         request = tuning.check(

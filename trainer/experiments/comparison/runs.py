@@ -12,7 +12,6 @@ Formal guarantees:
   - Finished batches are used only if they have the requested plan.
   - A finished run is used only if it was made with the settings and folders of the
     trial and with the current code of the user.
-
   - A budget of the rows says that no epsilon covers the runs, before the first one.
 
 Public: what the runs publish.
@@ -246,10 +245,10 @@ def mark(settings: Any) -> None:
         what = f"the runs of an experiment in {settings.out}"
         budgets.mark(settings.budget, tables, what)
         return
-    if found := budgets.beside(settings.out, tables):
+    if found := budgets.near(settings.out.parent, tables):
         raise InputError(
-            f"Expected --budget {found}, which is of these rows: no epsilon covers the "
-            "runs, and with it the budget says so for good. Add it, or take public "
+            f"Expected --budget {found[0]}, which is of these rows: no epsilon covers "
+            "the runs, and with it the budget says so for good. Add it, or take public "
             "rows."
         )
 
