@@ -148,6 +148,37 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "matching batches": lambda v: tf.einsum("bij,bij->ij", v, v),
     "norm of the batch": lambda v: v / tf.norm(v),
     "constant for each place": lambda v: v * tf.reshape(tf.range(8.0), (8, 1, 1)),
+    "choice for each place": lambda v: tf.raw_ops.Select(
+        condition=tf.constant([True, False] * 4), x=v, y=-v
+    ),
+    "counts weighed for each place": lambda v: tf.raw_ops.DenseBincount(
+        input=tf.cast(v[:, 0], tf.int32),
+        size=5,
+        weights=tf.reshape(tf.range(24.0), (8, 3)),
+        binary_output=False,
+    ),
+    "first row of an ellipsis that is a new axis": lambda v: (
+        v[:, 0]
+        + (
+            tf.raw_ops.StridedSlice(
+                input=v[:, :1],
+                begin=[0] * 4,
+                end=[1] * 4,
+                strides=[1] * 4,
+                begin_mask=12,
+                end_mask=12,
+                ellipsis_mask=1,
+                new_axis_mask=1,
+                shrink_axis_mask=2,
+            )
+        )
+    ),
+    "batch size by a sum along rows": lambda v: (
+        v[:, 0]
+        / tf.reduce_sum(
+            tf.ones(tf.stack([tf.shape(v)[0], tf.shape(v)[0]])), 1, keepdims=True
+        )
+    ),
     "chance": lambda v: v + tf.random.normal(tf.shape(v), seed=1),
     "loop": lambda v: tf.map_fn(lambda row: row * 2.0, v),
     "python": lambda v: tf.numpy_function(lambda a: a - a.mean(0), [v], tf.float32),

@@ -208,7 +208,9 @@ def _of_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
         shape = kinds[1 - place]
         rows = shape.batch_first if isinstance(shape, _Sizes) else None
         found = rows or (_ROWS if _leads_with_batch(op.outputs[0]) else None)
-        return found if scalar else None
+        # Along an axis of unknown size, a sum would be the number of rows.
+        sized = op.outputs[0].shape[1:].is_fully_defined()
+        return found if scalar and sized else None
     rule = _SIZE_RULES.get(op.type)
     return None if rule is None else _Sizes(_by_rule(op, kinds, rule))
 
@@ -455,8 +457,9 @@ def _strided_slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     before, after = 0, 0  # axes of the value and of the result
     for place, stride in enumerate(strides):
         has = {name for name, mask in masks.items() if mask >> place & 1}
-        if "ellipsis" in has:
-            used = len(strides) - 1 - bin(masks["new_axis"]).count("1")
+        if "ellipsis" in has:  # whatever else the place has
+            new = masks["new_axis"] & ~masks["ellipsis"]
+            used = len(strides) - 1 - bin(new).count("1")
             before, after = before + rank - used, after + rank - used
         elif "new_axis" in has:
             after += 1
@@ -566,8 +569,9 @@ def _silu(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _counts(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For counts of values along the last of two axes."""
-    return _only_first_has_rows(kinds) if op.inputs[0].shape.rank == 2 else None
+    """For counts of values along the last of two axes; weights would know places."""
+    plain = op.inputs[0].shape.rank == 2 and op.inputs[2].shape.num_elements() == 0
+    return _only_first_has_rows(kinds) if plain else None
 
 
 def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -585,19 +589,21 @@ def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return next(iter(rows)) if result.count(first) == 1 else None
 
 
+#: Not Select, whose condition may have one entry for each place in the batch.
 _ELEMENTWISE = (
-    "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Asin", "Asinh", "Atan", "Atan2",
-    "Atanh", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "CheckNumerics",
-    "ClipByValue", "Cos", "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "Equal", "Erf",
-    "Erfc", "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual",
-    "Identity", "Inv", "IsFinite", "IsInf", "IsNan", "LeakyRelu", "LeftShift", "Less",
-    "LessEqual", "Lgamma", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr",
-    "Maximum", "Minimum", "Mod", "Mul", "MulNoNan", "Neg", "NextAfter", "NotEqual",
-    "OnesLike", "Pow", "PreventGradient", "RealDiv", "Reciprocal", "Relu", "Relu6",
-    "RightShift", "Rint", "Round", "Rsqrt", "Select", "SelectV2", "Selu", "Sigmoid",
-    "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square",
-    "SquaredDifference", "StopGradient", "Sub", "Tan", "Tanh", "TruncateDiv",
-    "TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike",
+    "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Asin", "Asinh", "Atan",
+    "Atan2", "Atanh", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil",
+    "CheckNumerics", "ClipByValue", "Cos", "Cosh", "Digamma", "Div", "DivNoNan",
+    "Elu", "Equal", "Erf", "Erfc", "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod",
+    "Greater", "GreaterEqual", "Identity", "Inv", "IsFinite", "IsInf", "IsNan",
+    "LeakyRelu", "LeftShift", "Less", "LessEqual", "Lgamma", "Log", "Log1p",
+    "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mod", "Mul",
+    "MulNoNan", "Neg", "NextAfter", "NotEqual", "OnesLike", "Pow",
+    "PreventGradient", "RealDiv", "Reciprocal", "Relu", "Relu6", "RightShift",
+    "Rint", "Round", "Rsqrt", "SelectV2", "Selu", "Sigmoid", "Sign", "Sin", "Sinh",
+    "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference", "StopGradient",
+    "Sub", "Tan", "Tanh", "TruncateDiv", "TruncateMod", "Xdivy", "Xlog1py", "Xlogy",
+    "ZerosLike",
 )  # fmt: skip
 
 _ALONG_AXES = (

@@ -54,6 +54,23 @@ _SIMPLE = {
     "differences": lambda v, ids: v - tf.pad(v, [[1, 0], [0, 0]])[:-1],
     "first row": lambda v, ids: v + v[:1],
     "last row": lambda v, ids: v + v[-1],
+    "first row of an ellipsis that is a new axis": lambda v, ids: (
+        v
+        + tf.raw_ops.StridedSlice(
+            input=v[:, tf.newaxis],
+            begin=[0] * 4,
+            end=[1] * 4,
+            strides=[1] * 4,
+            begin_mask=12,
+            end_mask=12,
+            ellipsis_mask=1,
+            new_axis_mask=1,
+            shrink_axis_mask=2,
+        )
+    ),
+    "number of rows by a sum of ones": lambda v, ids: (
+        v / tf.reduce_sum(tf.ones(tf.stack(2 * [tf.shape(v)[0]])), 1, keepdims=True)
+    ),
     "gather by a constant": lambda v, ids: v + tf.gather(v, [0]),
     "gather by ids": lambda v, ids: (
         v + tf.gather(v, tf.math.floormod(ids[:, 0], tf.shape(v)[0]))
@@ -185,14 +202,19 @@ _SIMPLE = {
 }
 
 
+def _shaped(values: Any, shape: Any) -> Any:
+    """Sets a shape if it is unknown, by an operation without a rule that hides all."""
+    known = values.shape.rank is not None and values.shape.as_list() == shape.as_list()
+    return values if known else tf.ensure_shape(values, shape)
+
+
 def _add(name: str, function: Any) -> None:
     def always(values: Any, ids: Any) -> Any:
-        return tf.ensure_shape(function(tamed(values), ids), values.shape)
+        return _shaped(function(tamed(values), ids), values.shape)
 
     def if_rare(values: Any, ids: Any) -> Any:
         tame = tamed(values)
-        mixed = tf.ensure_shape(function(tame, ids), values.shape)
-        return _if_rare(ids, mixed, tame)
+        return _if_rare(ids, _shaped(function(tame, ids), values.shape), tame)
 
     always.__name__, if_rare.__name__ = name, f"{name} if an id is rare"
     CASES.call(always)
