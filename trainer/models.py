@@ -131,7 +131,7 @@ def make_trained(
     of_row = trained_model(model, of_one_row(manifest).columns, views)
     trained = of_users(of_row, manifest)
     if trained is not model:
-        check_differentiable(trained)
+        check_differentiable(trained, manifest)
     return trained
 
 

@@ -47,7 +47,7 @@ def choose_path(model: TrainableModel) -> str:
 def example_gradients(
     model: TrainableModel, path: str | None = None
 ) -> ExampleGradients:
-    """Returns the gradients of single examples.
+    """Returns the gradients of single examples, whose graph is traced once per model.
 
     Args:
       model: Model that ``check_model`` accepts.
@@ -58,7 +58,7 @@ def example_gradients(
     """
     path = path or choose_path(model)
     check_choice("path", path, (ONE_PASS, SINGLE_EXAMPLES))
-    return one_pass(model) if path == ONE_PASS else SingleExamples(model)
+    return one_pass(model) if path == ONE_PASS else model.kept(SingleExamples)
 
 
 def clipped_sum(

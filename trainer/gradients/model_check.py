@@ -85,7 +85,7 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
         columns = _probe_of(model, manifest, _BINARY).first.items()
         rows = _tensors({name: value[:_FEWEST_ROWS] for name, value in columns})
         check_range(model.loss, lambda: model.outputs(rows), model.variables)
-    check_differentiable(model)
+    check_differentiable(model, manifest)
 
 
 def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
@@ -415,21 +415,28 @@ def _behaviour(
     return [np.asarray(value) for value in (*found, of_rows)]
 
 
-def check_differentiable(model: TrainableModel) -> None:
+def check_differentiable(model: TrainableModel, manifest: Manifest) -> None:
     """Checks that gradients of single examples can be computed, where they must be.
+
+    A step of the model computes them by the graph that is made here.
+
+    Args:
+      model: Network and its loss.
+      manifest: Manifest of the batches, which says how many rows are computed at once.
 
     Raises:
       InputError: gradients of single examples cannot be computed.
     """
     if choose_path(model) == ONE_PASS:
         return
+    num_rows = manifest.physical_batch_size
     columns = {
-        name: tf.TensorSpec((2, *spec.shape[1:]), spec.dtype)
+        name: tf.TensorSpec((num_rows, *spec.shape[1:]), spec.dtype)
         for name, spec in model.column_specs.items()
     }
     try:
         function = tf.function(clipped_sum(model, l2_norm_clip=1.0), autograph=False)
-        function.get_concrete_function(columns, tf.TensorSpec((2,)))
+        function.get_concrete_function(columns, tf.TensorSpec((num_rows,)))
     except InputError:
         raise
     except Exception as error:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.core.batches.columns import Column
 from trainer.model.layers.keyed_layers import SEEDS, keyed_layers, still_layers
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
 from trainer.tf_compat import raw_variable, tf
+
+Kept = TypeVar("Kept")
 
 
 def nested_inputs(network: Any, columns: Mapping[str, Any]) -> Any:
@@ -147,6 +149,20 @@ class TrainableModel:
     def variables(self) -> list[Any]:
         """The trainable ``tf.Variable``s, in the order of gradients and noise."""
         return [raw_variable(variable) for variable in self.optimized]
+
+    def kept(self, make: Callable[[TrainableModel], Kept]) -> Kept:
+        """Returns ``make(self)``, which is kept while the variables are the same.
+
+        Args:
+          make: Function or class of a module.
+        """
+        kept = vars(self).setdefault("_kept", {})  # within the model, and gone with it
+        before, found = kept.get(make, (None, None))
+        variables = self.variables
+        if before is None or [*map(id, before)] != [*map(id, variables)]:
+            found = make(self)
+            kept[make] = variables, found
+        return found
 
     @property
     def optimized(self) -> list[Any]:

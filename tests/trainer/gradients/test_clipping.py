@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from tests.trainer.architectures import VECTORIZED
 from tests.trainer.conftest import make_rows
 from tests.trainer.tf_privacy import dp_model_sum, registry_sum
 from tests.trainer.zoo import (
@@ -34,6 +37,8 @@ from trainer.gradients.clipping import (
     clipped_sum,
     plain_sum,
 )
+from trainer.gradients.model_check import check_model
+from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import as_functional
 from trainer.tf_compat import keras, tf
@@ -135,6 +140,30 @@ def test_a_dense_layer_whose_activation_has_weights_is_clipped_as_a_whole() -> N
     )
     assert_close(found, arrays(wanted))
     assert_close(found, naive_sum(model, make_rows(6), CLIP))
+
+
+def test_a_step_computes_by_the_graph_that_was_checked(
+    small_batches: Any, rows: Any
+) -> None:
+    factor, manifest = [1.0], small_batches.manifest
+    square = loss_of_ones_own(
+        "square", lambda labels, outputs: factor[0] * tf.square(outputs[:, 0])
+    )
+    make = VECTORIZED["gradient of one's own"]
+    model = dataclasses.replace(make_model(make), columns=manifest.columns, loss=square)
+    check_model(model, manifest)
+    data = rows(NUM_ROWS)
+    columns, weight = batch(data, padding=manifest.physical_batch_size - NUM_ROWS)
+    checked = naive_sum(model, data, CLIP)
+    factor[0] = 0.0  # Python changes; what was traced does not
+    with mock.patch.object(tf, "vectorized_map") as converts:
+        found = clipped_sum(model, l2_norm_clip=CLIP)(columns, weight)
+    assert_close(arrays(found), checked)
+    assert not converts.called
+    factor[0] = 2.0
+    model.network.layers[-1].trainable = False  # other variables: another trace
+    found = clipped_sum(model, l2_norm_clip=CLIP)(columns, weight)
+    assert_close(arrays(found), naive_sum(model, data, CLIP))
 
 
 def test_no_coordinate_of_a_row_exceeds_its_clip() -> None:

@@ -2,7 +2,8 @@
 
 The reference of all claims, and the only way for models that one pass does not
 understand.  The gradient of a single example is traced once; the same graph runs for
-every example, for as many at a time as fit a fixed memory.
+every example, for as many at a time as fit a fixed memory.  Its form for several
+examples is made once for each number of them.
 
 Formal guarantees:
   - The gradient of an example is computed without the others, and its norm from it.
@@ -14,6 +15,7 @@ Sensitive: everything here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -148,12 +150,16 @@ def _traced(
     together = is_safe_together(traced.graph, traced.inputs[: len(specs)])
 
     def of_one(example: Mapping[str, Any]) -> Any:
-        return traced({name: example[name] for name in specs})
+        return traced(example)
 
-    def of_examples(columns: Mapping[str, Any]) -> Any:
+    @functools.partial(tf.function, autograph=False)
+    def of_columns(columns: Mapping[str, Any]) -> Any:
         if together:
             return tf.vectorized_map(of_one, columns)
         return tf.map_fn(of_one, columns, fn_output_signature=results)
+
+    def of_examples(columns: Mapping[str, Any]) -> Any:
+        return of_columns({name: columns[name] for name in specs})
 
     results = tf.nest.map_structure(
         lambda value: tf.TensorSpec(value.shape, value.dtype),

@@ -36,9 +36,6 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import place_of
 from trainer.tf_compat import tf
 
-#: Attribute of a model that holds its proof.
-_KEPT = "_proof"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
@@ -77,20 +74,12 @@ class Proof:
 
 def proof_of(model: TrainableModel) -> Proof:
     """Returns what is known of the traced losses of a model, which is traced once."""
-    variables = tuple(model.variables)
-    found = vars(model).get(_KEPT)  # within the model, and gone with it
-    if found is None or not _are_same(found.variables, variables):
-        found = vars(model)[_KEPT] = _proof_of(model, variables)
-    return found
+    return model.kept(_proof_of)
 
 
-def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    pairs = zip(first, second, strict=False)
-    return len(first) == len(second) and all(a is b for a, b in pairs)
-
-
-def _proof_of(model: TrainableModel, variables: tuple[Any, ...]) -> Proof:
+def _proof_of(model: TrainableModel) -> Proof:
     check_eager()
+    variables = tuple(model.variables)
     try:
         traced = trace(model)
     except InputError as error:
