@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer.gradients.engine import row_independence
 from trainer.gradients.engine.row_independence import classify, losses_obstacle
-from trainer.tf_compat import tf
+from trainer.tf_compat import gradient_registry, tf
 
 SHAPE = (4, 3)
 
@@ -218,6 +219,22 @@ def test_operations_within_rows_are_proven(name: str) -> None:
 @pytest.mark.parametrize("name", MIXING)
 def test_no_mixing_is_proven(name: str) -> None:
     assert _trace(MIXING[name])[1] is not None
+
+
+def test_operations_of_numbers_have_the_gradient_of_tensorflow() -> None:
+    """A user may register one where there is none, and it may mix rows."""
+    no_numbers = {
+        "All", "Any", "Bucketize", "DenseBincount", "IsFinite", "IsInf", "IsNan"
+    }  # fmt: skip
+    without = set()
+    for kind in {*row_independence._RULES, *row_independence._MOVED_RULES}:
+        try:
+            code = gradient_registry.lookup(kind)  # None: it has no derivative
+        except LookupError:
+            without.add(kind)
+        else:
+            assert code is None or code.__module__.startswith("tensorflow.")
+    assert without == no_numbers
 
 
 def test_the_reason_names_the_operation() -> None:

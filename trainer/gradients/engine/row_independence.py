@@ -21,7 +21,8 @@ Formal guarantees:
   - If ``losses_obstacle`` returns None, entry i of ``losses`` is a function of row i of
     the columns and of the model's weights, and so is its derivative with respect to any
     tensor of rows: operations with a custom gradient are unknown, except TensorFlow's
-    own ``silu``, whose gradient is replaced by that of its operations.
+    own ``silu``, whose gradient is replaced by that of its operations, and so are those
+    of numbers for which TensorFlow has registered none.
   - Sizes are used in shapes alone: a value that depends on the number of rows, such as
     a position within the batch, is unknown.
 
@@ -589,7 +590,8 @@ def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return next(iter(rows)) if result.count(first) == 1 else None
 
 
-#: Not Select, whose condition may have one entry for each place in the batch.
+#: Not Select, whose condition may have one entry for each place in the batch; nor Mod
+#: and TruncateMod, which have no gradient, so that a user could register one.
 _ELEMENTWISE = (
     "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Asin", "Asinh", "Atan",
     "Atan2", "Atanh", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil",
@@ -597,13 +599,12 @@ _ELEMENTWISE = (
     "Elu", "Equal", "Erf", "Erfc", "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod",
     "Greater", "GreaterEqual", "Identity", "Inv", "IsFinite", "IsInf", "IsNan",
     "LeakyRelu", "LeftShift", "Less", "LessEqual", "Lgamma", "Log", "Log1p",
-    "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mod", "Mul",
+    "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mul",
     "MulNoNan", "Neg", "NextAfter", "NotEqual", "OnesLike", "Pow",
     "PreventGradient", "RealDiv", "Reciprocal", "Relu", "Relu6", "RightShift",
     "Rint", "Round", "Rsqrt", "SelectV2", "Selu", "Sigmoid", "Sign", "Sin", "Sinh",
     "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference", "StopGradient",
-    "Sub", "Tan", "Tanh", "TruncateDiv", "TruncateMod", "Xdivy", "Xlog1py", "Xlogy",
-    "ZerosLike",
+    "Sub", "Tan", "Tanh", "TruncateDiv", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike",
 )  # fmt: skip
 
 _ALONG_AXES = (
