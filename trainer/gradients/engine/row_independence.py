@@ -357,6 +357,18 @@ def _aligned(op: Any, kinds: Sequence[Kind]) -> Rows | None:
     return next(iter(rows))
 
 
+def _equal_ranks(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """For operands of equal rank and batch axis, and scalar constants."""
+    rows = {kind for kind in kinds if isinstance(kind, Rows)}
+    ranks = set()
+    for value, kind in zip(op.inputs, kinds, strict=True):
+        if isinstance(kind, Rows):
+            ranks.add(value.shape.rank)
+        elif not isinstance(kind, _Constant) or value.shape.rank != 0:
+            return None
+    return rows.pop() if len(rows) == 1 and len(ranks) == 1 and all(ranks) else None
+
+
 def _is_within(value: Any, rank: int) -> bool:
     """Whether a constant is broadcast along axis 0 of a tensor of this rank."""
     found = value.shape.rank
@@ -590,8 +602,7 @@ def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return next(iter(rows)) if result.count(first) == 1 else None
 
 
-#: Not Select, whose condition may have one entry for each place in the batch; nor Mod
-#: and TruncateMod, which have no gradient, so that a user could register one.
+#: Not Mod and TruncateMod, which have no gradient, so that a user could register one.
 _ELEMENTWISE = (
     "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Asin", "Asinh", "Atan",
     "Atan2", "Atanh", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil",
@@ -660,6 +671,8 @@ _RULES: dict[str, _Rule] = {
     "Pack": _pack,
     "Reshape": _reshape,
     "ResourceGather": _resource_gather,
+    # Not as others: a condition of one axis chooses along the first axis, not the last.
+    "Select": _equal_ranks,
     "Shape": _shape,
     "Slice": _slice,
     "Split": lambda op, kinds: _split(op, kinds, value=1, axis=0),
@@ -673,18 +686,6 @@ _RULES: dict[str, _Rule] = {
 
 
 # -- rules for moved rows ----------------------------------------------------------
-
-
-def _moved_aligned(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For operands of equal rank and batch axis, and scalar constants."""
-    rows = {kind for kind in kinds if isinstance(kind, Rows)}
-    ranks = set()
-    for value, kind in zip(op.inputs, kinds, strict=True):
-        if isinstance(kind, Rows):
-            ranks.add(value.shape.rank)
-        elif not isinstance(kind, _Constant) or value.shape.rank != 0:
-            return None
-    return rows.pop() if len(rows) == 1 and len(ranks) == 1 and all(ranks) else None
 
 
 def _moved_expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -717,7 +718,7 @@ def _moved_tile(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 _MOVED_RULES: dict[str, _Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _moved_aligned),
+    **dict.fromkeys((*_ELEMENTWISE, "Select"), _equal_ranks),
     "ExpandDims": _moved_expand_dims,
     "Shape": _shape,
     "StridedSlice": _strided_slice,
