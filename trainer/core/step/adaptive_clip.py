@@ -2,7 +2,7 @@
 
     r_i = ||g_i|| / C_t
     v_i = ( min(1, c / r_i) g_i / C_t ,  a * [r_i <= tau] )       tau, a <= c / sqrt(2)
-    C_{t+1} = C_t * exp(GAIN * (quantile - noisy count / b))
+    C_{t+1} = C_t * exp(gain * (quantile - noisy count / b))
 
 The count of the gradients below the threshold is one more coordinate of the sum of a
 step: it gets the same noise, on the same grid, and is released with it.  What a counted
@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import check_float
 from trainer.core.step.grid import Grid
 from trainer.tf_compat import tf
@@ -57,12 +58,15 @@ _THRESHOLD = float(np.float32(0.7071))
 #: Shape of the count.
 COUNT_SHAPE = (1,)
 
-#: Positions between two clips, so that small changes add up.
-_FINE = 1 << 10
+#: Positions between two clips, so that small changes add up, also in a million steps.
+_FINE = 1 << 20
 
-#: Change of the clip's logarithm for a share that is off by 1, as in the paper.
-_GAIN = 0.2
-_POSITIONS = _GAIN / math.log(2) * 8 * _FINE
+#: Most change of the clip's logarithm for a share that is off by 1: in a step, as in
+#: the paper, and in all steps of a run.  The latter keeps the clip of a long run from
+#: its final size, and the noise, which is in units of it, from its, while gradients are
+#: still small.
+_MOST_GAIN = 0.2
+_GAIN_OF_RUN = 15.0
 
 
 class AdaptiveClip:
@@ -100,15 +104,17 @@ class AdaptiveClip:
         """Returns ``a``, what one gradient adds to the count, in units of the grid."""
         return math.floor(grid.clip * _THRESHOLD / grid.unit)
 
-    def adapt(self, count: Any, grid: Grid, divisor: int) -> None:
+    def adapt(self, count: Any, grid: Grid, plan: DpSgdPlan) -> None:
         """Sets the clip norm of the next step, within a ``tf.function``.
 
         Args:
           count: Noisy count of the step in units of the grid, int64 of ``COUNT_SHAPE``.
           grid: Grid of the run.
-          divisor: Expected number of examples in a step.
+          plan: Plan of the run.
         """
-        share = tf.cast(count[0], tf.float64) / (self.units(grid) * float(divisor))
-        wrong = tf.clip_by_value(self.quantile - share, -1.0, 1.0)
-        moved = self._position + tf.cast(tf.round(wrong * _POSITIONS), tf.int64)
+        most = self.units(grid) * float(plan.expected_batch_size)
+        wrong = self.quantile - tf.cast(count[0], tf.float64) / most
+        gain = min(_MOST_GAIN, _GAIN_OF_RUN / plan.num_steps)
+        change = tf.clip_by_value(wrong, -1.0, 1.0) * (gain / math.log(2) * 8 * _FINE)
+        moved = self._position + tf.cast(tf.round(change), tf.int64)
         self._position.assign(tf.clip_by_value(moved, 0, len(CLIPS) * _FINE - 1))

@@ -116,7 +116,7 @@ class StepSum:
           count: Noisy sum of the last value, in units; None for a fixed clip.
         """
         if self.adaptive is not None and self.grid is not None:
-            self.adaptive.adapt(count, self.grid, self.divisor)
+            self.adaptive.adapt(count, self.grid, self.plan)
 
 
 class BoundedSum(StepSum):

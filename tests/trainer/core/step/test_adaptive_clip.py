@@ -2,11 +2,13 @@
 
 Planted faults, each of which a test here was seen to find: a count of 1 instead of the
 root of a half; a threshold at the clip; a count of rows that may not contribute; a
-step that is scaled by its clip; a clip that moves the wrong way.
+step that is scaled by its clip; a clip that moves the wrong way; a gain that is the
+same in all plans; positions that are too few for a small gain.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -172,8 +174,26 @@ def _log2(found: BoundedSum) -> float:
     return float(found.adaptive._position) / _FINE / 8 - 4
 
 
-def _moved(wrong: float) -> float:
-    return 0.2 * wrong / math.log(2)
+def _moved(wrong: float, gain: float = 0.15) -> float:
+    """Change of the logarithm; 0.15 is the gain of the 100 steps of ``plan_of``."""
+    return gain * wrong / math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "gain"), [(1, 0.2), (75, 0.2), (150, 0.1), (1_000_000, 1.5e-5)]
+)
+def test_the_gain_falls_with_the_steps_of_the_plan(num_steps: int, gain: float) -> None:
+    found = BoundedSum(
+        _of_first_integer(make_model(linear)),
+        dataclasses.replace(plan_of(DIVISOR), num_steps=num_steps),
+        l2_norm_clip=_at(32),
+        noise_multiplier=1.0,
+    )
+    step = Step(_variables(), found, keras.optimizers.SGD(0.0))
+    for _ in range(2):
+        noise = [np.zeros(shape, np.int64) for shape in step.shapes]
+        _run(step, noise, _rows_of([9.0]))
+    assert _log2(found) == pytest.approx(2 * _moved(0.9, gain), rel=0.01)
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9])
