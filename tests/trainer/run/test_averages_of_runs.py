@@ -21,6 +21,8 @@ from trainer.core.run.run_record import RUN_NAMES, exported_names
 from trainer.model.evaluation import HeldOut
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 
 def test_every_average_has_metrics_and_the_asked_ones_a_model(
     request_for: Any, small_batches: Any
@@ -33,6 +35,7 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     assert len(set(losses)) == 7
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - {
         "certificate.json",
+        "curve.png",
         *exported_names("past_ema"),
         *exported_names("custom"),
         *exported_names("past_custom"),
@@ -59,7 +62,7 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
 
 
 def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
-    lean_results: None, request_for: Any
+    request_for: Any,
 ) -> None:
     none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0}
     plain = {**AVERAGES, "uncertainty": None, "noise_multiplier": 0.0}
@@ -80,7 +83,7 @@ def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
 
 
 def test_an_aggregate_of_ones_own_is_trained_over_kept_and_exported(
-    lean_results: None, request_for: Any, crash: Any, tmp_path: pathlib.Path,
+    request_for: Any, crash: Any, tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     (tmp_path / "medians.py").write_text(

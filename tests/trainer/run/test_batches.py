@@ -50,24 +50,9 @@ def test_a_run_can_start_at_any_step(small_batches: Any) -> None:
         assert found == [(step, 0) for step in range(first, 10)]
 
 
-def test_shapes_are_static(small_batches: Any) -> None:
-    spec = element_spec(small_batches.manifest)
-    assert spec["columns"]["integers"].shape == (16, 13)
-    assert spec["weight"].shape == (16,)
-
-
 def _read(folder: Any) -> None:
     check_files(folder.path, folder.manifest)
     list(BatchSource(folder.path, folder.manifest))
-
-
-def test_an_edited_batch_file_is_refused(small_batches: Any) -> None:
-    path = small_batches.path / small_batches.manifest.files[1].name
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match=f"{path.name}.*changed"):
-        _read(small_batches)
 
 
 def test_a_removed_batch_file_is_refused(small_batches: Any) -> None:
@@ -104,12 +89,14 @@ def test_no_batch_of_a_file_comes_before_its_digest_was_checked(
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     batches = iter(BatchSource(small_batches.path, small_batches.manifest))
     assert [next(batches)["step"] for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(InputError, match="changed"):
+    with pytest.raises(InputError, match=f"{path.name}.*changed"):
         next(batches)
 
 
 def test_elements_have_the_announced_shapes_and_types(small_batches: Any) -> None:
     specs = element_spec(small_batches.manifest)
+    assert specs["columns"]["integers"].shape == (16, 13)
+    assert specs["weight"].shape == (16,)
     for batch in BatchSource(small_batches.path, small_batches.manifest):
         assert specs["weight"].is_compatible_with(batch["weight"])
         assert set(batch["columns"]) == set(specs["columns"])

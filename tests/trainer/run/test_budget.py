@@ -71,7 +71,9 @@ def request_of(
                 "batches": batches.path,
                 "held_out": None,
                 "budget": file,
-                "settings": dataclasses.replace(private_settings(), **more),
+                "settings": dataclasses.replace(
+                    private_settings(optimizer="sgd"), **more
+                ),
                 **changes,
             },
         )
@@ -109,8 +111,13 @@ def _charge(file: pathlib.Path, *runs: str) -> None:
 
 
 def test_a_run_is_charged_before_its_first_noise_and_once_if_it_is_resumed(
-    request_of: Any, crash: Any, file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    request_of: Any,
+    crash: Any,
+    file: pathlib.Path,
+    held_out: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And what no epsilon covers marks the budget for good."""
     seen = []
     noise = Step.noise
 
@@ -124,9 +131,14 @@ def test_a_run_is_charged_before_its_first_noise_and_once_if_it_is_resumed(
     assert seen == [["run-1"]]
     train(first)
     assert seen == [["run-1"]] * 2
-    train(request_of("run-2"))
+    assert "No epsilon covers" not in budget.read(file).claim
+    train(request_of("run-2", held_out=held_out))
     assert seen[2:] == [["run-1", "run-2"]]
     assert _charged(file) == ["run-1", "run-2"]
+    claim = budget.read(file).claim
+    assert claim.count("No epsilon covers") == 1
+    assert claim.endswith("run-2, by --eval.")
+    assert budget.read(file).said()["uncovered"][0].startswith("the metrics of ")
 
 
 def test_a_run_that_is_more_than_were_reserved_is_refused(
@@ -163,44 +175,13 @@ def test_a_run_of_another_noise_delta_or_mechanism_is_refused(
     assert _charged(file) == []
 
 
-def test_a_run_of_another_plan_is_refused(
-    request_of: Any, batch_folder: Any, rows: Any, file: pathlib.Path
-) -> None:
-    shorter = batch_folder([rows(6, seed) for seed in range(9)], "shorter")
-    with pytest.raises(InputError, match="plan"):
-        train(request_of("run-1", batches=shorter.path))
-    assert _charged(file) == []
-
-
-def test_a_file_that_was_rolled_back_is_noticed_where_a_run_goes_on(
-    request_of: Any, crash: Any, file: pathlib.Path
-) -> None:
-    before = file.read_bytes()
-    first = request_of("run-1", checkpoint_every=2)
-    crash(first, 5)
-    file.write_bytes(before)
-    with pytest.raises(InputError, match="rolled back"):
-        train(first)
-    assert _charged(file) == []
-
-
 def test_of_two_processes_one_gets_the_last_place(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "one.budget"
     found = reserved(small_batches, 1)
     budget.create(path, found)
-
-    def take(place: int) -> None:
-        budget.charge(
-            path,
-            run_id=str(place),
-            batches_id=str(place),
-            folder=tmp_path / str(place),
-            begins=True,
-        )
-
-    done = at_once(*(functools.partial(take, place) for place in range(4)))
+    done = at_once(*(functools.partial(_charge, path, name) for name in "abcd"))
     assert done.count(False) == 3
     assert len(budget.read(path).charges) == 1
 
@@ -253,9 +234,16 @@ def test_the_command_reserves_and_account_states(
 def test_a_closed_budget_has_no_place_and_the_epsilon_of_all_slots(
     request_of: Any, crash: Any, file: pathlib.Path
 ) -> None:
+    """A file that was rolled back is noticed where a run goes on."""
+    empty = file.read_bytes()
     first = request_of("run-1", checkpoint_every=2)
     crash(first, 5)
-    before = budget.read(file)
+    charged, before = file.read_bytes(), budget.read(file)
+    file.write_bytes(empty)
+    with pytest.raises(InputError, match="rolled back"):
+        train(first)
+    assert _charged(file) == []
+    file.write_bytes(charged)
     closed = budget.close(file)
     assert closed == budget.read(file) == dataclasses.replace(before, is_closed=True)
     assert [each.epsilon for each in closed.slots] == [e.epsilon for e in before.slots]
@@ -309,26 +297,11 @@ def test_of_a_charge_and_a_close_at_once_none_is_lost(
     path = tmp_path / "one.budget"
     found = reserved(small_batches, 1)
     budget.create(path, found)
-    run = {"run_id": "a", "batches_id": "a", "folder": tmp_path / "a"}
-    charged, closed = at_once(
-        lambda: budget.charge(path, **run, begins=True), lambda: budget.close(path)
-    )
+    charged, closed = at_once(lambda: _charge(path, "a"), lambda: budget.close(path))
     after = budget.read(path)
     assert charged or closed
     assert (len(after.charges) == 1) == charged
     assert after.is_closed == closed
-
-
-def test_what_no_epsilon_covers_marks_a_budget_for_good(
-    request_of: Any, file: pathlib.Path, held_out: pathlib.Path
-) -> None:
-    train(request_of("run-1", held_out=None))
-    assert "No epsilon covers" not in budget.read(file).claim
-    train(request_of("run-2", held_out=held_out))
-    claim = budget.read(file).claim
-    assert claim.count("No epsilon covers") == 1
-    assert claim.endswith("run-2, by --eval.")
-    assert budget.read(file).said()["uncovered"][0].startswith("the metrics of ")
 
 
 def test_looked_at_rows_mark_a_budget(small_batches: Any) -> None:
@@ -435,25 +408,28 @@ def test_rows_that_train_or_are_of_another_table_have_no_slot(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("num_steps", "changes", "named"),
     [
-        {"sources": ("1" * 64, "9" * 64)},
-        {"sources": ()},
-        {"division": "9" * 32},
-        {"part": "test"},
+        (9, {}, "plan"),
+        (10, {"sources": ("1" * 64, "9" * 64)}, "rows of the table of the budget"),
+        (10, {"sources": ()}, "rows of the table of the budget"),
+        (10, {"division": "9" * 32}, "rows of the table of the budget"),
+        (10, {"part": "test"}, "rows of the table of the budget"),
     ],
 )
-def test_a_run_of_another_table_or_division_is_refused(
+def test_a_run_of_another_plan_table_or_division_is_refused(
     request_of: Any,
     batch_folder: Any,
     rows: Any,
     file: pathlib.Path,
+    num_steps: int,
     changes: dict[str, Any],
+    named: str,
 ) -> None:
     table = dataclasses.replace(TABLE, **changes)
-    steps = [rows(6, seed) for seed in range(10)]
+    steps = [rows(6, seed) for seed in range(num_steps)]
     others = batch_folder(steps, "others", batches_id="7" * 32, table=table)
-    with pytest.raises(InputError, match="rows of the table of the budget"):
+    with pytest.raises(InputError, match=named):
         train(request_of("run-1", batches=others.path))
     assert _charged(file) == []
 

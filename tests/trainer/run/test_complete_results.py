@@ -51,6 +51,8 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     assert [point["step"] for point in points] == list(range(11))
     assert points[-1]["auc"] == metrics["auc"]
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="finished run"):
+        train(request)  # which is not replaced
 
 
 def test_the_target_is_met_by_the_noise_that_is_recorded(

@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +21,14 @@ from tests.trainer.run.whole_runs import (
     AVERAGES,
     ONE_ID,
     Planted,
+    child_of,
     private_settings,
     same_results,
 )
 from tests.warm_processes import warm_python
 from trainer import train as train_module
 from trainer.averaging.iterates import Iterates
-from trainer.core.run import authenticated_arrays, run_record
+from trainer.core.run import authenticated_arrays
 from trainer.core.run.checkpoints import CHECKPOINT_NAME, Checkpoints, State
 from trainer.core.run.session import Session
 from trainer.report.progress import Silent
@@ -75,25 +75,10 @@ def test_a_crashed_run_continues_to_bit_identical_results(
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
     )
-    for step in (0, 8, 1):
+    for step in (0, 8):
         crash(request, step)
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "broken")
-
-
-def test_a_damaged_id_is_refused(request_for: Any, crash: Any) -> None:
-    request = request_for(checkpoint_every=1)
-    crash(request, 2)
-    path = request.run / "private" / "run.id"
-    for text in (b"", b"0" * 32, b"xyz\n"):
-        path.write_bytes(text)
-        with pytest.raises(InputError, match=r"run\.id"):
-            run_record.read_or_create_run_id(request.run)
-    with pytest.raises(InputError, match=r"run\.id"):
-        train(request)
-    path.unlink()
-    with pytest.raises(InputError, match="checkpoint of this run"):
-        train(request)
 
 
 # -- crashes and stops -----------------------------------------------------------------
@@ -155,7 +140,7 @@ def test_a_run_that_is_stopped_and_crashes_wherever_it_writes_ends_bit_identical
     request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A half-written checkpoint leaves the one before; so with iterates and results."""
-    settings = private_settings(keep_last=3, keep_every=2)
+    settings = private_settings(optimizer="sgd", keep_last=3, keep_every=2)
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=5
@@ -170,26 +155,7 @@ def test_a_run_that_is_stopped_and_crashes_wherever_it_writes_ends_bit_identical
     assert same_results(tmp_path / "whole", tmp_path / "broken")
 
 
-def test_a_run_whose_iterate_was_changed_does_not_go_on(
-    request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_for(
-        settings=private_settings(keep_last=3, keep_every=2), checkpoint_every=1
-    )
-    crash(request, 7)
-    path = request.run / "iterates" / "step-00000006.npz"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    steps: list[int] = []
-    reporter = Silent()
-    monkeypatch.setattr(reporter, "advance", steps.append)
-    with pytest.raises(InputError, match=r"step-00000006\.npz.*was changed"):
-        train(request, reporter)
-    assert not steps
-
-
-def test_a_damaged_checkpoint_is_refused(
-    request_for: Any, crash: Any, tmp_path: pathlib.Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused(tmp_path: pathlib.Path) -> None:
     checkpoints = Checkpoints(run=tmp_path, run_key=bytes(32))
     (tmp_path / "private").mkdir()
     state = State(
@@ -205,13 +171,35 @@ def test_a_damaged_checkpoint_is_refused(
         with pytest.raises(InputError, match="damaged"):
             checkpoints.parse(damaged)
     assert checkpoints.load() is not None
-    # A run refuses what its checkpoints refuse.
-    request = request_for(checkpoint_every=2)
-    crash(request, 5)
-    path = request.run / "private" / CHECKPOINT_NAME
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(InputError, match="damaged"):
-        train(request)
+
+
+def test_a_run_with_a_damaged_file_does_not_go_on(
+    request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = private_settings(optimizer="sgd", keep_last=3, keep_every=2)
+    request = request_for(settings=settings, checkpoint_every=1)
+    crash(request, 7)
+    steps: list[int] = []
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "advance", steps.append)
+    for name, damaged, message in (
+        ("iterates/step-00000006.npz", b"x", r"step-00000006\.npz.*was changed"),
+        (f"private/{CHECKPOINT_NAME}", b"x", "damaged"),
+        ("private/run.id", b"", r"run\.id"),
+        ("private/run.id", b"0" * 32, r"run\.id"),
+        ("private/run.id", b"xyz\n", r"run\.id"),
+        ("private/run.id", None, "checkpoint of this run"),
+    ):
+        path = request.run / name
+        before = path.read_bytes()
+        if damaged is None:
+            path.unlink()
+        else:
+            path.write_bytes(before[:-1] + damaged if damaged == b"x" else damaged)
+        with pytest.raises(InputError, match=message):
+            train(request, reporter)
+        path.write_bytes(before)
+    assert not steps
 
 
 def test_a_run_does_not_continue_as_another_one(
@@ -220,52 +208,36 @@ def test_a_run_does_not_continue_as_another_one(
     tmp_path: pathlib.Path,
     small_batches: Any,
     batch_folder: Callable[..., Any],
+    rows: Any,
+    held_out: Any,
 ) -> None:
     crash(request_for(checkpoint_every=2), 5)
     other_plan = batch_folder(small_batches.steps, "plan", num_examples=201)
     other_rows = [*small_batches.steps[:-1], small_batches.steps[0]]
     other_data = batch_folder(other_rows, "data")
     create_key_file(tmp_path / "other.key")
+    other = write_held_out(tmp_path / "other", rows(300, seed=98))
+    settings: dict[str, dict[str, Any]] = {
+        r"noise_multiplier=0\.9.*0\.8": {"noise_multiplier": 0.9},
+        r"l2_norm_clip=2\.0 to be 1\.0": {"l2_norm_clip": 2.0},
+        r"hidden=\[5\] to be \[4\]": {"hidden": (5,)},
+        "optimizer='sgd' to be 'adam'": {"optimizer": "sgd"},
+    }
     for changes, message in (
-        (
-            {"settings": private_settings(noise_multiplier=0.9)},
-            r"noise_multiplier=0\.9.*0\.8",
-        ),
-        (
-            {"settings": private_settings(l2_norm_clip=2.0)},
-            r"l2_norm_clip=2\.0 to be 1\.0",
-        ),
-        ({"settings": private_settings(hidden=(5,))}, r"hidden=\[5\] to be \[4\]"),
-        (
-            {"settings": private_settings(optimizer="sgd")},
-            "optimizer='sgd' to be 'adam'",
-        ),
+        *(({"settings": private_settings(**s)}, m) for m, s in settings.items()),
         ({"batches": other_plan.path}, "these are others"),
         ({"batches": other_data.path}, "these are others"),
         ({"noise_key_file": tmp_path / "other.key"}, "another key"),
+        ({"held_out": other}, r"--eval .*first 4 steps"),
     ):
         with pytest.raises(InputError, match=message):
-            train(request_for(**changes))
-    train(request_for(checkpoint_every=2))
-
-
-def test_a_run_does_not_continue_with_other_held_out_examples(
-    request_for: Any, crash: Any, rows: Any, tmp_path: pathlib.Path, held_out: Any
-) -> None:
-    crash(request_for(checkpoint_every=2), 5)
-    moved = tmp_path / "moved"
-    shutil.copytree(held_out, moved)
-    other = write_held_out(tmp_path / "other", rows(300, seed=98))
-    with pytest.raises(InputError, match=r"--eval .*first 4 steps"):
-        train(request_for(held_out=other))
+            train(request_for(**{"checkpoint_every": 2, **changes}))
     # The same examples elsewhere are the same examples.
-    train(request_for(held_out=moved))
+    shutil.copytree(held_out, tmp_path / "moved")
+    train(request_for(held_out=tmp_path / "moved", checkpoint_every=2))
 
 
-ROOT = pathlib.Path(__file__).parents[3]
-_CHILD = """
-    import os, pathlib, pickle, signal, sys
-    sys.path.insert(0, {root!r})
+_KILLED = """
     from trainer.report.progress import Silent
     from trainer.train import train
 
@@ -274,7 +246,7 @@ _CHILD = """
             if done == {step}:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    train(pickle.loads(pathlib.Path({request!r}).read_bytes()), KillAt())
+    train(request, KillAt())
 """
 
 
@@ -282,22 +254,14 @@ _CHILD = """
 def test_a_run_killed_twice_ends_bit_identical(
     request_for: Any, tmp_path: pathlib.Path
 ) -> None:
-    import pickle
-
     settings = private_settings(**AVERAGES, train_over="ema")
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     killed = request_for("killed", run_id=ONE_ID, settings=settings, checkpoint_every=3)
-    (tmp_path / "request.pickle").write_bytes(pickle.dumps(killed))
     for step, code in ((1, -signal.SIGKILL), (8, -signal.SIGKILL), (99, 0)):
-        child = _CHILD.format(
-            root=str(ROOT), step=step, request=str(tmp_path / "request.pickle")
-        )
         done = subprocess.run(
-            [warm_python(), "-c", textwrap.dedent(child)],
-            capture_output=True,
-            check=False,
-            text=True,
-        )
+            child_of(killed, _KILLED.format(step=step), warm_python()),
+            capture_output=True, check=False, text=True,
+        )  # fmt: skip
         assert done.returncode == code
         # The terminal is for progress: TensorFlow writes nothing to it.
         assert done.stdout + done.stderr == ""

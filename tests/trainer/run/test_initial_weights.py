@@ -14,7 +14,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows
-from tests.trainer.run.whole_runs import load_model, private_settings
+from tests.trainer.run.whole_runs import linear, load_model, private_settings
 from trainer.core.run.run_record import read_run
 from trainer.keras_model import make_private
 from trainer.model.metrics import binary_metrics
@@ -28,28 +28,17 @@ pytestmark = pytest.mark.usefixtures("lean_results")
 
 KERNEL = np.linspace(-1, 1, 13, dtype="f4").reshape(13, 1)
 BIAS = np.array([0.25], "f4")
-_CODE = """
-import tensorflow as tf
-import keras
-
-def make(manifest=None):
-    x = keras.Input((13,), name="integers")
-    known = keras.ops.nan_to_num(x) / 8
-    return keras.Model(x, keras.layers.Dense(1)(known))
-"""
 
 
 @pytest.fixture(autouse=True)
-def code(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "linear_from_weights.py").write_text(_CODE)
+def weights(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     np.savez(tmp_path / "w.npz", KERNEL, BIAS)
 
 
 def _settings(path: str, **changes: Any) -> TrainSettings:
     fields = {
-        "model": "linear_from_weights:make",
+        "model": f"{linear.__module__}:linear",
         "initial_weights": path,
         "initial_weights_are_public": True,
         # No step moves a weight.
@@ -165,10 +154,9 @@ def test_a_run_does_not_go_on_from_other_initial_weights(
 def test_make_private_starts_there_too_and_says_so(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
-    x = keras.Input((13,), name="integers")
     model = make_private(
-        keras.Model(x, keras.layers.Dense(1)(x)), batches=small_batches.path,
-        run=tmp_path / "run", noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
+        linear(), batches=small_batches.path, run=tmp_path / "run",
+        noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
         initial_weights=tmp_path / "w.npz", initial_weights_are_public=True,
     )  # fmt: skip
     np.testing.assert_array_equal(model.network.get_weights()[0], KERNEL)

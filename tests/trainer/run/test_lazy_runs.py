@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import pickle
 import signal
 import subprocess
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +16,7 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import (
     ONE_ID,
-    KillAt,
-    Planted,
+    child_of,
     private_settings,
     same_results,
     weights_of,
@@ -38,8 +35,6 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.train import StoppedError, train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 def _settings(**changes: Any) -> TrainSettings:
@@ -101,8 +96,9 @@ def pending(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
 
 def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
-    request_for: Any, pending: Any, monkeypatch: pytest.MonkeyPatch
+    request_for: Any, pending: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
+    """Also of a run that is stopped, and goes on to the same results."""
     drawn: list[bytes] = []
     generator = noise._generator
 
@@ -110,8 +106,9 @@ def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
         drawn.append(key)
         return generator(key)
 
-    monkeypatch.setattr(noise, "_generator", spy)
-    train(request_for())
+    with monkeypatch.context() as patch:
+        patch.setattr(noise, "_generator", spy)
+        train(request_for("whole"))
     # Steps 0, 4, 8 and 10; 0, 7, 10 and the results of kept iterates; 5 and 10.
     assert pending["checkpoint"] == [0] * 4
     assert set(pending["evaluation"]) == {0}
@@ -124,6 +121,21 @@ def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
     assert len(drawn) >= 10 * 5 + 4
     assert len(set(drawn)) == len(drawn)
 
+    class StopAtSix(Silent):
+        def advance(self, done: int) -> None:
+            if done == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    pending.clear()
+    request = request_for("stopped")
+    with pytest.raises(StoppedError, match="step 7 of 10"):
+        train(request, StopAtSix())
+    assert set(pending["checkpoint"]) == {0}
+    with pytest.raises(InputError, match="another --checkpoint-every"):
+        train(dataclasses.replace(request, checkpoint_every=5))  # other flushes
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "stopped")
+
 
 def test_the_last_step_completes_all_rows_where_nothing_else_does(
     request_for: Any, pending: Any
@@ -132,23 +144,6 @@ def test_the_last_step_completes_all_rows_where_nothing_else_does(
     assert pending["export"] == [0]
     assert pending["evaluation"][-1] == 0
     assert min(pending["step"]) > 0
-
-
-def test_a_stopped_run_goes_on_to_where_nothing_lacks_noise(
-    request_for: Any, pending: Any, tmp_path: pathlib.Path
-) -> None:
-    class StopAtSix(Silent):
-        def advance(self, done: int) -> None:
-            if done == 6:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    request = request_for("stopped")
-    with pytest.raises(StoppedError, match="step 7 of 10"):
-        train(request, StopAtSix())
-    assert set(pending["checkpoint"]) == {0}
-    train(request)
-    train(request_for("whole"))
-    assert same_results(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
@@ -179,17 +174,7 @@ def test_a_refused_request_writes_nothing(
     assert [path.name for path in (request.run / "private").iterdir()] == ["run.id"]
 
 
-def test_a_run_does_not_go_on_with_other_flushes(request_for: Any) -> None:
-    request = request_for()
-    with pytest.raises(Planted):
-        train(request, KillAt(5))
-    with pytest.raises(InputError, match="another --checkpoint-every"):
-        train(dataclasses.replace(request, checkpoint_every=5))
-
-
-_CHILD = """
-    import os, pathlib, pickle, signal, sys
-    sys.path.insert(0, {root!r})
+_KILLED = """
     from trainer.core.step.dp_step import Step
     from trainer.train import train
 
@@ -204,7 +189,7 @@ _CHILD = """
         add(self, columns, weight)
 
     Step.add = add_or_die
-    train(pickle.loads(pathlib.Path({request!r}).read_bytes()))
+    train(request)
 """
 
 
@@ -213,18 +198,14 @@ def test_a_run_killed_within_steps_ends_bit_identical(
     request_for: Any, tmp_path: pathlib.Path, batches: Any
 ) -> None:
     train(request_for("whole"))
-    path = tmp_path / "request.pickle"
-    path.write_bytes(pickle.dumps(request_for("killed")))
+    killed = request_for("killed")
     random = np.random.default_rng()
     places = [*(int(place) for place in random.integers(2, 9, 2)), 10**6]
     for place in places:
-        child = _CHILD.format(root=str(ROOT), batch=place, request=str(path))
         done = subprocess.run(
-            [warm_python(), "-c", textwrap.dedent(child)],
-            capture_output=True,
-            check=False,
-            text=True,
-        )
+            child_of(killed, _KILLED.format(batch=place), warm_python()),
+            capture_output=True, check=False, text=True,
+        )  # fmt: skip
         assert done.returncode == (0 if place == 10**6 else -signal.SIGKILL), places
         assert done.stdout + done.stderr == ""
     assert same_results(tmp_path / "whole", tmp_path / "killed"), places

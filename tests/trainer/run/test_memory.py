@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import pathlib
-import pickle
 import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.trainer.run.whole_runs import child_of
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 
-ROOT = pathlib.Path(__file__).parents[3]
 PHYSICAL = 1024
 
-_CHILD = """
-    import pathlib, pickle, resource, sys
-    sys.path.insert(0, {root!r})
+_PEAK = """
+    import resource
     from trainer.train import train
 
-    train(pickle.loads(pathlib.Path({request!r}).read_bytes()))
+    train(request)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
@@ -48,14 +44,8 @@ def test_peak_memory_does_not_depend_on_the_logical_batch_size(
             held_out=held_out,
             run=tmp_path / f"run{size}",
         )
-        path = tmp_path / "request.pickle"
-        path.write_bytes(pickle.dumps(request))
-        child = _CHILD.format(root=str(ROOT), request=str(path))
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(child)],
-            capture_output=True,
-            check=True,
-            text=True,
+            child_of(request, _PEAK), capture_output=True, check=True, text=True
         )
         peaks.append(int(done.stdout) / 1024)
     assert max(peaks) < 4096, peaks

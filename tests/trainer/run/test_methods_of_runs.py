@@ -44,7 +44,7 @@ ONE_AND_OTHERS = [
 def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
     method: dict[str, Any], request_for: Any
 ) -> None:
-    request = request_for(settings=private_settings(**method))
+    request = request_for(settings=private_settings(**method), held_out=None)
     summary = train(request)
     assert summary.statement is not None
     kind = method["method"].replace("-", "").upper()
@@ -97,9 +97,10 @@ def test_diagnostics_are_marked_and_private_and_change_nothing(
     request_for: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     free = {"noise_multiplier": 0.0, "method": "bam", "bam_radius": 0.1}
-    train(request_for("without", settings=private_settings(**free)))
+    free |= {"optimizer": "sgd", "embedding_noise": "dense"}
+    train(request_for("without", settings=private_settings(**free), held_out=None))
     settings = private_settings(**free, non_private_diagnostics=True)
-    request = request_for("with", settings=settings)
+    request = request_for("with", settings=settings, held_out=None)
     with Terminal() as reporter:
         train(request, reporter)
     assert "NON-PRIVATE" in "".join(capfd.readouterr())
@@ -131,7 +132,7 @@ def poisson_batches(batch_folder: Any, rows: Any) -> pathlib.Path:
 def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
     request_for: Any, poisson_batches: pathlib.Path
 ) -> None:
-    settings = private_settings(**{**MIXED, "noise_multiplier": 0.4})
+    settings = private_settings(**{**MIXED, **AVERAGES, "noise_multiplier": 0.4})
     request = request_for(settings=settings, batches=poisson_batches)
     summary = train(request)
     record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
@@ -150,6 +151,11 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
     assert theorem.NOT_COVERED in summary.text
     for words in ("sqrt(16)", "at least 0.5 times the learning rate apart"):
         assert words in summary.statement["mechanism"]
+    # Kept iterates are the released ones.
+    kept = np.load(request.run / "iterates/step-00000010.npz")
+    weights = load_model(request.run / "model.keras").trainable_variables
+    for index, variable in enumerate(weights):
+        assert np.array_equal(kept[f"weight_{index}"], variable.numpy())
     # A record of another optimizer is no record of the theorem's mechanism.
     for other in ({"name": "momentum"}, {"name": "sgd", "train_over": "uta"}):
         changed = dataclasses.replace(record, optimizer=other)
@@ -178,15 +184,6 @@ def test_model_mix_needs_less_gaussian_noise_for_the_same_epsilon(
     assert noise["mixed"] < noise["plain"] / 1.5
 
 
-def test_kept_iterates_of_model_mix_are_the_released_ones(request_for: Any) -> None:
-    request = request_for(settings=private_settings(**MIXED, **AVERAGES))
-    train(request)
-    kept = np.load(request.run / "iterates/step-00000010.npz")
-    found = load_model(request.run / "model.keras").trainable_variables
-    for index, variable in enumerate(found):
-        assert np.array_equal(kept[f"weight_{index}"], variable.numpy())
-
-
 def test_model_mix_refuses_batches_of_other_samplers_before_any_work(
     request_for: Any, small_batches: Any
 ) -> None:
@@ -196,14 +193,11 @@ def test_model_mix_refuses_batches_of_other_samplers_before_any_work(
     )  # fmt: skip
     manifest = dataclasses.replace(small_batches.manifest, plan=plan)
     checksums = read_checksums(small_batches.path).files
-    shutil.copytree(small_batches.path, small_batches.path.parent / "shuffled")
-    (small_batches.path.parent / "shuffled" / "manifest.json").unlink()
     shuffled = small_batches.path.parent / "shuffled"
+    shutil.copytree(small_batches.path, shuffled)
+    (shuffled / "manifest.json").unlink()
     write_manifest(shuffled, manifest, checksums, seal_key="5" * 64)
-    request = request_for(
-        settings=private_settings(**MIXED),
-        batches=small_batches.path.parent / "shuffled",
-    )
+    request = request_for(settings=private_settings(**MIXED), batches=shuffled)
     with pytest.raises(InputError, match=r"sampler='dynamic-shuffle'.*no other"):
         train(request)
     assert not request.run.exists()

@@ -68,49 +68,27 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return found
 
 
-def test_same_key_same_run_other_key_other_noise(
+def test_runs_share_noise_only_if_key_id_and_settings_are_the_same(
     request_for: Any, tmp_path: pathlib.Path, drawn: list[bytes]
 ) -> None:
+    """Common noise would cancel in the difference of two released models."""
     create_key_file(tmp_path / "other.key")
-    for name in ("first", "again"):
-        train(request_for(name, run_id=ONE_ID))
-    other_key = tmp_path / "other.key"
-    train(request_for("other", run_id=ONE_ID, noise_key_file=other_key))
-    assert same_results(tmp_path / "first", tmp_path / "again")
-    assert not same_results(tmp_path / "first", tmp_path / "other")
-    first, again, other = np.array_split(np.array(drawn, object), 3)
-    assert np.array_equal(first, again)
-    assert not {*first} & {*other}
-
-
-def test_runs_that_share_a_key_share_no_noise(
-    request_for: Any, drawn: list[bytes]
-) -> None:
-    # Common noise would cancel in the difference of two released models.
-    clip, rate = (
-        private_settings(l2_norm_clip=1.0001),
-        private_settings(learning_rate=0.01),
-    )
-    # As if two runs had drawn one id; and the same request again is another run.
-    for name, changes in (
-        ("first", {"run_id": ONE_ID}),
-        ("second", {"run_id": ONE_ID, "settings": clip}),
-        ("third", {"run_id": ONE_ID, "settings": rate}),
-        ("fourth", {}),
-        ("fifth", {}),
+    one: dict[str, Any] = {"run_id": ONE_ID}  # as if two runs had drawn one id
+    for name, changes, more in (
+        ("first", one, {}),
+        ("again", one, {}),
+        ("another key", {**one, "noise_key_file": tmp_path / "other.key"}, {}),
+        ("another clip", one, {"l2_norm_clip": 1.0001}),
+        ("another rate", one, {"learning_rate": 0.01}),
+        ("another id", {}, {}),
+        ("a third id", {}, {}),
     ):
-        train(request_for(name, held_out=None, **changes))
+        given = {"optimizer": "sgd", "embedding_noise": "dense", **more}
+        settings = private_settings(**given)
+        train(request_for(name, held_out=None, settings=settings, **changes))
+    assert same_results(tmp_path / "first", tmp_path / "again")
+    assert not same_results(tmp_path / "first", tmp_path / "another key")
     num_variables = 5
-    assert len(drawn) == 5 * 10 * num_variables
-    assert len(set(drawn)) == len(drawn)
-
-
-def test_a_replayed_step_draws_the_same_noise(
-    request_for: Any, crash: Any, drawn: list[bytes]
-) -> None:
-    request = request_for(held_out=None, checkpoint_every=100)
-    crash(request, 4)
-    train(request)
-    crashed = 5 * 5  # variables in the steps that were begun
-    assert drawn[:crashed] == drawn[crashed : 2 * crashed]
-    assert len(set(drawn)) == 10 * 5
+    found = np.array(drawn, object).reshape(7, 10 * num_variables)
+    assert np.array_equal(found[0], found[1])
+    assert len({*found[1:].ravel()}) == found[1:].size

@@ -39,12 +39,6 @@ def test_nothing_is_written_where_a_request_is_refused(
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
 
 
-def test_a_finished_run_is_not_replaced(request_for: Any) -> None:
-    train(request_for())
-    with pytest.raises(InputError, match="finished run"):
-        train(request_for())
-
-
 def test_batches_that_change_during_the_run_end_it(
     request_for: Any, small_batches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -19,18 +18,17 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.run.whole_runs import ONE_ID, KillAt, Planted
+from tests.trainer.run.whole_runs import ONE_ID, KillAt, Planted, child_of
 from tests.warm_processes import warm_python
 from trainer.core.run import origin
 from trainer.core.step.dp_step import Step
+from trainer.model.user_sources import digests
 from trainer.run import preflight
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 #: A package of a user, file by file.
 USERS = {
@@ -58,21 +56,17 @@ USERS = {
     """,
     "mine/factors.py": "TWO = 2.0",
     "mine/loss.py": """
-        import json, pathlib
         import tensorflow as tf
-
-        SCALE = json.loads(pathlib.Path(__file__).with_name("scale.json").read_text())
 
         def loss(labels, outputs):
             from mine import distances
             labels = tf.cast(labels, tf.float32)
-            return SCALE * distances.squared(labels, tf.reshape(outputs, (-1,)))
+            return 1.5 * distances.squared(labels, tf.reshape(outputs, (-1,)))
     """,
     "mine/distances.py": """
         def squared(left, right):
             return (left - right) ** 2
     """,
-    "mine/scale.json": "1.5",
     "mine/optimizer.py": """
         import importlib
         import keras
@@ -90,7 +84,7 @@ USERS = {
 
 #: What a person may edit, and how.
 EDITS = {
-    "the loss": ("mine/loss.py", "SCALE *", "2 * SCALE *"),
+    "the loss": ("mine/loss.py", "1.5 *", "2 *"),
     "what the loss imports when it is called": ("mine/distances.py", "** 2", "** 4"),
     "the model": ("mine/model.py", "/ 8", "/ 9"),
     "a layer": ("mine/layers.py", "known.TWO", "-known.TWO"),
@@ -181,28 +175,29 @@ def test_a_run_does_not_go_on_with_edited_code(
         (tmp_path / file).write_text(before)
         preflight.check(request)
     # Code that is gone is edited code.
-    (tmp_path / "mine" / "distances.py").unlink()
+    gone = tmp_path / "mine" / "distances.py"
+    before = gone.read_text()
+    gone.unlink()
     with pytest.raises(InputError, match=r"mine\.distances"):
         train(request)
-
-
-def test_what_the_code_reads_from_a_file_is_part_of_the_run(
-    users: Any, request_for: Any
-) -> None:
-    # No line of code differs, but the step that is traced does.
-    request = request_for()
-    _kill(request)
-    users("mine/scale.json", "1.5", "1.25")
-    with pytest.raises(InputError, match="step to compute what it did") as caught:
-        train(request)
-    assert "\n" not in str(caught.value)
+    gone.write_text(before)
+    # A session of Python trains with what it loaded, whatever the file says.
+    users("mine/factors.py", "2.0", "3.0")
     _forget()
-    users("mine/scale.json", "1.25", "1.5")
+    __import__("mine.factors")
+    users("mine/factors.py", "3.0", "2.0")
+    preflight.check(request)
+    with pytest.raises(InputError, match="step to compute what it did"):
+        train(request)
+    _forget()
+    users("unused.py", "X = 1", "X = 2")  # which has no part in the run
     train(request)
 
 
 #: Ways in which code of the step holds the values of a file, and what a refusal names.
-HELD = {
+#: No line of code differs.  Neither Keras nor the checkpoint knows the values; the
+#: captures of the trace do.
+_OF_LOSS = {
     "a variable of a module": (
         "tf.Variable({values}, False, name='known')",
         "tf.gather({held}, labels)",
@@ -213,6 +208,13 @@ HELD = {
         "tf.function(lambda ids: tf.gather({held}, ids))(labels)",
         "variable inner .* to hold",
     ),
+    "an array": (
+        "{values}",
+        "tf.gather({held}, labels)",
+        "step to compute what it did",
+    ),
+}
+_OF_LAYER = {  # whose variables are the network's
     "a lookup table": (
         "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer("
         "tf.constant([0, 1], tf.int64), {values}), 1.0)",
@@ -221,11 +223,6 @@ HELD = {
     ),
     "a tensor": (
         "tf.constant({values})",
-        "tf.gather({held}, labels)",
-        "step to compute what it did",
-    ),
-    "an array": (
-        "{values}",
         "tf.gather({held}, labels)",
         "step to compute what it did",
     ),
@@ -256,60 +253,41 @@ class Twice(keras.layers.Layer):
         labels = tf.cast(inputs[:, 0] > 0, tf.int32)
         return tf.expand_dims(read(labels), 1) * inputs
 """
-_HOLDERS = {"mine/loss.py": _LOSS, "mine/layers.py": _LAYER}
 
 
-def _holding(holder: str, kinds: list[str]) -> str:
+def _holding(held: dict[str, tuple[str, str, str]], first: int, code: str) -> str:
     """Code that holds the values of a file each in all the ways."""
-    places = range(len(kinds))
-    made = [HELD[kinds[n]][0].format(values=f"load({n})") for n in places]
-    read = [HELD[kinds[n]][1].format(held=f"HELD[{n}]") for n in places]
+    made = [
+        way[0].format(values=f"load({n})") for n, way in enumerate(held.values(), first)
+    ]
+    read = [way[1].format(held=f"HELD[{n}]") for n, way in enumerate(held.values())]
     text = f"HELD = [{', '.join(made)}]\n\ndef read(labels):\n"
-    return f"{_HOLDING}{text}    return {' + '.join(read)}\n{_HOLDERS[holder]}"
+    return f"{_HOLDING}{text}    return {' + '.join(read)}\n{code}"
 
 
-@pytest.mark.parametrize("holder", _HOLDERS)
 def test_values_that_the_step_holds_are_part_of_the_run(
-    holder: str, users: Any, request_for: Any, tmp_path: pathlib.Path
+    users: Any, request_for: Any, tmp_path: pathlib.Path
 ) -> None:
-    # Neither Keras nor the checkpoint knows them; the captures of the trace do.
-    # Variables of a layer are the network's.
-    kinds = [k for k in HELD if holder == "mine/loss.py" or "variable" not in k]
-    (tmp_path / holder).write_text(_holding(holder, kinds))
+    for file, *holding in (
+        ("loss.py", _OF_LOSS, 0, _LOSS),
+        ("layers.py", _OF_LAYER, len(_OF_LOSS), _LAYER),
+    ):
+        (tmp_path / "mine" / file).write_text(_holding(*holding))
+    named = [way[2] for way in (*_OF_LOSS.values(), *_OF_LAYER.values())]
+    paths = [tmp_path / "mine" / f"known{number}.npy" for number in range(len(named))]
     known = np.array([1.0, 1.5], "f4")
-    paths = [tmp_path / "mine" / f"known{number}.npy" for number in range(len(kinds))]
     for path in paths:
         np.save(path, known)
     request = request_for()
     _kill(request)
-    for kind, path in zip(kinds, paths, strict=True):
+    for message, path in zip(named, paths, strict=True):
         np.save(path, known + np.array([0, 2**-20], "f4"))
-        with pytest.raises(InputError, match=HELD[kind][2]) as caught:
+        with pytest.raises(InputError, match=message) as caught:
             train(request)
         assert "\n" not in str(caught.value)
         _forget()
         np.save(path, known)
     train(request)
-
-
-def test_code_of_no_part_in_the_run_may_be_edited(users: Any, request_for: Any) -> None:
-    request = request_for()
-    _kill(request)
-    users("unused.py", "X = 1", "X = 2")
-    train(request)
-
-
-def test_code_that_was_loaded_before_it_was_edited_is_known_by_what_it_computes(
-    users: Any, request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    # A session of Python trains with what it loaded, whatever the file says.
-    users("mine/factors.py", "2.0", "3.0")
-    __import__("mine.factors")
-    users("mine/factors.py", "3.0", "2.0")
-    request = request_for()
-    _kill(request)
-    with pytest.raises(InputError, match="step to compute what it did"):
-        train(request)
 
 
 def test_the_step_that_is_compared_is_the_one_that_is_executed(
@@ -355,36 +333,29 @@ def test_a_run_does_not_go_on_under_another_machine(
         preflight.check(request)
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
     preflight.check(request)
-
-
-def test_another_record_of_the_machine_opens_no_checkpoint(
-    users: Any, request_for: Any
-) -> None:
+    # TensorFlow runs in this process already: it cannot take the number of the run.
+    recorded["threads"]["intra_op"] += 1
+    path.write_text(json.dumps(recorded))
+    with pytest.raises(InputError, match="new process") as caught:
+        train(request)
+    assert "\n" not in str(caught.value)
+    recorded["threads"]["intra_op"] -= 1
     # The record is what the refusal says; what refuses is the key of the run.
-    request = request_for()
-    _kill(request)
-    path = request.run / "private" / origin.ORIGIN_NAME
-    before = path.read_text()
     path.unlink()
     with pytest.raises(InputError, match=r"origin\.json"):
         train(request)
     users("mine/factors.py", "2.0", "3.0")
-    recorded = json.loads(before)
-    from trainer.model.user_sources import digests
-
-    recorded["code"] = digests(recorded["code"])
-    path.write_text(json.dumps(recorded))
+    _forget()
+    path.write_text(json.dumps({**recorded, "code": digests(recorded["code"])}))
     with pytest.raises(InputError, match="step to compute"):
         train(request)
 
 
-_CHILD = """
-    import os, pathlib, pickle, sys
+_IN_CHILD = """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])
-    sys.path.insert(0, {root!r})
     from trainer.run.preflight import check
     # As the command does: before TensorFlow is loaded.
-    checked = check(pickle.loads(pathlib.Path({request!r}).read_bytes()))
+    checked = check(request)
     assert {warm} or "tensorflow" not in sys.modules
     from tests.trainer.run.whole_runs import KillAt, Planted
     from trainer.train import run_checked
@@ -428,14 +399,9 @@ def child(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[s
         python: str | os.PathLike[str] = sys.executable,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        path = tmp_path / "request.pickle"
-        path.write_bytes(pickle.dumps(request))
-        code = _CHILD.format(
-            root=str(ROOT), request=str(path), cores=cores, step=step,
-            warm=python != sys.executable,
-        )  # fmt: skip
+        code = _IN_CHILD.format(cores=cores, step=step, warm=python != sys.executable)
         return subprocess.run(
-            [python, "-c", textwrap.dedent(code)],
+            child_of(request, code, python),
             cwd=tmp_path, capture_output=True, check=False, text=True,
             env={**os.environ, **variables},
         )  # fmt: skip
@@ -479,21 +445,6 @@ def test_a_run_that_goes_on_on_another_number_of_cores_ends_bit_identical(
     assert not _same(ends["one"], ends["two"])
     assert _same(ends["less"], ends["two"])
     assert _same(ends["more"], ends["one"])
-
-
-def test_a_process_that_began_with_other_threads_is_refused(
-    users: Any, request_for: Any
-) -> None:
-    request = request_for()
-    _kill(request)
-    path = request.run / "private" / origin.ORIGIN_NAME
-    recorded = json.loads(path.read_text())
-    recorded["threads"]["intra_op"] += 1
-    path.write_text(json.dumps(recorded))
-    # TensorFlow runs in this process already: it cannot take the number of the run.
-    with pytest.raises(InputError, match="new process") as caught:
-        train(request)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.bounded import StandIn, plan_of
+from tests.trainer.run.whole_runs import linear
 from trainer.core.run import session as module
 from trainer.core.run.batches import BatchSource
 from trainer.core.run.run_record import read_run
@@ -198,18 +199,9 @@ def test_batches_that_are_not_the_plan_end_the_run(
 
 
 def test_train_and_make_private_keep_the_same_record(
-    small_batches: Any, held_out: Any, tmp_path: pathlib.Path, monkeypatch: Any
+    small_batches: Any, held_out: Any, tmp_path: pathlib.Path
 ) -> None:
-    (tmp_path / "linear.py").write_text(
-        "import keras\n"
-        "import tensorflow as tf\n"
-        "def make(manifest):\n"
-        "    inputs = keras.Input((13,), name='integers')\n"
-        "    known = keras.ops.nan_to_num(inputs) / 8\n"
-        "    return keras.Model(inputs, keras.layers.Dense(1)(known))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    settings = dataclasses.replace(SETTINGS, model="linear:make")
+    settings = dataclasses.replace(SETTINGS, model=f"{linear.__module__}:linear")
     request = Request(
         settings=settings,
         batches=small_batches.path,
@@ -217,10 +209,8 @@ def test_train_and_make_private_keep_the_same_record(
         run=tmp_path / "train",
     )
     statement = train(request).statement
-    from linear import make  # type: ignore[import-not-found]
-
     model = make_private(
-        make(small_batches.manifest), batches=small_batches.path,
+        linear(), batches=small_batches.path,
         run=tmp_path / "keras", noise_multiplier=0.8, l2_norm_clip=2.0, delta=1e-3,
     )  # fmt: skip
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))

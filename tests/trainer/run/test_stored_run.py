@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("lean_results")
 RECORD = "run_record.json"
 CHECKPOINT = "private/checkpoint.npz"
 RUN_ID = "private/run.id"
+_SETTINGS = private_settings(optimizer="sgd")  # which is traced in half the time
 
 
 class Store:
@@ -107,8 +108,8 @@ def stored(
     """Requests of one run, each made on a machine of its own."""
 
     def make(**changes: Any) -> Request:
-        fields = {"checkpoint_every": 3, "store": store.url, **changes}
-        return request_for(f"machines/{uuid.uuid4().hex}", **fields)
+        fields = {"settings": _SETTINGS, "checkpoint_every": 3, "store": store.url}
+        return request_for(f"machines/{uuid.uuid4().hex}", **{**fields, **changes})
 
     return make
 
@@ -128,8 +129,9 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 def test_the_objects_of_a_finished_run_are_the_files_of_the_run_here(
-    stored: Any, store: Store
+    stored: Any, store: Store, tmp_path: pathlib.Path
 ) -> None:
+    """But for the noise key, which is not copied."""
     request = stored(settings=private_settings(**AVERAGES))
     summary = train(request)
     assert store.files == files_of(request.run)
@@ -139,6 +141,10 @@ def test_the_objects_of_a_finished_run_are_the_files_of_the_run_here(
     saves = [n for n, name in enumerate(store.changes) if name == CHECKPOINT]
     assert saves[1] < iterate < saves[2]  # of steps 3 and 6
     assert store.changes[-2:] == [RECORD, CHECKPOINT]  # which is deleted
+    key = (tmp_path / "noise.key").read_bytes().strip()
+    assert not [name for name, data in store.files.items() if key in data]
+    with pytest.raises(InputError, match="does not keep the noise key"):
+        stored(noise_key_file=None)
 
 
 def check_kills(
@@ -166,7 +172,7 @@ def check_kills(
 @pytest.fixture
 def here(request_for: Any) -> Request:
     """The same run in a folder here."""
-    return request_for("here", run_id=ONE_ID, checkpoint_every=3)
+    return request_for("here", run_id=ONE_ID, settings=_SETTINGS, checkpoint_every=3)
 
 
 def test_a_run_killed_at_any_moment_goes_on_elsewhere_with_the_same_bytes(
@@ -195,16 +201,6 @@ def test_the_id_is_in_the_store_before_the_first_step(
     monkeypatch.setattr(Step, "finish", crash)
     with pytest.raises(Planted):
         train(stored())
-
-
-def test_the_noise_key_is_not_copied(
-    stored: Any, store: Store, tmp_path: pathlib.Path
-) -> None:
-    train(stored())
-    key = (tmp_path / "noise.key").read_bytes().strip()
-    assert not [name for name, data in store.files.items() if key in data]
-    with pytest.raises(InputError, match="does not keep the noise key"):
-        stored(noise_key_file=None)
 
 
 def test_of_two_runs_in_one_folder_one_is_stopped(

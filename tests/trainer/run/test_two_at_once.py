@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import pickle
 import signal
 import subprocess
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +13,12 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files import locks
-from tests.trainer.run.whole_runs import ONE_ID, same_results
+from tests.trainer.run.whole_runs import (
+    ONE_ID,
+    child_of,
+    private_settings,
+    same_results,
+)
 from tests.warm_processes import warm_python
 from trainer.core.run import run_record
 from trainer.train import train
@@ -24,7 +27,6 @@ pytestmark = pytest.mark.usefixtures("lean_results")
 
 #: Trains until after step 3, says so, and goes on or dies as it is told.
 _WAITS = """
-    import os, pathlib, pickle, signal, sys
     from trainer.report.progress import Silent
     from trainer.train import train
 
@@ -35,17 +37,15 @@ _WAITS = """
                 if sys.stdin.readline() == "die\\n":
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    train(pickle.loads(pathlib.Path({request!r}).read_bytes()), Waits())
+    train(request, Waits())
 """
 
 
 @contextlib.contextmanager
-def training(request: Any, folder: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+def training(request: Any) -> Iterator[subprocess.Popen[str]]:
     """Yields a process amid the steps of a run."""
-    (folder / "request.pickle").write_bytes(pickle.dumps(request))
-    code = textwrap.dedent(_WAITS.format(request=str(folder / "request.pickle")))
     with subprocess.Popen(
-        [warm_python(), "-c", code],
+        child_of(request, _WAITS, warm_python()),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -54,14 +54,15 @@ def training(request: Any, folder: pathlib.Path) -> Iterator[subprocess.Popen[st
 
 
 def test_of_two_at_once_the_second_is_refused_and_a_killed_one_is_taken_over(
-    request_for: Any, tmp_path: pathlib.Path
+    request_for: Any,
 ) -> None:
     """The first of two ends as it would alone; so does what goes on after a kill."""
+    settings = private_settings(optimizer="sgd")
     first, killed = (
-        request_for(name, run_id=ONE_ID, checkpoint_every=2)
+        request_for(name, run_id=ONE_ID, settings=settings, checkpoint_every=2)
         for name in ("first", "killed")
     )
-    with training(first, tmp_path) as process:
+    with training(first) as process:
         before = sorted(path.name for path in first.run.rglob("*"))
         with pytest.raises(InputError, match="no other job to write") as error:
             train(first)
@@ -70,7 +71,7 @@ def test_of_two_at_once_the_second_is_refused_and_a_killed_one_is_taken_over(
         process.communicate("go on\n")
         assert process.returncode == 0
     assert not (first.run / "private" / locks.LOCK_NAME).exists()
-    with training(killed, tmp_path) as process:
+    with training(killed) as process:
         process.communicate("die\n")
         assert process.returncode == -signal.SIGKILL
         train(killed)

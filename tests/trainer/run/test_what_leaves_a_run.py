@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.run.whole_runs import private_settings
+from tests.trainer.run.whole_runs import linear, private_settings
 from trainer import train as module
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
@@ -113,11 +113,8 @@ def test_callbacks_see_committed_weights(
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             watch.look("epoch")
 
-    inputs = keras.Input((13,), name="integers")
-    known = keras.ops.nan_to_num(inputs) / 8
     model = make_private(
-        keras.Model(inputs, keras.layers.Dense(1)(known)),
-        batches=small_batches.path, run=tmp_path / "run",
+        linear(), batches=small_batches.path, run=tmp_path / "run",
         noise_multiplier=0.8, l2_norm_clip=2.0, delta=1e-3,
     )  # fmt: skip
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))

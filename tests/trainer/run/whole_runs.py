@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import pickle
+import sys
+import textwrap
 from typing import Any
 
 import numpy as np
 
 from tests.trainer.flat_settings import train_settings
 from trainer.report.progress import Silent
+from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
 
 SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
 ONE_ID = "5" * 32
+ROOT = pathlib.Path(__file__).parents[3]
 #: All averages and intervals; of ten steps 6, 8 and 10 are kept.
 AVERAGES: dict[str, Any] = {
     "ema_decay": 0.9,
@@ -38,6 +44,27 @@ class KillAt(Silent):
     def advance(self, done: int) -> None:
         if done == self._step:
             raise Planted
+
+
+def child_of(
+    request: Request, code: str, python: str | os.PathLike[str] = sys.executable
+) -> list[str]:
+    """Returns the command of a process that does ``code`` with a ``request``."""
+    path = request.run.with_name(f"{request.run.name}.pickle")
+    path.write_bytes(pickle.dumps(request))
+    head = (
+        "import os, pathlib, pickle, signal, sys\n"
+        f"sys.path.insert(0, {os.fspath(ROOT)!r})\n"
+        f"request = pickle.loads(pathlib.Path({os.fspath(path)!r}).read_bytes())\n"
+    )
+    return [os.fspath(python), "-c", head + textwrap.dedent(code)]
+
+
+def linear(manifest: Any = None) -> Any:
+    """A network of 14 weights, for the name ``tests.trainer.run.whole_runs:linear``."""
+    inputs = keras.Input((13,), name="integers")
+    known = keras.ops.nan_to_num(inputs) / 8
+    return keras.Model(inputs, keras.layers.Dense(1)(known))
 
 
 def private_settings(**changes: Any) -> TrainSettings:
