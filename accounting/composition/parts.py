@@ -7,6 +7,8 @@ Public: everything.
 
 from __future__ import annotations
 
+import functools
+
 from accounting.composition.loss_grid import Profile
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
@@ -50,7 +52,8 @@ def run(
     noise = accountant.check_noise_multiplier(noise_multiplier)
     sampler = brought(plan.sampler, neighboring_relation, max_examples_per_user)
     if sampler.profile is not None:
-        return Profile(sampler.profile(plan, noise))
+        # Laws of a selection ask for the same epsilons.
+        return Profile(functools.cache(sampler.profile(plan, noise)))
 
     def deltas(epsilon: float) -> tuple[float, float]:
         if sampler.delta_by_direction is not None:

@@ -21,6 +21,7 @@ from accounting.claims.selection.best_of import epsilon_of_best, noise_of_best
 from accounting.claims.selection.number_of_runs import NumberOfRuns
 from accounting.claims.selection.selected import check_plan
 from accounting.composition import parts
+from accounting.composition.loss_grid import Profile
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
@@ -117,10 +118,9 @@ class Tuning:
             least epsilon.
         """
         if mode == BEST:
-            run = parts.run(self.plan, noise_multiplier, **self._asked)
+            run = self._run(noise_multiplier)
             tried = self._laws() if runs is None else [runs]
-            found = [(epsilon_of_best(run, law, self.delta), law) for law in tried]
-            epsilon, runs = min(found, key=lambda one: one[0])
+            epsilon, runs = self._cheapest(run, tried)
         else:
             epsilon = accountant.epsilon(
                 self._together(mode),
@@ -131,6 +131,15 @@ class Tuning:
         return Price(
             mode=mode, noise_multiplier=noise_multiplier, epsilon=epsilon, runs=runs
         )
+
+    def _run(self, noise_multiplier: float) -> Profile:
+        return parts.run(self.plan, noise_multiplier, **self._asked)
+
+    def _cheapest(
+        self, run: Profile, laws: list[NumberOfRuns]
+    ) -> tuple[float, NumberOfRuns]:
+        found = [(epsilon_of_best(run, law, self.delta), law) for law in laws]
+        return min(found, key=lambda one: one[0])
 
     def _laws(self) -> list[NumberOfRuns]:
         found = []
@@ -161,10 +170,10 @@ class Tuning:
             return self.at_noise(mode, noise)
         noise *= _GUESS
         say(f"noise multiplier {noise:.4g}")
-        runs = self.at_noise(BEST, noise).runs
-        assert runs is not None  # of `BEST`
+        first = self._run(noise)
+        _, runs = self._cheapest(first, self._laws())
         found = noise_of_best(
-            lambda noise: parts.run(self.plan, noise, **self._asked),
+            lambda tried: first if tried == noise else self._run(tried),
             runs,
             epsilon=epsilon,
             delta=self.delta,

@@ -180,26 +180,23 @@ class _Selection:
         if epsilon > _LARGEST_EPSILON:
             return 1.0
         bounds, inverse = _whole_line(*self._directions[place], self._spacing)
-        densities, others = self._envelopes[place]
         knots = np.concatenate([[0.0], inverse])
-        slopes = knots * np.exp(epsilon)
-        # The next line is larger from where it meets the one before.
-        best = np.searchsorted(np.diff(densities) / np.diff(others), slopes)
-        values = np.maximum(densities[best] - slopes * others[best], 0.0)
+        values = _largest(self._envelopes[place], knots * np.exp(epsilon))
+        values = np.maximum(values, 0.0)
         rises = inverse * np.diff(np.diff(values) / np.diff(knots), append=0.0)
         found = float(np.maximum(rises, 0.0) @ bounds) + float(values[-1])
         return min(1.0, found * _UP)
 
 
-def _envelope(densities: Array, others: Array) -> tuple[Array, Array]:
+def _envelope(intercepts: Array, slopes: Array) -> tuple[Array, Array]:
     """Returns the lines ``w - t v`` that are the largest at some t >= 0.
 
     Args:
-      densities: w of each cell, falling; shape (n,).
-      others: v of each cell, falling; shape (n,).
+      intercepts: w, shape (n,).
+      slopes: v, falling; shape (n,).
     """
     kept: list[tuple[float, float]] = []
-    for w, v in zip(densities.tolist(), others.tolist(), strict=True):
+    for w, v in zip(intercepts.tolist(), slopes.tolist(), strict=True):
         if kept and v >= kept[-1][1]:
             continue
         while len(kept) > 1 and (kept[-2][0] - kept[-1][0]) * (kept[-1][1] - v) >= (
@@ -209,6 +206,14 @@ def _envelope(densities: Array, others: Array) -> tuple[Array, Array]:
         kept.append((w, v))
     found = np.array(kept)
     return found[:, 0], found[:, 1]
+
+
+def _largest(envelope: tuple[Array, Array], t: Array) -> Array:
+    """Returns the largest ``w - t v`` of the lines of `_envelope` at t, shape (n,)."""
+    w, v = envelope
+    # The next line is larger from where it meets the one before.
+    best = np.searchsorted(np.diff(w) / np.diff(v), t)
+    return w[best] - t * v[best]
 
 
 def _cells(least: float) -> Array:
@@ -226,12 +231,12 @@ def _largest_rest(delta: Array, rho: Array, spacing: float, x: Array) -> Array:
       spacing: Distance of grid points.
       x: Shape (n,).
     """
-    found = np.ones(len(x))
-    for place, bound in enumerate(delta.tolist()):
-        shrink = np.exp(-place * spacing)
-        np.minimum(found, 1 - shrink * (1 - x - bound), out=found)
-    for place, bound in enumerate(rho.tolist()):
-        np.minimum(found, np.exp(place * spacing) * x + bound, out=found)
+    shrinks = np.exp(-spacing * np.arange(len(delta)))
+    grows = np.exp(spacing * np.arange(len(rho)))
+    # All are lines ``start + slope x``, and the least one counts.
+    starts = np.concatenate([rho[::-1], 1 - shrinks * (1 - delta)])
+    lines = _envelope(-starts, np.concatenate([grows[::-1], shrinks]))
+    found = np.minimum(-_largest(lines, x), 1.0)
     # Where both cancel, rounding matters more.
     return np.clip(found * _UP + 1e-15, 0.0, 1.0)
 

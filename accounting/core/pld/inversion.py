@@ -53,6 +53,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -119,20 +120,20 @@ class LaplaceSum:
     slack: float
     infinite_mass: float
 
-    def _waves(self, epsilon: float) -> NDArray[np.complex128]:
-        angle = 2 * math.pi / self.contour.period * (epsilon - self.center)
-        # Powers k m + l are products of two: far fewer exponentials.
-        size = math.isqrt(len(self.powers)) + 1
-        near = np.exp(-1j * angle * np.arange(size))
-        far = np.exp(-1j * angle * size * np.arange(size))
-        return np.multiply.outer(far, near).ravel()[: len(self.powers)]
+    @functools.cached_property
+    def _means(self) -> NDArray[np.complex128]:
+        return _squared(self.powers / self.poles)
+
+    @functools.cached_property
+    def _densities(self) -> NDArray[np.complex128]:
+        return _squared(self.powers)
 
     def _log_chernoff(self, epsilon: float) -> float:
         return self.log_scale - self.contour.order * epsilon
 
     def mean(self, epsilon: float) -> float:
         """Returns delta over the Chernoff bound, with an error up to ``error``."""
-        return self._real_sum(self.powers / self.poles * self._waves(epsilon))
+        return self._real_sum(self._means, epsilon)
 
     def infinite_share(self, epsilon: float) -> float:
         """Returns the probability of infinite loss over the Chernoff bound; not 0."""
@@ -141,10 +142,15 @@ class LaplaceSum:
 
     def density(self, epsilon: float) -> float:
         """Returns the smoothed density of S at ``epsilon`` over the Chernoff bound."""
-        return self._real_sum(self.powers * self._waves(epsilon))
+        return self._real_sum(self._densities, epsilon)
 
-    def _real_sum(self, terms: NDArray[np.complex128]) -> float:
-        total = 2 * float(terms.real.sum()) - float(terms[0].real)
+    def _real_sum(self, terms: NDArray[np.complex128], epsilon: float) -> float:
+        angle = 2 * math.pi / self.contour.period * (epsilon - self.center)
+        # Of place k m + l, the wave is a product of two: far fewer exponentials.
+        places = np.arange(len(terms))
+        rows = (terms * np.exp(-1j * angle * places)).sum(axis=1)
+        rows *= np.exp(-1j * angle * len(terms) * places)
+        total = 2 * float(rows.sum().real) - float(terms[0, 0].real)
         return total / self.contour.period
 
     def delta(self, epsilon: float) -> float:
@@ -183,6 +189,14 @@ class LaplaceSum:
             max(guess, 1e-300),
             relative=1e-9,
         )[1]
+
+
+def _squared(terms: NDArray[np.complex128]) -> NDArray[np.complex128]:
+    """Returns terms in rows of a square, with 0s behind them."""
+    size = math.isqrt(len(terms)) + 1
+    found = np.zeros((size, size), dtype=np.complex128)
+    found.ravel()[: len(terms)] = terms
+    return found
 
 
 def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
@@ -296,13 +310,14 @@ def _share(
         np.multiply(before[k], share - offsets[k], out=before[k + 1])
         back = _ORDER - 1 - k
         np.multiply(after[k], share - offsets[back], out=after[k + 1])
+    scales = [
+        (-1) ** (_ORDER - 1 - k) * math.factorial(k) * math.factorial(_ORDER - 1 - k)
+        for k in range(_ORDER)
+    ]
+    parts = weights * (before[:-1] * after[-2::-1] / np.array(scales)[:, None])
+    near = (first + offsets[:, None]) % size
     grid = np.zeros(size)
-    for k, offset in enumerate(offsets):
-        scale = (-1) ** (_ORDER - 1 - k) * (
-            math.factorial(k) * math.factorial(_ORDER - 1 - k)
-        )
-        part = weights * (before[k] * after[_ORDER - 1 - k] / scale)
-        grid += np.bincount((first + offset) % size, part, size)
+    grid += np.bincount(near.ravel(), parts.ravel(), size)
     remainder = inner(weights, np.abs(before[_ORDER]))
     return grid, remainder / math.factorial(_ORDER)
 

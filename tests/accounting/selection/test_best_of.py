@@ -75,29 +75,25 @@ def pairs(count):
         yield p, q / q.sum()
 
 
-def excess(bound, p, q, runs, ranks):
-    """By how much the exact delta exceeds the bound, at worst."""
-    ours, theirs = (selected(one, ranks, runs) for one in (p, q))
+def excess(p, q, runs, orders):
+    """By how much exact deltas exceed the bound, at worst."""
+    bound = best(profile_of(p, q), runs, spacing=0.02, least=1e-9)
+    deltas = [(epsilon, *bound.deltas(epsilon)) for epsilon in EPSILONS]
     return max(
-        max(
-            divergence(ours, theirs, epsilon) - remove,
-            divergence(theirs, ours, epsilon) - add,
-        )
-        for epsilon in EPSILONS
-        for remove, add in [bound.deltas(epsilon)]
+        divergence(*pair, epsilon) - delta
+        for ranks in orders
+        for ours, theirs in [[selected(one, ranks, runs) for one in (p, q)]]
+        for epsilon, remove, add in deltas
+        for pair, delta in (((ours, theirs), remove), ((theirs, ours), add))
     )
 
 
 @pytest.mark.parametrize("place", range(6))
 def test_the_bound_holds_for_every_law_of_k_every_score_ties_and_failing_runs(place):
     """All orders of four outcomes, with ties; a failing run has the worst score."""
-    runs, worst = laws()[place], -math.inf
     orders = [np.array(one) for one in itertools.product(range(3), repeat=4)]
     orders += [np.array(one) for one in itertools.permutations(range(4))]
-    for p, q in pairs(12):
-        bound = best(profile_of(p, q), runs, spacing=0.02, least=1e-9)
-        worst = max(worst, *(excess(bound, p, q, runs, ranks) for ranks in orders))
-    assert worst <= 1e-12
+    assert max(excess(*pair, laws()[place], orders) for pair in pairs(12)) <= 1e-12
 
 
 @pytest.mark.parametrize("fault", ["other direction", "mean alone", "no events"])
@@ -113,11 +109,7 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     else:
         monkeypatch.setattr(best_of, "_largest_rest", lambda d, r, h, x: 0 * x)
     orders = [np.array(one) for one in itertools.permutations(range(4))]
-    found = -math.inf
-    for p, q in pairs(12):
-        bound = best(profile_of(p, q), laws()[1], spacing=0.02, least=1e-9)
-        found = max(found, *(excess(bound, p, q, laws()[1], one) for one in orders))
-    assert found > 1e-3
+    assert max(excess(*pair, laws()[1], orders) for pair in pairs(12)) > 1e-3
 
 
 def test_one_run_is_the_run_itself():
