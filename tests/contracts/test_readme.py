@@ -1,7 +1,8 @@
 """README and documentation: what they show runs, and what they name exists.
 
-Code blocks run in the order of the site (the README, then the pages as in mkdocs.yml),
-in one folder, as a newcomer types them.  A block of `text` is what the block before it
+The code blocks of a page run in their order, as a newcomer types them, in a folder with
+what the README's left, or those of another page (see AFTER): a reader may come from
+there, and need not have read the others.  A block of `text` is what the block before it
 prints, where `...` stands for anything.  Blocks after a comment "not run: reason" are
 skipped for that reason.  `train.txt` is the real sample where there is one, else
 synthetic; sizes that are meant for 46 million rows are replaced by ones for two
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import ast
 import doctest
+import fcntl
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -46,6 +49,14 @@ OF_PACKAGES = [
     ROOT / "tests" / "engines" / "harness" / "README.md",
 ]
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+#: Page -> the page whose blocks run before its own, if that is not the README.
+AFTER = {
+    "README": None, "users": None, "samplers": None, "accounting": None,
+    "comparing": "first_run", "privacy_statement": "first_run", "report": "first_run",
+}  # fmt: skip
+#: Verdicts of a page's audits: of users whom nobody bounded, and those of a run.
+VERDICTS = {"users": ["VIOLATED"],
+            "privacy_statement": ["consistent", "VIOLATED", "consistent"]}  # fmt: skip
 
 
 def named(path: pathlib.Path) -> str:
@@ -86,7 +97,7 @@ def test_the_readme_is_a_front_door() -> None:
     assert sum(block.run for block in blocks(ROOT / "README.md")) >= 2
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder of ``dpsgd``, that of this checkout."""
     folder = tmp_path_factory.mktemp("bin")
@@ -94,6 +105,33 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     command.write_text(f'#!/bin/sh\nexec "{warm_python()}" -m dpsgd "$@"\n')
     command.chmod(0o755)
     return folder
+
+
+@pytest.fixture(scope="session")
+def folder_after(
+    tmp_path_factory: pytest.TempPathFactory, commands: pathlib.Path
+) -> Callable[[str], pathlib.Path]:
+    """``folder_after(page)``: what its blocks leave, made once for all processes.
+
+    Not to be changed.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def make(page: str) -> pathlib.Path:
+        folder, half = shared / page, shared / f"{page}.half"
+        with open(shared / f"{page}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                shutil.rmtree(half, ignore_errors=True)
+                before = AFTER.get(page, "README")
+                shutil.copytree(make(before), half) if before else half.mkdir()
+                run_blocks(page, half, commands)
+                half.rename(folder)
+        return folder
+
+    return make
 
 
 def run(block: Block, folder: pathlib.Path, commands: pathlib.Path) -> str:
@@ -114,33 +152,27 @@ def run(block: Block, folder: pathlib.Path, commands: pathlib.Path) -> str:
 
 
 @pytest.mark.slow
-def test_blocks_of_the_readme_run(
-    commands: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    run_blocks(blocks(ROOT / "README.md"), tmp_path, commands)
-    assert "(3.0000, " in (tmp_path / "run" / "privacy.txt").read_text()
+def test_blocks_of_the_readme_run(folder_after: Callable[[str], pathlib.Path]) -> None:
+    assert "(3.0000, " in (folder_after("README") / "run/privacy.txt").read_text()
 
 
 @pytest.mark.thorough
-def test_blocks_of_readme_and_pages_run(
-    commands: pathlib.Path, tmp_path: pathlib.Path
+@pytest.mark.parametrize(
+    "page", [page.stem for page in PAGES[1:] if any(b.run for b in blocks(page))]
+)
+def test_blocks_of_a_page_run(
+    page: str, folder_after: Callable[[str], pathlib.Path]
 ) -> None:
-    printed = run_blocks(blocks(*PAGES), tmp_path, commands)
-    verdicts = re.findall(r"^verdict: (\w+)", printed, re.M)
-    # That of users whom nobody bounded, then those of the page on the statement.
-    assert verdicts == ["VIOLATED", "consistent", "VIOLATED", "consistent"]
-    for name in ("run", "averaged-run", "criteo-run", "linear-run"):
-        assert (tmp_path / name / "model.keras").exists()
+    assert folder_after(page).is_dir()
 
 
-def run_blocks(
-    every: list[Block], tmp_path: pathlib.Path, commands: pathlib.Path
-) -> str:
-    """Runs blocks in order, in one folder; returns all that they print."""
+def run_blocks(page: str, folder: pathlib.Path, commands: pathlib.Path) -> None:
+    """Runs the blocks of a page in order; checks what they print, judge and leave."""
     sample = ROOT.parent / "shared" / "data" / "criteo_sample.txt"
     sample = pathlib.Path(os.environ.get("DPSGD_CRITEO_SAMPLE", sample))
-    printed = [""]
-    for block in every:
+    printed, typed = [""], ""
+    [path] = [path for path in PAGES if path.stem == page]
+    for block in blocks(path):
         if not block.run:
             continue
         if block.language == "text":
@@ -148,11 +180,15 @@ def run_blocks(
             wanted = block.text
             assert same(wanted, printed[-1], doctest.ELLIPSIS), printed[-1]
             continue
-        if "train.txt" in block.text and not (tmp_path / "train.txt").exists():
-            source = sample if sample.is_file() else tmp_path / "text/part-00000.txt"
-            shutil.copy(source, tmp_path / "train.txt")
-        printed.append(run(block, tmp_path, commands))
-    return "".join(printed)
+        if "train.txt" in block.text and not (folder / "train.txt").exists():
+            source = sample if sample.is_file() else folder / "text/part-00000.txt"
+            shutil.copy(source, folder / "train.txt")
+        printed.append(run(block, folder, commands))
+        typed += block.text.replace("\\\n", " ")
+    verdicts = re.findall(r"^verdict: (\w+)", "".join(printed), re.M)
+    assert verdicts == VERDICTS.get(page, [])
+    for name in re.findall(r"^dpsgd train .*--out (\S+)", typed, re.M):
+        assert (folder / name / "model.keras").exists()
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OF_PACKAGES], ids=named)
