@@ -6,6 +6,7 @@ import json
 import pathlib
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from trainer.cli.commands import train_command
@@ -38,6 +39,7 @@ def test_the_table_has_a_line_per_aggregate_and_says_what_omv_is() -> None:
     assert "lower bound" in metrics_text(found).splitlines()[-1]
 
 
+@pytest.mark.usefixtures("lean_results")
 def test_all_flags_reach_the_run_and_its_table(
     tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
 ) -> None:

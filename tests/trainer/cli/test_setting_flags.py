@@ -77,7 +77,7 @@ def test_options_and_a_file_of_options_set_it(config: pathlib.Path) -> None:
     assert both.settings.toy_share == 1
 
 
-@pytest.mark.usefixtures("toy")
+@pytest.mark.usefixtures("toy", "lean_results")
 def test_the_record_of_a_run_has_it(
     tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
 ) -> None:

@@ -148,18 +148,3 @@ def test_last_weights_and_averages_are_judged_along_the_way(
     fields = found.write(settings.out)
     assert json.loads((settings.out / "shift.json").read_text()) == fields
     assert "NOT PRIVATE" in (settings.out / "shift.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data_is_public": False}, "--data-is-public"),
-        ({"period": 1}, "period=1 >= 2"),
-        ({"expected_batch_size": 0}, "batch_size=0 >= 1"),
-    ],
-)
-def test_settings_are_refused(
-    changes: dict[str, Any], message: str, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(InputError, match=message):
-        _settings(tmp_path, **changes)

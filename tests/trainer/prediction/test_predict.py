@@ -236,43 +236,6 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"average": "uva"}, "average='uva' to be one of last, ema"),
-        ({"average": "uta"}, "last, ema, upa, past_ema, opa, omv.*--tail"),
-        ({"average": "past_custom"}, "past_custom --aggregate, here or with"),
-        ({"aggregate": "none:f"}, "there is no module 'none'"),
-        ({"aggregate": "json:dumps", "average": "ema"}, "Omit --average or --aggr"),
-        ({"aggregate": "json:dumps", "uncertainty": 0.9}, "Omit --uncertainty"),
-        ({"uncertainty": 1.0}, "uncertainty=1.0 < 1"),
-        ({"uncertainty": 0.9, "average": "ema"}, "--average opa"),
-        ({"out": "table"}, "table to be new"),
-        ({"out": "none/out"}, "mkdir -p .*none"),
-        ({"run": "table"}, "run_record.json to exist"),
-        ({"table": "none"}, "--input"),
-        ({"carry": ["id"]}, "column id in .*; it has label, "),
-        ({"carry": ["label", "label"]}, "column label of --carry once"),
-        ({"carry": ["predicted"], "average": "omv"}, ": predicted, vote_share"),
-        ({"carry": ["predicted"]}, "a prediction: predicted, probability"),
-        ({"out": "s3://bucket/out"}, "on this machine"),
-        ({"out": "new.xlsx"}, "end in .parquet or .csv.*--out .*new.csv"),
-    ],
-)
-def test_what_cannot_be_predicted_is_refused_before_any_work(
-    changes: dict[str, Any], message: str, folder: pathlib.Path, no_tensorflow: None
-) -> None:
-    fields: dict[str, Any] = {"run": "run", "table": "table", "out": "new", **changes}
-    for name in ("run", "table", "out"):
-        if "://" not in fields[name]:
-            fields[name] = folder / fields[name]
-    with pytest.raises(InputError, match=message) as error:
-        predict.predict(
-            fields.pop("run"), fields.pop("table"), fields.pop("out"), **fields
-        )
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         (
