@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from tests.trainer.bounded import float_noise, unbounded
+from tests.trainer.conftest import write_held_out
 from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.averaging.uncertainty import (
     METADATA_KEY,
@@ -181,7 +181,7 @@ def logistic(
             expected_batch_size=_EXPECTED, num_examples=_EXAMPLES,
             truncated_batch_size=32, physical_batch_size=32, steps_per_file=400,
         )  # fmt: skip
-        held_out = _write_held_out(tmp_path / f"held-out-{spacing}", others, folder)
+        held_out = write_held_out(tmp_path / f"held-out-{spacing}", others)
         settings = TrainSettings(
             optimizer="sgd", learning_rate=_RATE, l2_norm_clip=_CLIP,
             noise_multiplier=_NOISE, model="logistic:make", eval_every=steps,
@@ -207,23 +207,6 @@ def _fix_randomness(private: pathlib.Path) -> None:
     for name, value in (("noise.key", "0" * 64), ("run.id", "1" * 32)):
         (private / name).write_text(value + "\n")
         (private / name).chmod(0o600)
-
-
-def _write_held_out(path: pathlib.Path, rows: np.ndarray, folder: Any) -> pathlib.Path:
-    import pyarrow as pa
-
-    path.mkdir()
-    columns = {}
-    for column in folder.manifest.columns:
-        values = pa.array(rows[column.name].reshape(-1))
-        if column.shape:
-            values = pa.FixedSizeListArray.from_arrays(values, column.shape[0])
-        columns[column.name] = values
-    metadata = {DATASET_METADATA_KEY: json.dumps(folder.manifest.dataset)}
-    pq.write_table(
-        pa.table(columns).replace_schema_metadata(metadata), path / "part.parquet"
-    )
-    return path
 
 
 @pytest.mark.parametrize(("spacing", "agrees"), [(40, True), (1, False)])

@@ -13,8 +13,9 @@ import pytest
 from pipelines.batches.folder import read_manifest, write_manifest
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.json_files import pretty_json
+from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
-from tests.trainer.conftest import COLUMNS, DATASET, write_held_out
+from tests.trainer.conftest import write_held_out
 from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.experiments.comparison import runs as compare_runs
 from trainer.run import privacy
@@ -58,19 +59,19 @@ class Work:
     def make_batches(
         self, function: str, source: str, folder: str, settings: BatchSettings
     ) -> None:
-        """Stands in for ``separate_process.call``."""
-        del function, source
-        path = pathlib.Path(folder)
-        path.mkdir()
-        plan = settings.plan(NUM_EXAMPLES)
+        """Stands in for ``separate_process.call``; keeps the table's description."""
+        del function
+        dataset, path = list_blocks(source), pathlib.Path(folder)
+        plan = settings.plan(dataset.num_examples)
         manifest = Manifest(
             plan=plan,
-            columns=COLUMNS,
+            columns=dataset.columns,
             physical_batch_size=8,
             batches_id="0" * 32,
             files=(BatchFile(name="b", first_step=0, num_steps=plan.num_steps),),
-            dataset=DATASET,
+            dataset=dataset.description,
         )
+        path.mkdir()
         write_manifest(path, manifest, {}, seal_key="5" * 64)
         self.batches.append(path.name)
 

@@ -15,8 +15,6 @@ import pytest
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from pipelines.batches.folder import write_manifest
-from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.stopping import StoppedError
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
@@ -38,39 +36,6 @@ USERS = UserLevels(
 )
 Make = Callable[..., ComparisonSettings]
 _DOUBLE = pa.schema([("user", "string"), ("x", "float64"), ("label", "float32")])
-
-
-class UserWork(Work):
-    """Records batches of bounded tables, and makes them up."""
-
-    def make_batches(
-        self, function: str, source: str, folder: str, settings: BatchSettings
-    ) -> None:
-        """Stands in for ``separate_process.call``; keeps the table's description."""
-        del function
-        dataset, path = list_blocks(source), pathlib.Path(folder)
-        plan = settings.plan(dataset.num_examples)
-        manifest = Manifest(
-            plan=plan,
-            columns=dataset.columns,
-            physical_batch_size=8,
-            batches_id="0" * 32,
-            files=(BatchFile(name="b", first_step=0, num_steps=plan.num_steps),),
-            dataset=dataset.description,
-        )
-        path.mkdir()
-        write_manifest(path, manifest, {}, seal_key="5" * 64)
-        self.batches.append(path.name)
-
-
-@pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Work:
-    """Replaces the fixture of other comparisons."""
-    found = UserWork()
-    runs = library.compare.__globals__["Runs"].__module__
-    monkeypatch.setattr(f"{runs}.separate_process.call", found.make_batches)
-    monkeypatch.setattr(f"{runs}.train_here", found.train)
-    return found
 
 
 @pytest.fixture

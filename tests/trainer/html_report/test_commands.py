@@ -250,6 +250,7 @@ def batches_of(visits: pathlib.Path) -> Callable[[str], pathlib.Path]:
     return make
 
 
+@pytest.mark.usefixtures("lean_results")
 @pytest.mark.parametrize(
     ("sampled", "trained"),
     [("rows", "train"), ("users", "train"), ("rows", "make_private")],
