@@ -116,15 +116,18 @@ def test_a_damaged_checksum_is_of_a_file_that_is_made_again(
         patch.setattr(poisson_batching, "finish_job", killed)
         with pytest.raises(KeyboardInterrupt):
             jobs.write("killed")
-    folder, name = jobs.folder, jobs.layout().file(0).name
     wanted = contents(jobs.write("whole"))
-    for number, content in enumerate((b"", b"{", b"[]", b"7", b"{}", b'{"size": 1}')):
-        out = pathlib.Path(shutil.copytree(folder / "killed", folder / f"{number}"))
+    out, damages = (
+        jobs.folder / "killed",
+        (b"", b"{", b"[]", b"7", b"{}", b'{"size": 1}'),
+    )
+    names = [jobs.layout().file(place).name for place in range(len(damages))]
+    for name, content in zip(names, damages, strict=True):
         written = (out / name).read_bytes()
         (out / name).write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
         pathlib.Path(job_folder.checksum_path(str(out), name)).write_bytes(content)
-        assert contents(jobs.write(f"{number}")) == wanted
         assert wanted[name] == written
+    assert contents(jobs.write("killed")) == wanted
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
