@@ -250,6 +250,7 @@ def delta_at(
     return min(1.0, mixture + shuffles.cost(exponent, epsilon))
 
 
+@functools.lru_cache(maxsize=256)
 def _mixture(
     shuffles: Shuffles, exponent: float, epsilon: float, num_cells: int
 ) -> float:

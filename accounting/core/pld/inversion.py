@@ -314,10 +314,15 @@ def _share(
         (-1) ** (_ORDER - 1 - k) * math.factorial(k) * math.factorial(_ORDER - 1 - k)
         for k in range(_ORDER)
     ]
-    parts = weights * (before[:-1] * after[-2::-1] / np.array(scales)[:, None])
-    near = (first + offsets[:, None]) % size
-    grid = np.zeros(size)
-    grid += np.bincount(near.ravel(), parts.ravel(), size)
+    parts = before[:-1] * after[-2::-1]
+    parts *= weights
+    parts /= np.array(scales)[:, None]
+    # Places of the first offset; the period ends before the last.
+    near = first + np.arange(_ORDER)[:, None]
+    spread = np.bincount(near.ravel(), parts.ravel(), size + _ORDER)
+    grid = np.asarray(spread, np.float64)
+    grid[:_ORDER] += grid[size:]
+    grid = np.roll(grid[:size], int(offsets[0]))
     remainder = inner(weights, np.abs(before[_ORDER]))
     return grid, remainder / math.factorial(_ORDER)
 
