@@ -153,13 +153,11 @@ def _check_runs(text: str, flags: Mapping[str, Any]) -> None:
     if flags["runs"] is None:
         return
     from accounting.claims.selection.number_of_runs import MOST_AS_GOOD  # after --help
+    from trainer.run import privacy
 
     check_int("runs", flags["runs"], at_least=2, at_most=MOST_AS_GOOD)
     if _unit_of(text) == released.USER:
-        raise InputError(
-            "Expected no --runs of a table with users: the best of several runs is "
-            "proven for a row. Omit it."
-        )
+        raise privacy.no_search_of_users()
     fit_stages.of_candidates(flags)
 
 

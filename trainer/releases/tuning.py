@@ -172,8 +172,9 @@ def check(
         **({} if budget is None else {"budget": str(budget)}),
     )  # fmt: skip
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
+    part = ""
     if budget is not None:
-        _check_budget(budget, dataset, scored, out, settings[0])
+        part = _check_budget(budget, dataset, scored, out, settings[0])
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
     _check_noise(alone, task, dataset, num_rows, scored)
@@ -185,7 +186,7 @@ def check(
     return dataclasses.replace(
         found,
         budget=budget,
-        part=table_of(list_row_groups(os.fspath(scored))).part,
+        part=part,
         uncovered=privacy.looked_at(dataset.description),
     )
 
@@ -214,8 +215,8 @@ def _check_budget(
     scored: pathlib.Path,
     out: pathlib.Path,
     settings: TrainSettings,
-) -> None:
-    """Refuses a search without a place in the budget.
+) -> str:
+    """Returns the part of the budget's table that scores a search with a place in it.
 
     Raises:
       InputError: other rows, epsilon or delta, or the place is taken.
@@ -231,6 +232,7 @@ def _check_budget(
         )
     if not (out / NAME).exists():  # else it may be this very search
         found.searched("", of_score.part, str(out))
+    return of_score.part
 
 
 def _request(
@@ -271,7 +273,8 @@ def _settled(
     candidates: Sequence[TrainSettings], dataset: Dataset
 ) -> list[TrainSettings]:
     """Returns the candidates with their losses, or refuses one that is not covered."""
-    privacy.check_rows_alone(dataset.description)
+    if dataset.bounded is not None:
+        raise privacy.no_search_of_users()
     settings = [with_loss(each, dataset.description) for each in candidates]
     if not settings:
         raise InputError("Expected candidates to choose from; got none.")

@@ -107,7 +107,7 @@ def unit_of(
     if bounded is None:
         return {}
     if theorem is not None and theorem.is_for_rows_alone:
-        check_rows_alone(description)
+        raise no_search_of_users()
     return {
         "max_examples_per_user": bounded.examples_per_user,
         "neighboring_relation": relation_of(plan, bounded, theorem),
@@ -115,18 +115,14 @@ def unit_of(
     }
 
 
-def check_rows_alone(description: dict[str, Any]) -> None:
-    """Refuses users for the best of several runs.
-
-    Raises:
-      InputError: the unit of the data set is a user.
-    """
-    if Bounded.of(description) is not None:
-        raise InputError(
-            "Expected examples without users: the best of several runs is accounted "
-            "for by the profile of a run for one row, not by that for all rows of a "
-            "user. Use `dpsgd budget`, which covers users, and shows all runs."
-        )
+def no_search_of_users() -> InputError:
+    """Returns the refusal of the best of several runs of a table with users."""
+    return InputError(
+        "Expected examples without users: the best of several runs is accounted for by "
+        "the profile of a run for one row, not by that for all rows of a user. Use "
+        "`dpsgd budget`, which covers users, and shows all runs, or omit --runs of "
+        "`dpsgd fit`."
+    )
 
 
 def relation_of(
