@@ -87,20 +87,15 @@ def evaluated(root: pathlib.Path, run: pathlib.Path) -> Callable[..., Any]:
 
 
 def test_the_metrics_are_private_by_one_gaussian_release(
-    evaluated: Callable[..., Any], run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    evaluated: Callable[..., Any], run: pathlib.Path, released_by: Any
 ) -> None:
-    seen = []
-    release = private.release
-
-    def look(sums: Any, noise: float) -> Any:
-        seen.append(noise)
-        return release(sums, noise)
-
-    monkeypatch.setattr(private, "release", look)
+    seen = released_by(private)
     found = evaluated(epsilon=0.7)
-    assert seen == [gaussian_noise(0.7, DELTA)]
-    assert seen == [found["evaluation"]["noise_multiplier"]]
-    assert gaussian_epsilon(seen[0], DELTA) <= 0.7
+    ((_, noise),) = seen
+    assert (
+        noise == gaussian_noise(0.7, DELTA) == found["evaluation"]["noise_multiplier"]
+    )
+    assert gaussian_epsilon(noise, DELTA) <= 0.7
     assert json.loads((run / "metrics.json").read_bytes()) == json.loads(
         json.dumps(found)
     )
@@ -241,18 +236,13 @@ def _of_users(users: pathlib.Path, table: str = "table", **settings: Any) -> Any
 
 
 def test_users_are_evaluated_with_noise_for_all_of_their_rows(
-    users: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    users: pathlib.Path, released_by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, Any] = {}
-    release, advance = private.release, []
-
-    def look(sums: Any, noise: float) -> Any:
-        seen.update(sums)
-        return release(sums, noise)
-
-    monkeypatch.setattr(private, "release", look)
-    monkeypatch.setattr(Silent, "advance", lambda *_: advance.append(0))
-    found = _of_users(users)
+    releases, reporter, rows = released_by(private), Silent(), list[int]()
+    monkeypatch.setattr(reporter, "advance", rows.append)
+    found = _of_users(users, reporter=reporter)
+    assert not rows  # progress would tell how many there are
+    seen = {name: each for sums, _ in releases for name, each in sums.items()}
     assert {name: each.bound for name, each in seen.items()} == {
         "rows": 2, "counts": 2, "loss": 2 << 19, "squares": 2 << 19,
         "pairs": seen["pairs"].bound,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from accounting.core.pld.gaussian import gaussian_noise
+from tests.trainer.releases.conftest import farthest
 from trainer.model.metrics import ABSOLUTE_ERROR, SQUARED_ERROR
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates
@@ -37,26 +38,6 @@ def sums_of(
     return {**({} if most is None else {"rows": rows.count()}), **rows.sums(99)}
 
 
-def farthest(
-    labels: np.ndarray, found: np.ndarray, most: int | None, cap: float
-) -> tuple[dict[str, float], float]:
-    """How far a row or user moves each sum, and all together, over their bounds."""
-    whole, every = sums_of(labels, found, most, cap), np.arange(len(labels))
-    most_each, most_all = dict.fromkeys(whole, 0.0), 0.0
-    for count in range(1, (most or 1) + 1):
-        for chosen in itertools.combinations(every, count):
-            kept = np.setdiff1d(every, chosen)
-            others = sums_of(labels[kept], found[kept], most, cap)
-            moved = {
-                name: abs(float((each.values - others[name].values)[0])) / each.bound
-                for name, each in whole.items()
-            }
-            most_each = {name: max(x, moved[name]) for name, x in most_each.items()}
-            parts = (math.sqrt(whole[name].share) * x for name, x in moved.items())
-            most_all = max(most_all, math.hypot(*parts))
-    return most_each, most_all
-
-
 @pytest.mark.parametrize("most", [None, 1, 3])
 @pytest.mark.parametrize("cap", [4.0, 0.3])
 def test_no_row_or_user_moves_the_sums_beyond_their_bounds(
@@ -64,14 +45,17 @@ def test_no_row_or_user_moves_the_sums_beyond_their_bounds(
 ) -> None:
     for seed in range(4):
         rows = wild_rows(np.random.default_rng(seed), 10)
-        each, together = farthest(*rows, most, cap)
+        sums = functools.partial(sums_of, most=most, cap=cap)
+        each, together = farthest(sums, *rows, most=most or 1)
         assert max(each.values()) <= 1
         assert together <= 1
 
 
 def test_the_bounds_are_reached() -> None:
     # Two rows of one user, wrong by the whole range, with the largest label.
-    each, together = farthest(np.r_[1.0, 1.0, 0.0], np.r_[-1.0, -1.0, 0.0], 2, 4.0)
+    rows = np.r_[1.0, 1.0, 0.0]
+    sums = functools.partial(sums_of, most=2)
+    each, together = farthest(sums, rows, -rows, most=2)
     assert set(each.values()) == {1.0}
     assert together > 0.99
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 
 import numpy as np
 import pytest
 
+from tests.trainer.releases.conftest import farthest
 from trainer.model.metrics import BINARY, CLASSES, binary_metrics
 from trainer.releases import held_out_sums
 from trainer.releases.held_out_sums import HeldOutRows, mean, moved_pairs
@@ -43,29 +43,18 @@ def sums_of(task: str, labels: np.ndarray, found: np.ndarray) -> dict[str, RowSu
     return rows.sums()
 
 
-def farthest(task: str, labels: np.ndarray, found: np.ndarray) -> dict[str, float]:
-    """Name of each sum -> by how much zeroing out a row moves it, over its bound."""
-    whole, most = sums_of(task, labels, found), dict[str, float]()
-    for row in range(len(labels)):
-        kept = np.arange(len(labels)) != row
-        others = sums_of(task, labels[kept], found[kept])
-        for name, each in whole.items():
-            moved = np.linalg.norm((each.values - others[name].values).astype(float))
-            most[name] = max(most.get(name, 0.0), float(moved) / each.bound)
-    return most
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_one_row_moves_the_values_of_a_sum_by_its_bound_at_most(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for task, make in ((BINARY, binary_rows), (CLASSES, class_rows)):
-        assert max(farthest(task, *make(rng, 40)).values()) <= 1
+        each, _ = farthest(functools.partial(sums_of, task), *make(rng, 40))
+        assert max(each.values()) <= 1
 
 
 def test_the_bounds_are_reached() -> None:
     # One positive above all others, and so wrong that its loss is capped.
     labels, scores = np.r_[1.0, np.zeros(9)], np.r_[0.9, np.zeros(9)]
-    most = farthest(BINARY, labels, scores)
+    most, _ = farthest(functools.partial(sums_of, BINARY), labels, scores)
     assert most["counts"] == most["pairs"] == most["loss"] == 1
     # Half of a bound would be passed: the test above sees a smaller one.
     assert min(most.values()) > 0.9
@@ -79,53 +68,33 @@ def sums_of_users(
     return {"rows": rows.count(), **rows.sums(at_most)}
 
 
-def users(num_rows: int, most: int) -> list[np.ndarray]:
-    """Every set of rows that may be one user's, as the rows of all others."""
-    every = np.arange(num_rows)
-    return [
-        np.setdiff1d(every, chosen)
-        for count in range(1, most + 1)
-        for chosen in itertools.combinations(every, count)
-    ]
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("most", [2, 3])
 def test_a_user_moves_all_sums_together_by_one_at_most(seed: int, most: int) -> None:
     rng = np.random.default_rng(seed)
     for task, make in ((BINARY, binary_rows), (CLASSES, class_rows)):
-        labels, found = make(rng, 11)
-        whole = sums_of_users(task, labels, found, most, 11)
-        for kept in users(11, most):
-            others = sums_of_users(task, labels[kept], found[kept], most, 11)
-            moved = {
-                name: np.linalg.norm((each.values - others[name].values).astype(float))
-                / each.bound
-                for name, each in whole.items()
-            }
-            assert max(moved.values()) <= 1
-            of_all = (math.sqrt(whole[name].share) * x for name, x in moved.items())
-            assert math.hypot(*of_all) <= 1
+        sums = functools.partial(sums_of_users, task, most=most, at_most=11)
+        each, together = farthest(sums, *make(rng, 11), most=most)
+        assert max(each.values()) <= 1
+        assert together <= 1
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 5, 6, 7])
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_a_user_is_in_so_many_pairs_and_no_more(num_rows: int, most: int) -> None:
-    farthest_moved = 0
-    kept_rows = users(num_rows, min(most, num_rows - 1))
-
     @functools.cache  # the labels of others are often the same
-    def pairs(*labels: float) -> tuple[int, int]:
-        found = np.array(labels)
-        summed = sums_of_users(BINARY, found, found, most, num_rows)["pairs"]
-        return int(summed.values[0]), summed.bound
+    def pairs(*labels: float) -> dict[str, RowSum]:
+        found = np.array(labels)  # scores are the labels: all pairs are ordered rightly
+        return {"pairs": sums_of_users(BINARY, found, found, most, num_rows)["pairs"]}
 
-    for bits in itertools.product((0.0, 1.0), repeat=num_rows):
-        labels = np.array(bits)
-        whole, bound = pairs(*bits)
-        for kept in kept_rows:  # scores are the labels: every pair is ordered rightly
-            farthest_moved = max(farthest_moved, abs(whole - pairs(*labels[kept])[0]))
-    assert farthest_moved == bound == moved_pairs(num_rows, most)
+    moved = max(
+        farthest(
+            lambda found: pairs(*found), np.array(bits), most=min(most, num_rows - 1)
+        )[0]["pairs"]
+        for bits in itertools.product((0.0, 1.0), repeat=num_rows)
+    )
+    assert moved == 1
+    assert pairs(*[0.0] * num_rows)["pairs"].bound == moved_pairs(num_rows, most)
 
 
 @pytest.mark.parametrize("task", [BINARY, CLASSES])

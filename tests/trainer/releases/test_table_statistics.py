@@ -27,7 +27,7 @@ from pipelines.tables.schema.schema import Schema
 from tests.accounting.plans import make_plan
 from trainer.releases import table_counts, table_statistics
 from trainer.releases.schema_text import with_fields
-from trainer.releases.table_statistics import least_rows, release, statistics
+from trainer.releases.table_statistics import least_rows, statistics
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Silent
 from trainer.run import budget
@@ -115,17 +115,9 @@ def found_in(root: pathlib.Path, tmp_path: pathlib.Path) -> Callable[..., Any]:
 
 
 def test_the_statistics_are_functions_of_one_gaussian_release(
-    found_in: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    found_in: Callable[..., Any], released_by: Any
 ) -> None:
-    seen = []
-    release = table_statistics.release
-
-    def look(sums: Any, noise: float) -> Any:
-        # The sums of one row alone: those without it are 0.
-        seen.append((sums, noise))
-        return release(sums, noise)
-
-    monkeypatch.setattr(table_statistics, "release", look)
+    seen = released_by(table_statistics)
     found = found_in(epsilon=1.3)
     ((sums, noise),) = seen
     assert noise == gaussian_noise(1.3, 1e-6) == found["noise_multiplier"]
@@ -335,11 +327,11 @@ def test_a_schema_without_headers_is_refused_before_rows_are_read(
         )
 
 
-@pytest.fixture
-def values_in(root: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+@pytest.fixture(scope="module")
+def values_in(root: pathlib.Path) -> pathlib.Path:
     """The part val, with values of column job."""
-    prepare(root, "schema.toml", f"kept-{tmp_path.name}", "--keep-values")
-    return root / f"kept-{tmp_path.name}" / "val"
+    prepare(root, "schema.toml", "kept", "--keep-values")
+    return root / "kept" / "val"
 
 
 def test_a_vocabulary_has_frequent_values_and_prepares_the_table(
@@ -358,7 +350,7 @@ def test_a_vocabulary_has_frequent_values_and_prepares_the_table(
     written = Schema.read(tmp_path / "out.toml").to_json()["columns"]["job"]
     assert written["vocabulary"] == list(shares)
     (root / "words.toml").write_text((tmp_path / "out.toml").read_text())
-    prepare(root, "words.toml", f"words-{tmp_path.name}")
+    prepare(root, "words.toml", "words")
     with pytest.raises(InputError, match="without --keep-values"):
         list_blocks(str(values_in))
 
@@ -366,15 +358,10 @@ def test_a_vocabulary_has_frequent_values_and_prepares_the_table(
 def test_the_parts_of_values_have_noise_for_half_of_delta(
     found_in: Callable[..., Any],
     values_in: pathlib.Path,
+    released_by: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = []
-
-    def look(sums: Any, noise: float) -> Any:
-        seen.append((sums, noise))
-        return release(sums, noise)
-
-    monkeypatch.setattr(table_statistics, "release", look)
+    seen = released_by(table_statistics)
     monkeypatch.setattr("trainer.releases.vocabularies.PART_ROWS", 1_000)
     found = found_in(table=str(values_in), epsilon=8.0)
     assert len(found["vocabularies"]["job"]["shares"]) == 5

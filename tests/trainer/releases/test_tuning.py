@@ -9,6 +9,7 @@ import pathlib
 import random
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from accounting.claims.selection.number_of_runs import NumberOfRuns, as_good_as
 from accounting.composition import parts
 from accounting.core import accountant
 from accounting.core.validation import InputError
+from accounting.planning.tuning import Tuning
 from pipelines.inputs.source_table import keep_table
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import TABLE, make_rows, write_held_out
@@ -67,6 +69,33 @@ def _price_of(asked: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     begun = {"asked": asked, "price": price, "claim": "", "winner": None}
     return {**tuning.header(**tuning._HEADER), **begun}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def noise_is_searched_once() -> Iterator[None]:
+    """Of runs: it is a function of what is asked, for which most searches here ask."""
+    found: dict[Any, Any] = {}
+    find = Tuning.for_epsilon
+
+    def once(self: Tuning, *asked: Any) -> Any:
+        key = self, asked[:2]
+        if key not in found:
+            found[key] = find(self, *asked)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tuning, "for_epsilon", once)
+        yield
+
+
+def checked(root: pathlib.Path, out: pathlib.Path, **changes: Any) -> Any:
+    """The request of a search, or its refusal."""
+    given: dict[str, Any] = {
+        "candidates": _candidates(), "batches": BATCHES, "num_runs": RUNS,
+        "scored": "val", **changes,
+    }  # fmt: skip
+    scored = root / given.pop("scored")
+    return tuning.check(str(root / "train"), scored, out, **given)
 
 
 class Lines(Silent):
@@ -204,11 +233,8 @@ def test_a_score_may_have_less_than_the_model(
 ) -> None:
     """Which leaves the rest for another release of its rows."""
     _, found, _ = search
-    asked = tuning.check(
-        str(root / "train"), root / "val", tmp_path / "out",
-        candidates=_candidates(), batches=BATCHES, num_runs=RUNS,
-        epsilon_of_score=EPSILON / 2, delta_of_score=DELTA / 2,
-    )  # fmt: skip
+    half_of = {"epsilon_of_score": EPSILON / 2, "delta_of_score": DELTA / 2}
+    asked = checked(root, tmp_path / "out", **half_of)
     noise = asked.price.noise_multiplier
     half = asked.law, DELTA / 2
     assert epsilon_of_best(parts.gaussian(noise), *half) <= EPSILON / 2
@@ -417,12 +443,8 @@ def test_a_score_that_is_no_number_is_missing(
 def test_wrong_searches_are_refused(
     changes: dict[str, Any], says: str, root: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    given: dict[str, Any] = {
-        "candidates": _candidates(), "batches": BATCHES, "num_runs": RUNS, **changes
-    }  # fmt: skip
-    scored = root / given.pop("scored", "val")
     with pytest.raises(InputError, match=says):
-        tuning.check(str(root / "train"), scored, tmp_path / "out", **given)
+        checked(root, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
 
 
@@ -430,16 +452,9 @@ def test_a_folder_of_something_else_is_refused(
     root: pathlib.Path, search: Any, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    given: dict[str, Any] = {"batches": BATCHES, "num_runs": RUNS}
     for out, says in ((tmp_path, "new, or of a stopped search"), (search[0], "of one")):
         with pytest.raises(InputError, match=says):
-            tuning.check(
-                str(root / "train"),
-                root / "val",
-                out,
-                candidates=_candidates(),
-                **given,
-            )
+            checked(root, out)
 
 
 def test_lists_and_alternatives_are_combined() -> None:
