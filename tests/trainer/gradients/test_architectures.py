@@ -17,21 +17,29 @@ from tests.trainer.architectures import (
     half_precision,
 )
 from tests.trainer.gradients.test_clipping import CLIP, naive_sum
+from tests.trainer.held_out import HELD_OUT, MIXING
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
 from trainer.gradients import clipping
 from trainer.gradients.engine.table_reads import table_reads
 from trainer.gradients.model_check import check_model
+from trainer.models import as_functional
 from trainer.tf_compat import tf
 
-ACCEPTED = {name: (make, clipping.ONE_PASS) for name, make in GHOST.items()}
-ACCEPTED |= {name: (make, clipping.ONE_PASS) for name, make in OPERATIONS.items()}
-ACCEPTED |= {
-    name: (make, clipping.SINGLE_EXAMPLES) for name, make in VECTORIZED.items()
+#: Name -> what makes a model, and its path; None if either will do.
+ACCEPTED: dict[str, tuple[Any, str | None]] = {
+    **{name: (make, clipping.ONE_PASS) for name, make in GHOST.items()},
+    **{name: (make, clipping.ONE_PASS) for name, make in OPERATIONS.items()},
+    **{name: (make, clipping.SINGLE_EXAMPLES) for name, make in VECTORIZED.items()},
+    **{f"held out: {name}": (make, None) for name, make in HELD_OUT.items()},
+}
+ALL_REFUSED = REFUSED | {
+    name: (make, "not to depend on the others") for name, make in MIXING.items()
 }
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(ACCEPTED) + len(REFUSED) >= 100
+    assert len(ACCEPTED) >= 120
+    assert len(ALL_REFUSED) == len(REFUSED) + len(MIXING) >= 40
 
 
 #: Traces that take seconds; the plain suite has a shorter model of each kind.
@@ -52,10 +60,11 @@ def test_a_good_model_passes_and_has_the_clipped_sum_of_a_tape_per_example(
     name: str, small_batches: Any, rows: Any
 ) -> None:
     make, path = ACCEPTED[name]
-    model, data = make_model(make), rows(NUM_ROWS)
+    model = make_model(lambda: as_functional(make(), small_batches.manifest))
     model = dataclasses.replace(model, columns=small_batches.manifest.columns)
-    assert clipping.choose_path(model) == path
+    assert path in (None, clipping.choose_path(model))
     check_model(model, small_batches.manifest)
+    data = rows(NUM_ROWS)
     data["categories"][:, 0] = 1  # else a row may be wholly masked, its mean 0 / 0
     gradient_sum = tf.function(
         clipping.clipped_sum(model, l2_norm_clip=CLIP), autograph=False
@@ -77,12 +86,15 @@ def test_half_precision_is_computed_one_row_at_a_time(rows: Any) -> None:
     assert_close(arrays(found), naive_sum(model, data, CLIP), 5e-3)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", ALL_REFUSED)
 def test_a_refused_model_is_told_why(name: str, small_batches: Any) -> None:
-    make, message = REFUSED[name]
+    make, message = ALL_REFUSED[name]
+    model = make_model(make)
     with pytest.raises(InputError, match=message) as caught:
-        check_model(make_model(make), small_batches.manifest)
+        check_model(model, small_batches.manifest)
     assert "\n" not in str(caught.value)
+    if "others" in message:
+        assert clipping.choose_path(model) == clipping.SINGLE_EXAMPLES
 
 
 @pytest.mark.parametrize("name", ["table in a lambda", "table untracked"])
@@ -102,13 +114,6 @@ def test_the_rows_of_a_table_that_is_used_twice_are_those_of_both_uses() -> None
     }
     (found,) = reads.ids(columns, tf.ones(1))
     assert found.shape == reads.num_ids
-
-
-def test_no_mixing_model_ever_takes_one_pass() -> None:
-    for name, (make, reason) in REFUSED.items():
-        if "others" not in reason:
-            continue
-        assert clipping.choose_path(make_model(make)) == clipping.SINGLE_EXAMPLES, name
 
 
 def test_rows_of_a_table_are_those_of_the_forward_pass(rows: Any) -> None:
