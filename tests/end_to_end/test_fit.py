@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
 import signal
 import subprocess
-import sys
-import time
+import textwrap
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from accounting.claims.selection.best_of import noise_of_best
+from accounting.claims.selection.best_of import epsilon_of_best
 from accounting.claims.selection.number_of_runs import SHAPES, as_good_as
 from accounting.composition import parts
 from accounting.core.pld.gaussian import gaussian_noise
@@ -30,17 +28,23 @@ from trainer.run import released
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-#: A process that SIGKILL ends; of a warm one it would end the client.
-COLD = sys.executable
 CHOICES = [
     "census.csv", "--label=income", "--classes=<=50K,>50K", "--numeric=age",
     "--category=workclass,education", "--date=joined", "--text=remark", "--epsilon=6",
     "--train=--hidden 8 --embedding-dim 2",
 ]  # fmt: skip
+#: A search that dies when its runs are drawn, before the first of them.
+KILLED = """
+    import os, signal, sys
+    from trainer.releases import tuning_runs
+    tuning_runs._scored = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    from dpsgd.command_line import cli
+    cli(sys.argv[1:])
+"""
 
 
-def run(folder: pathlib.Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [warm_python(), "-m", "dpsgd", "fit", *CHOICES, *more]
+def run(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [warm_python(), "-m", "dpsgd", "fit", *arguments]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False
     )
@@ -52,17 +56,22 @@ def refusal(*arguments: str) -> str:
     return str(error.value)
 
 
+def stop(number: int, total: int, title: str, given: Any, **_: Any) -> None:
+    """Stands in for ``run_stage``, and ends the command before any work."""
+    raise InputError(f"reached {given[0]}")
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A folder, what a dry run said, and what the command said that went on."""
     folder = tmp_path_factory.mktemp("fit")
     write_census(folder / "census.csv")
-    dry = run(folder, "--dry-run")
+    dry = run(folder, *CHOICES, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert {one.name for one in (folder / "census-fit").iterdir()} == {
         "fit.toml", "schema.toml", "first",
     }  # fmt: skip
-    return folder, dry.stdout, run(folder, "--json")
+    return folder, dry.stdout, run(folder, *CHOICES, "--json")
 
 
 def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> None:
@@ -99,10 +108,6 @@ def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
     said = refusal(*again)
     assert "there is census-fit with epsilon 6.0000. With epsilon 2.0000 it is" in said
     assert not (folder / "again").exists()
-
-    def stop(number: int, total: int, title: str, given: Any, **_: Any) -> None:
-        raise InputError(f"reached {given[0]}")
-
     monkeypatch.setattr(fit_stages, "run_stage", stop)
     assert refusal(*again, "--accept-epsilon=8") == "reached prepare"
     assert 'id="fits"' not in (folder / "census-fit/report.html").read_text()
@@ -121,20 +126,27 @@ def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
     table.note.write_bytes(before)  # for other tests
 
 
-def test_metrics_that_no_epsilon_covers_are_noted(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder of `fit` beside its table, with a schema; each part has 4,000 rows."""
     monkeypatch.chdir(tmp_path)
     write_census(tmp_path / "census.csv")
-    pathlib.Path("out").mkdir()
+    out = pathlib.Path("out")
+    out.mkdir()
     made = [one for one in CHOICES if not one.startswith(("--eps", "--train"))]
-    CliRunner().invoke(cli, ["schema", *made, "--out=out/schema.toml"])
+    made = ["schema", *made, f"--out={out}/schema.toml"]
+    CliRunner().invoke(cli, made, catch_exceptions=False)
+    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
+    return out
+
+
+def test_metrics_that_no_epsilon_covers_are_noted(prepared: pathlib.Path) -> None:
     table = released.Table.of("census.csv")
     flags = {
         "epsilon": 3.0, "accept_epsilon": None, "look_at_rows": 9,
         "train": "--eval=out/data/test --hidden 8",
     }  # fmt: skip
-    fit_stages._note(pathlib.Path("out"), flags, table, 1e-5)
+    fit_stages._note(prepared, flags, table, 1e-5)
     assert table.fits()[0].uncovered == ("exact metrics", "9 rows that were looked at")
 
 
@@ -149,15 +161,11 @@ def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
         'kind = "numeric"\n[columns.cost]\nkind = "label"\ntask = "regression"\n'
         "range = [0, 99]\n"
     )
-    command = [
-        warm_python(), "-m", "dpsgd", "fit", "rides.csv", "--schema=rides.toml",
-        "--max-examples-per-user=2", "--num-examples=9000", "--epsilon=9",
-        "--delta=1e-4", "--batch-size=256", "--epochs=1", "--train=--hidden 2",
-        "--json",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run(
+        tmp_path, "rides.csv", "--schema=rides.toml", "--max-examples-per-user=2",
+        "--num-examples=9000", "--epsilon=9", "--delta=1e-4", "--batch-size=256",
+        "--epochs=1", "--train=--hidden 2", "--json",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["together"].startswith("Model, metrics and ranges together are (9.0")
@@ -194,7 +202,7 @@ def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
     )
     page.unlink()
     before = model.stat().st_mtime_ns
-    again = run(folder, "--json")
+    again = run(folder, *CHOICES, "--json")
     assert json.loads(again.stdout) == json.loads(done.stdout)
     assert "[8/8]" in again.stderr
     for number in (3, 4, 5, 6, 7):
@@ -223,32 +231,16 @@ def test_the_file_of_choices_gives_the_same_choices(
     assert said.exit_code == 0
 
 
-def stage(
-    monkeypatch: pytest.MonkeyPatch, num_rows: int, name: str, *more: Any
-) -> fit_stages.Stage:
-    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: num_rows)
-    flags = {"epsilon": 3.0, "delta": 1e-5, "batch_size": None, "epochs": None}
-    flags["max_examples_per_user"] = None
-    sizes = fit_stages._Sizes.of(
-        pathlib.Path("data"), {**flags, "allow_large_delta": False}
-    )
-    found = getattr(fit_stages, name)
-    return found(pathlib.Path("out"), sizes, *more)  # type: ignore[no-any-return]
-
-
 def test_parts_with_too_few_rows_give_no_ranges(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    first = pathlib.Path("out/first")
-    first.mkdir(parents=True)
-    write_census(tmp_path / "census.csv")
-    of_schema = [one for one in CHOICES if not one.startswith(("--eps", "--train"))]
-    made = ["schema", *of_schema, "--out=out/schema.toml"]
-    assert CliRunner().invoke(cli, made, catch_exceptions=False).exit_code == 0
-    few, many = (stage(monkeypatch, rows, "_ranges", first, 1) for rows in (400, 4_000))
+    flags = {"epsilon": 3.0, "delta": 1e-5, "allow_large_delta": False}
+    flags |= dict.fromkeys(("batch_size", "epochs", "max_examples_per_user"))
+    sizes = fit_stages._Sizes.of(prepared / "data", flags)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_stages, "_num_rows", lambda *_: 400)
+        few = fit_stages._ranges(prepared, sizes, prepared / "first", 1)
+    many = fit_stages._ranges(prepared, sizes, prepared / "first", 1)
     assert few.is_done
     assert "no ranges: 400 rows of the part `val` are fewer" in capsys.readouterr().err
     assert many.arguments[:2] == ("statistics", "--input=out/first/val")
@@ -264,19 +256,6 @@ def search_flags(**changes: Any) -> dict[str, Any]:
         "table": "census.csv", "epsilon": 8.0, "delta": 1e-5, "runs": 4, "train": "",
         "batch_size": 512, "epochs": 1, **changes,
     }  # fmt: skip
-
-
-@pytest.fixture
-def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder of `fit`, with its schema; parts have as many rows as are asked for."""
-    monkeypatch.chdir(tmp_path)
-    write_census(tmp_path / "census.csv")
-    out = pathlib.Path("out")
-    out.mkdir()
-    made = [one for one in CHOICES if not one.startswith(("--eps", "--train"))]
-    CliRunner().invoke(cli, ["schema", *made, f"--out={out}/schema.toml"])
-    monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
-    return out
 
 
 def value_of(stages: dict[str, tuple[str, ...]], command: str, flag: str) -> float:
@@ -322,11 +301,12 @@ def test_a_search_that_begins_is_not_refused_for_the_noise_of_its_scores(
     """The best of N looks needs less noise than N looks, by any law of their number."""
     alone = gaussian_noise(3.0, 1e-6)
     for shape in SHAPES:
-        needed = noise_of_best(
-            parts.gaussian, as_good_as(num_runs, shape),
-            epsilon=3.0, delta=1e-6, guess=1.5 * alone,
-        )  # fmt: skip
-        assert alone < needed < math.sqrt(num_runs) * alone
+        law = as_good_as(num_runs, shape)
+        of_one, of_all = (
+            epsilon_of_best(parts.gaussian(noise), law, 1e-6)
+            for noise in (alone, math.sqrt(num_runs) * alone)
+        )
+        assert of_all < 3.0 < of_one
 
 
 def test_candidates_are_those_that_are_listed_or_the_defaults_and_three() -> None:
@@ -379,33 +359,35 @@ def test_a_search_that_cannot_be_made_is_refused_before_any_work(
 
 def test_a_search_of_users_is_refused_before_any_work() -> None:
     text = '[columns.who]\nkind = "user"\n'
-    with pytest.raises(InputError, match="no --runs of a table with users"):
+    with pytest.raises(InputError, match=r"without users: .* or omit --runs"):
         _check_runs(text, {"runs": 2, "train": ""})
     _check_runs(text, {"runs": None, "train": ""})
 
 
 def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     write_census(tmp_path / "census.csv")
     flags = [*CHOICES, "--epsilon=16", "--runs=2", "--batch-size=512", "--epochs=1"]
-    out = tmp_path / "census-fit"
-    secret, command = out / "search/private/runs.json", ["-m", "dpsgd", "fit", *flags]
-    with subprocess.Popen(
-        [COLD, *command], cwd=tmp_path, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as killed:  # fmt: skip
-        while not secret.exists():
-            assert killed.poll() is None
-            time.sleep(0.05)
-        os.killpg(killed.pid, signal.SIGKILL)
-    drawn = json.loads(secret.read_bytes())
+    out, go_on = tmp_path / "census-fit", fit_stages.run_stage
+
+    def kill(number: int, total: int, title: str, given: Any, **more: Any) -> None:
+        if given[0] != "tune":
+            go_on(number, total, title, given, **more)
+            return
+        command = [warm_python(), "-c", textwrap.dedent(KILLED), *given]
+        done = subprocess.run(command, check=False)
+        assert done.returncode == -signal.SIGKILL
+        stop(number, total, title, given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_stages, "run_stage", kill)
+        assert refusal(*flags) == "reached tune"
+    drawn = json.loads((out / "search/private/runs.json").read_bytes())
     assert drawn["done"] == 0
     tried = {place for _, place in drawn["runs"]}
-    done = subprocess.run(
-        [warm_python(), *command, "--json"], cwd=tmp_path, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    done = run(tmp_path, *flags, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     claim = "Model, the search for it, metrics and ranges together are (16.0000, 1e-05)"
@@ -454,4 +436,5 @@ def test_choices_may_change_while_nothing_was_made(
     monkeypatch.chdir(tmp_path)
     wrong = [one for one in CHOICES if not one.startswith("--classes")]
     assert "Expected stage 1, dpsgd prepare, to succeed" in refusal(*wrong)
-    assert run(tmp_path, "--dry-run").returncode == 0
+    monkeypatch.setattr(fit_stages, "run_stage", stop)
+    assert refusal(*CHOICES) == "reached prepare"
