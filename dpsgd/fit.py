@@ -319,7 +319,9 @@ def _together(
     "train, and three learning rates.",
 )  # fmt: skip
 @click.option(
-    "--dry-run", is_flag=True, help="End after the noise, before any sampling."
+    "--dry-run",
+    is_flag=True,
+    help="End after the noise and the time that steps would take, before any sampling.",
 )
 @click.option(
     "--accept-epsilon", type=float, metavar="EPSILON",

@@ -30,8 +30,8 @@ import math
 import pathlib
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,6 +42,9 @@ from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.tables.schema.column_kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
 from trainer.run.released import ROW, USER, Fit, Table
+
+if TYPE_CHECKING:
+    from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
 #: Of the flags, those of users for `dpsgd prepare`.
@@ -108,14 +111,21 @@ def run(
     for number, stage in enumerate(_stages(out, flags, table, columns), start=1):
         if not stage.is_done:
             run_stage(number, count, stage.title, [*stage.arguments], aside=aside)
+    if flags["dry_run"]:
+        click.echo(f"\n{_time_of_run(_prepared_first(out, columns), flags)}", err=aside)
+
+
+def _prepared_first(out: pathlib.Path, columns: int) -> pathlib.Path:
+    """Returns the folder of prepared rows of which sizes are known first."""
+    prepared = out / "data" / _PREPARED
+    return out / "first" if columns and not prepared.exists() else out / "data"
 
 
 def _stages(
     out: pathlib.Path, flags: Mapping[str, Any], table: Table, columns: int
 ) -> Iterator[Stage]:
     """Yields the stages, each after the one before has run."""
-    prepared = out / "data" / _PREPARED
-    first = out / "first" if columns and not prepared.exists() else out / "data"
+    first = _prepared_first(out, columns)
     yield _prepare(out, flags, first, "schema.toml")
     sizes = _Sizes.of(first, flags)
     yield Stage("compute the noise", None, _plan(sizes, flags))
@@ -142,6 +152,17 @@ def _stages(
     yield Stage(
         "write the page", page, ("report", f"{home}/run", f"--out={page}", *fits)
     )
+
+
+def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
+    """Returns how long the steps of a run would take, in words."""
+    from dpsgd.rehearsal import time_of_run  # loads TensorFlow
+    from pipelines.job.batch_settings import BatchSettings
+
+    sizes = _Sizes.of(prepared, flags)
+    settings = BatchSettings(expected_batch_size=sizes.batch, num_epochs=sizes.epochs)
+    of_run = (*sizes.budget, *shlex.split(flags["train"]))
+    return time_of_run(prepared / "train", settings, _candidates(of_run)[0])
 
 
 def folder_of_run(out: pathlib.Path, flags: Mapping[str, Any]) -> pathlib.Path:
@@ -196,17 +217,25 @@ def of_candidates(flags: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
       InputError: `dpsgd train` would refuse one of the candidates.
     """
-    from trainer.cli.releases.tune_commands import candidates_of  # after --help
-
     words = shlex.split(flags["train"])
-    # What `tune` requires, and what says nothing about candidates.
-    others = (
-        "--input=.", "--score=.", "--out=.", "--runs=2", "--epsilon=1", "--delta=1e-9",
-        "--batch-size=1", "--epochs=1",
-    )  # fmt: skip
-    if len(candidates_of([*others, *words])) > 1:
+    if len(_candidates(["--epsilon=1", "--delta=1e-9", *words])) > 1:
         return tuple(words)
     return (*words, *_TRIED)
+
+
+def _candidates(of_run: Sequence[str]) -> list[TrainSettings]:
+    """Returns the candidates of a search, or the one of flags without lists.
+
+    Raises:
+      InputError: `dpsgd train` would refuse one of them.
+    """
+    from trainer.cli.releases.tune_commands import candidates_of  # after --help
+
+    # What `tune` requires, and what says nothing about candidates.
+    others = (
+        "--input=.", "--score=.", "--out=.", "--runs=2", "--batch-size=1", "--epochs=1",
+    )  # fmt: skip
+    return candidates_of([*others, *of_run])
 
 
 def _check_search(
@@ -415,7 +444,8 @@ class _Sizes:
     most: int | None
     epsilon: float
     delta: float
-    sampling: tuple[str, ...]
+    batch: int
+    epochs: int
     allowance: tuple[str, ...]
 
     @classmethod
@@ -433,12 +463,15 @@ class _Sizes:
             most=flags["max_examples_per_user"],
             epsilon=flags["epsilon"],
             delta=flags["delta"] or default_delta(num_rows),
-            sampling=(
-                f"--batch-size={flags['batch_size'] or batch}",
-                f"--epochs={flags['epochs'] or epochs}",
-            ),
+            batch=flags["batch_size"] or batch,
+            epochs=flags["epochs"] or epochs,
             allowance=tuple(shared_options.allowance(flags)),
         )
+
+    @property
+    def sampling(self) -> tuple[str, ...]:
+        """Flags of the batches."""
+        return f"--batch-size={self.batch}", f"--epochs={self.epochs}"
 
     @property
     def budget(self) -> tuple[str, ...]:

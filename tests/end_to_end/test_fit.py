@@ -21,6 +21,7 @@ from accounting.core.validation import InputError
 from dpsgd import fit_stages
 from dpsgd.command_line import cli
 from dpsgd.fit import _check_runs
+from pipelines.batches.folder import read_manifest
 from tests.end_to_end.test_own_table import write_census
 from tests.warm_processes import warm_python
 from trainer.cli.releases.tune_commands import candidates_of
@@ -138,6 +139,12 @@ def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     CliRunner().invoke(cli, made, catch_exceptions=False)
     monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
     return out
+
+
+def test_a_dry_run_says_how_long_the_steps_of_the_run_take(made: Any) -> None:
+    folder, dry, _ = made
+    steps = read_manifest(folder / "census-fit" / "batches").plan.num_steps
+    assert f"The {steps:,} steps of a run take about " in dry
 
 
 def test_metrics_that_no_epsilon_covers_are_noted(prepared: pathlib.Path) -> None:
