@@ -135,6 +135,19 @@ MIXING: dict[str, Callable[[Any], Any]] = {
             is_training=True,
         ).y
     ),
+    "stored statistics for each place": lambda v: (
+        v[:, 0, 0]
+        + (
+            tf.raw_ops.FusedBatchNormV3(
+                x=v[:, tf.newaxis, :, :1] * tf.ones(8),
+                scale=tf.ones(8),
+                offset=tf.zeros(8),
+                mean=tf.range(8.0),
+                variance=tf.ones(8),
+                is_training=False,
+            ).batch_mean
+        )
+    ),
     "misaligned reshape": lambda v: tf.reshape(v, (3, -1, 4)),
     "rows across the batch": lambda v: tf.reshape(tf.transpose(v, (1, 0, 2)), (-1, 12)),
     "positions as rows": lambda v: tf.reduce_sum(tf.reshape(v, (-1, 3)), 1),
@@ -174,6 +187,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
             )
         )
     ),
+    "parts as long as the batch": lambda v: tf.split(v, [tf.shape(v)[0], -1], 1)[0],
     "batch size by a sum along rows": lambda v: (
         v[:, 0]
         / tf.reduce_sum(

@@ -147,6 +147,9 @@ def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
     if axes:
         rule = (_RULES if axes == {0} else _MOVED_RULES).get(op.type)
         found = rule(op, kinds) if rule is not None else None
+        ranks = [value.shape.rank or 0 for value in op.outputs[:1]]
+        if isinstance(found, Rows) and not all(rank > found.axis for rank in ranks):
+            found = None  # `==` of shapes that do not fit is one False
     else:
         found = _of_sizes(op, kinds)
     return found or _Unknown(f"{op.type} ({op.name}) is not known to keep rows apart")
@@ -169,9 +172,13 @@ def is_silu(op: Any) -> bool:
 
     Decided by the code that computes its gradient, which is TensorFlow's.
     """
-    unused = not any(value.consumers() for value in op.outputs[1:])
     code = _gradient_code(op)
-    return unused and code is not None and code is _code_of_silu()
+    return not _has_further_uses(op) and code is not None and code is _code_of_silu()
+
+
+def _has_further_uses(op: Any) -> bool:
+    """Whether something reads other results of an operation than its first."""
+    return any(value.consumers() for value in op.outputs[1:])
 
 
 @functools.cache
@@ -207,11 +214,11 @@ def _of_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
             isinstance(kinds[place], _Constant) and op.inputs[place].shape.rank == 0
         )
         shape = kinds[1 - place]
-        rows = shape.batch_first if isinstance(shape, _Sizes) else None
-        found = rows or (_ROWS if _leads_with_batch(op.outputs[0]) else None)
         # Along an axis of unknown size, a sum would be the number of rows.
         sized = op.outputs[0].shape[1:].is_fully_defined()
-        return found if scalar and sized else None
+        if not (scalar and sized and isinstance(shape, _Sizes)):
+            return None
+        return shape.batch_first
     rule = _SIZE_RULES.get(op.type)
     return None if rule is None else _Sizes(_by_rule(op, kinds, rule))
 
@@ -232,10 +239,6 @@ def _of_known_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 def _by_rule(op: Any, kinds: Sequence[Kind], rule: _SizeRule) -> _Entries:
     inputs = zip(op.inputs, kinds, strict=True)
     return rule(op, [_entries(value, kind) for value, kind in inputs])
-
-
-def _leads_with_batch(value: Any) -> bool:
-    return bool(value.shape.rank) and value.shape[0] is None
 
 
 def _entries(value: Any, kind: Kind) -> tuple[Any, ...] | None:
@@ -456,9 +459,11 @@ def _unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _split(op: Any, kinds: Sequence[Kind], *, value: int, axis: int) -> Kind | None:
     found, rank = static_value(op.inputs[axis]), op.inputs[value].shape.rank
-    if found is None or not rank or not isinstance(kinds[value], Rows):
+    # Sizes of parts may not follow from the number of rows.
+    rows = _only_first_has_rows([kinds[value], *kinds[:value], *kinds[value + 1 :]])
+    if found is None or not rank or rows is None:
         return None
-    return kinds[value] if int(found) % rank else None
+    return rows if int(found) % rank else None
 
 
 def _strided_slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -566,8 +571,10 @@ def _transposed_windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _inference_norm(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For normalisation by stored statistics; those of a batch mix rows."""
-    return None if op.get_attr("is_training") else _only_first_has_rows(kinds)
+    """For normalisation by stored statistics, which other results repeat."""
+    if op.get_attr("is_training") or _has_further_uses(op):
+        return None  # statistics of a batch mix rows
+    return _only_first_has_rows(kinds)
 
 
 def _look_up(op: Any, kinds: Sequence[Kind]) -> Kind | None:

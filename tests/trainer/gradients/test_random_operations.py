@@ -1,0 +1,244 @@
+"""Random raw operations: a result that the proof takes for rows is rows.
+
+The operations of all rules are called with rows, constants and sizes of random shapes,
+and with random attributes.  Results of which `classify` says that entry i follows from
+row i alone are computed in two batches that share half of their rows, at other places,
+and for one row by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorflow.python.framework import op_def_registry
+
+from trainer.gradients.engine import row_independence
+from trainer.gradients.engine.row_independence import Rows, classify
+from trainer.tf_compat import tf
+
+pytestmark = pytest.mark.thorough
+
+NUM_ROWS, SHAPE = 4, (2, 3, 4)
+_TYPES = [tf.float32, tf.int32, tf.bool, tf.string]
+#: Names of arguments that say shapes, axes and numbers, and are rows nowhere.
+_VECTORS = {"begin", "dims", "end", "input_sizes", "multiples", "perm", "shape",
+            "size_splits", "strides"}  # fmt: skip
+_SCALARS = {"axis", "concat_dim", "depth", "dimension", "k", "num_split",
+            "reduction_indices", "size", "split_dim"}  # fmt: skip
+_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+    tf.errors.OpError,
+)
+
+#: Of several operations, or of images, filters, lists and equations that no chance
+#: finds; `Shape` has no rows.
+_OTHERS = {"AvgPool", "AvgPool3D", "Conv2D", "Conv2DBackpropInput", "Conv3D",
+           "DepthwiseConv2dNative", "Einsum", "FusedBatchNormV3", "IdentityN",
+           "LookupTableFindV2", "MaxPool", "MaxPool3D", "OneHot", "ResizeBicubic",
+           "ResizeBilinear", "ResizeNearestNeighbor", "ResourceGather", "Shape",
+           "Slice", "Squeeze", "StringToHashBucketStrong"}  # fmt: skip
+KINDS = sorted({*row_independence._RULES, *row_independence._MOVED_RULES} - _OTHERS)
+
+
+class _Call:
+    """One random call of an operation on a placeholder of rows."""
+
+    def __init__(self, kind: str, random: np.random.Generator, values: Any) -> None:
+        self._kind = kind
+        self._random = random
+        self._values = values
+        self._length = int(random.integers(1, 5))
+        self._rows: dict[Any, Any] = {}
+
+    def _chance(self, share: float) -> bool:
+        return bool(self._random.random() < share)
+
+    def _some_rows(self, dtype: Any) -> Any:
+        """Rows of some rank; mostly the same ones in all places of a call."""
+        if dtype in self._rows and self._chance(0.7):
+            return self._rows[dtype]
+        v = self._values
+        found = [
+            v, v[:, 0], v[:, 0, 0], v[:, 0, 0, 0], v[:, :1, 0], tf.reshape(v, (-1, 4)),
+            tf.transpose(v, (1, 0, 2, 3)),
+        ][self._random.integers(0, 7)]  # fmt: skip
+        if dtype == tf.bool:
+            found = found > 0
+        elif dtype != tf.float32:
+            found = tf.cast(tf.abs(found), tf.int32)
+            found = tf.as_string(found) if dtype == tf.string else found
+        self._rows[dtype] = found
+        if self._chance(0.5):
+            self._length = found.shape.rank
+        return found
+
+    def _constant(self, dtype: Any) -> Any:
+        rank = self._random.choice([0, 1, 1, 2, 3])
+        shape = self._random.choice([0, 1, 3, NUM_ROWS, NUM_ROWS], rank)
+        if self._rows and self._chance(0.5):  # a value for each place in the batch
+            shape = [d or NUM_ROWS for d in next(iter(self._rows.values())).shape]
+            shape = shape[: self._random.integers(1, len(shape) + 1)]
+        found = tf.constant(self._random.normal(0, 2, shape).astype("f4"))
+        if dtype == tf.bool:
+            return found > 0
+        found = found if dtype == tf.float32 else tf.cast(tf.abs(found), tf.int32)
+        return tf.as_string(found) if dtype == tf.string else found
+
+    def _numbers(self) -> Any:
+        """Sizes of the batch, or a constant vector."""
+        size = tf.shape(self._values)[0]
+        if self._chance(0.3):
+            sizes = [[size, -1], [size, size], [2 * size, 3], [size, 3]]
+            return tf.stack(sizes[self._length % 4])
+        low, high = [(0, 2), (1, 2), (0, 4), (-1, 3)][self._random.integers(0, 4)]
+        return tf.constant(self._random.integers(low, high, self._length), tf.int32)
+
+    def argument(self, name: str, place: int, dtype: Any) -> Any:
+        """Returns a value for an argument of an operation."""
+        if name in _VECTORS:
+            if name == "perm":
+                return tf.constant(self._random.permutation(self._length), tf.int32)
+            return self._numbers()
+        if name in _SCALARS:
+            found = tf.constant(int(self._random.integers(-2, 4)), tf.int32)
+            is_list = name == "reduction_indices" or self._kind == "ReverseV2"
+            return found[None] if is_list else found
+        if name == "paddings":
+            rank = next(iter(self._rows.values())).shape.rank if self._rows else 1
+            return tf.constant(self._random.integers(0, 2, (rank, 2)), tf.int32)
+        if self._chance(0.8 if place == 0 else 0.4):
+            return self._some_rows(dtype)
+        return self._constant(dtype)
+
+    def attribute(self, definition: Any) -> Any:
+        """Returns a value for an attribute; None for its default."""
+        random, kind = self._random, definition.type
+        if definition.HasField("default_value") and self._chance(0.5):
+            return None
+        if kind == "int":
+            is_mask = definition.name.endswith("_mask")
+            return int(random.integers(0, 8) if is_mask else random.integers(-3, 4))
+        if kind == "bool":
+            return self._chance(0.5)
+        if kind == "string" and definition.allowed_values.list.s:
+            return str(random.choice([*definition.allowed_values.list.s]).decode())
+        if kind == "list(int)":
+            return [int(x) for x in random.integers(1, 3, 4)]
+        return {"float": 0.5, "list(float)": [0.0, 1.0], "string": ""}.get(kind)
+
+
+def _called(kind: str, call: _Call) -> list[Any]:
+    """Returns the results of a random call of an operation."""
+    definition = op_def_registry.get(kind)
+    function = getattr(tf.raw_ops, kind)
+    names, of_types, given = list(inspect.signature(function).parameters), {}, {}
+    implied = set()
+    for place, one in enumerate(definition.input_arg):
+        dtype = tf.as_dtype(one.type) if one.type else None
+        if dtype is None:
+            named = one.type_attr or one.type_list_attr
+            allowed = [
+                tf.as_dtype(x)
+                for a in definition.attr if a.name == named
+                for x in a.allowed_values.list.type
+            ]  # fmt: skip
+            usable = [x for x in _TYPES if not allowed or x in allowed]
+            dtype = of_types.setdefault(named, usable[call._length % len(usable)])
+        implied |= {one.type_attr, one.type_list_attr, one.number_attr}
+        count = 2 if one.number_attr or one.type_list_attr else None
+        made = [call.argument(one.name, place, dtype) for _ in range(count or 1)]
+        given[names[place]] = made if count else made[0]
+    for one in definition.attr:
+        value = None if one.name in implied else call.attribute(one)
+        if one.type == "type" and one.name not in implied:
+            value = tf.float32 if kind in ("BatchMatMulV3", "Cast") else None
+        if value is not None:
+            given[one.name] = value
+    return [v for v in tf.nest.flatten(function(**given)) if isinstance(v, tf.Tensor)]
+
+
+def _is_rows(session: Any, values: Any, result: Any, kind: Rows, random: Any) -> bool:
+    """Whether the entries of each row are those of the row elsewhere, and alone.
+
+    Raises:
+      OpError: the operation cannot be computed.
+    """
+    first, other = random.normal(0, 2, (2, NUM_ROWS, *SHAPE)).astype("f4")
+    order = random.permutation(NUM_ROWS)
+    mixed = np.concatenate([first[: NUM_ROWS // 2], other[NUM_ROWS // 2 :]])[order]
+    found = [session.run(result, {values: batch}) for batch in (first, mixed)]
+    with contextlib.suppress(tf.errors.OpError):  # a constant for NUM_ROWS rows
+        found.append(session.run(result, {values: first[:1]}))
+    sizes = [kind.per_example * n for n in (NUM_ROWS, NUM_ROWS, 1)]
+    if any(
+        one.ndim <= kind.axis or one.shape[kind.axis] != size
+        for one, size in zip(found, sizes, strict=False)
+    ):
+        return False
+    whole, again, *alone = (
+        np.split(np.moveaxis(one, kind.axis, 0), size // kind.per_example)
+        for one, size in zip(found, sizes, strict=False)
+    )
+    there = np.argsort(order)
+    pairs = [(whole[i], again[there[i]]) for i in range(NUM_ROWS // 2)]
+    pairs += [(whole[0], one[0]) for one in alone]
+    return all(
+        a.shape == b.shape
+        and (
+            np.array_equal(a, b)
+            if a.dtype == object
+            else np.allclose(a, b, 1e-4, 1e-5, equal_nan=True)
+        )
+        for a, b in pairs
+    )
+
+
+def _tries(kind: str, enough: int = 10) -> tuple[int, int]:
+    """Returns how many results were said to be rows, and of how many that is wrong."""
+    said = wrong = 0
+    for seed in range(400):
+        if said >= enough:
+            break
+        random = np.random.default_rng([seed, *kind.encode()])
+        with tf.Graph().as_default() as graph:
+            values = tf.compat.v1.placeholder(tf.float32, (None, *SHAPE))
+            try:
+                results = _called(kind, _Call(kind, random, values))
+            except _ERRORS:  # an impossible call
+                continue
+            kinds = classify(graph, [values])
+            with tf.compat.v1.Session(graph=graph) as session:
+                for result in results:
+                    found = kinds[result.name]
+                    if isinstance(found, Rows):
+                        with contextlib.suppress(tf.errors.OpError):
+                            right = _is_rows(session, values, result, found, random)
+                            said, wrong = said + 1, wrong + (not right)
+    return said, wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_result_that_is_said_to_be_rows_is_rows(kind: str) -> None:
+    said, wrong = _tries(kind, 5 if kind in row_independence._ELEMENTWISE else 10)
+    assert said
+    assert not wrong
+
+
+def _too_wide(op: Any, kinds: Any) -> Any:
+    return kinds[0]
+
+
+@pytest.mark.parametrize("kind", ["DenseBincount", "ReverseV2", "Sum", "Transpose"])
+def test_a_rule_that_is_too_wide_is_found(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(row_independence._RULES, kind, _too_wide)
+    assert _tries(kind)[1]
