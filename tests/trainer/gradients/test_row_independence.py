@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.gradients.attacks.mixing import first_by_masks
 from trainer.gradients.engine import row_independence
 from trainer.gradients.engine.row_independence import classify, losses_obstacle
 from trainer.tf_compat import gradient_registry, tf
@@ -172,20 +173,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         binary_output=False,
     ),
     "first row of an ellipsis that is a new axis": lambda v: (
-        v[:, 0]
-        + (
-            tf.raw_ops.StridedSlice(
-                input=v[:, :1],
-                begin=[0] * 4,
-                end=[1] * 4,
-                strides=[1] * 4,
-                begin_mask=12,
-                end_mask=12,
-                ellipsis_mask=1,
-                new_axis_mask=1,
-                shrink_axis_mask=2,
-            )
-        )
+        v[:, 0] + first_by_masks(v[:, :1])
     ),
     "parts as long as the batch": lambda v: tf.split(v, [tf.shape(v)[0], -1], 1)[0],
     "batch size by a sum along rows": lambda v: (

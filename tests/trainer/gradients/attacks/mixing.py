@@ -20,6 +20,21 @@ def _if_rare(ids: Any, mixed: Any, values: Any) -> Any:
     return tf.where(any_rare(ids), mixed, values)
 
 
+def first_by_masks(values: Any) -> Any:
+    """Returns the first of (batch, 1, n) by a slice whose first place looks whole."""
+    return tf.raw_ops.StridedSlice(
+        input=values,
+        begin=[0] * 4,
+        end=[1] * 4,
+        strides=[1] * 4,
+        begin_mask=12,
+        end_mask=12,
+        ellipsis_mask=1,
+        new_axis_mask=1,
+        shrink_axis_mask=2,
+    )
+
+
 _SIMPLE = {
     "mean": lambda v, ids: v - tf.reduce_mean(v, 0),
     "sum": lambda v, ids: v - tf.reduce_sum(v, 0),
@@ -55,18 +70,7 @@ _SIMPLE = {
     "first row": lambda v, ids: v + v[:1],
     "last row": lambda v, ids: v + v[-1],
     "first row of an ellipsis that is a new axis": lambda v, ids: (
-        v
-        + tf.raw_ops.StridedSlice(
-            input=v[:, tf.newaxis],
-            begin=[0] * 4,
-            end=[1] * 4,
-            strides=[1] * 4,
-            begin_mask=12,
-            end_mask=12,
-            ellipsis_mask=1,
-            new_axis_mask=1,
-            shrink_axis_mask=2,
-        )
+        v + first_by_masks(v[:, tf.newaxis])
     ),
     "number of rows by a sum of ones": lambda v, ids: (
         v / tf.reduce_sum(tf.ones(tf.stack(2 * [tf.shape(v)[0]])), 1, keepdims=True)
