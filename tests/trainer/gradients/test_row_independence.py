@@ -175,6 +175,9 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "first row of an ellipsis that is a new axis": lambda v: (
         v[:, 0] + first_by_masks(v[:, :1])
     ),
+    "batch size in an einsum": lambda v: tf.einsum(
+        "bij,j->b", v, tf.cast(tf.stack([tf.shape(v)[0], 1, 1]), v.dtype)
+    ),
     "parts as long as the batch": lambda v: tf.split(v, [tf.shape(v)[0], -1], 1)[0],
     "batch size by a sum along rows": lambda v: (
         v[:, 0]

@@ -603,8 +603,9 @@ def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     first = result[0]
     for term, kind in zip(terms.split(","), kinds, strict=True):
         count = term.count(first)
-        fits = term.startswith(first) and count == 1
-        if not (fits if isinstance(kind, Rows) else count == 0):
+        leads = term.startswith(first) and count == 1
+        apart = _is_constant(kind) and count == 0
+        if not (leads if isinstance(kind, Rows) else apart):
             return None
     return next(iter(rows)) if result.count(first) == 1 else None
 
