@@ -88,6 +88,19 @@ def _gradient_that_mixes(value: Any) -> Any:
     return tf.identity(value), lambda slope: slope + tf.reduce_sum(slope, 0)
 
 
+def _normalised(values: Any, num_stored: int) -> Any:
+    """Returns results of a normalisation by the batch, or by stored statistics."""
+    channels = values.shape[-1]
+    return tf.raw_ops.FusedBatchNormV3(
+        x=values,
+        scale=tf.ones(channels),
+        offset=tf.zeros(channels),
+        mean=tf.range(float(num_stored)),
+        variance=tf.ones(num_stored),
+        is_training=not num_stored,
+    )
+
+
 #: What the proof must not accept: it mixes rows in values or in gradients, depends on
 #: their places or number, or hides what it computes.
 MIXING: dict[str, Callable[[Any], Any]] = {
@@ -126,28 +139,9 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         tf.nn.softmax(tf.transpose(v, (1, 2, 0))), (2, 0, 1)
     ),
     "stacked before the batch": lambda v: tf.reshape(tf.stack([v, v]), (-1, 12)),
-    "statistics of the batch": lambda v: (
-        tf.raw_ops.FusedBatchNormV3(
-            x=v[:, tf.newaxis],
-            scale=tf.ones(3),
-            offset=tf.zeros(3),
-            mean=tf.zeros(0),
-            variance=tf.zeros(0),
-            is_training=True,
-        ).y
-    ),
+    "statistics of the batch": lambda v: _normalised(v[:, tf.newaxis], 0).y,
     "stored statistics for each place": lambda v: (
-        v[:, 0, 0]
-        + (
-            tf.raw_ops.FusedBatchNormV3(
-                x=v[:, tf.newaxis, :, :1] * tf.ones(8),
-                scale=tf.ones(8),
-                offset=tf.zeros(8),
-                mean=tf.range(8.0),
-                variance=tf.ones(8),
-                is_training=False,
-            ).batch_mean
-        )
+        v[:, 0, 0] + _normalised(v[:, tf.newaxis, :, :1] * tf.ones(8), 8).batch_mean
     ),
     "misaligned reshape": lambda v: tf.reshape(v, (3, -1, 4)),
     "rows across the batch": lambda v: tf.reshape(tf.transpose(v, (1, 0, 2)), (-1, 12)),
