@@ -7,6 +7,8 @@ label alone, not on where or when the block is read.
 Formal guarantees:
   - The files are read with the guarantees of ``input_files``.
   - Blocks are listed by name and number, in the same order on every machine.
+  - All files have the same columns and description, so that a note that users are
+    bounded is true of all rows together: tables bounded one by one are refused.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
     raises.  It refuses a file whose footer is not the one that was listed, and a page
     that does not match its checksum, if it has one (`dpsgd prepare` writes checksums).
@@ -363,6 +365,12 @@ def list_row_groups(
         if parquet.schema_arrow != schema:
             raise InputError(
                 f"Expected the columns of {path} to equal those of the first file."
+            )
+        if description_of(parquet.schema_arrow, path) != description_of(schema, path):
+            raise InputError(
+                f"Expected {path} to be of one table with the first file of --input "
+                f"{pattern}; what `dpsgd prepare` or `dpsgd bound` noted in them "
+                "differs. Give one folder that it wrote."
             )
         check_file(parquet.metadata, path)
         files[name] = parquet.metadata.num_rows

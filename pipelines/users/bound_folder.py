@@ -125,21 +125,20 @@ def open_job(
         blocks=groups.blocks,
         known=know_input(key, groups),
         names=tuple(_kept(groups.schema, settings).names),
-        arrow_schema=_schema_of(groups.schema, settings, commitment(key, KEY_LABEL))
-        .serialize()
-        .to_pybytes(),
+        arrow_schema=_schema_of(groups, settings, key).serialize().to_pybytes(),
         work=str(folder.work),
         key_file=str(path),
         **_sizes(groups, settings),
     )
 
 
-def _schema_of(found: pa.Schema, settings: BoundSettings, key: str) -> pa.Schema:
+def _schema_of(groups: RowGroups, settings: BoundSettings, key: bytes) -> pa.Schema:
     """Returns the schema of the output files."""
-    note = Bounded(**dataclasses.asdict(settings), key=key)
-    told = {**description_of(found, "--input"), BOUNDED: note.to_json()}
+    chosen_by = commitment(key, KEY_LABEL) + commitment(key, KEY_LABEL, groups.digest)
+    note = Bounded(**dataclasses.asdict(settings), key=chosen_by)
+    told = {**description_of(groups.schema, "--input"), BOUNDED: note.to_json()}
     metadata = {DATASET_METADATA_KEY: json.dumps(told).encode()}
-    rows = _kept(found, settings).with_metadata(metadata)
+    rows = _kept(groups.schema, settings).with_metadata(metadata)
     if settings.sampled == ROWS:
         return rows
     return records_schema(rows, settings.max_examples_per_user)

@@ -26,7 +26,7 @@ from accounting.core.versioned_json import header, read_fields
 #: Key of the description of a data set; see ``manifest.DATASET_METADATA_KEY``.
 BOUNDED = "bounded"
 
-#: Label of the commitment to the key that chooses rows, and nothing else.
+#: Label of the commitments to the key that chooses rows.
 KEY_LABEL = "key of choices"
 
 #: What an example is.
@@ -78,7 +78,8 @@ class Bounded(UserBound):
     """The note about a bound that was applied, whose ids the data set no longer holds.
 
     Attributes:
-      key: Commitment to the key that chose rows.
+      key: Commitment to the key that chose rows, then one to key and table, so that
+        the notes of two tables differ: together they may hold more rows of a user.
     """
 
     key: str = ""

@@ -84,6 +84,19 @@ def test_special_values_and_shapes_survive() -> None:
     ]
 
 
+@pytest.mark.parametrize("other", [{}, {"bounded": {"max_examples_per_user": 5}}])
+def test_files_of_another_description_are_refused(
+    tmp_path: pathlib.Path, other: dict[str, object]
+) -> None:
+    """The note of the first file would be taken for one about the rows of all."""
+    for name, told in (("a", {"bounded": {"max_examples_per_user": 1}}), ("b", other)):
+        metadata = {DATASET_METADATA_KEY: json.dumps(told)}
+        rows = pa.table({"x": [1, 2]}).replace_schema_metadata(metadata)
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+    with pytest.raises(InputError, match="of one table with the first file"):
+        list_blocks(str(tmp_path))
+
+
 def test_a_changed_file_is_refused(tmp_path: pathlib.Path) -> None:
     write_table(tmp_path / "a.parquet", 0, 10, 5)
     dataset = list_blocks(str(tmp_path))

@@ -369,6 +369,25 @@ def test_more_rows_or_a_user_column_are_refused(
         list_blocks(str(tmp_path / "ids.parquet"))
 
 
+def test_tables_bounded_one_by_one_are_refused_together(
+    tmp_path: pathlib.Path, key_file: pathlib.Path
+) -> None:
+    """Of a user of both there may be twice as many rows as their notes say."""
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    options = TableOptions(schema=Schema.read(tmp_path / "schema.toml"))
+    for first, month in enumerate(("may", "june")):
+        rows = pa.table({"user": USERS, "row": np.arange(ROWS) + first, "y": USERS % 2})
+        pq.write_table(rows, tmp_path / f"{month}.parquet")
+        out = tmp_path / "both" / month
+        few = dataclasses.replace(SETTINGS, num_examples=10 * ROWS)
+        bound(str(tmp_path / f"{month}.parquet"), out, few, key_file=key_file)
+        assert list_blocks(str(out)).bounded is not None
+    with pytest.raises(InputError, match="of one table with the first file"):
+        list_blocks(str(tmp_path / "both"))
+    with pytest.raises(InputError, match="of one `dpsgd bound`"):
+        prepare(str(tmp_path / "both"), tmp_path / "data", options)
+
+
 SCHEMA = """\
 version = 1
 [split]
