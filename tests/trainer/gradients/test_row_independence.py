@@ -56,6 +56,9 @@ APART: dict[str, Callable[[Any], Any]] = {
         v, tf.cast(v[:, :, 0] > 0, tf.int32), axis=1, batch_dims=1
     ),
     "one hot": lambda v: tf.one_hot(tf.cast(v[:, 0] > 0, tf.int32), 2),
+    "number at a size of a row": lambda v: (
+        v * tf.gather(tf.range(9.0), tf.shape(v)[1:2]) + tf.range(9.0)[tf.shape(v)[1]]
+    ),
     "choice": lambda v: tf.where(v > 0, v, 0.1 * v),
     "zeros of the batch size": lambda v: tf.zeros((tf.shape(v)[0], 4, 3)) + v,
     "a number for all": lambda v: v + tf.broadcast_to(2.0, tf.shape(v)),
@@ -123,6 +126,22 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         tf.broadcast_to(tf.ones((4, 4, 3)), tf.shape(v)) + v
     ),
     "batch size among sizes": lambda v: v / tf.cast(tf.shape(v)[:1], v.dtype),
+    "batch size in an ellipsis": lambda v: v * tf.cast(tf.shape(v)[...], v.dtype),
+    "batch size in a stack of columns": lambda v: (
+        v
+        / tf.cast(
+            tf.reshape(tf.stack([[4, tf.shape(v)[0]], [5, 6]], 1), [-1])[2], v.dtype
+        )
+    ),
+    "batch size in a row of sizes": lambda v: (
+        v / tf.cast(tf.stack([[4, 5], [tf.shape(v)[0], 6]])[1], v.dtype)[0]
+    ),
+    "number for the batch size": lambda v: (
+        v * tf.cast(tf.gather(tf.range(100), tf.shape(v)[0]), v.dtype)
+    ),
+    "number at the batch size": lambda v: (
+        v * tf.cast(tf.range(100)[: tf.shape(v)[0]][-1], v.dtype)
+    ),
     "batch size by a sum": lambda v: v / tf.reduce_sum(tf.ones_like(v[:, 0, 0])),
     "all pairs": lambda v: tf.matmul(
         tf.reshape(v, (-1, 12)), tf.reshape(v, (-1, 12)), transpose_b=True
@@ -165,6 +184,22 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         size=5,
         weights=tf.reshape(tf.range(24.0), (8, 3)),
         binary_output=False,
+    ),
+    "first row by a mask of no place": lambda v: (
+        v[:, :, 0]
+        + tf.raw_ops.StridedSlice(
+            input=v[:, :, 0],
+            begin=[0] * 3,
+            end=[0, 1, 4],
+            strides=[1] * 3,
+            ellipsis_mask=1,
+            new_axis_mask=32,
+        )
+    ),
+    "labels of rows as classes": lambda v: (
+        tf.raw_ops.SoftmaxCrossEntropyWithLogits(
+            features=v[:, :, 0], labels=v[:, 0, 0]
+        ).loss
     ),
     "first row of an ellipsis that is a new axis": lambda v: (
         v[:, 0] + first_by_masks(v[:, :1])

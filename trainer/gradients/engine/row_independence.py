@@ -237,8 +237,11 @@ def _of_known_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _by_rule(op: Any, kinds: Sequence[Kind], rule: _SizeRule) -> _Entries:
-    inputs = zip(op.inputs, kinds, strict=True)
-    return rule(op, [_entries(value, kind) for value, kind in inputs])
+    inputs, shape = zip(op.inputs, kinds, strict=True), op.outputs[0].shape
+    found = rule(op, [_entries(value, kind) for value, kind in inputs])
+    if found is None or shape.rank not in (0, 1):
+        return None  # the rules know numbers and vectors, and no other order
+    return found if len(found) == shape.num_elements() else None
 
 
 def _entries(value: Any, kind: Kind) -> tuple[Any, ...] | None:
@@ -259,45 +262,55 @@ def _shape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return _Sizes(tuple(entries))
 
 
+def _are_known(values: Sequence[_Entries]) -> bool:
+    return all(
+        value is not None and all(isinstance(x, int) for x in value) for value in values
+    )
+
+
+def _cast_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    wide = op.outputs[0].dtype in (tf.int32, tf.int64)
+    return values[0] if wide else None  # others round, or have no such numbers
+
+
 def _joined(op: Any, values: Sequence[_Entries]) -> _Entries:
     return None if None in values else tuple(itertools.chain(*values))  # type: ignore[arg-type]
 
 
 def _strided_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
-    entries, begin, end, strides = values
-    if entries is None or begin is None or strides is None or len(begin) != 1:
+    entries, *places = values
+    if entries is None or not _are_known(places) or len(places[0] or ()) != 1:
         return None
-    if op.get_attr("shrink_axis_mask"):
-        return (entries[begin[0]],)
-    first = None if op.get_attr("begin_mask") else begin[0]
-    if end is None and not op.get_attr("end_mask"):
+    begin, end, stride = itertools.chain(*places)  # type: ignore[arg-type]
+    has = {name for name in _SLICE_MASKS if op.get_attr(f"{name}_mask") & 1}
+    if has & {"ellipsis", "new_axis"}:
         return None
-    last = None if op.get_attr("end_mask") else end[0]  # type: ignore[index]
-    return entries[first : last : strides[0]]
+    if "shrink_axis" in has:
+        return (entries[begin],)
+    first, last = None if "begin" in has else begin, None if "end" in has else end
+    return entries[first:last:stride]
 
 
 def _sliced_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
-    entries, begin, size = values
-    if entries is None or begin is None or size is None or len(begin) != 1:
+    entries, *places = values
+    if entries is None or not _are_known(places) or len(places[0] or ()) != 1:
         return None
-    return entries[begin[0] :] if size[0] == -1 else entries[begin[0] :][: size[0]]
+    begin, size = itertools.chain(*places)  # type: ignore[arg-type]
+    return entries[begin:] if size == -1 else entries[begin:][:size]
 
 
 def _calculated_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     count = op.outputs[0].shape.num_elements()
-    known = all(
-        value is not None and all(isinstance(x, int) for x in value) for value in values
-    )
-    if known and count == 1:
+    if _are_known(values) and count == 1:
         return (int(_SIZE_ARITHMETIC[op.type](*map(np.array, values)).item()),)
     return None if count is None else (None,) * count
 
 
 def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     entries, indices, _ = values
-    if entries is None or indices is None:
+    if entries is None or not _are_known([indices]):
         return None
-    return tuple(entries[index] for index in indices)
+    return tuple(entries[index] for index in indices or ())
 
 
 #: Operations that repeat a scalar -> index of the input that is the scalar.
@@ -318,10 +331,11 @@ _SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 _SIZE_RULES: dict[str, _SizeRule] = {
     **dict.fromkeys(
-        ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"),
+        ("ExpandDims", "Identity", "Reshape", "Squeeze"),
         lambda op, values: values[0],
     ),
     **dict.fromkeys(_SIZE_ARITHMETIC, _calculated_entries),
+    "Cast": _cast_entries,
     "ConcatV2": lambda op, values: _joined(op, values[:-1]),
     "GatherV2": _gathered_entries,
     "Pack": _joined,
@@ -472,12 +486,14 @@ def _strided_slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     if rows is None or strides is None or rank is None:
         return None
     masks = {name: op.get_attr(f"{name}_mask") for name in _SLICE_MASKS}
+    places = [
+        {name for name, mask in masks.items() if mask >> place & 1}
+        for place in range(len(strides))
+    ]
+    used = sum(not has & {"ellipsis", "new_axis"} for has in places)
     before, after = 0, 0  # axes of the value and of the result
-    for place, stride in enumerate(strides):
-        has = {name for name, mask in masks.items() if mask >> place & 1}
+    for has, stride in zip(places, strides, strict=True):
         if "ellipsis" in has:  # whatever else the place has
-            new = masks["new_axis"] & ~masks["ellipsis"]
-            used = len(strides) - 1 - bin(new).count("1")
             before, after = before + rank - used, after + rank - used
         elif "new_axis" in has:
             after += 1
@@ -554,7 +570,10 @@ def _last_axis(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _cross_entropy(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     logits, labels = kinds
-    return logits if logits == labels and isinstance(logits, Rows) else None
+    ranks = [value.shape.rank for value in op.inputs]
+    # TensorFlow broadcasts labels of one axis along the classes.
+    apart = ranks == [2, 1 if op.type.startswith("Sparse") else 2]
+    return logits if apart and logits == labels else None
 
 
 def _windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
