@@ -3,6 +3,8 @@
 Formal guarantees:
   - A certificate is written only if ``verify`` and the reference find nothing; an
     earlier one is removed first.
+  - The description in the manifest, with the bound on the rows of users, is that of the
+    input.
   - Memory stays within ``memory_limit``, as ``pipelines.core.resample`` says.
 
 What a certificate proves: ``pipelines.core.resample``.  What it is bound to:
@@ -17,6 +19,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
+from accounting.core.validation import InputError
 from pipelines.batches.folder import (
     CERTIFICATE_NAME,
     KEY_NAME,
@@ -86,6 +89,11 @@ def _resampling(
     if key_file is None:
         key_file = join(directory, PRIVATE_NAME, KEY_NAME)
     key, dataset = read_key_file(key_file), list_blocks(source)
+    if dataset.description != manifest.dataset:  # such as a note of other users
+        raise InputError(
+            f"Expected --input {source} to be described as in the manifest of the "
+            "batches. Give the --input of `dpsgd batches`, or make the batches again."
+        )
     files = {block.name: block.path for block in dataset.blocks}
     if any(map(is_remote, files.values())):
         data = rows.list_blocks([*files.items()], storage.open_file)

@@ -289,7 +289,6 @@ def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
       InputError: no rows, unreadable or differing files, unusable columns, or files
         that contradict their note about bounded users.
     """
-    _check_one_split(pattern)
     found = list_row_groups(pattern, _check_nulls)
     description = description_of(found.schema, pattern)
     _check_no_ids(found.schema, description, pattern)
@@ -354,6 +353,7 @@ def list_row_groups(
     Raises:
       InputError: no rows, or unreadable or differing files.
     """
+    _check_one_split(pattern)
     found = find_files(pattern)
     blocks: list[Block] = []
     schema, files, footers = None, dict[str, int](), dict[str, str]()

@@ -460,6 +460,13 @@ def test_batches_of_users_are_certified(
         changes["truncated_batch_size"] = 12
     folder = make(tmp_path / "bounded", tmp_path / "out", sampler=sampler, **changes)
     assert certify(folder, str(tmp_path / "bounded")).certified
+    # The unit of the statement is what a note says: that of the input, not of a job.
+    told, sums = read_manifest(folder), read_checksums(folder).files
+    note = {**told.dataset["bounded"], "max_examples_per_user": 1}
+    told = dataclasses.replace(told, dataset={**told.dataset, "bounded": note})
+    write_manifest(folder, told, sums, seal_key=seal_key(folder))
+    with pytest.raises(InputError, match="described as in the manifest"):
+        certify(folder, str(tmp_path / "bounded"))
 
 
 def test_a_prepared_table_is_certified_by_the_command(

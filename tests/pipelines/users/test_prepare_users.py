@@ -253,6 +253,8 @@ def test_kept_users_are_whole_and_batches_want_them_bounded(
         list_blocks("out/train")
     remedy = str(error.value).split("`dpsgd ")[1].split("`")[0]
     remedy = remedy.replace(" K ", f" {MOST} ").replace(" N ", f" {ROWS} ")
+    whole = command(*remedy.replace("out/train", "out").split())
+    assert (whole.code, "one split of out" in whole.err) == (2, True)
     assert command(*remedy.split()).code == 0
     assert list_blocks("bounded").bounded is not None
     kept = collections.Counter(USER[rows_of("bounded", "")])
