@@ -238,7 +238,6 @@ class PrivateModel(keras.Model):
         )
         self._curve = ValidationCurve(run, settings.method)
         self._held = contextlib.ExitStack()  # the lock of the run's folder
-        self._within_step = False
         # Not named _trainable, an attribute of Keras's.
         self._checked_model: TrainableModel | None = None
         self._trained_model: TrainableModel | None = None
@@ -493,7 +492,7 @@ class PrivateModel(keras.Model):
         for name in more:
             why = _OF_THE_PLAN.get(name, "omit it")
             raise InputError(f"Expected no {name} in fit; {why}.")
-        if self._within_step:
+        if self._session.is_within_step:
             raise InputError(
                 f"Expected steps to end; step {self.num_steps_executed} was "
                 "interrupted, and its noise may not be used twice. Start again with "
@@ -517,14 +516,12 @@ class PrivateModel(keras.Model):
         while self.num_steps_executed < epoch.end and not self.stop_training:
             index = self.num_steps_executed - epoch.begin
             listed.on_train_batch_begin(index)
-            self._within_step = True
             noise, parts = next(steps)
             found: dict[str, Any] = {}
             observe = functools.partial(self._evaluate_batch, found)
             self._session.execute(
                 noise, parts, observe=observe if non_private else None
             )
-            self._within_step = False
             logs = found or logs
             listed.on_train_batch_end(index, logs)
         return dict(logs)

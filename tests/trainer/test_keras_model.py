@@ -569,6 +569,27 @@ def test_stopping_between_steps_is_no_loss_and_within_a_step_the_end(
         model.fit(verbose=0)
 
 
+def test_a_fit_within_a_fit_uses_no_noise_twice(
+    private: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nested(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 0:
+                model.fit(epochs=1, verbose=0)
+
+    def begin(self: Step, noise: Any, later: Any = None) -> None:
+        drawn.append(noise[0].tobytes())
+        real(self, noise, later)
+
+    drawn: list[bytes] = []
+    real, model = Step.begin, _compiled(private())
+    monkeypatch.setattr(Step, "begin", begin)
+    with pytest.raises(InputError, match="step 4 to follow the last one; there were 8"):
+        model.fit(callbacks=[Nested()], verbose=0)
+    model.fit(verbose=0)  # nothing was begun: the run goes on
+    assert model.num_steps_executed == len(drawn) == len(set(drawn)) == 10
+
+
 def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
     private: Any,
 ) -> None:

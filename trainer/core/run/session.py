@@ -11,7 +11,8 @@
     session.write_record(complete=True)
 
 Formal guarantees:
-  - ``steps`` yields every remaining step of the plan, once and in order, or raises.
+  - ``steps`` yields every remaining step of the plan, once and in order, or raises; so
+    do several calls of it, one within the other.
   - The key of a run is derived from the noise key, the noise multiplier, the model, the
     random id of the run and everything else that its caller names, so that no two runs
     share noise.
@@ -80,6 +81,7 @@ class Session:
       num_steps_executed: Number of steps in the weights; set on resuming.
       workers: The workers that share each step.
       relied_on: Claims of the executed steps; set on resuming.
+      is_within_step: Whether a step was begun that is not executed.
       fits: For every call of ``fit``, its first step, weights and metrics, as JSON.
     """
 
@@ -92,6 +94,7 @@ class Session:
     num_steps_executed: int = 0
     workers: Workers = dataclasses.field(default_factory=Alone)
     relied_on: tuple[str, ...] = ()
+    is_within_step: bool = False
     fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     _noise_key: bytes = dataclasses.field(init=False)
     _run_key: bytes | None = dataclasses.field(default=None, init=False)
@@ -252,10 +255,20 @@ class Session:
         source = BatchSource(self.batches, self.manifest, first_step=first, share=share)
         steps = _Steps(source, ledger)
         for step in range(first, end):
+            self._begin(step)
             # parts() checks the step before it is executed.
             yield next(noise), steps.parts(step)
         if end == self.num_steps:
             steps.finish()
+
+    def _begin(self, step: int) -> None:
+        if self.is_within_step or step != self.num_steps_executed:
+            raise InputError(
+                f"Expected step {step} to follow the last one; there were "
+                f"{self.num_steps_executed}, and the noise of a step may not be used "
+                "twice. Call fit when no other fit of the run is at work."
+            )
+        self.is_within_step = True
 
     def execute(
         self,
@@ -291,6 +304,7 @@ class Session:
         withhold_values(self._step.finish)()
         self.relied_on = self.relies_on  # a later step may be another one
         self.num_steps_executed += 1
+        self.is_within_step = False
         return stop
 
     @withhold_values
