@@ -66,8 +66,10 @@ from trainer.tf_compat import tf
 #: Maximum bits of a clip norm in units: more than the 24 of a float32 significand.
 _MOST_BITS = 30
 
-#: Exponents of clip norms with which all values stay in the range of float32.
-_EXPONENTS = range(-60, 61)
+#: Exponents of clip norms with which all values stay in the range of float32.  Squares
+#: below 2^-126 may be flushed to zero: of fewer than 2^60 coordinates, the most for
+#: which there is a grid, they add less than 2^-66 to a squared norm.
+_EXPONENTS = range(-26, 61)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,8 +138,8 @@ def make(
     exponent = math.frexp(l2_norm_clip)[1] - 1
     if exponent not in _EXPONENTS:
         raise InputError(
-            f"Expected l2_norm_clip={l2_norm_clip!r} to be between 1e-18 and 1e18, for "
-            "sums in float32. Scale the loss, and the clip with it."
+            f"Expected l2_norm_clip={l2_norm_clip!r} to be between 1.5e-8 and 1e18, "
+            "for sums in float32. Scale the loss, and the clip with it."
         )
     of_noise = math.log2(max(1.0, noise_multiplier))
     of_sums = math.log2(most_examples + 16 * noise_multiplier)

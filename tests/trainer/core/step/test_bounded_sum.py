@@ -7,6 +7,7 @@ another plan; a claim that no release knows.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.bounded import bounded, plan_of, unbounded
-from tests.trainer.zoo import batch, linear, make_model
+from tests.trainer.zoo import batch, linear, make_model, numbers
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core import claims
 from trainer.core.step import bounded_sum, grid, per_example
@@ -84,6 +85,29 @@ def test_a_clip_to_twice_the_bound_is_seen(
         per_example, "clip_scale", lambda norms, kept, c: honest(norms, kept, 2 * c)
     )
     assert _longest(bounded(make_model(linear), CLIP, DIVISOR), rows) > 1.5 * CLIP
+
+
+def test_the_smallest_clip_holds_where_squares_are_flushed_to_zero(rows: Any) -> None:
+    """Seen to fail: at 2^-60, one row gave 27 times the clip."""
+
+    def wide() -> Any:
+        integers, values = numbers()
+        return keras.Model(integers, keras.layers.Dense(1 << 12)(values))
+
+    def tiny(row: Any) -> tuple[list[Any], Any]:
+        # The squares are below the smallest normal number.
+        of_row = tf.cast(tf.reduce_sum(row["label"]) < 0, tf.float32)
+        return [tf.fill(v.shape, 1e-19) + of_row for v in model.variables], True
+
+    model = make_model(wide)
+    gradients = SingleExamples(model, tiny, relies_on=[claims.OTHER_METHOD])
+    accepted = 0
+    for exponent in range(-60, -20, 2):
+        with contextlib.suppress(InputError):
+            clip = 2.0**exponent
+            assert _longest(bounded(gradients, clip, DIVISOR), rows, 1) <= clip
+            accepted += 1
+    assert accepted == 3
 
 
 @pytest.mark.parametrize("factor", [math.nan, 0.5, -1.0, 15])

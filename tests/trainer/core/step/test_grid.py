@@ -179,7 +179,7 @@ def test_a_mean_is_the_nearest_float32_of_the_sum_times_a_constant() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"l2_norm_clip": 1e-30}, "l2_norm_clip=1e-30 to be between 1e-18 and 1e18"),
+        ({"l2_norm_clip": 1e-8}, "l2_norm_clip=1e-08 to be between 1.5e-8 and 1e18"),
         ({"l2_norm_clip": 1e30}, "l2_norm_clip=1e.30 to be between"),
         ({"noise_multiplier": 1e10}, "would take half of the clip"),
         ({"num_values": 1 << 60}, "grid for 1,152,921,504,606,846,976 parameters"),
