@@ -23,6 +23,7 @@ Formal guarantees:
   - After an exception within a step the run cannot continue: the noise of that step may
     have been released, and is not used twice.
   - A run folder is used by one object: no noise is drawn twice from one run id.
+  - No run begins at weights that another one of the process trained on the same rows.
   - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
   - Losses and metrics of training examples are computed only with
     ``non_private_training_metrics``; their names begin with ``non_private_``, and no
@@ -582,6 +583,7 @@ class PrivateModel(keras.Model):
     def _begin_run(self) -> None:
         if preflight.check_run_folder(self._session.run):
             raise InputError(f"Expected run={self._session.run} to be new or empty.")
+        initial_weights_files.take(self.network, self._session.batches)
         self._session.open(self._held)
         # The id identifies the run: no other process continues it.
         identity = {

@@ -273,6 +273,7 @@ class _Training:
             workers=workers,
         )
         self._captured = self._together(self._trace_step)
+        self._together(self._take_weights)
         # All checks passed; nothing was written before.
         self.session.open(held, resumes=checked.resumes)
         self._averages = TrainingAverages(self._model.variables, self._settings)
@@ -390,6 +391,9 @@ class _Training:
         # Keras's Nadam, for one, has state that it does not declare.
         buffers = [] if self._lazy is None else self._lazy.buffers
         return [*declared, *self._captured.written(but=[*declared, *buffers])]
+
+    def _take_weights(self) -> None:
+        initial_weights.take(self._model.network, self._request.batches)
 
     def _identify(self) -> bytes:
         checked, model = self._checked, self._trained

@@ -1,4 +1,4 @@
-"""Initial weights from a file, which the user declares public.
+"""Initial weights: of a file, which the user declares public, or of no other run.
 
     FILE.npz     NumPy arrays in the order of the trainable weights: an iterate that a
                  run kept (weight_0, weight_1, ...), or ``np.savez(file, *arrays)``
@@ -8,13 +8,18 @@
 Weights do not show what they were learned from.  The privacy statement holds only if
 they do not depend on the training examples, and says so.
 
+A network is trained in place: a second run of it in the same process would begin at
+the weights of the first, whose epsilon adds.
+
 Formal guarantees:
+  - ``take`` refuses a network of which a variable was taken for a run on rows of the
+    same files, in whichever network it was.
   - Weights of other shapes, weights that are not finite, and files that need a pickle
     or unknown code are refused before any step, in one line.
   - Weights in the folder of a run on the same batches are refused: see ``preflight``.
   - The run record contains the digest of the file.
 
-Public: everything here, as the user declares.
+Public: everything here, as the user declares, except digests of the rows' files.
 """
 
 from __future__ import annotations
@@ -29,7 +34,12 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.tf_compat import keras
+from pipelines.batches.folder import read_checksums, read_manifest
+from pipelines.files.paths import StrPath
+from trainer.tf_compat import keras, raw_variable
+
+#: Attribute of a variable: what identifies the rows that it was trained on.
+_ROWS = "_dpsgd_rows"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,3 +117,26 @@ def _of_npz(data: bytes) -> list[np.ndarray]:
 def _of_keras(path: pathlib.Path) -> list[np.ndarray]:
     model = keras.models.load_model(path, compile=False)
     return [variable.numpy() for variable in model.trainable_variables]
+
+
+def take(network: Any, batches: StrPath) -> None:
+    """Notes that a run trains a network, before its first step.
+
+    Args:
+      network: Keras model.
+      batches: Folder of the batches of the run, here or in a store.
+
+    Raises:
+      InputError: another run has trained a variable of it on the same rows.
+    """
+    files = read_checksums(batches).inputs
+    rows = frozenset((read_manifest(batches).batches_id, *files))
+    variables = [raw_variable(variable) for variable in network.weights]
+    if any(rows & getattr(variable, _ROWS, frozenset()) for variable in variables):
+        raise InputError(
+            "Expected a network that no other run has trained on rows of the same "
+            "files: this one begins at weights of theirs, whose epsilon would add to "
+            "the stated one. Build the network anew for each run."
+        )
+    for variable in variables:
+        setattr(variable, _ROWS, rows | getattr(variable, _ROWS, frozenset()))

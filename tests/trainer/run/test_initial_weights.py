@@ -168,3 +168,50 @@ def test_make_private_starts_there_too_and_says_so(
     statement = run_statement(record, model._session.manifest, delta=None)
     assert "declares public" in statement.to_text().replace("\n", " ")
     json.dumps(record.to_json())
+
+
+OF_ONE_PROCESS = """
+from tests.trainer.run.whole_runs import linear
+
+network = linear()
+
+
+def make(manifest):
+    return network
+"""
+
+
+def test_a_network_that_a_run_has_trained_begins_no_other_on_the_same_rows(
+    small_batches: Any, batch_folder: Any, rows: Any, tmp_path: pathlib.Path
+) -> None:
+    """Seen to fail: both were accepted, each with the epsilon of one run."""
+    inputs = keras.Input((13,), name="integers")
+    body = keras.layers.Dense(2)(keras.ops.nan_to_num(inputs))
+    network = keras.Model(inputs, keras.layers.Dense(1)(body))
+    steps = [rows(8, seed=step) for step in range(2)]
+    other = batch_folder(steps, "others", batches_id="1" * 32)
+
+    def fit(name: str, network: Any, batches: Any = small_batches) -> None:
+        private = make_private(
+            network, batches=batches.path, run=tmp_path / name, noise_multiplier=1.0
+        )
+        private.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        private.fit(epochs=1, verbose=0)
+
+    fit("first", network)
+    for again in (network, keras.Model(inputs, keras.layers.Dense(1)(body))):
+        with pytest.raises(InputError, match="no other run has trained"):
+            fit("second", again)
+    assert not (tmp_path / "second").exists()
+    fit("of_other_rows", network, other)
+    fit("anew", keras.models.clone_model(network))
+
+
+def test_a_function_that_returns_a_trained_network_again_is_refused(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "of_one_process.py").write_text(OF_ONE_PROCESS)
+    settings = private_settings(model="of_one_process:make")
+    train(request_for(settings=settings))
+    with pytest.raises(InputError, match="no other run has trained"):
+        train(request_for(settings=settings, run=tmp_path / "second"))
