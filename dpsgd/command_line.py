@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 import click
 
-from accounting.cli import misspelt
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, did_you_mean
 from dpsgd import __version__
 from pipelines.files.stopping import StoppedError, stoppable
 
@@ -140,7 +138,7 @@ class LazyGroup(click.Group):
         if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         raise click.UsageError(
-            f"No such command {name!r}.{misspelt.command_meant(name, COMMANDS)}"
+            f"No such command {name!r}.{did_you_mean(name, COMMANDS)}"
         )
 
     def format_commands(
@@ -184,10 +182,6 @@ def main() -> None:
         _fail(str(error), error.exit_status)
     except InputError as error:
         _fail(str(error), 2)
-    except click.NoSuchOption as error:
-        _fail(_no_such_option(error.option_name, error.ctx), 2)
-    except click.MissingParameter as error:
-        _fail(_missing(error, given), error.exit_code)
     except click.ClickException as error:
         _fail(f"{error.format_message()} See --help.", error.exit_code)
     except (click.Abort, KeyboardInterrupt):  # before the signal handlers are set
@@ -202,18 +196,6 @@ def main() -> None:
             "needs. Run, in a clone of the project: pip install '.[train]'",
             2,
         )
-
-
-def _no_such_option(name: str, context: click.Context | None) -> str:
-    return f"No such option {name!r}.{misspelt.meant(name, context)} See --help."
-
-
-def _missing(error: click.MissingParameter, given: Sequence[str]) -> str:
-    """Returns what is missing, or the misspelt option that was given for it."""
-    names = error.param.opts if error.param else ()
-    if error.ctx and (name := misspelt.instead_of(names, given, error.ctx)):
-        return _no_such_option(name, error.ctx)
-    return f"{error.format_message()} See --help."
 
 
 def _system_error(error: OSError) -> str:

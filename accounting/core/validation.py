@@ -18,8 +18,8 @@ class InputError(ValueError):
     """A value or a file that the user can correct.  One line; safe to print."""
 
 
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """Returns the choice that was probably meant by ``name``; empty if none is near.
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns a question for the choice that was probably meant; empty if none is near.
 
     It is spelled alike, or other tools call it so: by its first letters, as lr and mse,
     or by one of its words, as clip and noise.
@@ -35,18 +35,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
         words = each.split("-")
         if wanted in words or wanted == "".join(word[:1] for word in words):
             found.append(each)
-    return plain[found[0]] if found else ""
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns a question for the choice that was probably meant; empty if none is near.
-
-    Args:
-      name: What was written.
-      choices: What could have been meant.
-    """
-    meant = nearest(name, choices)
-    return f" Did you mean {meant}?" if meant else ""
+    return f" Did you mean {plain[found[0]]}?" if found else ""
 
 
 def _plain(name: str) -> str:

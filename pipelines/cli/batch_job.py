@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 import click
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
-from accounting.cli import misspelt, shared_options
+from accounting.cli import shared_options
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.cli.console import show
+from pipelines.cli.engine import similar_option
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
 from pipelines.files import storage
@@ -61,7 +62,7 @@ def beam_options(arguments: list[str]) -> PipelineOptions:
     if unknown:
         raise InputError(
             f"Expected {unknown[0]} to be an option of dpsgd batches or of Beam. "
-            f"See `dpsgd batches --help`.{misspelt.meant(unknown[0])}"
+            f"See `dpsgd batches --help`.{similar_option(unknown[0])}"
         )
     return PipelineOptions(arguments)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from accounting.cli import misspelt
-from accounting.core.validation import InputError
+import click
+
+from accounting.core.validation import InputError, did_you_mean
 from pipelines.files.progress_bars import Bars
 from pipelines.job.quiet_beam import quiet_beam
 from pipelines.job.runtime.tasks import Runtime
@@ -33,10 +34,21 @@ def check(
         raise InputError(
             f"Expected no {others[0]!r}: it is no option of dpsgd {command}, and those "
             f"of Beam go with --runner. See `dpsgd {command} --help`."
-            f"{misspelt.meant(others[0])}"
+            f"{similar_option(others[0])}"
         )
     if runner is not None and num_threads is not None:
         raise InputError("Expected no --threads beside --runner. Leave it out.")
+
+
+def similar_option(name: str) -> str:
+    """Returns a question for an option of the running command; empty if none is near.
+
+    Args:
+      name: Option as typed, perhaps with an equals sign and a value.
+    """
+    context = click.get_current_context(silent=True)
+    options = context.command.params if context else []
+    return did_you_mean(name.partition("=")[0], (each.opts[0] for each in options))
 
 
 def options_of(runner: str, others: list[str]) -> PipelineOptions:

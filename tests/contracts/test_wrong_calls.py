@@ -304,7 +304,7 @@ def test_a_wrong_call_is_one_line_whose_remedy_works(
         (["--nosuch"], "No such option '--nosuch'. See --help."),
         (["trian"], "No such command 'trian'. Did you mean train?"),
         (["Train"], "No such command 'Train'. Did you mean train?"),
-        (["--verson"], "No such option '--verson'. Did you mean --version?"),
+        (["--verson"], "No such option '--verson'. Did you mean '--version'?"),
     ],
 )
 def test_a_command_that_is_none_is_one_line(
