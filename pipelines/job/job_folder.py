@@ -46,7 +46,7 @@ from pipelines.core.keys import commitment, derive
 from pipelines.core.users.bounded import KEY_LABEL
 from pipelines.files import folders, locks, storage
 from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.key_files import read_or_create_key_file
+from pipelines.files.key_files import read_key_file, read_or_create_key_file
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
 from pipelines.inputs.parquet_blocks import Dataset
@@ -203,6 +203,16 @@ def _check_key(dataset: Dataset, key: bytes) -> None:
         )
 
 
+def _check_own_key(out: StrPath, key: bytes) -> None:
+    """Refuses another key beside the batches, which would be taken for theirs."""
+    path = join(out, PRIVATE_NAME, KEY_NAME)
+    if storage.exists(path) and read_key_file(path) != key:
+        raise InputError(
+            f"Expected {path} to be the key of --key-file; a job that was killed left "
+            "another one. Remove it, or choose another --out."
+        )
+
+
 def open_job(
     out: StrPath, layout: Layout, dataset: Dataset, key_file: StrPath | None
 ) -> tuple[str, str]:
@@ -216,19 +226,21 @@ def open_job(
 
     Raises:
       InputError: as ``check_dataset`` and ``check_out``, or another job is unfinished
-        there, or the key file is refused.
+        there, or the key file is refused, or there is another key in the folder.
     """
     check_dataset(layout, dataset)
     check_out(out)
     key = None if key_file is None else read_or_create_key_file(key_file)
     _make_folders(out)
     with _locked(out):
-        if not storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
+        begun = storage.exists(join(out, PRIVATE_NAME, JOB_NAME))
+        if not begun:
             _refuse_finished(out)  # by another job in the meantime
         if key_file is None or key is None:
             key_file = _own_key_file(out)
-            key = read_or_create_key_file(key_file)
+            key = (read_key_file if begun else read_or_create_key_file)(key_file)
         _check_key(dataset, key)
+        _check_own_key(out, key)
         made_of = _begin_or_continue(out, layout, dataset, key)
     return os.fspath(key_file), commitment(key, "batches", *made_of)
 

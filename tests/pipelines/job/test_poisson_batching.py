@@ -193,6 +193,14 @@ def test_an_unfinished_job_of_other_options_input_key_or_version_is_refused(
         jobs.write()
     assert not list(out.glob("*.tfrecord"))
     path.write_text(told)
+    # A key beside the batches would be taken for theirs.
+    own = out / "private" / "sampling.key"
+    with pytest.raises(InputError, match="key to be readable"):
+        jobs.write(key_file=None)
+    create_key_file(own)
+    with pytest.raises(InputError, match="key to be the key of --key-file"):
+        jobs.write()
+    own.unlink()
     assert verify(jobs.write()).findings == ()
 
 
