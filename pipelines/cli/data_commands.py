@@ -179,13 +179,8 @@ _user_options = shared_options.together(
 @click.option("--out", required=True, help="New or empty folder.")
 @click.option(
     "--buckets",
-    help="Vocabulary size of each Criteo category after hashing, including 0 for "
+    help="Number of values of each Criteo category after hashing, including 0 for "
     "missing: one number, or 26 separated by commas.  [default: 1024]",
-)
-@click.option(
-    "--vocabulary",
-    help='Public JSON file such as {"C1": ["68fd1e64"], ...}: Criteo strings that get '
-    "a value of their own; other columns are hashed.",
 )
 @click.option(
     "--split",

@@ -256,8 +256,6 @@ def _refuse_tables(source: str) -> None:
 def _criteo_options(options: dict[str, Any]) -> Any:
     options.pop("kind", None)  # Criteo's is the only one
     buckets = _integers("--buckets", options.pop("buckets", "1024"))
-    if "vocabulary" in options:
-        options["vocabulary"] = criteo.read_vocabulary(options["vocabulary"])
     return criteo.PrepareOptions(
         num_buckets=buckets * criteo.NUM_CATEGORIES if len(buckets) == 1 else buckets,
         split=_integers("--split", options.pop("split", "80,10,10")),
@@ -266,7 +264,7 @@ def _criteo_options(options: dict[str, Any]) -> Any:
 
 
 def _table_options(schema_file: str, options: dict[str, Any]) -> Any:
-    for flag in ("kind", "buckets", "vocabulary", "split"):
+    for flag in ("kind", "buckets", "split"):
         if flag in options:
             name = "format" if flag == "kind" else flag
             raise InputError(

@@ -6,12 +6,12 @@ Formal guarantees:
   - A category depends only on its own bytes, its column and the options: the written
     columns of a row reveal nothing about other rows.
   - A missing value is 0 in ``categories`` and NaN in ``integers``; a present one never
-    is.  Hashed values lie in [1, num_buckets), listed ones in [2, len(list) + 2).
+    is.  Hashed values lie in [1, num_buckets).
   - Equal lines and options give equal columns, on every machine.
 
 A vocabulary counted from the training data would be a release about every row, which
-the accounting of DP-SGD does not cover.  So strings are hashed, or looked up in a file
-that the user declares public.
+the accounting of DP-SGD does not cover.  So strings are hashed; a public vocabulary is
+one of a schema.
 
 NumPy parses the bytes, and not ``pyarrow.csv``, which quotes cells in conversion
 errors, stops at the first of them, and has no line numbers on several threads.
@@ -26,10 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +42,6 @@ from pipelines.core.users.hashing import (
     mix,
     words_of,
 )
-from pipelines.files.json_files import read_json
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables.convert import (
     ConvertOptions,
@@ -76,10 +72,8 @@ class PrepareOptions(ConvertOptions):
 
     Attributes:
       num_buckets: Number of values of each of the 26 categories, including 0 for
-        missing; ignored for those with a vocabulary.
+        missing.
       split: Shares of train, val and test, in any unit.
-      vocabulary: For each category the strings with values of their own, or None if it
-        is hashed.
 
     Raises:
       InputError: a value out of range.
@@ -87,11 +81,10 @@ class PrepareOptions(ConvertOptions):
 
     num_buckets: tuple[int, ...] = (DEFAULT_NUM_BUCKETS,) * NUM_CATEGORIES
     split: tuple[int, ...] = (80, 10, 10)
-    vocabulary: tuple[tuple[str, ...] | None, ...] = (None,) * NUM_CATEGORIES
 
     def __post_init__(self) -> None:
         ConvertOptions.__post_init__(self)
-        if not len(self.num_buckets) == len(self.vocabulary) == NUM_CATEGORIES:
+        if len(self.num_buckets) != NUM_CATEGORIES:
             raise InputError(
                 f"Expected one or {NUM_CATEGORIES} values of --buckets; there are "
                 f"{len(self.num_buckets)}."
@@ -104,14 +97,6 @@ class PrepareOptions(ConvertOptions):
         """Returns the format of lines of text, for any files."""
         del files
         return CriteoFormat(self)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of values of each category, including missing and unlisted ones."""
-        return tuple(
-            buckets if strings is None else len(strings) + 2
-            for buckets, strings in zip(self.num_buckets, self.vocabulary, strict=True)
-        )
 
 
 def bad_reason(code: int) -> str:
@@ -206,49 +191,20 @@ def _locate_fields(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return starts, ends, complete
 
 
-class CategoryEncoder:
-    """Maps the strings of each category to int32 values, by the options."""
+def _categories(
+    words: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_buckets: np.ndarray
+) -> np.ndarray:
+    """Returns int32 values of shape (rows, 26).
 
-    def __init__(self, options: PrepareOptions) -> None:
-        self._num_buckets = np.array(options.num_buckets, np.uint64)[:, None]
-        self._listed = {
-            column: self._sorted_hashes(column, strings)
-            for column, strings in enumerate(options.vocabulary)
-            if strings is not None
-        }
-
-    @staticmethod
-    def _sorted_hashes(
-        column: int, strings: Sequence[str]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        encoded = [string.encode() for string in strings]
-        lengths = np.array([len(string) for string in encoded], np.int64)
-        ends = np.cumsum(lengths)
-        words = words_of(b"".join(encoded) + AFTER)
-        hashes = hash_fields(words, ends - lengths, ends, _SALTS[column])
-        order = np.argsort(hashes)
-        return hashes[order], order.astype(np.uint64) + np.uint64(2)
-
-    def encode(
-        self, words: np.ndarray, starts: np.ndarray, ends: np.ndarray
-    ) -> np.ndarray:
-        """Returns int32 values of shape (rows, 26).
-
-        Args:
-          words: Words of the block's text, as in ``hash_fields``.
-          starts: First byte of each field, of shape (26, rows).
-          ends: Byte after each field, of shape (26, rows).
-        """
-        hashes = hash_fields(words, starts, ends, _SALTS)
-        buckets = buckets_of(hashes, self._num_buckets)
-        for column, (listed, numbers) in self._listed.items():
-            # Two strings share a hash with probability 2**-64.
-            found = np.searchsorted(listed, hashes[column])
-            found = np.minimum(found, len(listed) - 1)
-            known = listed[found] == hashes[column]
-            buckets[column] = np.where(known, numbers[found], 1)
-        buckets[starts == ends] = 0
-        return buckets.T.astype(np.int32, order="C")
+    Args:
+      words: Words of the block's text, as in ``hash_fields``.
+      starts: First byte of each field, of shape (26, rows).
+      ends: Byte after each field, of shape (26, rows).
+      num_buckets: Number of values of each category, of shape (26, 1).
+    """
+    buckets = buckets_of(hash_fields(words, starts, ends, _SALTS), num_buckets)
+    buckets[starts == ends] = 0
+    return buckets.T.astype(np.int32, order="C")
 
 
 def _faults(
@@ -267,49 +223,6 @@ def _faults(
     return codes
 
 
-# --- Vocabulary -------------------------------------------------------------------
-
-
-def read_vocabulary(
-    path: str | os.PathLike[str],
-) -> tuple[tuple[str, ...] | None, ...]:
-    """Returns the lists of strings in a JSON file such as {"C1": ["68fd1e64"]}.
-
-    Columns that it does not name, among C1 to C26, are None.
-
-    Raises:
-      InputError: another file, or a list with an empty or repeated string, or one with
-        tabs or line ends.
-    """
-    fields = read_json(
-        pathlib.Path(path), remedy="Give --vocabulary a JSON file, or omit it."
-    )
-    names = [f"C{number}" for number in range(1, NUM_CATEGORIES + 1)]
-    if not isinstance(fields, dict) or not set(fields) <= set(names):
-        raise InputError(
-            f'Expected {path} to hold a JSON object with keys among "C1" to '
-            f'"C{NUM_CATEGORIES}".'
-        )
-    return tuple(
-        _vocabulary_column(name, fields[name]) if name in fields else None
-        for name in names
-    )
-
-
-def _vocabulary_column(name: str, strings: Any) -> tuple[str, ...]:
-    if not isinstance(strings, list) or not all(
-        isinstance(string, str) and string and not set(string) & set("\t\r\n")
-        for string in strings
-    ):
-        raise InputError(
-            f"Expected vocabulary {name} to be a list of strings, none of them empty "
-            "or with tabs or line ends."
-        )
-    if not strings or len(set(strings)) < len(strings):
-        raise InputError(f"Expected vocabulary {name} to hold strings, each once.")
-    return tuple(strings)
-
-
 # --- Columns ----------------------------------------------------------------------
 
 
@@ -319,14 +232,11 @@ def dataset_schema(options: PrepareOptions) -> pa.Schema:
     def array(kind: pa.DataType, size: int) -> pa.DataType:
         return pa.list_(pa.field("item", kind, nullable=False), size)
 
-    listed = [strings is not None for strings in options.vocabulary]
     description = {
         "name": "criteo",
-        "num_buckets": list(options.sizes),
+        "num_buckets": list(options.num_buckets),
         "hash": HASH_NAME,
-        "categories": [
-            "public-vocabulary" if is_listed else "hashed" for is_listed in listed
-        ],
+        "categories": ["hashed"] * NUM_CATEGORIES,
         "split": list(options.split),
     }
     return pa.schema(
@@ -349,7 +259,7 @@ class CriteoFormat:
     def __init__(self, options: PrepareOptions) -> None:
         self.schema = dataset_schema(options)
         self.shares: Sequence[int] = options.split
-        self._encoder = CategoryEncoder(options)
+        self._num_buckets = np.array(options.num_buckets, np.uint64)[:, None]
 
     def blocks(self, file: InputFile) -> Iterator[tuple[bytes, int]]:
         """Yields whole lines: see `Format.blocks`."""
@@ -374,7 +284,7 @@ class CriteoFormat:
         at = slice(1, 1 + NUM_INTEGERS)
         integers, valid = _parse_integers(words, starts[at], ends[at])
         at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
-        categories = self._encoder.encode(words, starts[at], ends[at])
+        categories = _categories(words, starts[at], ends[at], self._num_buckets)
         codes = _faults(complete, good_label, valid)
         bad = np.flatnonzero(codes)
         keep = codes[complete] == 0 if len(bad) else slice(None)

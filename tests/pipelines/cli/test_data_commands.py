@@ -61,23 +61,21 @@ def test_prepare_reads_what_synth_wrote(
     assert description["num_buckets"] == [64] * 26
 
 
-def test_prepare_takes_a_vocabulary_a_split_and_packed_text(
+def test_prepare_takes_buckets_a_split_and_packed_text(
     raw: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     packed = tmp_path / "one.txt.gz"
     packed.write_bytes(gzip.compress((raw / "part-00000.txt").read_bytes()))
-    vocabulary = tmp_path / "vocabulary.json"
-    vocabulary.write_text('{"C9": ["aa", "bb"]}')
     buckets = ",".join(map(str, range(2, 28)))
     result = run_prepare(
         "--input", packed, "--out", tmp_path / "data", "--split", "1,1,0",
-        "--vocabulary", vocabulary, "--buckets", buckets, "--format", "criteo-tsv",
+        "--buckets", buckets, "--format", "criteo-tsv",
     )  # fmt: skip
     assert result.exit_code == 0
     assert "train 167, val 166, test 0" in result.stdout
     schema = pq.read_schema(tmp_path / "data" / "val" / "part-00000.parquet")
     description = json.loads(schema.metadata[b"dpsgd.dataset"])
-    assert description["num_buckets"] == [*range(2, 10), 4, *range(11, 28)]
+    assert description["num_buckets"] == [*range(2, 28)]
 
 
 def test_skipped_lines_are_counted_and_named(
@@ -105,7 +103,6 @@ def test_skipped_lines_are_counted_and_named(
         (["--buckets", "5,6"], "one or 26 values"),
         (["--split", "80/20"], "--split='80/20' to be integers"),
         (["--threads", "0"], "--threads=0 >= 1"),
-        (["--vocabulary", "missing.json"], "missing.json to exist"),
     ],
 )
 def test_options_out_of_bounds_are_one_line(

@@ -617,53 +617,6 @@ def test_input_that_changes_while_it_is_read_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-# --- Vocabulary --------------------------------------------------------------------
-
-
-def write_json(path: pathlib.Path, value: object) -> pathlib.Path:
-    path.write_text(json.dumps(value))
-    return path
-
-
-def test_listed_strings_get_their_own_values(tmp_path: pathlib.Path) -> None:
-    listed = ["68fd1e64", "", "x" * 20, "ünï"]
-    listed.remove("")
-    path = write_json(tmp_path / "v.json", {"C2": listed, "C26": ["only"]})
-    options = PrepareOptions(vocabulary=criteo.read_vocabulary(path))
-    assert options.sizes == (1024, 5, *(1024,) * 23, 3)
-    for string, value in [*zip(listed, [2, 3, 4], strict=True), ("new", 1), ("", 0)]:
-        row = parse(["0"] + [""] * 13 + [string] * 25 + ["only"], options=options)
-        assert row["categories"][0, 1] == value
-        assert row["categories"][0, 25] == 2
-        others = parse(["0"] + [""] * 13 + [string] * 26)["categories"]
-        assert row["categories"][0, 2] == others[0, 2]
-    schema = criteo.dataset_schema(options)
-    description = json.loads(schema.metadata[DATASET_METADATA_KEY])
-    assert description["num_buckets"] == list(options.sizes)
-    assert description["categories"][:3] == ["hashed", "public-vocabulary", "hashed"]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        [],
-        {"C0": ["a"]},
-        {"I1": ["a"]},
-        {"C1": "abc"},
-        {"C1": []},
-        {"C1": ["a", "a"]},
-        {"C1": [""]},
-        {"C1": ["a\tb"]},
-        {"C1": [1]},
-    ],
-)
-def test_a_vocabulary_of_another_form_is_refused(
-    tmp_path: pathlib.Path, value: object
-) -> None:
-    with pytest.raises(InputError, match="Expected"):
-        criteo.read_vocabulary(write_json(tmp_path / "v.json", value))
-
-
 # --- Real rows ---------------------------------------------------------------------
 
 
