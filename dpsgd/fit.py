@@ -363,9 +363,13 @@ def fit(**flags: Any) -> None:
     check_float("epsilon", flags["epsilon"], above=0)
     if flags["accept_epsilon"] is not None:
         check_float("accept_epsilon", flags["accept_epsilon"], above=0)
-    experiment_flags.refuse(
-        experiment_flags.split("--train", flags["train"]), _SET_BY_STAGES
-    )
+    words = experiment_flags.split("--train", flags["train"])
+    experiment_flags.refuse(words, _SET_BY_STAGES)
+    if any(word.partition("=")[0] == "--config" for word in words):
+        raise InputError(
+            "Expected flags in --train, and no file of them (--config): what no "
+            "epsilon covers, such as --eval, is looked for here. Write them out."
+        )
     text = _schema_text(flags)
     _check_choices(text, flags)
     _check_runs(text, flags)

@@ -348,11 +348,12 @@ def test_a_search_is_done_when_its_winner_stands_and_its_secrets_are_gone(
     [
         (["--runs=1"], "runs=1 >= 2"),
         (["--runs=2", "--train=--eval=census-fit/data/test"], "--eval="),
+        (["--train=--config=eval.toml"], "no file of them (--config)"),
         (["--runs=2", "--train=--by auc"], "--by is set for every run"),
         (["--runs=2", "--train=--learning-rate 0.1,-1"], "learning_rate=-1"),
     ],
 )
-def test_a_search_that_cannot_be_made_is_refused_before_any_work(
+def test_flags_of_runs_that_cannot_be_made_are_refused_before_any_work(
     flags: list[str],
     says: str,
     tmp_path: pathlib.Path,

@@ -265,6 +265,7 @@ class _Own(keras.callbacks.Callback):
             lambda: keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True),
             "validation_data in fit",
         ),
+        (lambda: keras.callbacks.CallbackList([_Own()]), "not a CallbackList"),
         (lambda: keras.callbacks.BackupAndRestore("x"), "ModelCheckpoint"),
         (
             lambda: keras.callbacks.TensorBoard(write_steps_per_second=True),

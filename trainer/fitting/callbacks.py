@@ -43,6 +43,11 @@ def check_callbacks(callbacks: Any, *, validates: bool) -> None:
                 f"{type(callback).__module__.partition('.')[0]}. Import it from "
                 "keras.callbacks."
             )
+        if isinstance(callback, keras.callbacks.CallbackList):
+            raise InputError(
+                "Expected callbacks in a plain list, of which each is checked; not a "
+                f"{name}. Give its callbacks."
+            )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise InputError(
                 f"Expected no {name}: a run of make_private goes on in no other "
