@@ -1,12 +1,11 @@
-"""Prints the measurements as tables."""
+"""Prints the measurements, one line each."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
+import click
 
 from tests.engines.harness.cluster import Share
 from tests.engines.harness.faults import Record
@@ -60,90 +59,41 @@ class Speed:
     allowed_bytes: int
 
 
-def _console() -> Console:
-    """Returns the terminal, or a console of fixed width if output goes to a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
-
-
 def show_rows(rows: Sequence[Row]) -> None:
-    """Prints faults, shares, and the table of engines."""
-    console = _console()
-    if any(row.faults for row in rows):
-        console.print(_fault_table(rows))
-    if any(row.shares for row in rows):
-        console.print(_share_table(rows))
-    table = Table(title="the same job on every engine")
-    for column in ("engine", "mode", "rows/s", "identical bytes", "faults survived"):
-        table.add_column(column)
+    """Prints each row, its faults, and the shares of its workers."""
     for row in rows:
-        survived = [fault.outcome.identical for fault in row.faults]
-        table.add_row(
-            row.engine,
-            row.mode,
-            f"{row.rows_per_second:,.0f}",
-            f"{'yes' if all(row.identical) else 'NO'}, {len(row.identical)} jobs",
-            f"{sum(survived)} of {len(survived)}" if survived else "-",
+        same = "identical bytes" if all(row.identical) else "OTHER BYTES"
+        click.echo(
+            f"{row.engine}, {row.mode}: {row.rows_per_second:,.0f} rows/s, {same} in "
+            f"{len(row.identical)} jobs{_memory(row)}{_work(row.shares)}"
         )
-    console.print(table)
-
-
-def _fault_table(rows: Sequence[Row]) -> Table:
-    table = Table(title="killed with SIGKILL in mid-job")
-    columns = ("engine", "killed", "pid", "at (UTC)", "while", "files done", "seconds",
-               "verified, identical")  # fmt: skip
-    for column in columns:
-        table.add_column(column)
-    for fault in (fault for row in rows for fault in row.faults):
-        table.add_row(
-            fault.engine,
-            fault.part,
-            str(fault.pid),
-            fault.time,
-            fault.phase,
-            f"{fault.files} of {fault.total_files}",
-            f"{fault.outcome.seconds:.0f}",
-            "yes" if fault.outcome.identical else "NO",
-        )
-    return table
-
-
-def _share_table(rows: Sequence[Row]) -> Table:
-    table = Table(title="work of each worker, by the engine's own metrics")
-    columns = (
-        "engine",
-        "worker",
-        "read and sampled",
-        "written",
-        "largest Python worker",
-    )
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        for worker, share in row.shares.items():
-            memory = f"{row.peak_bytes >> 20:,} of {row.allowed_bytes >> 20:,} MiB"
-            table.add_row(
-                row.engine, worker, f"{share.read:.0%}", f"{share.written:.0%}", memory
+        for fault in row.faults:
+            same = "identical bytes" if fault.outcome.identical else "OTHER BYTES"
+            click.echo(
+                f"  killed {fault.part} ({fault.pid}) at {fault.time} UTC while "
+                f"{fault.phase}, {fault.files} of {fault.total_files} files done: "
+                f"{same} after {fault.outcome.seconds:.0f} s"
             )
-    return table
 
 
 def show_speed(speeds: Sequence[Speed]) -> None:
-    """Prints the speed-up of a second worker."""
-    table = Table(title="two workers against one, each pinned to one core")
-    columns = ("engine", "rows", "1 worker", "2 workers", "speed-up", "each sampled",
-               "each wrote", "largest Python worker")  # fmt: skip
-    for column in columns:
-        table.add_column(column)
+    """Prints the speed-up of a second worker, each pinned to one core."""
     for speed in speeds:
-        table.add_row(
-            speed.engine,
-            f"{speed.rows:,}",
-            f"{speed.one:.0f} s",
-            f"{speed.two:.0f} s",
-            f"{speed.one / speed.two:.2f} x",
-            " + ".join(f"{share.read:.0%}" for share in speed.shares.values()),
-            " + ".join(f"{share.written:.0%}" for share in speed.shares.values()),
-            f"{speed.peak_bytes >> 20:,} of {speed.allowed_bytes >> 20:,} MiB",
+        click.echo(
+            f"{speed.engine}, {speed.rows:,} rows: {speed.one:.0f} s on 1 worker, "
+            f"{speed.two:.0f} s on 2, {speed.one / speed.two:.2f} x"
+            f"{_memory(speed)}{_work(speed.shares)}"
         )
-    _console().print(table)
+
+
+def _memory(of: Row | Speed) -> str:
+    if not of.allowed_bytes:
+        return ""
+    return f", {of.peak_bytes >> 20:,} of {of.allowed_bytes >> 20:,} MiB"
+
+
+def _work(shares: dict[str, Share]) -> str:
+    return "".join(
+        f"; {worker} sampled {share.read:.0%}, wrote {share.written:.0%}"
+        for worker, share in shares.items()
+    )
