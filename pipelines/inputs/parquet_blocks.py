@@ -362,6 +362,10 @@ def list_row_groups(
             footer = _footer_digest(file, path)
             parquet = _parquet_file(file, path)
         schema = schema or parquet.schema_arrow
+        if len(set(schema.names)) < len(schema):
+            raise InputError(
+                f"Expected columns with different names in {path}. Rename one."
+            )
         if parquet.schema_arrow != schema:
             raise InputError(
                 f"Expected the columns of {path} to equal those of the first file."

@@ -38,6 +38,7 @@ from pipelines.users.bound_job import (
     DATA,
     ENTRY,
     FOLDERS,
+    IDS,
     KEPT_ROW,
     BoundJob,
     BoundSettings,
@@ -114,9 +115,11 @@ def open_job(
       key_file: As for ``key_path``.
 
     Raises:
-      InputError: the key is refused.
+      InputError: the key is refused, or that of a resumed job is gone.
     """
     path = key_path(folder, key_file)
+    if (folder.work / IDS).exists() and not path.exists():  # ids are of that key
+        folder.refuse_another("key and ids")
     key = read_or_create_key_file(path)
     for name in FOLDERS:
         make_private_folder(folder.work / name, remedy="Name another --out.")

@@ -29,7 +29,7 @@ from accounting.core.validation import check_int
 from pipelines.core.threads import in_order, num_cores
 from pipelines.files.paths import StrPath
 from pipelines.job import progress
-from pipelines.job.runtime.plain_errors import storage_error
+from pipelines.job.runtime.plain_errors import AGAIN, StorageError, storage_error
 
 #: ``on_progress(step, done, in all)``.
 Progress = Callable[[str, int, int], None]
@@ -135,7 +135,8 @@ class Runtime:
         """Runs the tasks of a step whose files are not there.
 
         Raises:
-          InputError: a task raised it, or a file system or the engine failed.
+          InputError: a task raised it, a file system or the engine failed, or tasks are
+        lost.
         """
         run = self.run_tasks or functools.partial(
             _run_on_threads, self.num_threads or num_cores()
@@ -145,6 +146,11 @@ class Runtime:
             if left := step.left():
                 run(functools.partial(_unless_done, step.task, step.output), left)
         report()
+        if lost := len(step.left()):
+            raise StorageError(
+                f"Expected every task of step {step.name} to be done; the engine "
+                f"lost {lost}. To finish, {AGAIN}"
+            )
 
     def _report(self, step: Step) -> None:
         """Reports the progress of a step, by its files."""

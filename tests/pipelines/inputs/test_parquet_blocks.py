@@ -95,6 +95,10 @@ def test_files_of_another_description_are_refused(
         pq.write_table(rows, tmp_path / f"{name}.parquet")
     with pytest.raises(InputError, match="of one table with the first file"):
         list_blocks(str(tmp_path))
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2.0])], names=["x", "x"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(InputError, match="columns with different names"):
+        list_blocks(str(tmp_path / "twice.parquet"))
 
 
 def test_a_changed_file_is_refused(tmp_path: pathlib.Path) -> None:

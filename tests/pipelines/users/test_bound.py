@@ -229,6 +229,36 @@ def test_another_job_is_refused(
         with pytest.raises(InputError, match="its input, settings or key were others"):
             bound(str(table), out, settings, key_file=key)
     bound(str(table), out, SETTINGS, key_file=key_file)
+    # By a new key, ids that are not read yet would be those of other users.
+    out = tmp_path / "no-key"
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundJob, "choose", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bound(str(table), out, SETTINGS)
+    (tmp_path / "no-key.unfinished" / "private.key").unlink()
+    with pytest.raises(InputError, match="its key and ids were others"):
+        bound(str(table), out, SETTINGS)
+
+
+@pytest.mark.usefixtures("small_runs")
+def test_tasks_that_an_engine_loses_are_an_error(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    calls = []
+
+    def loses(task: Any, items: Any) -> None:
+        calls.append(len(items))
+        for item in items[len(calls) % 2 :]:
+            task(item)
+
+    run = functools.partial(bound, str(table), tmp_path / "out", SETTINGS)
+    for step in ("read ids", "choose", "write"):
+        with pytest.raises(InputError, match=f"step {step} to be done.* lost 1"):
+            run(runtime=Runtime(run_tasks=loses))
+    run(runtime=Runtime(run_tasks=loses))
+    assert len(kept_rows(tmp_path / "out")) == sum(
+        min(MOST, count) for count in collections.Counter(USERS).values()
+    )
 
 
 def test_a_job_that_ended_with_an_error_gives_way(
