@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 
 from accounting.core.validation import InputError
-from pipelines.files.paths import SCHEME, WILDCARDS, StrPath, absolute, is_remote, join
+from pipelines.files.paths import SCHEME, WILDCARDS, StrPath, absolute, is_remote
 from pipelines.files.storage import check_client, make_folder
 
 
@@ -61,12 +61,9 @@ def usable_folder(path: StrPath, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        # A mount point, or a folder with a read-only parent, can hold a new folder.
-        within = not is_remote(path) and os.path.isdir(path)
-        remedy = f"one within it, {option} {join(path, 'new')}" if within else "another"
         raise InputError(
             f"Expected {option} {path} to be a folder that can be used: {reason}. "
-            f"Choose {remedy}."
+            "Choose another."
         ) from None
 
 

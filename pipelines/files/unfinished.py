@@ -37,7 +37,6 @@ from accounting.core.validation import InputError
 from pipelines.files.folders import make_private_folder, usable_folder
 from pipelines.files.locks import LOCK_NAME, in_use, locked
 from pipelines.files.output_folder import (
-    check_output,
     is_free,
     make_parents,
     real_path,
@@ -47,8 +46,7 @@ from pipelines.files.output_folder import (
 from pipelines.files.stopping import on_signals
 from pipelines.files.storage import flush_to_disk, write_atomically
 
-_JOB, _FAILED, _DATA, _TRIAL = "job.json", "failed", "data", "trial"
-_RESULT = "result"
+_JOB, _FAILED, _DATA, _RESULT = "job.json", "failed", "data", "result"
 #: Processes that may remove the folder between its making and its locking.
 _MOST_RIVALS = 100
 
@@ -132,7 +130,7 @@ class Unfinished:
     def _start_over(self) -> None:
         self.give_up()
         self.clear()
-        check_output(self.out, aside=self.work / _TRIAL)
+        refuse_used(self.out)
 
     def _is_of(self, job: Mapping[str, Any]) -> bool:
         return self._read().get("job") == fingerprint(job)
@@ -292,7 +290,7 @@ def _check_begun(folder: Unfinished) -> None:
         folder.give_up()
     if not folder.has_record:
         folder.clear()
-    check_output(folder.out, aside=folder.work / _TRIAL)
+    refuse_used(folder.out)
 
 
 @contextlib.contextmanager

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files.output_folder import check_output
-from pipelines.files.unfinished import staged_folder
 from pipelines.inputs.input_files import check_outside
 from pipelines.tables.job import prepare_job
 from tests.pipelines.conftest import Command, write_table
@@ -81,70 +76,18 @@ def test_a_bad_name_is_one_line_before_any_work(
 
 
 @pytest.mark.usefixtures("never_read")
-@pytest.mark.parametrize("code", [errno.EBUSY, errno.EACCES, errno.EXDEV])
-def test_a_folder_that_cannot_be_replaced_takes_one_within(
-    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: int
+def test_a_mount_point_is_refused_before_any_work(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
-    """A mount point is busy; a folder in one that is not ours cannot be renamed."""
-    out, rename = place / "out", os.rename
+    out = place / "out"
     out.mkdir()
-
-    def refuse(source: str, target: str) -> None:
-        if out in (pathlib.Path(source), pathlib.Path(target)):
-            raise OSError(code, os.strerror(code), os.fspath(source))
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(InputError, match=os.strerror(code)) as error:
-        check_output(out)
-    typed = re.search(r"one within it, --out (\S+)\.$", str(error.value))
-    assert typed, error.value
-    with staged_folder(typed[1]) as root:
-        (root / "part").write_text("x")
-    assert listing(out) == ["new", "new/part"]
-
-
-def test_a_real_mount_point_is_refused_before_any_work(
-    root: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    """Also one of the same file system, which no comparison of devices tells."""
-    unshare = shutil.which("unshare")
-    spaces = [unshare or "", "--map-root-user", "--mount"]
-    if not unshare or subprocess.run([*spaces, "true"], check=False).returncode:
-        pytest.skip("this machine lets nobody mount")
-    for folder in ("out", "from"):
-        (tmp_path / folder).mkdir()
-    script = (
-        f"mount --bind {tmp_path / 'from'} {tmp_path / 'out'} && "
-        f"exec {sys.executable} -m dpsgd synth --rows 10 --out {tmp_path / 'out'}"
-    )
-    refused, done = (
-        subprocess.run(
-            [*spaces, "sh", "-c", f"{script}{more}"], cwd=root, capture_output=True,
-            text=True, check=False,
-        )
-        for more in ("", "/new")
-    )  # fmt: skip
-    assert refused.returncode == 2, refused.stderr
-    assert refused.stderr.count("\n") == 1
-    assert f"Choose one within it, --out {tmp_path / 'out' / 'new'}." in refused.stderr
-    assert done.returncode == 0, done.stderr
-    assert listing(tmp_path / "from") == ["new", "new/part-00000.txt"]
-
-
-@pytest.mark.parametrize("make", [None, pathlib.Path.mkdir])
-def test_the_check_leaves_all_as_it_was(
-    place: pathlib.Path, make: Callable[[pathlib.Path], None] | None
-) -> None:
-    out = place / "out" if make else place / "new" / "deep" / ("n" * 255)
-    if make:
-        make(out)
-        out.chmod(0o750)
-    before, inode = listing(place), make and out.stat()
-    assert check_output(out) == out
-    assert listing(place) == before
-    if inode:
-        assert (out.stat().st_ino, out.stat().st_mode) == (inode.st_ino, inode.st_mode)
+    (place / "link").symlink_to(out)
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(out))
+    for name in ("out", "link"):
+        ran = command("synth", "--rows=10", f"--out={place / name}")
+        assert ran.code == 2
+        assert "no mount point. Choose another" in ran.printed
+    assert listing(place) == ["file", "link", "loop", "out"]
 
 
 def test_the_name_alone_prints_the_help_as_it_is(root: pathlib.Path) -> None:
