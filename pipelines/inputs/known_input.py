@@ -64,7 +64,7 @@ class KnownInput:
           InputError: it is not a block, or one of another data set.
         """
         if not isinstance(block, Block):
-            raise not_blocks(type(block).__name__)
+            raise not_a_block(block)
         if self._tag_of(block, 0) != _block_tag(data_set_key, block):
             raise InputError(
                 f"Expected block {block.label} to be one of the given data set: its "
@@ -103,18 +103,12 @@ def know_input(sampling_key: bytes, dataset: Listing) -> KnownInput:
     return KnownInput(input_id, b"".join(tags))
 
 
-def not_blocks(kind: str, transform: str = "PoissonBatches") -> InputError:
-    """Returns the error for a transform whose elements are not blocks.
-
-    Args:
-      kind: Name of the elements' type.
-      transform: Name of the transform.
-    """
+def not_a_block(element: object) -> InputError:
+    """Returns the error for an element that is not a block."""
     return InputError(
-        f"Expected the input of {transform} to be of blocks, not of {kind}. Write "
-        f"`pipeline | beam.Create(dataset.blocks) | {transform}(...)` with "
-        "`dataset = list_blocks(folder)`: the transform reads the rows itself. After a "
-        "step of your own that passes blocks on, add `.with_output_types(Block)`."
+        f"Expected a block in place of a {type(element).__name__}. Write "
+        "`pipeline | beam.Create(dataset.blocks) | PoissonBatches(...)`, which reads "
+        "the rows itself."
     )
 
 

@@ -35,12 +35,12 @@ from pipelines.job.poisson_batching import (
 )
 from pipelines.job.sizing import make_layout
 from pipelines.job.steps.map_step import Secrets
-from pipelines.job.transforms import TakesBlocks, WriteBatches
+from pipelines.job.transforms import WriteBatches
 
 
 @beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(str)
-class PoissonBatches(TakesBlocks):
+class PoissonBatches(beam.PTransform):
     """Samples blocks and writes the batches of a whole training run.
 
     Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of

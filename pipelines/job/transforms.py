@@ -36,13 +36,12 @@ Public: the layout.  Sensitive: every element that holds rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import apache_beam as beam
 import numpy as np
 
 from pipelines.files.key_files import read_key_file
-from pipelines.inputs.known_input import KnownInput, know_input, not_blocks
+from pipelines.inputs.known_input import KnownInput, know_input, not_a_block
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.fan_in import FanIn
 from pipelines.job.job_folder import check_dataset
@@ -109,7 +108,7 @@ class _SpreadBlocks(beam.PTransform):
 
 def _with_file(block: Block, blocks_per_file: int) -> tuple[int, Block]:
     if not isinstance(block, Block):
-        raise not_blocks(type(block).__name__)
+        raise not_a_block(block)
     return block.ordinal // blocks_per_file, block
 
 
@@ -117,23 +116,9 @@ def _of_file(file: tuple[int, Iterable[Block]]) -> tuple[Block, ...]:
     return tuple(file[1])
 
 
-class TakesBlocks(beam.PTransform):
-    """A transform of blocks, with a helpful error for other elements."""
-
-    def type_check_inputs(self, pvalueish: Any) -> None:
-        """Refuses everything but one PCollection of blocks, by an InputError."""
-        kind: Any = type(pvalueish)
-        if isinstance(pvalueish, beam.PCollection):
-            kind = pvalueish.element_type
-        if kind is not Block:
-            # Unknown types too: rows of ReadFromParquet have no declared type.
-            name = getattr(kind, "__name__", str(kind))
-            raise not_blocks(name, type(self).__name__)
-
-
 @beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(str)
-class WriteBatches(TakesBlocks):
+class WriteBatches(beam.PTransform):
     """Samples blocks and writes the batches of some groups.
 
     Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of

@@ -37,7 +37,7 @@ def test_every_block_of_the_data_set_is_accepted_and_no_other(dataset: Dataset) 
         assert known.is_listed(key, block, footer)
         assert not known.is_listed(key, block, footer[::-1])
         assert not known.is_listed(insecure_key(1), block, footer)
-    with pytest.raises(InputError, match="not of dict") as error:
+    with pytest.raises(InputError, match="place of a dict") as error:
         known.check_block(key, {"id": 77})
     assert "77" not in str(error.value)
 
