@@ -428,10 +428,29 @@ def _check_bounded(dataset: Dataset, pattern: str) -> None:
             f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give only "
             "the folder that it wrote."
         )
+    check_copies(
+        [dataset.footers[name] for name, rows in dataset.files.items() if rows]
+    )
     if bounded.user_column in [column.name for column in dataset.columns]:
         raise InputError(
             f"Expected no column {bounded.user_column} in --input {pattern}: it held "
             "the ids of users. Drop it, or run `dpsgd bound` again."
+        )
+
+
+def check_copies(footers: Sequence[str]) -> None:
+    """Refuses bounded rows that are there twice, in a file and its copy.
+
+    Args:
+      footers: ``footer_digest`` of each file with rows.
+
+    Raises:
+      InputError: two are equal.
+    """
+    if len(set(footers)) < len(footers):
+        raise InputError(
+            "Expected each file of --input once; one is there with a copy, and so are "
+            "its rows of users whom `dpsgd bound` bounded. Remove the copy."
         )
 
 

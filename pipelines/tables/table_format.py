@@ -21,10 +21,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED, Bounded
-from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, description_of
+from pipelines.inputs.parquet_blocks import (
+    DATASET_METADATA_KEY,
+    check_copies,
+    description_of,
+    footer_digest,
+)
 from pipelines.tables.columns import Converted, convert, refusals
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
@@ -190,6 +196,10 @@ class TableFormat:
                 f'that `dpsgd bound` read, and write kind = "user" for column '
                 f"{bounded.user_column}."
             )
+        if bounded is not None:
+            paths = [file.path for file in files if file.size]
+            with_rows = [path for path in paths if pq.read_metadata(path).num_rows]
+            check_copies([*map(footer_digest, with_rows)])
         if bounded is not None and self._table.split.by == FRACTION:
             raise InputError(
                 "Expected [split] not to be by fraction, of a table whose users are "

@@ -397,6 +397,11 @@ def test_more_rows_or_a_user_column_are_refused(
     pq.write_table(ids, tmp_path / "ids.parquet")
     with pytest.raises(InputError, match="Expected no column user"):
         list_blocks(str(tmp_path / "ids.parquet"))
+    (tmp_path / "twice").mkdir()
+    for name in ("a", "b"):
+        pq.write_table(found.slice(0, 90), tmp_path / "twice" / f"{name}.parquet")
+    with pytest.raises(InputError, match="Remove the copy"):
+        list_blocks(str(tmp_path / "twice"))
 
 
 def test_tables_bounded_one_by_one_are_refused_together(
@@ -449,12 +454,20 @@ def test_csv_becomes_text_and_prepare_keeps_the_note(tmp_path: pathlib.Path) -> 
     assert after == {user: min(MOST, count) for user, count in before.items()}
     (tmp_path / "schema.toml").write_text(SCHEMA)
     options = TableOptions(schema=Schema.read(tmp_path / "schema.toml"))
+    for number in (8, 9):  # nothing is kept of two runs
+        pq.write_table(found[:0], tmp_path / "out" / f"part-0000{number}.parquet")
     prepare(str(tmp_path / "out"), tmp_path / "data", options)
     train = list_blocks(str(tmp_path / "data" / "train"))
     assert train.bounded == Bounded.of(
         json.loads(found.schema.metadata[DATASET_METADATA_KEY])
     )
     assert train.num_rows < train.num_examples == ROWS
+    (tmp_path / "out" / "part-1.parquet").write_bytes(
+        (tmp_path / "out" / "part-00000.parquet").read_bytes()
+    )
+    with pytest.raises(InputError, match="Remove the copy"):
+        prepare(str(tmp_path / "out"), tmp_path / "x", options)
+    (tmp_path / "out" / "part-1.parquet").unlink()
     by_fraction = dataclasses.replace(options.schema, split=Split())
     with pytest.raises(InputError, match="whose users are bounded: where a split"):
         prepare(str(tmp_path / "out"), tmp_path / "x", TableOptions(schema=by_fraction))
