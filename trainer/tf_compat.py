@@ -9,38 +9,60 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 from accounting.core.validation import InputError
 
+#: How many calls keep standard error quiet, and its descriptor meanwhile.
+_quiet: list[int] = []
+_quieting = threading.Lock()
+
 
 @contextlib.contextmanager
 def _quiet_standard_error() -> Iterator[None]:
-    # TensorFlow's native libraries log a dozen lines about CUDA and oneDNN while they
-    # load, before any log level is read.  Import errors are Python exceptions, which
-    # this does not hide.
-    sys.stderr.flush()
-    saved = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
+    # Of the process: what native code writes does not pass through Python.  Errors are
+    # Python exceptions, which this does not hide.
+    with _quieting:
+        if not _quiet:
+            sys.stderr.flush()
+            saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 2)
+            os.close(null)
+        _quiet.append(_quiet[0] if _quiet else saved)
     try:
-        os.dup2(null, 2)
         yield
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
+        with _quieting:
+            saved = _quiet.pop()
+            if not _quiet:
+                os.dup2(saved, 2)
+                os.close(saved)
+
+
+def withheld_logs() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which TensorFlow logs no value of an example.
+
+    Its native code warns of an id that is out of range, and quotes it.
+    """
+    return _quiet_standard_error() if LOGS_WARNINGS else contextlib.nullcontext()
 
 
 # Keras reads its backend when it is first imported.  Whoever imports it before us has
 # chosen, and is told below if that is another.
 if "keras" not in sys.modules:
     os.environ["KERAS_BACKEND"] = "tensorflow"
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# The level is read once, as TensorFlow loads.
+if "tensorflow" not in sys.modules:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+LOGS_WARNINGS = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") in ("", "0", "1")
 # tensorflow_privacy/__init__.py imports estimators, which TensorFlow no longer has,
 # unless this attribute is set.
 sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 
+# Native libraries log a dozen lines about CUDA and oneDNN while they load, before any
+# level is read.
 with _quiet_standard_error():
     import keras
     import tensorflow as tf
@@ -131,4 +153,5 @@ __all__ = [
     "plain_errors",
     "raw_variable",
     "tf",
+    "withheld_logs",
 ]

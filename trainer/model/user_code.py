@@ -2,7 +2,7 @@
 
 Formal guarantees:
   - No error of ``withhold_values``, nor any error chained to it, holds the text of an
-    error that was raised on an example.
+    error that was raised on an example; nor does TensorFlow log it.
 """
 
 from __future__ import annotations
@@ -103,8 +103,11 @@ def withhold_values(
 
     @functools.wraps(function)
     def call(*args: Any, **more: Any) -> Any:
+        from trainer.tf_compat import withheld_logs  # loaded by all who see examples
+
         try:
-            return function(*args, **more)
+            with withheld_logs():
+                return function(*args, **more)
         except InputError as error:
             refusal = error
         except kind as error:

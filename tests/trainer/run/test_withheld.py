@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import pathlib
+import subprocess
+import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
+from trainer import tf_compat
 from trainer.keras_model import PrivateModel, make_private
 from trainer.model.user_code import withhold_values
 from trainer.run.preflight import Request
@@ -187,6 +192,61 @@ def test_a_private_model_withholds_what_is_raised_on_a_held_out_example(
         with pytest.raises(InputError) as error:
             call()
         _assert_withheld(error.value, capfd)
+
+
+#: A notebook may import Keras first, whose TensorFlow then logs warnings.
+KERAS_FIRST = f"""
+import tensorflow as tf
+from trainer.model.user_code import withhold_values
+
+look_up = tf.function(lambda row: tf.gather(tf.zeros(10), row))
+try:
+    withhold_values(look_up)(tf.constant([{SECRET}]))
+except Exception as error:
+    print(error)
+try:
+    look_up(tf.constant([11]))
+except tf.errors.InvalidArgumentError:
+    pass
+"""
+
+
+def test_tensorflow_logs_no_example_if_it_was_imported_first() -> None:
+    """Seen to fail: it warned that "indices[0] = 79850 is not in [0, 10)"."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_CPP")}
+    found = subprocess.run(
+        [sys.executable, "-c", KERAS_FIRST],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "is withheld" in found.stdout
+    assert str(SECRET) not in found.stdout + found.stderr
+    assert "= 11 is not in" in found.stderr  # what is not an example's is logged
+
+
+def test_logs_are_withheld_until_the_last_call_has_ended(
+    monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setattr(tf_compat, "LOGS_WARNINGS", True)
+    started, ended = threading.Event(), threading.Event()
+
+    @withhold_values
+    def outlive() -> None:
+        started.set()
+        assert ended.wait(60)
+        os.write(2, b"within")
+
+    @withhold_values
+    def begin_and_end_within() -> None:
+        assert started.wait(60)
+        withhold_values(os.write)(2, b"within")
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        outer = pool.submit(outlive)
+        begin_and_end_within()
+        ended.set()
+        outer.result()
+    os.write(2, b"after")
+    assert capfd.readouterr().err == "after"
 
 
 def test_what_was_refused_keeps_its_words_and_loses_what_it_came_from() -> None:
