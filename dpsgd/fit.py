@@ -32,7 +32,6 @@ from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages
-from pipelines.cli.console import wrapped
 from pipelines.cli.data_commands import kind_options
 from pipelines.files.storage import write_atomically
 from trainer.cli import setting_flags
@@ -232,9 +231,9 @@ def _say_result(
         click.echo(json.dumps(found, indent=2))
         return
     if together:
-        click.echo(f"\n{wrapped(together)}")
+        click.echo(f"\n{together}")
     if of_all is not None:
-        click.echo(f"\n{wrapped(of_all['claim'])}")
+        click.echo(f"\n{of_all['claim']}")
     click.echo(
         f"\nmodel in {run}, page in {out}/report.html. For new rows:\n"
         f"$ dpsgd predict {run} --input NEW.csv --out scores.csv"

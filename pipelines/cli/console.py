@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import sys
-import textwrap
 from typing import Any
 
 import click
@@ -50,36 +46,6 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
     for name, value in fields.items():
         if name.endswith("fingerprint"):
             click.echo(f"{name.replace('_', ' ')}: {value}")
-
-
-def wrapped(text: str) -> str:
-    """Returns text wrapped for the terminal; unchanged if output is not a terminal."""
-    if not sys.stdout.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return "\n".join(wrap(line, width) for line in text.split("\n"))
-
-
-def wrap(line: str, width: int) -> str:
-    """Returns a line wrapped with a hanging indent after its bullet or name.
-
-    Args:
-      line: One line.
-      width: Maximum characters per line, unless a single word is longer.
-
-    Example:
-      >>> print(wrap("  unit    one example of many", 22))
-        unit    one example
-                of many
-    """
-    lead = re.match(r" *(- |\S+ {2,})?", line)
-    return textwrap.fill(
-        line,
-        width,
-        subsequent_indent=" " * len(lead.group()) if lead else "",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _for_people(name: str, value: Any) -> str:

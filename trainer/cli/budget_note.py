@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from pipelines.cli.console import wrapped
 from pipelines.inputs.source_table import SourceTable
 
 
@@ -27,4 +26,4 @@ def say(given: Path | None, out: Path, table: Callable[[], SourceTable]) -> None
             f"note: {found[0]} is a budget of these rows, in which this has no place: "
             "its epsilon and delta add to those of the budget. --budget gives it one."
         )
-        click.echo(wrapped(text), err=True)
+        click.echo(text, err=True)

@@ -16,7 +16,6 @@ from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped, Option
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums
-from pipelines.cli.console import wrapped
 from pipelines.files.paths import absolute, is_remote
 from pipelines.inputs.source_table import SourceTable
 from trainer.claims.workers import agreement, launch
@@ -154,10 +153,10 @@ def train_command(**flags: Any) -> None:
         return
     if summary.metrics:
         click.echo(metrics_text(summary.metrics))
-    click.echo(wrapped(_in_short(summary, request.noise_key_file)))
+    click.echo(_in_short(summary, request.noise_key_file))
     if request.budget is not None:
         found = budget.read(request.budget)
-        click.echo(wrapped(f"  budget      {found.claim}"))
+        click.echo(f"  budget      {found.claim}")
     click.echo(f"results in {summary.run}")
 
 
@@ -337,6 +336,6 @@ def account(
         fields, text = account_body.of_run(runs[0], flags, more)
     else:
         fields, text = account_body.of_runs(runs, flags, more)
-    click.echo(json.dumps(fields, indent=2) if as_json else wrapped(text))
+    click.echo(json.dumps(fields, indent=2) if as_json else text)
     if cross_check and not fields["cross_check"]["agrees"]:
         ctx.exit(1)

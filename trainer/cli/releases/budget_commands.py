@@ -11,7 +11,6 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.validation import InputError
-from pipelines.cli.console import wrapped
 from trainer.cli import run_flags
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ def budget_command(file: Path, as_json: bool, close: bool, **flags: Any) -> None
     else:
         found = _reserved(file, flags)
         budget.create(file, found)
-    text = wrapped(found.to_text())
-    click.echo(json.dumps(found.said(), indent=2) if as_json else text)
+    click.echo(json.dumps(found.said(), indent=2) if as_json else found.to_text())
 
 
 def _reserved(file: Path, flags: dict[str, Any]) -> Budget:

@@ -10,7 +10,6 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
-from pipelines.cli.console import wrapped
 from pipelines.inputs.source_table import table_of
 from trainer.cli import budget_note, run_flags
 from trainer.cli.metrics_text import metrics_text
@@ -83,4 +82,4 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
         click.echo(json.dumps(metrics, indent=2))
         return
     click.echo(metrics_text(metrics))
-    click.echo(wrapped(metrics["evaluation"]["claim"]))
+    click.echo(metrics["evaluation"]["claim"])

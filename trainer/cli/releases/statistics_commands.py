@@ -10,7 +10,6 @@ import click
 
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
-from pipelines.cli.console import wrapped
 from pipelines.inputs.source_table import table_of
 from trainer.cli import budget_note, run_flags
 from trainer.report.progress import Terminal
@@ -69,7 +68,7 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     click.echo(_text(found))
-    click.echo(wrapped(found["claim"]))
+    click.echo(found["claim"])
     click.echo(f"schema in {flags['out']}")
 
 

@@ -13,7 +13,6 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.validation import InputError
-from pipelines.cli.console import wrapped
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import budget_note, run_flags
@@ -167,13 +166,11 @@ def _said(found: dict[str, Any], chosen: str, out: Path) -> str:
     return "\n".join(
         [
             *lines,
-            wrapped(
-                "These metrics are of the rows that chose it, and a little too good. "
-                "For metrics of others, and for the whole statement:"
-            ),
+            "These metrics are of the rows that chose it, and a little too good. "
+            "For metrics of others, and for the whole statement:",
             f"  dpsgd evaluate {out}/run --batches {out}/batches --input data/test",
             f"  dpsgd account {out}/run",
-            wrapped(found["claim"]),
+            found["claim"],
         ]
     )
 
