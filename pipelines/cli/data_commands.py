@@ -11,9 +11,8 @@ from accounting.cli.grouped import PASSES_ON, Grouped
 
 
 @click.command(cls=Grouped)
-@click.option("--rows", type=int, required=True, help="Number of rows in all files.")
+@click.option("--rows", type=int, required=True, help="Number of rows.")
 @click.option("--out", required=True, help="New or empty folder.")
-@click.option("--files", type=int, default=1, show_default=True, help="Files.")
 @click.option(
     "--seed",
     type=int,

@@ -40,7 +40,7 @@ def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     Raises:
       InputError: a number is out of range, or the folder is not empty.
     """
-    names = {"rows": "num_rows", "files": "num_files", "seed": "seed"}
+    names = {"rows": "num_rows", "seed": "seed"}
     fields = {new: options[name] for name, new in names.items()}
     mean = options["rows_per_user"]
     began = time.perf_counter()
@@ -48,15 +48,15 @@ def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
         update = functools.partial(bars.update, "write")
         if mean is None:
             found = SynthOptions(**fields)
-            paths = write_synth(out, found, on_progress=update)
+            path = write_synth(out, found, on_progress=update)
         else:
             users = SynthUserOptions(**fields, rows_per_user=mean)
-            paths = write_synth_users(out, users, on_progress=update)
+            path = write_synth_users(out, users, on_progress=update)
     summary = {
         "out": out,
         **{name: options[name] for name in names},
         **({} if mean is None else {"users": users.num_users}),
-        "bytes_written": sum(path.stat().st_size for path in paths),
+        "bytes_written": path.stat().st_size,
         "seconds": round(time.perf_counter() - began, 2),
     }
     title = "Synthetic Criteo text" if mean is None else "Synthetic rows of users"

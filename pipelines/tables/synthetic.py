@@ -10,7 +10,7 @@ Their constants are in the code, so that all seeds share one distribution.
 
 Formal guarantees:
   - Row i is a function of (seed, i) alone, for one version of NumPy: more rows extend
-    fewer, and the number of files only cuts the same text elsewhere.
+    fewer.
   - Memory does not depend on the number of rows.
   - ``out`` appears complete or not at all; a stop by a signal leaves none of it.
 
@@ -21,7 +21,6 @@ default, which no key of sampling or noise ever has.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -157,8 +156,7 @@ class SynthOptions:
     """What to write.  All fields are public.
 
     Attributes:
-      num_rows: Number of rows in all files.
-      num_files: Number of files, of about equal size.
+      num_rows: Number of rows.
       seed: Seed of the rows.
 
     Raises:
@@ -166,26 +164,11 @@ class SynthOptions:
     """
 
     num_rows: int
-    num_files: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_int("--rows", self.num_rows, at_least=1)
-        check_int(
-            "--files",
-            self.num_files,
-            at_least=1,
-            at_most=min(self.num_rows, 100_000),
-            remedy="Every file holds a row.",
-        )
         check_int("--seed", self.seed, at_least=0)
-
-    @property
-    def cuts(self) -> list[tuple[int, int]]:
-        """First row of each file, and the row after its last."""
-        rows, files = self.num_rows, self.num_files
-        edges = [rows * number // files for number in range(files + 1)]
-        return list(itertools.pairwise(edges))
 
 
 def synth_generator(*labels: str | int, seed: int) -> np.random.Generator:
@@ -323,22 +306,19 @@ def _block(
 
 
 def synthetic_rows(
-    first: int, last: int, *, seed: int, in_common: InCommonOf | None = None
+    num_rows: int, *, seed: int, in_common: InCommonOf | None = None
 ) -> Iterator[pa.Table]:
     """Yields rows as tables of the 40 columns, in order, one table per block.
 
     Args:
-      first: First row.
-      last: Row after the last.
+      num_rows: Number of rows.
       seed: Seed of the rows.
       in_common: What the rows of a block share; None for nothing.
     """
     effects = _effects()
-    for number in range(first // BLOCK_ROWS, -(-last // BLOCK_ROWS)):
-        start = number * BLOCK_ROWS
-        skipped = max(first - start, 0)
+    for number, first in enumerate(range(0, num_rows, BLOCK_ROWS)):
         table = _block(seed, number, effects, in_common and in_common(number))
-        yield table.slice(skipped, min(last - start, BLOCK_ROWS) - skipped)
+        yield table.slice(0, num_rows - first)
 
 
 def write_synth(
@@ -346,8 +326,8 @@ def write_synth(
     options: SynthOptions,
     *,
     on_progress: Progress = lambda *_: None,
-) -> list[pathlib.Path]:
-    """Writes ``out/part-00000.txt`` and so on, and returns their paths.
+) -> pathlib.Path:
+    """Writes ``out/part-00000.txt``, and returns its path.
 
     Args:
       out: New or empty folder.
@@ -358,34 +338,31 @@ def write_synth(
       InputError: ``out`` is in use, or cannot be written.
     """
 
-    def write(path: pathlib.Path, first: int, last: int) -> Iterator[int]:
+    def write(path: pathlib.Path) -> Iterator[int]:
         with open(path, "wb") as file:
-            for table in synthetic_rows(first, last, seed=options.seed):
+            for table in synthetic_rows(options.num_rows, seed=options.seed):
                 pyarrow.csv.write_csv(table, file, TEXT)
                 yield table.num_rows
 
-    return write_parts(out, options, "txt", write, on_progress)
+    return write_part(out, options, "part-00000.txt", write, on_progress)
 
 
-def write_parts(
+def write_part(
     out: str | os.PathLike[str],
     options: SynthOptions,
-    suffix: str,
-    write: Callable[[pathlib.Path, int, int], Iterator[int]],
+    name: str,
+    write: Callable[[pathlib.Path], Iterator[int]],
     on_progress: Progress,
-) -> list[pathlib.Path]:
-    """Writes all files of a synthetic table; other arguments as for ``write_synth``.
+) -> pathlib.Path:
+    """Writes the file of a synthetic table; other arguments as for ``write_synth``.
 
     Args:
-      suffix: Suffix of the files, without the dot.
-      write: Writes the file of rows [first, last); yields the number of rows of each
-        piece.
+      name: Name of the file.
+      write: Writes the file; yields the number of rows of each piece.
     """
-    names, done = list[str](), 0
+    done = 0
     with staged_folder(out, mode=0o777) as root:  # public
-        for first, last in options.cuts:
-            names.append(f"part-{len(names):05d}.{suffix}")
-            for num_rows in write(root / names[-1], first, last):
-                done += num_rows
-                on_progress(done, options.num_rows)
-    return [pathlib.Path(out) / name for name in names]
+        for num_rows in write(root / name):
+            done += num_rows
+            on_progress(done, options.num_rows)
+    return pathlib.Path(out) / name

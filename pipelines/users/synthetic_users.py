@@ -10,8 +10,7 @@ therefore less informative than a row of another user.  All seeds share one
 distribution, with different users.
 
 Formal guarantees:
-  - Row i is a function of (seed, number of users, i) alone, for one version of NumPy:
-    the number of files only cuts the same rows elsewhere.
+  - Row i is a function of (seed, number of users, i) alone, for one version of NumPy.
   - The number of users is public: ``rows / rows_per_user``; some have no row.
   - Memory does not depend on the number of rows or of users.
   - ``out`` appears complete or not at all.
@@ -45,7 +44,7 @@ from pipelines.tables.synthetic import (
     SynthOptions,
     synth_generator,
     synthetic_rows,
-    write_parts,
+    write_part,
 )
 
 #: Column of the ids.
@@ -115,20 +114,20 @@ class Users:
         return ((words >> np.uint64(12)) + 0.5) / 2.0**52
 
 
-def _tables(options: SynthUserOptions, first: int, last: int) -> Iterator[pa.Table]:
+def _tables(options: SynthUserOptions) -> Iterator[pa.Table]:
     """Yields rows with their users, in order."""
     text_format = criteo.PrepareOptions().open([])
     users = Users(seed=options.seed, num_users=options.num_users)
-    rows = synthetic_rows(first, last, seed=options.seed, in_common=users.in_common)
-    for table in rows:
+    field = pa.field(USER, pa.int64(), nullable=False)
+    rows = synthetic_rows(
+        options.num_rows, seed=options.seed, in_common=users.in_common
+    )
+    for number, table in enumerate(rows):
         text = io.BytesIO()
         pyarrow.csv.write_csv(table, text, TEXT)
         parsed = text_format.parse(text.getvalue()).table
-        number, start = divmod(first, BLOCK_ROWS)
-        ids = users.of_block(number)[start : start + len(table)]
-        field = pa.field(USER, pa.int64(), nullable=False)
+        ids = users.of_block(number)[: len(table)]
         yield parsed.append_column(field, pa.array(ids))
-        first += len(table)
 
 
 def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -147,18 +146,18 @@ def write_synth_users(
     options: SynthUserOptions,
     *,
     on_progress: Progress = lambda *_: None,
-) -> list[pathlib.Path]:
-    """Writes ``out/part-00000.parquet`` and so on, and returns their paths.
+) -> pathlib.Path:
+    """Writes ``out/part-00000.parquet``, and returns its path.
 
     Arguments as for ``write_synth``.
     """
     schema = criteo.dataset_schema(criteo.PrepareOptions())
     schema = schema.append(pa.field(USER, pa.int64(), nullable=False))
 
-    def write(path: pathlib.Path, first: int, last: int) -> Iterator[int]:
+    def write(path: pathlib.Path) -> Iterator[int]:
         with open_writer(path, schema) as writer:
-            for group in _row_groups(_tables(options, first, last)):
+            for group in _row_groups(_tables(options)):
                 writer.write_table(group, row_group_size=len(group))
                 yield len(group)
 
-    return write_parts(out, options, "parquet", write, on_progress)
+    return write_part(out, options, "part-00000.parquet", write, on_progress)

@@ -31,11 +31,11 @@ from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
-from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.engines.harness import parts
 from tests.engines.harness.comparing import keep_checksums, same_bytes, same_checksums
 from tests.engines.harness.embedded import RUNNERS
 from tests.engines.harness.polling import wait_for
+from tests.pipelines.conftest import write_text
 from tests.pipelines.waiting_job import waiting_job
 
 # Threads that served an engine end with an exception when it hangs up.
@@ -99,7 +99,7 @@ def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
 def test_prepared_files_are_those_of_this_process(
     files: int, engine_options: list[str], tmp_path: pathlib.Path
 ) -> None:
-    write_synth(tmp_path / "text", SynthOptions(num_rows=20_000, num_files=files))
+    write_text(tmp_path / "text", 20_000, files)
     options = PrepareOptions(row_group_rows=1000, row_groups_per_file=3)
     source = str(tmp_path / "text")
     wanted = prepare(source, tmp_path / "here", options)

@@ -38,6 +38,7 @@ from pipelines.job.job_folder import open_job
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
+from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.pipelines.memory_stores import STORES
 
 
@@ -54,6 +55,15 @@ def write_table(path: pathlib.Path, first: int, count: int, row_group: int) -> N
         }
     )
     pq.write_table(table, path, row_group_size=row_group)
+
+
+def write_text(out: pathlib.Path, rows: int, files: int, seed: int = 0) -> None:
+    """Writes rows of Criteo's format into some files of about equal size."""
+    whole = write_synth(out, SynthOptions(num_rows=rows, seed=seed))
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for number in range(files):
+        part = lines[rows * number // files : rows * (number + 1) // files]
+        (out / f"part-{number:05d}.txt").write_bytes(b"".join(part))
 
 
 @pytest.fixture(scope="session")

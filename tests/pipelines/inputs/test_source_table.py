@@ -15,12 +15,12 @@ from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import make_batches_quietly
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job.prepare_job import prepare
-from pipelines.tables.synthetic import SynthOptions, write_synth
+from tests.pipelines.conftest import write_text
 
 
 @pytest.fixture
 def raw(tmp_path: pathlib.Path) -> pathlib.Path:
-    write_synth(tmp_path / "raw", SynthOptions(num_rows=200, num_files=2, seed=1))
+    write_text(tmp_path / "raw", 200, 2, seed=1)
     return tmp_path / "raw"
 
 
@@ -61,7 +61,7 @@ def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) ->
     part = _table(copy, "of-copy")
     assert not first.is_apart(part.sources)
     assert not first.is_same(part)  # its rows are divided otherwise
-    write_synth(raw.parent / "more", SynthOptions(num_rows=200, num_files=2, seed=2))
+    write_text(raw.parent / "more", 200, 2, seed=2)
     assert first.is_apart(_table(raw.parent / "more", "of-more").sources)
 
 

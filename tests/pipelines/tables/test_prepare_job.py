@@ -29,7 +29,7 @@ from pipelines.tables.prepared_files import open_writer
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_format import TableOptions
-from tests.pipelines.conftest import prepared_bytes
+from tests.pipelines.conftest import prepared_bytes, write_text
 
 ON = PipelineOptions(["--runner=FnApiRunner"])
 LABEL = {"kind": "label", "task": "binary"}
@@ -85,7 +85,7 @@ def test_the_files_are_those_of_prepare(
     options: ConvertOptions
     if by == "criteo":
         table = tmp_path / "text"
-        write_synth(table, SynthOptions(num_rows=300, num_files=3))
+        write_text(table, 300, 3)
         options = PrepareOptions(
             row_group_rows=10, row_groups_per_file=3, split=(7, 3, 0)
         )
@@ -150,9 +150,8 @@ def large(
     options: ConvertOptions = table_options("fraction", text=True)
     ids = [f"{row}" if row % 17 else f"x\n,{row}" for row in range(230)]
     if request.param == "criteo":
-        write_synth(tmp_path / "text", SynthOptions(num_rows=100, num_files=1))
-        (only,) = (tmp_path / "text").iterdir()
-        lines = only.read_text().splitlines()
+        text = write_synth(tmp_path / "text", SynthOptions(num_rows=100))
+        lines = text.read_text().splitlines()
         lines[40] = lines[70] = "no row"
         path.write_text("\n".join(lines))
         options = PrepareOptions(row_group_rows=10, row_groups_per_file=3)

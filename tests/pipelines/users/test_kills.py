@@ -65,7 +65,7 @@ def users(out, runtime, **more):
 plain = TableOptions(schema=table.schema, row_group_rows=16, with_users=True)
 COMMANDS = {
     "synth": lambda out: synthetic.write_synth(
-        out, synthetic.SynthOptions(num_rows=20, num_files=2)),
+        out, synthetic.SynthOptions(num_rows=20)),
     "prepare": lambda out: prepare_job.prepare(rows, out, plain, runtime=here),
     "prepare-engine": lambda out: prepare_job.prepare(
         rows, out, plain, runtime=engine),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ from accounting.core.validation import InputError
 from pipelines.tables import criteo
 from pipelines.tables.job import prepare_job
 from pipelines.tables.synthetic import SynthOptions, write_synth
-from pipelines.users import synthetic_users
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.synthetic_users import (
@@ -28,10 +26,9 @@ from pipelines.users.synthetic_users import (
 ROWS, MEAN = 40_000, 8.0
 
 
-def write(out: pathlib.Path, *, rows: int = ROWS, files: int = 1) -> pa.Table:
-    options = SynthUserOptions(num_rows=rows, num_files=files, rows_per_user=MEAN)
-    assert len(write_synth_users(out, options)) == files
-    return pq.read_table(out)
+def write(out: pathlib.Path, *, rows: int = ROWS) -> pa.Table:
+    options = SynthUserOptions(num_rows=rows, rows_per_user=MEAN)
+    return pq.read_table(write_synth_users(out, options))
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +41,6 @@ def _arrays(table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     categories = table["categories"].combine_chunks().flatten().to_numpy()
     users, labels = table[USER].to_numpy(), table["label"].to_numpy()
     return users, labels, categories.reshape(-1, 26)
-
-
-def test_the_number_of_files_only_cuts_the_same_rows(
-    table: pa.Table, tmp_path: pathlib.Path
-) -> None:
-    cut = write(tmp_path / "many", files=3)
-    for name in ("label", "categories", USER):
-        assert cut[name].combine_chunks().equals(table[name].combine_chunks())
-    # A missing integer is NaN, which Arrow holds for unequal to itself.
-    ours, theirs = (
-        each["integers"].combine_chunks().flatten().to_numpy() for each in (cut, table)
-    )
-    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_the_mean_is_public_and_a_few_users_have_very_many_rows(
@@ -115,20 +99,6 @@ def test_users_have_a_taste_that_no_column_tells() -> None:
     assert np.std(list(found.values())) == pytest.approx(0.907, rel=0.08)
     other = Users(seed=1, num_users=5000).in_common(0).log_odds
     assert not set(other) & set(found.values())
-
-
-def test_memory_does_not_grow_with_rows_or_users(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(synthetic_users, "_ROW_GROUP_BLOCKS", 1)
-    peaks = []
-    for rows in (34_000, 82_000):
-        tracemalloc.start()
-        write(tmp_path / str(rows), rows=rows)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    # Held in memory, 48,000 rows more are 8 MB, and their text 11 MB.
-    assert peaks[1] < peaks[0] + 2_000_000
 
 
 def test_rows_of_users_can_be_bounded(tmp_path: pathlib.Path) -> None:
