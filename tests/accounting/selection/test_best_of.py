@@ -120,6 +120,18 @@ def test_one_run_is_the_run_itself():
         )
 
 
+def test_the_best_of_runs_of_epsilon_0_has_what_it_has():
+    """A run's delta at 0 is small enough, and that of the best of ten is not."""
+    p, q = np.array([0.985, 0.015]), np.array([0.995, 0.005])
+    run, runs, ranks = profile_of(p, q), law(1.0, 10.0), np.arange(2)
+    assert run.epsilon(0.012) == 0.0
+    ours, theirs = (selected(one, ranks, runs) for one in (p, q))
+    assert divergence(ours, theirs, 0.0) > 0.05
+    found = best_of.epsilon_of_best(run, runs, 0.012)
+    assert divergence(ours, theirs, found) <= 0.012
+    assert best_of.epsilon_of_best(run, runs, 0.12) == 0.0
+
+
 def test_pure_privacy_costs_as_published():
     """Papernot and Steinke (2022), Corollary 3: (2 + eta) epsilon, for a long tail."""
     p = np.array([math.e, 1.0]) / (1 + math.e)
