@@ -19,6 +19,7 @@ from accounting.core.validation import InputError
 from accounting.cross_check import check
 from pipelines.batches.folder import read_certificate
 from trainer.cli import method_flags, plan_flags
+from trainer.core.run.run_record import read_unverified
 from trainer.run import budget, privacy
 from trainer.settings import methods
 from trainer.settings.method_settings import DP_SGD, complete, gradients_text
@@ -101,7 +102,8 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
 
     Epsilons and deltas add, also where a run was chosen after results of earlier ones
     were seen (Dwork and Roth 2014, Theorem 3.16, and Rogers et al. 2016,
-    arXiv:1605.08294).  What was planned together costs less: see `dpsgd budget`.
+    arXiv:1605.08294), if each samples by itself: a row that was drawn once for two runs
+    shows more of itself.  What was planned together costs less: see `dpsgd budget`.
 
     Args:
       runs: Folders that ``dpsgd train`` wrote.
@@ -109,7 +111,8 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
       more: What to add to the statement of one run; nothing for several.
 
     Raises:
-      InputError: a run is refused or named twice, or the units differ.
+      InputError: a run is refused or named twice, runs share batches, or the units
+        differ.
     """
     if more != More() or flags["noise_key_file"] is not None:
         raise InputError(
@@ -119,6 +122,12 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("Expected each run once. Omit the second.")
     each = {str(run): of_run(run, flags, more)[0] for run in runs}
+    if len({read_unverified(run)[0].batches_id for run in runs}) < len(runs):
+        raise InputError(
+            "Expected batches of its own for each run: two of these share theirs, so "
+            "that rows were drawn once and not twice, and epsilons do not add. Omit "
+            "one of them: together with it nothing is proven."
+        )
     epsilon = sum(_proven(name, fields) for name, fields in each.items())
     delta = sum(fields["delta"] for fields in each.values())
     units = {(f["privacy_unit"], f["neighboring_relation"]) for f in each.values()}

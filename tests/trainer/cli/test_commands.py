@@ -7,7 +7,6 @@ import json
 import math
 import pathlib
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -91,11 +90,17 @@ def test_account_answers_for_other_relations_and_users_of_a_run(
     assert found["neighboring_relation"] == added
 
 
+@pytest.fixture
+def other(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
+    """A run like ``run``, on batches by another key."""
+    manifest = dataclasses.replace(small_batches.manifest, batches_id="f" * 32)
+    batches = dataclasses.replace(small_batches, manifest=manifest)
+    return write_run_folder(tmp_path / "other", batches)
+
+
 def test_account_adds_the_epsilons_and_deltas_of_several_runs(
-    run: pathlib.Path, tmp_path: pathlib.Path
+    run: pathlib.Path, other: pathlib.Path
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(run, other)
     alone = json.loads(_call(account, str(run), "--json").output)
     found = json.loads(_call(account, str(run), str(other), "--json").output)
     assert (found["epsilon"], found["delta"]) == (2 * alone["epsilon"], 2e-3)
@@ -109,10 +114,13 @@ def test_account_adds_the_epsilons_and_deltas_of_several_runs(
 
 
 def test_account_refuses_what_does_not_add(
-    run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    run: pathlib.Path,
+    other: pathlib.Path,
+    small_batches: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(run, other)
+    same = write_run_folder(run.parent / "same", small_batches)
+    assert "of its own for each run" in _error(account, *map(str, (run, other, same)))
     assert "each run once" in _error(account, str(run), f"{run}/../{run.name}")
     both = (str(run), str(other))
     assert "several runs: they are of one" in _error(account, *both, "--trade-off")
