@@ -139,11 +139,19 @@ def relation_of(
       plan: How the batches were sampled.
       bounded: How users are bounded; None if they are not.
       theorem: Theorem of a method with its own accounting; None for DP-SGD's.
+
+    Raises:
+      InputError: the theorem is not proven under that relation.
     """
-    mixture = plan.truncated_batch_size is not None and theorem is None
-    if mixture and bounded is not None:
-        return ADD_OR_REMOVE_ONE
-    return REPLACE_SPECIAL
+    if bounded is None or plan.truncated_batch_size is None:
+        return REPLACE_SPECIAL
+    if theorem is not None:
+        raise InputError(
+            f"Expected batches without a cap for {theorem.name} and users: its theorem "
+            "is proven under zero-out, and truncated batches of users are accounted "
+            "for under add-or-remove. Make batches with --sampler poisson."
+        )
+    return ADD_OR_REMOVE_ONE
 
 
 def count_of(description: dict[str, Any]) -> int:
@@ -177,15 +185,17 @@ def noise_bounds(
         suffices.
     """
     count = _count(bounded)
+    if theorem is not None:
+        statement.check_unit(theorem, count)
+    relation = relation_of(plan, bounded, theorem)
     if theorem is None:
         return accountant.noise_multiplier(
             plan,
             epsilon=epsilon,
             delta=delta,
             max_examples_per_user=count,
-            neighboring_relation=relation_of(plan, bounded),
+            neighboring_relation=relation,
         )
-    statement.check_unit(theorem, count)
     found = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
     # A lower bound for DP-SGD does not hold for another mechanism.
     return dataclasses.replace(found, necessary=None, necessary_method=None)

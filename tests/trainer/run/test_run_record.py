@@ -268,6 +268,24 @@ def test_noise_for_a_target_is_that_of_the_unit(small_batches: Any) -> None:
         privacy.noise_multiplier(plan, **target, theorem=mixing, **bounded)
 
 
+def test_a_theorem_of_zero_out_is_not_for_truncated_batches_of_users(
+    small_batches: Any,
+) -> None:
+    """With few of the users that there may be, delta is larger than its bound."""
+    plan, mixing = small_batches.manifest.plan, Mixing(mix_width=0.0, l2_norm_clip=1.0)
+    note = Bounded(user_column="user", max_examples_per_user=1, num_examples=40)
+    description, target = {BOUNDED: note.to_json()}, {"epsilon": 2.0, "delta": 1e-3}
+    with pytest.raises(InputError, match="Expected batches without a cap"):
+        privacy.unit_of(description, plan, mixing)
+    asked: dict[str, Any] = {"theorem": mixing, "description": description}
+    with pytest.raises(InputError, match="Expected batches without a cap"):
+        privacy.noise_multiplier(plan, **target, **asked)
+    without = dataclasses.replace(plan, sampler="poisson", truncated_batch_size=None)
+    found = privacy.unit_of(description, without, mixing)
+    assert found["neighboring_relation"] == "REPLACE_SPECIAL"
+    assert privacy.noise_multiplier(without, **target, **asked) > 0
+
+
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
