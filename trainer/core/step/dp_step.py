@@ -15,7 +15,7 @@ gradients of the step that last read it, just before it is read.  A step touches
 other rows of the table.
 
 Formal guarantees:
-  - The noise is added exactly once per step.
+  - The noise is added exactly once per step, and each coordinate has its own.
   - The divisor is the constant of the plan, whatever the batches contain.
   - Noise, grid and divisor are those of one sum, which alone says what they are.
   - The optimizer counts every step, also if all variables are lazy tables: a
@@ -182,7 +182,17 @@ class Step:
           noise: An array per value, of ``shapes`` and of the type of ``bounded``.
             One of several workers gives its share.  The caller may not change them.
           later: Source of the noise of lazy tables.
+
+        Raises:
+          InputError: the noise is of another step: it would be repeated to fit.
         """
+        shapes, found = self.shapes, [tuple(one.shape) for one in noise]
+        dense = self._dense_indexes
+        if len(found) != len(shapes) or any(found[i] != shapes[i] for i in dense):
+            raise InputError(
+                "Expected noise for each trainable weight; there are others than when "
+                "it was drawn. Change them, and compile, between two calls of fit."
+            )
         self._noise, self._later = [*map(tensor_memory.tensor, noise)], later
         self._batches.clear()
         self._num_added = 0

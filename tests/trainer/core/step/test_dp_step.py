@@ -107,6 +107,22 @@ def test_noise_is_divided_by_the_same_constant(num_real: int, rows: Any) -> None
         np.testing.assert_allclose(found, units * unit, rtol=1e-4, atol=1e-3)
 
 
+def test_noise_of_another_step_is_never_repeated_to_fit(rows: Any) -> None:
+    """Seen to fail: of fewer weights, 13 had one noise, after a compile in a fit."""
+    model, batch = _model(), _batch(rows(4))
+    step = _step(model)
+    noise = _noise(step, 3, 5, 100.0)
+    for wrong in (
+        [one[:1] for one in noise],
+        [*noise, noise[-1]],
+        noise[:-1],
+        [noise[0].T, *noise[1:]],
+    ):
+        with pytest.raises(InputError, match="noise for each trainable weight"):
+            _run(step, wrong, [batch])
+    assert not step.num_traces
+
+
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 def test_noise_is_added_once_per_step_whatever_the_number_of_batches(
     num_parts: int, rows: Any
