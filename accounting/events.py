@@ -4,9 +4,10 @@
 depends on them.
 
 Formal guarantees:
-  - ``dp_event`` returns the event of the plan's own mechanism, or refuses the plan.
-  - ``ask`` leaves every privacy loss to dp_accounting.  Only the probability of
-    truncation is ours, where the installed dp_accounting has no truncated event.
+  - ``ask`` asks about the plan's own mechanism, with its sampling probability rounded
+    up, or refuses the plan.
+  - It leaves every privacy loss to dp_accounting.  Only the probability of truncation
+    is ours, where the installed dp_accounting has no truncated event.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3, for the truncation.
@@ -54,27 +55,6 @@ class Question:
     def text(self) -> str:
         """The question in words."""
         return f"{self.event}{'' if self.cost is None else _TRUNCATED}"
-
-
-def dp_event(plan: DpSgdPlan, *, noise_multiplier: float) -> Any:
-    """Returns the ``DpEvent`` of a whole run.
-
-    The event is for the zero-out relation.  Its sampling probability is rounded up, so
-    that it is at most as private as the plan.  dp_accounting's add-or-remove relation,
-    with this probability held fixed, has the same dominating pairs, except for
-    truncated Poisson sampling.
-
-    Args:
-      plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-
-    Raises:
-      InputError: the installed dp_accounting has no event for the plan.
-    """
-    found = ask(plan, noise_multiplier=noise_multiplier)
-    if found.cost is not None:
-        raise InputError(_not_installed(plan))
-    return found.event
 
 
 def ask(

@@ -108,13 +108,6 @@ def _homes() -> dict[str, str]:
 
 
 _HOMES = _homes()
-#: Top-level package -> the extra that installs its dependencies.
-_EXTRAS = {
-    "accounting": "accounting",
-    "dpsgd": "train",
-    "pipelines": "pipelines",
-    "trainer": "train",
-}
 
 __all__ = [*_HOMES, "__version__"]
 
@@ -129,18 +122,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
-    try:
-        module = importlib.import_module(home)
-        # The public name may be a module, such as "accountant".
-        if not hasattr(module, name):
-            importlib.import_module(f"{home}.{name}")
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS[home.partition(".")[0]]
-        raise ModuleNotFoundError(
-            f"Expected the package {error.name} to be installed, which {name} needs. "
-            f"Run, in a clone of the project: pip install '.[{extra}]'",
-            name=error.name,
-        ) from error
+    module = importlib.import_module(home)
+    # The public name may be a module, such as "accountant".
+    if not hasattr(module, name):
+        importlib.import_module(f"{home}.{name}")
     return globals().setdefault(name, getattr(module, name))
 
 

@@ -244,7 +244,6 @@ def _check_flags(flags: dict[str, Any]) -> None:
     needs = (
         ("values", "sweep", "--sweep"),
         ("tan", "sweep", "--sweep"),
-        ("tan", "noise_multiplier", "--noise-multiplier"),
         ("also_num_steps", "tan", "--tan"),
     )
     _check_tuning(flags)
@@ -268,11 +267,6 @@ def _check_flags(flags: dict[str, Any]) -> None:
         raise InputError(
             "Expected --tan or users with several examples, not both: TAN is for one "
             "example. Omit --max-examples-per-user."
-        )
-    if flags["tan"] and flags["sweep"] == "epsilon":
-        raise InputError(
-            "Expected --tan beside a sweep that answers epsilon, not --sweep epsilon. "
-            "Sweep over something else, such as --sweep noise-multiplier."
         )
     if flags["also_num_steps"] and flags["sweep"] != TOTAL_NOISE_AXIS:
         raise InputError(

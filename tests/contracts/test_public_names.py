@@ -55,22 +55,6 @@ def test_a_name_loads_only_what_it_needs(
     assert not loaded(root, forbidden, f"from dpsgd import {names}")
 
 
-@pytest.mark.parametrize(
-    ("package", "name", "extra"),
-    [
-        ("pyarrow", "list_blocks", "pipelines"),
-        ("tensorflow", "make_private", "train"),
-    ],
-)
-def test_a_missing_package_is_named_with_what_installs_it(
-    root: pathlib.Path, package: str, name: str, extra: str
-) -> None:
-    status, last = without(root, package, f"from dpsgd import {name}")
-    assert status == 1
-    assert f"package {package}" in last
-    assert f"pip install '.[{extra}]'" in last
-
-
 def test_a_command_without_a_package_ends_in_one_line(root: pathlib.Path) -> None:
     code = (
         "sys.argv = ['dpsgd', 'plan', '--num-examples=1000', '--batch-size=10',"

@@ -333,7 +333,7 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
     ),
     (
         "event",
-        lambda plan: events.dp_event(plan, noise_multiplier=1.0),
+        lambda plan: events.ask(plan, noise_multiplier=1.0),
         "dp_accounting has no event for it",
     ),
     (
