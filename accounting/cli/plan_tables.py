@@ -20,9 +20,6 @@ from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Sweep
 from accounting.planning.tuning import Price, Tuning
 
-#: Most lines side by side: these fit in eighty characters, unless numbers are large.
-_COLUMNS = 5
-
 
 def print_table(question: Question, rows: list[Answer]) -> None:
     """Prints the question, and a table with a row for each answer.
@@ -112,12 +109,12 @@ def _value_cells(row: Answer) -> tuple[str, str]:
     return _range(row), f"{row.bounds.kind}{no_guarantee}"
 
 
-def _range(row: Answer, between: str = " .. ") -> str:
+def _range(row: Answer) -> str:
     if row.proven is None:
         return f">= {rounding.least_text(row)}"
     if row.least is None or rounding.is_exact(row):
         return rounding.proven_text(row)
-    return f"{rounding.least_text(row)}{between}{rounding.proven_text(row)}"
+    return f"{rounding.least_text(row)} .. {rounding.proven_text(row)}"
 
 
 def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
@@ -128,11 +125,7 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
       found: The crossovers of the sweep's lines.
     """
     click.echo(sweep.title)
-    console, first = Console(), 0
-    while first < len(sweep.lines):
-        count = _columns_that_fit(sweep, first, console)
-        console.print(_sweep_table(sweep, first, count))
-        first += count
+    Console().print(_sweep_table(sweep))
     if sweep.points[0][0].estimate is not None:
         click.echo(
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
@@ -142,35 +135,20 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
         click.echo(group.sentence(sweep.axis))
 
 
-def _columns_that_fit(sweep: Sweep, first: int, console: Console) -> int:
-    # Measured as if there were room, since a terminal's width is the most it gives.
-    room = console.options.update(width=10 * console.width)
-    for count in range(min(_COLUMNS, len(sweep.lines) - first), 1, -1):
-        table = _sweep_table(sweep, first, count)
-        if console.measure(table, options=room).maximum <= console.width:
-            return count
-    return 1
-
-
-def _sweep_table(sweep: Sweep, first: int, count: int) -> Table:
-    chosen = slice(first, first + count)
+def _sweep_table(sweep: Sweep) -> Table:
     estimated = sweep.points[0][0].estimate is not None
     table = Table()
-    # One line leaves room for a long name.
-    heading = sweep.axis if count == 1 else sweep.axis.replace("-", "-\n")
-    table.add_column(heading, justify="right")
-    for line in sweep.lines[chosen]:
-        # Line breaks where rich would not put any.
-        name = line.name.replace("-", "-\n").replace(", ", ",\n")
-        table.add_column(name, justify="right")
+    table.add_column(sweep.axis, justify="right", overflow="fold")
+    table.add_column("line", overflow="fold")
+    table.add_column(sweep.asks_for, justify="right", no_wrap=True)
     if estimated:
-        table.add_column("TAN", justify="right")
+        table.add_column("TAN", justify="right", no_wrap=True)
     for place, value in enumerate(sweep.values):
-        points = [line[place] for line in sweep.points[chosen]]
-        cells = [_range(point.answer, " ..\n") for point in points]
-        if estimated:
-            estimate = points[0].estimate
-            cells.append("" if estimate is None else f"{estimate.epsilon:.4f}")
         number = f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
-        table.add_row(number, *cells)
+        for line, points in zip(sweep.lines, sweep.points, strict=True):
+            point = points[place]
+            cells = [number, line.name, _range(point.answer)]
+            if point.estimate is not None:
+                cells.append(f"{point.estimate.epsilon:.4f}")
+            table.add_row(*cells)
     return table

@@ -137,12 +137,8 @@ def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
         patch.setattr("accounting.planning.sweeps.answer_for", long)
         text = run(*plan, *target, "--sweep", "epsilon", "--values", "0.0001")
     assert "\u2026" not in text
-    assert re.search(r"\d{5}\.\d{4}", text)
+    assert re.search(r"12345\.6\d* \.\. 12345\.6\d\d\d", text)
     assert "deterministic" in text
-    text = run(*plan, "--delta=1e-5", "--noise-multiplier=1",
-               "--sweep=noise-multiplier", "--values=1")  # fmt: skip
-    assert "\u2026" not in text
-    assert "multiplier \u2503 deterministic" in text
 
 
 def test_a_sweep_at_given_noise_answers_epsilon_or_delta():
