@@ -143,7 +143,6 @@ class Finding:
     Attributes:
       confidence: Probability, over the trials, with which all bounds here hold.
       epsilon_lower_bound: Lower bound on epsilon at the claim's delta.
-      gaussian_epsilon: Lower bound on epsilon, if the trade-off curve is Gaussian.
       other_epsilon: The point of the profile that is violated most, or nearly.
       other_delta_claimed: Delta that is claimed at ``other_epsilon``.
       other_delta: Lower bound on delta at ``other_epsilon``.
@@ -154,7 +153,6 @@ class Finding:
 
     confidence: float
     epsilon_lower_bound: float
-    gaussian_epsilon: float
     other_epsilon: float
     other_delta_claimed: float
     other_delta: float
@@ -298,11 +296,9 @@ def _finding(
     lower = max(float(lower_bounds.epsilon_bound(*r, claim.delta)) for r in rates)
     excess = max(float(claim.profile.excess(*pair)) for pair in rates)
     found = float(claim.profile.found_deltas(*rates[test])[point])
-    gaussian = [lower_bounds.gaussian_bound(*pair, claim.delta) for pair in rates]
     return Finding(
         confidence=confidence,
         epsilon_lower_bound=lower,
-        gaussian_epsilon=max(gaussian),
         other_epsilon=claim.profile.epsilons[point],
         other_delta_claimed=claim.profile.deltas[point],
         other_delta=max(found, 0.0),

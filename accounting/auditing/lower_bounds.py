@@ -16,26 +16,20 @@ Formal guarantees, for independent trials, whatever the mechanism and the score 
     ``epsilon_bound`` exceeds the true epsilon with probability at most ``error``.
   - ``ClaimedProfile.excess`` is above 0 only for rates that contradict one of its
     claims (epsilon_j, delta_j).
-  - ``gaussian_bound`` bounds epsilon only for mechanisms whose trade-off curve is
-    Gaussian; it proves nothing about others.
 
 References:
-  Clopper and Pearson (1934); Jagielski, Ullman and Oprea (2020), arXiv:2006.07709;
-  Nasr et al. (2023), arXiv:2302.07956, for the Gaussian bound.
+  Clopper and Pearson (1934); Jagielski, Ullman and Oprea (2020), arXiv:2006.07709.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
-
-from accounting.core.pld.gaussian import gaussian_epsilon
 
 #: Ranks, from each end, whose scores are tried as thresholds.  They are few, and none
 #: is exceeded by only a handful of scores: the best of many thresholds is often luck.
@@ -209,20 +203,6 @@ def gaussian_distance(fpr: Any, fnr: Any) -> Any:
       fnr: False negative rate, of the same shape.
     """
     return -special.ndtri(fpr) - special.ndtri(fnr)
-
-
-def gaussian_bound(fpr: float, fnr: float, delta: float) -> float:
-    """Returns the epsilon of the Gaussian pair of `gaussian_distance`; >= 0.
-
-    Args:
-      fpr: Upper bound on the false positive rate.
-      fnr: Upper bound on the false negative rate.
-      delta: The delta at which epsilon is bounded.
-    """
-    distance = float(gaussian_distance(fpr, fnr))
-    if not 0 < distance < math.inf:
-        return 0.0
-    return gaussian_epsilon(1 / distance, delta, upper=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

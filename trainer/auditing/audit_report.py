@@ -57,10 +57,6 @@ _IF_AS_CLAIMED = (
     "*  if batches are made as claimed, and only the noise may differ; epsilon is the "
     "accountant's for that noise"
 )
-_IF_GAUSSIAN = (
-    "** if errors trade off as those of two Gaussians, as they do for deterministic "
-    "batches alone"
-)
 
 
 def cannot_see(level: str, *, of_users: bool) -> tuple[str, ...]:
@@ -132,7 +128,6 @@ def report(
         notes=[
             "The first two lines decide: they assume nothing.",
             *([_IF_AS_CLAIMED] if honest else []),
-            _IF_GAUSSIAN,
             f"verdict: {verdict.text}",
             "An audit of this kind cannot see:",
             *(f"  - {fault}" for fault in unseen),
@@ -245,5 +240,4 @@ def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
                 f"<= {upper_text(claim.epsilon)}",
             ],
         ]
-    gaussian = [f">= {lower_text(found.gaussian_epsilon)}" for found in findings]
-    return [*rows, ["epsilon **", *gaussian, ""]]
+    return rows

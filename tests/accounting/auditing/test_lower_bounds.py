@@ -10,7 +10,7 @@ from scipy import stats
 
 from accounting.auditing import lower_bounds
 from accounting.auditing.lower_bounds import ClaimedProfile, Errors
-from accounting.core.pld.gaussian import gaussian_delta, gaussian_epsilon
+from accounting.core.pld.gaussian import gaussian_delta
 
 
 @pytest.mark.parametrize("trials", [1, 2, 10, 1000, 100_000])
@@ -108,14 +108,3 @@ def test_excess_is_positive_only_for_rates_that_contradict_a_claim() -> None:
     assert np.all(profile.excess(0.97 * fpr, 0.97 * fnr)[middle] > 0)
     assert profile.least_fnr(fpr) == pytest.approx(fnr, abs=2e-3)
     assert np.all(profile.least_fnr(fpr) <= fnr + 1e-9)
-
-
-def test_the_gaussian_bound_is_exact_for_gaussians() -> None:
-    noise, delta = 0.8, 1e-5
-    for threshold in (-1.0, 0.3, 2.0):
-        fpr = float(stats.norm.sf(threshold / noise))
-        fnr = float(stats.norm.cdf((threshold - 1) / noise))
-        found = lower_bounds.gaussian_bound(fpr, fnr, delta)
-        assert found == pytest.approx(gaussian_epsilon(noise, delta), rel=1e-6)
-    assert lower_bounds.gaussian_bound(1.0, 0.3, delta) == 0
-    assert lower_bounds.gaussian_bound(0.6, 0.6, delta) == 0
