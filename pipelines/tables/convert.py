@@ -12,7 +12,6 @@ Public: options and schema.  Sensitive: rows, and the number of malformed ones.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ DEFAULT_ROW_GROUP_ROWS = 131_072
 ROW_GROUPS_PER_FILE = 32
 
 _REPORTED_ROWS = 5
-_REPORTED_REASONS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,7 +244,7 @@ class RowCount:
       num_good: Number of well-formed rows.
       num_bad: Number of malformed rows.
       bad: File, number and reason of the first malformed rows.
-      of_reasons: Reason -> number of malformed rows.
+      reasons: Reasons of all malformed rows.
       classes: Indices of the classes that the label of a well-formed row has.
       of_splits: Number of well-formed rows per split; zeros if shares decide.
     """
@@ -254,9 +252,7 @@ class RowCount:
     num_good: int = 0
     num_bad: int = 0
     bad: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
-    of_reasons: collections.Counter[str] = dataclasses.field(
-        default_factory=collections.Counter
-    )
+    reasons: set[str] = dataclasses.field(default_factory=set)
     classes: set[int] = dataclasses.field(default_factory=set)
     of_splits: np.ndarray = dataclasses.field(
         default_factory=lambda: np.zeros(len(SPLITS), np.int64)
@@ -290,7 +286,7 @@ class RowCount:
         self.num_bad += num_bad
         if block.splits is not None:
             self.of_splits += np.bincount(block.splits, minlength=len(SPLITS))
-        self.of_reasons.update(block.bad_reasons)
+        self.reasons.update(block.bad_reasons)
         self.classes.update(block.classes)
         room = _REPORTED_ROWS - len(self.bad)
         reported = zip(block.bad_rows[:room], block.bad_reasons[:room], strict=True)
@@ -302,7 +298,7 @@ class RowCount:
         self.num_good += other.num_good
         self.num_bad += other.num_bad
         self.bad = [*self.bad, *other.bad][:_REPORTED_ROWS]
-        self.of_reasons.update(other.of_reasons)
+        self.reasons |= other.reasons
         self.classes |= other.classes
         self.of_splits = self.of_splits + other.of_splits
 
@@ -310,7 +306,7 @@ class RowCount:
         """Returns a JSON-serialisable dict."""
         plain = {
             "classes": sorted(self.classes),
-            "of_reasons": list(self.of_reasons.items()),  # in the order of the rows
+            "reasons": sorted(self.reasons),
             "of_splits": self.of_splits.tolist(),
         }
         return {**vars(self), **plain}
@@ -319,7 +315,7 @@ class RowCount:
     def from_json(cls, fields: dict[str, Any]) -> RowCount:
         """Returns the count that ``to_json`` wrote."""
         typed = {
-            "of_reasons": collections.Counter(dict(fields["of_reasons"])),
+            "reasons": set(fields["reasons"]),
             "classes": set(fields["classes"]),
             "of_splits": np.array(fields["of_splits"], np.int64),
         }
@@ -338,8 +334,7 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
     Raises:
       InputError: there are malformed rows.
     """
-    of_label = any(each.startswith(f"{options.label} ") for each in count.of_reasons)
-    seen = count.classes if f"{options.label} {NO_CLASS}" in count.of_reasons else None
+    seen = count.classes if f"{options.label} {NO_CLASS}" in count.reasons else None
     lost = [
         name
         for number, name in enumerate(options.classes)
@@ -348,40 +343,17 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
     may_omit = options.on_bad_row == "skip" and count.num_good and not lost
     if not count.num_bad or may_omit:
         return
-    raise InputError(
-        f"Expected well-formed rows; {count.num_bad} of {count.num_rows} are "
-        f"malformed: {_shown_faults(count)}. {_remedy(count, options, of_label, lost)}"
-    )
-
-
-def _shown_faults(count: RowCount) -> str:
-    """Returns the malformed rows; of many, their number and first one by reason."""
-    if count.num_bad == len(count.bad):
-        return ", ".join(count.bad_lines)
-    first = {reason: f" ({path}:{row}, ...)" for path, row, reason in count.bad[::-1]}
-    return ", ".join(
-        f"in {number} {reason}{first.get(reason, '')}"
-        for reason, number in count.of_reasons.most_common(_REPORTED_REASONS)
-    )
-
-
-def _remedy(
-    count: RowCount, options: ConvertOptions, of_label: bool, lost: Sequence[str]
-) -> str:
-    """Returns what to do about malformed rows; arguments as in ``refuse_bad_rows``."""
+    remedy = "Fix them or the schema; --on-bad-row skip leaves them out unless all are."
     if lost:
-        return (
+        remedy = (
             f"No well-formed row is of class {', '.join(map(repr, lost))}: write the "
             f"classes of {options.label} in the schema as they are in the table."
         )
-    if not count.num_good:
-        return "All are: fix the schema, such as the kind of that column, or --format."
-    if of_label:
-        return (
-            f"Fix them: the rows left out would be chosen by {options.label}, the "
-            "label, and the others would be another table."
-        )
-    return "Fix them, or leave them out with --on-bad-row skip."
+    more = ", ..." if count.num_bad > len(count.bad) else ""
+    raise InputError(
+        f"Expected well-formed rows; {count.num_bad} of {count.num_rows} are "
+        f"malformed: {', '.join(count.bad_lines)}{more}. {remedy}"
+    )
 
 
 def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
