@@ -35,13 +35,7 @@ from pipelines.tables.raw_files import InputFile, TextRange, check_unchanged
 from pipelines.tables.schema.schema import InputOptions
 
 CSV, TSV, PARQUET = "CSV", "TSV", "Parquet"
-_ENDINGS = {
-    ".csv": CSV,
-    ".tsv": TSV,
-    ".tab": TSV,
-    ".parquet": PARQUET,
-    ".pq": PARQUET,
-}
+_ENDINGS = {".csv": CSV, ".tsv": TSV, ".parquet": PARQUET}
 _PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 # Maximum size of a block of text, and of one of Parquet.  Arrow reads about 32 blocks

@@ -26,7 +26,7 @@ from pipelines.files.sink import Sink
 
 _CSV = ".csv"
 #: Suffixes of names; without one the file is Parquet.
-_SUFFIXES = (".parquet", ".pq", _CSV, "")
+_SUFFIXES = (".parquet", _CSV, "")
 
 
 def check_name(path: pathlib.Path, carried: Mapping[str, pa.DataType]) -> None:
