@@ -93,7 +93,7 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     claim = "Model, metrics and ranges together are (6.0000, 1e-05)-differentially"
     assert found["together"].startswith(claim)
     ranges = (folder / "census-fit" / "ranges.toml").read_text()
-    assert "by dpsgd statistics, epsilon 6, delta 1e-05" in ranges
+    assert "by dpsgd statistics, epsilon 6.0000, delta 1e-05" in ranges
     assert not (folder / "census-fit" / "first").exists()
     assert found["all_fits"] is None
 

@@ -248,7 +248,7 @@ def _trade_off(statement: PrivacyStatement) -> TradeOff:
 
 
 def _table(found: TradeOff) -> str:
-    mu = "" if found.mu is None else f"; {found.mu:.6g}-GDP"
+    mu = "" if found.mu is None else f"; {upper_text(found.mu)}-GDP"
     lines = [f"  trade-off   wrong about unused -> right about used, at most{mu}"]
     for rate in bounds.CURVE_RATES:
         most = bounds.percent_up(found.true_positive_rate(rate))

@@ -437,7 +437,8 @@ def _write(
 ) -> None:
     """Writes the schema with what was found."""
     price = request.price
-    where = f"  # by dpsgd statistics, epsilon {price.epsilon:g}, delta {price.delta:g}"
+    epsilon = upper_text(price.epsilon)
+    where = f"  # by dpsgd statistics, epsilon {epsilon}, delta {price.delta!r}"
     texts = {
         name: [f"vocabulary = {_words(each['shares'])}{where}"]
         for name, each in vocabularies.items()

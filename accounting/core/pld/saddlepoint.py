@@ -273,7 +273,7 @@ def contour_order(found: Focus) -> float:
     steps = found.num_steps
     deviation = math.sqrt(steps * variance)
     away = steps * mean + _LEAST_TILT * deviation
-    if away <= found.epsilon:
+    if away <= found.epsilon and found.order > 0.0:
         return found.order
     # Of three orders, the first is the smallest for skewed losses, the second for
     # bounded ones, the third for losses that hardly vary.

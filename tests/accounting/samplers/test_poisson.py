@@ -215,3 +215,13 @@ def test_losses_that_hardly_vary_have_a_delta(epsilon):
     seen = max(0.0, 1 - (1 - q) ** steps * math.exp(epsilon))
     assert found.add.upper == pytest.approx(seen, rel=1e-4, abs=1e-12)
     assert seen * (1 - 1e-6) <= found.remove.upper <= 1 - (1 - q) ** steps + 1e-12
+
+
+def test_one_step_with_next_to_no_noise_has_an_epsilon():
+    """The loss of a step is a constant but for one example in a million."""
+    plan = make_plan("poisson", 1_000_000, 1, 1)
+    rare = accountant.epsilon(plan, noise_multiplier=0.0078, delta=1e-4)
+    assert rare.guarantee == 0.0  # above the probability of taking part
+    assert accountant.epsilon(
+        plan, noise_multiplier=0.0078, delta=1e-7
+    ).guarantee == pytest.approx(8235, rel=0.1)

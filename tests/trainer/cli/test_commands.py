@@ -180,6 +180,12 @@ def test_account_ends_with_1_where_a_cross_check_disagrees(
     assert not json.loads(done.stdout)["cross_check"]["agrees"]
 
 
+def test_account_rounds_mu_up() -> None:
+    """Three epochs at noise 1.1: 1.5745916-GDP."""
+    asked = ("--sampler=deterministic", "--epochs=3", "--trade-off")
+    assert "at most; 1.5746-GDP" in _call(account, *PLAN[1:], *asked).output
+
+
 def test_account_prints_and_draws_the_trade_off(tmp_path: pathlib.Path) -> None:
     picture = tmp_path / "a.png"
     asked = (*PLAN, "--num-steps=50", "--trade-off", f"--plot={picture}")
