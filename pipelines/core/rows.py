@@ -136,8 +136,6 @@ def _row_groups(file: Any) -> tuple[list[int], str]:
 def _bytes(cells: pa.ChunkedArray, column: Column) -> np.ndarray:
     """Returns the little-endian bytes of a column: uint8, shape (rows, bytes)."""
     array, shape = cells.combine_chunks(), []
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks or [pa.array([], cells.type)])
     num_rows = len(array)
     while not array.null_count and pa.types.is_fixed_size_list(array.type):
         shape.append(array.type.list_size)

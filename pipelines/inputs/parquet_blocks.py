@@ -493,11 +493,8 @@ def table_columns(
     arrays = {}
     for column in columns:
         chunks = table.column(column.name)
-        array = (
-            chunks.chunk(0)
-            if chunks.num_chunks == 1
-            else pa.concat_arrays(chunks.chunks or [pa.array([], chunks.type)])
-        )
+        # Of one chunk Arrow would make a copy.
+        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
         arrays[column.name] = values_of(array, column)
     return arrays
 

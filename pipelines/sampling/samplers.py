@@ -238,8 +238,7 @@ def _deterministic(
 ) -> Choices:
     del sampling_key  # nothing is random
     position = block.first_row + np.arange(block.num_rows)
-    starts = shuffle.first_positions(plan.num_examples, plan.steps_per_epoch)
-    within = np.searchsorted(starts, position, side="right") - 1
+    within = position * plan.steps_per_epoch // plan.num_examples
     epochs = np.arange(plan.num_epochs) * plan.steps_per_epoch
     row = np.tile(np.arange(block.num_rows), plan.num_epochs)
     step = (epochs[:, None] + within).ravel()

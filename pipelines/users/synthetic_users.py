@@ -35,7 +35,7 @@ from pipelines.core.keys import derive
 from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.key_files import insecure_key
 from pipelines.tables import criteo
-from pipelines.tables.prepared_files import open_writer
+from pipelines.tables.prepared_files import open_writer, row_groups
 from pipelines.tables.synthetic import (
     BLOCK_ROWS,
     TEXT,
@@ -130,17 +130,6 @@ def _tables(options: SynthUserOptions) -> Iterator[pa.Table]:
         yield parsed.append_column(field, pa.array(ids))
 
 
-def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    waiting: list[pa.Table] = []
-    for table in tables:
-        waiting.append(table)
-        if len(waiting) == _ROW_GROUP_BLOCKS:
-            yield pa.concat_tables(waiting)
-            waiting = []
-    if waiting:
-        yield pa.concat_tables(waiting)
-
-
 def write_synth_users(
     out: str | os.PathLike[str],
     options: SynthUserOptions,
@@ -156,7 +145,7 @@ def write_synth_users(
 
     def write(path: pathlib.Path) -> Iterator[int]:
         with open_writer(path, schema) as writer:
-            for group in _row_groups(_tables(options)):
+            for group in row_groups(_tables(options), _ROW_GROUP_BLOCKS * BLOCK_ROWS):
                 writer.write_table(group, row_group_size=len(group))
                 yield len(group)
 
