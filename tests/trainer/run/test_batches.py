@@ -82,6 +82,20 @@ def test_an_edited_manifest_is_refused(small_batches: Any) -> None:
         _read(small_batches)
 
 
+def test_other_batches_in_the_folder_since_are_refused(
+    small_batches: Any, batch_folder: Any, rows: Any
+) -> None:
+    """Seen to fail: a run stated the epsilon of the plan that it was checked with."""
+    steps = [rows(16, seed) for seed in range(10)]
+    larger = {"expected_batch_size": 16, "batches_id": "1" * 32}
+    folder = batch_folder(steps, "larger", **larger)
+    small_batches.path.rename(folder.path.with_name("moved"))
+    folder.path.rename(small_batches.path)
+    for first in (0, 4):
+        with pytest.raises(InputError, match="there are others now"):
+            _positions(small_batches, first_step=first)
+
+
 def test_no_batch_of_a_file_comes_before_its_digest_was_checked(
     small_batches: Any,
 ) -> None:

@@ -1,6 +1,8 @@
 """The batches of a folder as tensors, in step order.
 
 Formal guarantees:
+  - They are the batches of the manifest of the run, also if the folder was replaced
+    since that was read.
   - Elements are exactly those of ``pipelines.batches.reader``, which checks digests,
     steps and parts, and raises InputError; no element is yielded before the digest of
     its record is compared with the checksum.
@@ -18,6 +20,8 @@ import concurrent.futures
 from collections.abc import Iterator
 from typing import Any
 
+from accounting.core.validation import InputError
+from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.manifest import Manifest
@@ -67,6 +71,9 @@ class BatchSource:
       manifest: Manifest of the batches.
       first_step: Step to start at.
       share: The parts of one of several workers; a step may then have no element.
+
+    Raises:
+      InputError: while it iterates, as ``read_batches``; or the folder holds others.
     """
 
     def __init__(
@@ -88,6 +95,12 @@ class BatchSource:
         return _ahead(map(_element, self._batches()))
 
     def _batches(self) -> Iterator[PhysicalBatch]:
+        if read_manifest(self._directory).batches_id != self._manifest.batches_id:
+            raise InputError(
+                f"Expected {self._directory} to hold the batches that the run was "
+                "checked with; there are others now. Restore them, or begin a new run "
+                "in another folder."
+            )
         return read_batches(
             self._directory, first_step=self._first_step, share=self._share
         )
