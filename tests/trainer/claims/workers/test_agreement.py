@@ -155,6 +155,7 @@ def test_a_step_is_settled_whoever_has_its_parts(parts: int, known: bool) -> Non
         ([[1], [1]], 2),
         ([[0, 3], [0]], 3),  # the same number of parts, and the same sum
         ([[0, 1, 5], [0, 2]], 5),  # the same number, and the same sum of squares
+        ([[0, 3, 5, 6], [0, 3, 5, 6]], 8),  # the same number, sum and sum of squares
     ],
 )
 def test_a_step_without_each_part_once_is_refused(
