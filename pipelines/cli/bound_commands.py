@@ -15,7 +15,7 @@ from accounting.cli.grouped import PASSES_ON, Grouped
     "--input",
     "source",
     required=True,
-    help="Parquet, CSV or TSV: file, folder or quoted glob.",
+    help="Parquet: file, folder or quoted glob.",
 )
 @shared_options.user_column(
     "Column of the users' ids (integers, text or bytes), which OUT does not hold.",
@@ -65,9 +65,8 @@ def bound(
     says that users are bounded, for batches, runs and privacy statements.  The numbers
     of users and of rows are not published.
 
-    Columns of CSV and TSV become text; `dpsgd prepare --schema` turns them into
-    numbers, split by hash or time, and keeps the metadata.  `dpsgd prepare` can also
-    bound users itself.
+    `dpsgd prepare --schema` bounds users itself, of CSV and TSV, too.  Of a bounded
+    table it makes numbers, split by hash or time, and keeps the metadata.
 
     To resume a stopped job, run the same command again.
 

@@ -10,21 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
 
-from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, check_int
 from pipelines.core.threads import num_cores
 from pipelines.files.unfinished import Unfinished, unfinished_folder
-from pipelines.inputs.parquet_blocks import RowGroups
-from pipelines.inputs.source_table import (
-    SourceTable,
-    keep_table,
-    source_digests,
-    table_of,
-)
+from pipelines.inputs.source_table import keep_table, table_of
 from pipelines.job.runtime.tasks import Runtime, Step
-from pipelines.tables.raw_files import InputFile
 from pipelines.users.bound_folder import (
     begin_or_continue,
     check_input,
@@ -32,11 +23,10 @@ from pipelines.users.bound_folder import (
     open_job,
 )
 from pipelines.users.bound_job import BoundJob, BoundSettings
-from pipelines.users.text_tables import TEXT, is_text, list_text, text_step
 from pipelines.users.user_records import gather, gathered_path, write_users
 
 #: Names of the steps, in order; users are gathered only if they are sampled.
-_, READ, CHOOSE, GATHER, WRITE = STEPS = (TEXT, "read ids", "choose", "gather", "write")
+READ, CHOOSE, GATHER, WRITE = STEPS = ("read ids", "choose", "gather", "write")
 
 DEFAULT_MEMORY_LIMIT = 2 << 30
 #: Bytes per thread, for a run and a row group of a wide table.
@@ -55,7 +45,7 @@ def bound(
     """Writes the table without ids, with at most k rows of each user.
 
     Args:
-      pattern: Parquet, CSV or TSV: a file, a folder or a glob.
+      pattern: Parquet: a file, a folder or a glob.
       out: New or empty folder; the same one resumes a killed job.
       settings: Which rows are kept.
       key_file: File of the key that chooses rows; made if missing.  None for a
@@ -72,19 +62,12 @@ def bound(
     runtime = runtime or Runtime()
     threads = threads_for(memory_limit, runtime.num_threads)
     runtime = dataclasses.replace(runtime, num_threads=threads)
-    files = list_text(pattern, settings) if is_text(pattern) else ()
-    groups = None if files else check_input(pattern, settings)
-    listed = fingerprint([dataclasses.asdict(file) for file in files])
+    groups = check_input(pattern, settings)
     with unfinished_folder(out) as folder:
-        digest = groups.digest if groups else listed
-        if begin_or_continue(folder, settings, digest, key_file):
+        if begin_or_continue(folder, settings, groups.digest, key_file):
             folder.finish()
             return
-        source = _source(files, groups)
-        if groups is None:
-            table = folder.work / "table"
-            runtime.run(text_step(files, table))
-            groups = check_input(str(table), settings)
+        source = table_of(groups)
         job = open_job(folder, groups, settings, key_file)
         for step in steps(job):
             if step.name == WRITE and not job.settings.has_users:
@@ -94,13 +77,6 @@ def bound(
             _check_room(folder, job)
         keep_table(folder.data, source)
         folder.finish()
-
-
-def _source(files: Sequence[InputFile], groups: RowGroups | None) -> SourceTable:
-    """Returns the table that the rows are from: of text, its files."""
-    if groups is not None:
-        return table_of(groups)
-    return SourceTable(sources=tuple(source_digests(file.path for file in files)))
 
 
 def steps(job: BoundJob) -> list[Step]:

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shlex
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +26,9 @@ from pipelines.core.users.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounde
 from pipelines.core.users.user_ids import check_type
 from pipelines.files.folders import make_private_folder
 from pipelines.files.key_files import read_or_create_key_file
+from pipelines.files.paths import is_remote
 from pipelines.files.unfinished import Unfinished
+from pipelines.inputs.input_files import find_files
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
@@ -34,6 +37,7 @@ from pipelines.inputs.parquet_blocks import (
     list_row_groups,
     numeric_columns,
 )
+from pipelines.tables.table_files import CSV, TSV, kind_of_file
 from pipelines.users.bound_job import (
     DATA,
     ENTRY,
@@ -168,6 +172,31 @@ def _check_columns(groups: RowGroups, settings: BoundSettings, pattern: str) -> 
         )
 
 
+def refuse_text(pattern: str, user_column: str) -> None:
+    """Refuses CSV and TSV, which do not say which columns are numbers.
+
+    Args:
+      pattern: A file, a folder or a glob.
+      user_column: Column of the ids.
+
+    Raises:
+      InputError: with the commands that take them.
+    """
+    if is_remote(pattern):
+        return
+    found = find_files(pattern, suffix="", partitions=True).files
+    if any(kind_of_file(path) not in (CSV, TSV) for path, _ in found):
+        return
+    table, column = shlex.quote(pattern), shlex.quote(user_column)
+    raise InputError(
+        f"Expected --input {pattern} to be Parquet beside --user-column: text does not "
+        f"say which columns are numbers. `dpsgd schema {table} --user {column} --label "
+        "LABEL` writes schema.toml, to be completed. `dpsgd prepare --schema "
+        f"schema.toml --input {table} --out data` then bounds users itself or, with "
+        "--keep-users, makes data/train and data/test for this command."
+    )
+
+
 def check_input(pattern: str, settings: BoundSettings) -> RowGroups:
     """Returns the row groups of a table that can be bounded.
 
@@ -178,6 +207,7 @@ def check_input(pattern: str, settings: BoundSettings) -> RowGroups:
     Raises:
       InputError: for anything that the user can fix.
     """
+    refuse_text(pattern, settings.user_column)
     groups = list_row_groups(pattern)
     _check_columns(groups, settings, pattern)
     _sizes(groups, settings)  # refuses records that are too large

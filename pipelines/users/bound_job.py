@@ -2,7 +2,6 @@
 
     OUT.unfinished/job.json          digest of input, settings and key
     OUT.unfinished/private.key       the key, unless the user named one
-    OUT.unfinished/table/            CSV and TSV as Parquet
     OUT.unfinished/ids/block-*       map: users, priorities and places of rows, by part
     OUT.unfinished/kept/block-*      reduce: the kept rows of each run
     OUT.unfinished/rows/block-*      kept rows by part, if users are sampled

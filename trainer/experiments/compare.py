@@ -25,12 +25,12 @@ import itertools
 
 from accounting.core import deltas
 from pipelines.job.batch_settings import MAKE_BATCHES
+from pipelines.users.bound_folder import refuse_text
 from trainer.experiments.comparison import jobs as compare_jobs
 from trainer.experiments.comparison import noise as compare_noise
 from trainer.experiments.comparison.case import Case, without_repetition
 from trainer.experiments.comparison.levels import (
     DataSet,
-    check_kind,
     find_data_sets,
     make_table,
 )
@@ -55,7 +55,8 @@ def compare(
         existing batches or runs have other settings.
     """
     compare_jobs.check_jobs(settings)
-    check_kind(settings)
+    if settings.users is not None:
+        refuse_text(settings.source, settings.users.user_column)
     settings = settled(settings)
     data_sets = find_data_sets(settings)
     for data in data_sets:

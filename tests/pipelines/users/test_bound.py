@@ -19,7 +19,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.core.users.bounded import SAMPLED, Bounded
-from pipelines.core.users.bounded import USERS as USERS_SAMPLED
 from pipelines.files.key_files import create_key_file
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
 from pipelines.inputs.source_table import KEPT_NAME
@@ -32,7 +31,7 @@ from pipelines.job.spill import write_spill
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.schema.schema import Schema, Split
 from pipelines.tables.table_format import TableOptions
-from pipelines.users import bound_folder, bound_job, text_tables
+from pipelines.users import bound_folder, bound_job
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundJob, BoundSettings
 from tests.pipelines.conftest import Command, contents
@@ -436,22 +435,12 @@ task = "binary"
 """
 
 
-def write_csv(path: pathlib.Path, more: str = "") -> None:
-    lines = [f"{row}, user {user} ,,{row % 2}" for row, user in enumerate(USERS)]
-    path.write_text("\n".join(["row,user,empty,y", *lines]) + "\n" + more)
-
-
-def test_csv_becomes_text_and_prepare_keeps_the_note(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "table").mkdir()
-    write_csv(tmp_path / "table" / "a.csv")
-    bound(str(tmp_path / "table"), tmp_path / "out", SETTINGS)
+def test_prepare_keeps_the_note_of_text(tmp_path: pathlib.Path) -> None:
+    texts = {"row": map(str, range(ROWS)), "y": (f"{row % 2}" for row in range(ROWS))}
+    columns = {name: list(values) for name, values in texts.items()}
+    pq.write_table(pa.table({**columns, "user": USERS}), tmp_path / "a.parquet")
+    bound(str(tmp_path / "a.parquet"), tmp_path / "out", SETTINGS)
     found = pq.read_table(tmp_path / "out")
-    assert {field.type for field in found.schema} == {pa.large_string()}
-    assert found.column_names == ["row", "empty", "y"]
-    assert found["empty"].null_count == len(found)
-    rows = found["row"].to_numpy().astype(int)
-    before, after = collections.Counter(USERS), collections.Counter(USERS[rows])
-    assert after == {user: min(MOST, count) for user, count in before.items()}
     (tmp_path / "schema.toml").write_text(SCHEMA)
     options = TableOptions(schema=Schema.read(tmp_path / "schema.toml"))
     for number in (8, 9):  # nothing is kept of two runs
@@ -473,52 +462,14 @@ def test_csv_becomes_text_and_prepare_keeps_the_note(tmp_path: pathlib.Path) -> 
         prepare(str(tmp_path / "out"), tmp_path / "x", TableOptions(schema=by_fraction))
 
 
-def test_text_is_not_read_again(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("pattern", ["", "a.csv", "*.csv"])
+def test_csv_is_answered_with_the_commands_that_take_it(
+    tmp_path: pathlib.Path, pattern: str
 ) -> None:
-    write_csv(tmp_path / "a.csv")
-
-    def dies(*_: Any) -> None:
-        raise MemoryError
-
-    for where, task in ((BoundJob, "choose"), (text_tables, "_tables")):
-        with monkeypatch.context() as patch:
-            patch.setattr(where, task, dies)
-            if where is BoundJob:
-                with pytest.raises(MemoryError):
-                    bound(str(tmp_path / "a.csv"), tmp_path / "out", SETTINGS)
-            else:
-                bound(str(tmp_path / "a.csv"), tmp_path / "out", SETTINGS)
-    assert len(kept_rows(tmp_path / "out")) < ROWS
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ("1,2\n", "a.csv:1202 has not 4 cells"),
-        ("1,,3,4\n", "user column user to hold no nulls"),
-    ],
-)
-def test_malformed_rows_of_csv_are_refused(
-    tmp_path: pathlib.Path, more: str, says: str
-) -> None:
-    write_csv(tmp_path / "a.csv", more)
-    with pytest.raises(InputError, match=says):
-        bound(str(tmp_path / "a.csv"), tmp_path / "out", SETTINGS)
-
-
-def test_csv_that_is_no_table_of_users_is_refused(tmp_path: pathlib.Path) -> None:
-    write_csv(tmp_path / "a.csv")
-    for changes, says in (
-        ({"user_column": "name"}, "--user-column name to be a column of"),
-        ({"sampled": USERS_SAMPLED}, "`dpsgd prepare --schema SCHEMA` with kind"),
-    ):
-        settings = dataclasses.replace(SETTINGS, **changes)
-        with pytest.raises(InputError, match=says):
-            bound(str(tmp_path / "a.csv"), tmp_path / "out", settings)
-    (tmp_path / "b.csv").write_text("row,user\n1,2\n")
-    with pytest.raises(InputError, match=r"columns of .*b\.csv to be those of"):
-        bound(f"{tmp_path}/*.csv", tmp_path / "out", SETTINGS)
+    (tmp_path / "a.csv").write_text("row,user\n1,ann\n")
+    with pytest.raises(InputError, match=r"schema .* --user user .* itself") as error:
+        bound(str(tmp_path / pattern), tmp_path / "out", SETTINGS)
+    assert "ann" not in str(error.value)
 
 
 def _rival(source: pathlib.Path, out: pathlib.Path, most: int, told: Any) -> None:

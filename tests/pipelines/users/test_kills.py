@@ -71,9 +71,6 @@ COMMANDS = {
         rows, out, plain, runtime=engine),
     "bound": lambda out: bound(
         rows, out, BoundSettings(**settings), key_file=key, runtime=here),
-    "bound-text": lambda out: bound(
-        str(folder / "rows.csv"), out, BoundSettings(**settings), runtime=here,
-        key_file=key),
     "users": lambda out: users(out, here),
     "users-engine": lambda out: users(out, engine, sampled="users"),
     "own-key": lambda out: bound(
@@ -171,16 +168,13 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
         "y": number % 2,
     }
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=30)
-    lines = zip(*columns.values(), strict=True)
-    text = "\n".join(f"{person},{row},{y}" for person, row, y in lines)
-    (tmp_path / "rows.csv").write_text(f"person,row,y\n{text}\n")
     (tmp_path / "schema.toml").write_text(_SCHEMA)
     create_key_file(tmp_path / "key")
     return tmp_path
 
 
 COMMANDS = (
-    "synth", "prepare", "prepare-engine", "bound", "bound-text", "users",
+    "synth", "prepare", "prepare-engine", "bound", "users",
     "users-engine", "own-key",
 )  # fmt: skip
 

@@ -269,13 +269,6 @@ def test_kept_users_are_whole_and_batches_want_them_bounded(
     assert pathlib.Path("bounded", KEPT_NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_bounded_table_of_text_names_its_files(run: Run, command: Command) -> None:
-    call = f"bound --input table.csv --user-column person --out bounded {FLAGS}"
-    assert command(*call.split()).code == 0
-    table = table_of(list_row_groups("bounded"))
-    assert table.sources == tuple(source_digests(["table.csv"]))
-
-
 def test_an_engine_writes_the_same_bytes(run: Run) -> None:
     for out, more in (("here", ""), ("engine", " --runner FnApiRunner")):
         assert run(f"--input table.csv --key-file key{more}", out).code == 0

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import shlex
 
 import pyarrow as pa
 
@@ -34,7 +33,6 @@ from pipelines.job.batch_settings import BatchSettings
 from pipelines.users.bound import bound
 from pipelines.users.bound_folder import check_table
 from pipelines.users.bound_job import BoundSettings
-from pipelines.users.text_tables import is_text
 from trainer.experiments.comparison.runs import Say, training_data
 from trainer.model.evaluation import check_files
 from trainer.settings.comparison_settings import ComparisonSettings, Level, UserLevels
@@ -54,24 +52,6 @@ class DataSet:
     settings: ComparisonSettings
     num_examples: int
     bounded: UserBound | None
-
-
-def check_kind(settings: ComparisonSettings) -> None:
-    """Refuses a table of users that is text.
-
-    Raises:
-      InputError: with the commands that make numbers of it, and keep users.
-    """
-    if settings.users is None or not is_text(settings.source):
-        return
-    table, column = shlex.quote(settings.source), settings.users.user_column
-    raise InputError(
-        f"Expected --input {settings.source} to be Parquet beside --user-column: text "
-        f"does not say which columns are numbers. Give --input data/train --eval "
-        f"data/test after `dpsgd schema {table} --user {column} --label LABEL`, a look "
-        "at schema.toml, which it writes, and `dpsgd prepare --keep-users --schema "
-        f"schema.toml --input {table} --out data`."
-    )
 
 
 def find_data_sets(settings: ComparisonSettings) -> list[DataSet]:
