@@ -175,48 +175,6 @@ def test_a_run_does_not_continue_on_other_batches(copy: pathlib.Path) -> None:
     refuse(copy, *TRAIN, "--out=run")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("prepare", "--input=absent.txt", "--out=new"), "absent.txt"),
-        (("batches", "--input=absent", "--out=new", "--batch-size=9", "--epochs=1"),
-         "absent"),
-        (("batches", "--input=data/train", "--out=new", "--batch-size=1600",
-          "--epochs=1"), "expected_batch_size=1600"),
-        (("batches", "--input=data/train", "--out=new", "--batch-size=100",
-          "--epochs=1", "--truncated-batch-size=90"), "truncated_batch_size=90"),
-        (("batches", "--input=data/train", "--out=new", "--batch-size=100"),
-         "--epochs and --num-steps"),
-        (("batches", "--input=data/train", "--out=batches", "--batch-size=100",
-          "--epochs=1"), "it holds finished batches"),
-        (("batches", "--input=data/train", "--out=new", "--batch-size=100",
-          "--epochs=1", "--memory=4"), "--memory=4"),
-        ((*TRAIN, "--out=data"), "data"),
-        (("train", "--batches=data", "--eval=data/test", "--out=new",
-          "--l2-norm-clip=1", *BUDGET), "manifest.json to exist"),
-        (("account", "batches"), "run_record.json"),
-    ],
-)  # fmt: skip
-def test_bad_input_gets_one_line_and_leaves_nothing(
-    finished: pathlib.Path, arguments: tuple[str, ...], message: str
-) -> None:
-    assert message in refuse(finished, *arguments)
-    assert not (finished / "new").exists()
-
-
-def test_a_key_that_others_can_read_is_refused(copy: pathlib.Path) -> None:
-    key = copy / "sampling.key"
-    key.write_text("ab" * 32)
-    key.chmod(0o644)
-    line = refuse(
-        copy, "batches", "--input=data/train", "--out=new", "--batch-size=100",
-        "--epochs=1", "--key-file=sampling.key",
-    )  # fmt: skip
-    assert "chmod 600" in line
-    assert "ab" * 32 not in line
-    assert not (copy / "new").exists()
-
-
 def test_nothing_public_holds_a_key_or_a_count_of_real_rows(
     finished: pathlib.Path,
 ) -> None:
