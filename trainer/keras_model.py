@@ -201,6 +201,7 @@ class PrivateModel(keras.Model):
         check_batches(batches)
         check_local(_RUN_STAYS, run=run)
         check_local(noise_key_file=noise_key_file)
+        preflight.check_key(run, noise_key_file)
         super().__init__(name=network.name)
         manifest = read_manifest(batches)
         preflight.check_files(batches, manifest)

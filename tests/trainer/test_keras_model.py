@@ -68,6 +68,15 @@ def data(rows: Any) -> Any:
     return {"integers": table["integers"]}, table["label"]
 
 
+def test_a_key_beside_what_a_run_publishes_is_refused(
+    private: Any, tmp_path: pathlib.Path
+) -> None:
+    """Seen to fail: the key was written there, beside the record."""
+    with pytest.raises(InputError, match=r"noise\.key outside of --out"):
+        private("run", noise_key_file=tmp_path / "run" / "noise.key")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["run", "noise_key_file"])
 def test_a_path_in_a_store_is_refused(
     name: str, small_batches: Any, tmp_path: pathlib.Path

@@ -114,7 +114,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     began_under = origin.read(request.run) if resumes else None
     if began_under is not None:
         origin.check_here(began_under, here)
-    _check_key(request)
+    check_key(request.run, request.noise_key_file)
     if chief:
         _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
@@ -360,14 +360,22 @@ def check_unfinished(run: StrPath, names: Set[str]) -> None:
             )
 
 
-def _check_key(request: Request) -> None:
-    given = request.noise_key_file
-    if given and given.resolve().is_relative_to(request.run.resolve()):
+def check_key(run: pathlib.Path, given: pathlib.Path | None) -> None:
+    """Refuses a noise key beside what a run publishes, or one that is no key.
+
+    Args:
+      run: Folder of the run.
+      given: The user's file of the key; None for the run's own.
+
+    Raises:
+      InputError: the file is in the folder, or holds no key.
+    """
+    if given and given.resolve().is_relative_to(run.resolve()):
         raise InputError(
-            f"Expected --noise-key-file {given} outside of --out {request.run}; omit "
-            "it to keep the key in the run's private folder."
+            f"Expected --noise-key-file {given} outside of --out {run}; omit it to "
+            "keep the key in the run's private folder."
         )
-    path = noise_key_path(request.run, given)
+    path = noise_key_path(run, given)
     if path.exists():
         read_key_file(path)
 
