@@ -34,6 +34,7 @@ from accounting.core import accountant
 from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
+from tests.contracts import mistaken_tables
 from tests.trainer.conftest import BatchFolder, write_run_folder
 from trainer.export import serving
 from trainer.export.serving import Serving
@@ -161,6 +162,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (root / "users.toml").write_text(label + users)
     others = (f'[columns.{name}]\nkind = "category"\n' for name in ("city", "day"))
     (root / "other.toml").write_text(label + "".join(others))
+    mistaken_tables.write(root)
     good = (root / "text").glob("*").__next__().read_text().splitlines()[:20]
     (root / "bad.txt").write_text("\n".join([good[0], "1\t2", *good[1:]]) + "\n")
     return root
@@ -263,7 +265,7 @@ def test_the_tables_hold_every_command_and_as_many_calls_as_were_tried() -> None
     assert set(TABLES) == set(command_line.COMMANDS)
     data = ("batches", "verify", "synth", "prepare")
     before = sum(len(TABLES[name]) for name in data)
-    assert before >= 117
+    assert before >= 165
     assert len(CALLS) - before >= 45
 
 
@@ -281,17 +283,17 @@ def test_the_base_of_each_table_gets_to_its_work(command: str, call: Call) -> No
 def test_a_wrong_call_is_one_line_whose_remedy_works(
     command: str, each: Row, call: Call, tmp_path: pathlib.Path
 ) -> None:
-    arguments = arguments_of(command, each)
+    arguments, before = arguments_of(command, each), set(os.listdir(tmp_path))
     answer = call(command, arguments)
     assert answer.code == 2
     assert not answer.worked
     assert answer.out == ""
-    *before, line = answer.lines
+    *told, line = answer.lines
     assert line.startswith("error: ")
     assert each.says in line
     # What was done before, as the conversion of all lines, may show its progress.
-    assert all(told.startswith(("divide: ", "convert: ")) for told in before)
-    assert not os.path.lexists(tmp_path / "new")
+    assert all(one.startswith(("divide: ", "convert: ")) for one in told)
+    assert set(os.listdir(tmp_path)) == before
     if each.remedy is not None:
         again = call(command, mended(arguments, each.remedy))
         assert again.worked, again.lines
