@@ -8,6 +8,7 @@ import functools
 import gzip
 import itertools
 import pathlib
+import re
 import stat
 from typing import Any
 
@@ -225,6 +226,12 @@ def test_malformed_rows_of_a_large_file_are_refused_as_by_prepare(
     with pytest.raises(InputError, match="are malformed") as there:
         prepare(path, tmp_path / "there", failing, runtime=THERE)
     assert str(there.value) == str(here.value)
+    numbers = {
+        ".csv": [232, 233],
+        ".parquet": [1, 20, 39, 58, 77],
+        ".criteo": [41, 71],
+    }[pathlib.Path(path).suffix]
+    assert re.findall(rf"{path}:(\d+): ", str(here.value)) == [*map(str, numbers)]
     assert not (tmp_path / "there").exists()
 
 
