@@ -41,7 +41,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 
 #: Called with a label, what is done, and the total.
 Progress = Callable[[str, int, int], None]
-FILES, STEPS = LABELS = ("files", "steps")
+FILES, STEPS = ("files", "steps")
 DEFAULT_MEMORY_LIMIT = 4 << 30
 
 
