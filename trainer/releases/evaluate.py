@@ -7,10 +7,11 @@ Formal guarantees:
     zero-out: they are functions of one Gaussian release; of users of two, of which the
     first gives the sensitivity of the second: see `Price.most_rows`.
   - model and metrics together are private at the larger epsilon of both, at one delta,
-    if no row is held out and trained on: a row that was trained on changes the model
-    alone, and one that was held out the metrics alone.  Batches of the run are asked
-    for, and files that they were sampled from are refused; rows written again into
-    other files are not noticed.
+    if no row that is held out was trained on, scored runs, or gave statistics: a row
+    that was trained on changes the model alone, and one that was held out the metrics
+    alone.  Batches of the run are asked for, and files that they were sampled from are
+    refused; rows written again into other files, and those that scored or gave
+    statistics, are not noticed without a budget.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
     nothing is shown before they are on disk, and charged if there is a budget.
   - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a

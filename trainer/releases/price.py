@@ -4,7 +4,8 @@ Formal guarantees:
   - noise is that of one Gaussian mechanism with the stated epsilon and delta; with a
     budget, of as many as it has runs, which together have them.
   - the claim of models and metrics is the larger one of both, at one delta: a row that
-    was trained on changes models alone, and a held-out one metrics alone.
+    was trained on changes models alone, and a held-out one metrics alone, if it neither
+    scored runs nor gave statistics.
   - of users, whose number of rows is not public, it is released first, and bounds the
     sensitivity of the other sums: see `Price.most_rows`.
 
@@ -36,7 +37,9 @@ from trainer.run.reservation import Budget
 _MOST_NOISE = 0.05
 #: Share of delta for a bound on the number of rows of users.
 _OF_ROWS = 0.01
-_APART = "if none is trained on and held out"
+#: The others change what was trained, too: a model is a function of its ranges, and the
+#: best of several of the rows that scored them.
+_APART = "if none that is held out was trained on, scored runs, or gave statistics"
 
 
 def kept_rows(
