@@ -16,6 +16,8 @@ Formal guarantees:
   - What a stage is given depends on public values alone: the choices, numbers of rows,
     the schema, and what earlier stages released.
   - A stage is done when its last file is there, and is not made again.
+  - All stages are of one table: one that has changed since is refused, whose rows may
+    be in other parts.
   - What is spent is noted beside the table before the first noise: see `released`.
   - A search that `dpsgd tune` would refuse is refused before that.
 
@@ -39,6 +41,7 @@ from accounting.cli import shared_options
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.inputs.source_table import SOURCES
 from pipelines.tables.schema.column_kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
 from trainer.run.released import ROW, USER, Fit, Table
@@ -117,8 +120,9 @@ def run(
 
 def _prepared_first(out: pathlib.Path, columns: int) -> pathlib.Path:
     """Returns the folder of prepared rows of which sizes are known first."""
-    prepared = out / "data" / _PREPARED
-    return out / "first" if columns and not prepared.exists() else out / "data"
+    first, data = ((out / name / _PREPARED).exists() for name in ("first", "data"))
+    # While the first one is there, the other may be of a table that has changed.
+    return out / "first" if columns and (first or not data) else out / "data"
 
 
 def _stages(
@@ -127,6 +131,7 @@ def _stages(
     """Yields the stages, each after the one before has run."""
     first = _prepared_first(out, columns)
     yield _prepare(out, flags, first, "schema.toml")
+    _check_sources(first, table)
     sizes = _Sizes.of(first, flags)
     yield Stage("compute the noise", None, _plan(sizes, flags))
     if flags["dry_run"]:
@@ -140,6 +145,7 @@ def _stages(
         yield _ranges(out, of_val, first, columns)
         schema = RANGES if (out / RANGES).exists() else "schema.toml"
         yield _prepare(out, flags, out / "data", schema)
+        _check_sources(out / "data", table)
         shutil.rmtree(out / "first", ignore_errors=True)
     home = folder_of_run(out, flags)
     if flags["runs"]:
@@ -269,6 +275,20 @@ def _prepare(
         folder / _PREPARED,
         ("prepare", *given, *of_users),
     )
+
+
+def _check_sources(folder: pathlib.Path, table: Table) -> None:
+    """Refuses rows of a table that has changed: its parts have other rows.
+
+    Raises:
+      InputError: a file is another one than when the folder was prepared.
+    """
+    record = json.loads((folder / _PREPARED).read_bytes())
+    if {*record["settings"][SOURCES]} != {*table.sources}:
+        raise InputError(
+            f"Expected the table that the fit in {folder.parent} began with; its files "
+            "have changed, and a row may be in another part now. Choose another --out."
+        )
 
 
 def _plan(sizes: _Sizes, flags: Mapping[str, Any]) -> tuple[str, ...]:

@@ -274,6 +274,30 @@ def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
     assert model.stat().st_mtime_ns == before
 
 
+def test_a_table_that_grew_since_the_fit_began_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of `val` that gave ranges would train; and so after every later stage."""
+    monkeypatch.chdir(tmp_path)
+    write_census(tmp_path / "census.csv")
+    lines = (tmp_path / "census.csv").read_text().splitlines(keepends=True)
+
+    def grow(number: int, total: int, title: str, given: Any, **_: Any) -> None:
+        made = CliRunner().invoke(cli, [*given], catch_exceptions=False)
+        assert made.exit_code == 0
+        if title == grows_after:
+            (tmp_path / "census.csv").write_text("".join([*lines, *lines[1:1001]]))
+
+    monkeypatch.setattr(fit_stages, "run_stage", grow)
+    for grows_after in ("compute the noise", "find ranges with differential privacy"):
+        (tmp_path / "census.csv").write_text("".join(lines))
+        out = f"--out={grows_after.partition(' ')[0]}"
+        flags = ["--accept-epsilon=12", out]
+        assert "its files have changed" in refusal(*CHOICES, *flags)
+        assert "its files have changed" in refusal(*CHOICES, *flags)
+        assert not pathlib.Path(out.partition("=")[2], "batches").exists()
+
+
 def test_other_choices_are_refused_once_something_was_made(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,7 +483,7 @@ def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
     tuned = json.loads((out / "search/tuning.json").read_bytes())
     assert tuned["winner"]["candidate"] in tried
     assert "The best score is (8.0000, 5e-06)" in tuned["claim"]
-    assert "epsilon 8, delta 5e-06" in (out / "ranges.toml").read_text()
+    assert "epsilon 8.0000, delta 5e-06" in (out / "ranges.toml").read_text()
     assert not (out / "search/private").exists()
     (noted,) = released.Table.of(str(tmp_path / "census.csv")).fits()
     assert (noted.epsilon, noted.delta) == (16.0, 1e-5)
