@@ -7,7 +7,8 @@ Formal guarantees:
   - a fit is noted before its first noise is drawn, and once, also if it is killed and
     goes on.
   - another fit of a table with a source file in common is refused, unless its user
-    accepts the epsilon of all together; of two that begin at once, one is refused.
+    accepts the epsilon of all together; of two of the same files that begin at once,
+    one is refused.  Notes are looked for beside each file, and in all folders above.
   - so is one whose table has a budget beside it, or in the current folder.
   - that epsilon is a sum, as is delta: an upper bound whatever is chosen from earlier
     results (Rogers et al. 2016, arXiv:1605.08294), for one privacy unit.
@@ -83,10 +84,12 @@ class Table:
     Attributes:
       folder: Folder of its files.
       sources: Their digests.
+      folders: Folders of its files, where each may have been fitted alone.
     """
 
     folder: pathlib.Path
     sources: tuple[str, ...]
+    folders: tuple[pathlib.Path, ...] = ()
 
     @classmethod
     def of(cls, pattern: str) -> Table:
@@ -102,8 +105,12 @@ class Table:
         from pipelines.tables.raw_files import list_files
 
         paths = [os.path.abspath(f.path) for f in list_files(pattern, partitions=True)]
-        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
-        return cls(folder=pathlib.Path(folder), sources=tuple(source_digests(paths)))
+        folders = sorted({os.path.dirname(path) for path in paths})
+        return cls(
+            folder=pathlib.Path(os.path.commonpath(folders)),
+            sources=tuple(source_digests(paths)),
+            folders=tuple(map(pathlib.Path, folders)),
+        )
 
     @classmethod
     def of_fit(cls, folder: pathlib.Path, out: pathlib.Path) -> Table:
@@ -116,7 +123,7 @@ class Table:
         Raises:
           InputError: no note in the folder of the table names the fit.
         """
-        noted = cls(folder=folder, sources=())._all()
+        noted = _noted(folder / NAME)
         found = [each.sources for each in noted if each.id == _id_of(out)]
         if not found:
             raise InputError(
@@ -136,7 +143,11 @@ class Table:
         Raises:
           InputError: the note cannot be read.
         """
-        return [each for each in self._all() if set(each.sources) & set(self.sources)]
+        above = (p for each in self.folders for p in (each, *each.parents))
+        notes = dict.fromkeys((self.folder, *above))
+        found = (each for place in notes for each in _noted(place / NAME))
+        of_table = {e.id: e for e in found if set(e.sources) & set(self.sources)}
+        return [*of_table.values()]
 
     def releases(self) -> list[Fit]:
         """Returns the budgets and the fits of this table that are known.
@@ -161,20 +172,6 @@ class Table:
         ]
         return [*budgets, *self.fits()]
 
-    def _all(self) -> list[Fit]:
-        if not self.note.exists():
-            return []
-        remedy = "Restore the file, or ask its owner what was released of the table."
-        fields = read_json(self.note)
-        kind = f"note in {self.note}"
-        found = read_fields(fields, ["fits"], kind=kind, remedy=remedy, **_HEADER)
-        try:
-            return [Fit(**_with_tuples(each)) for each in found["fits"]]
-        except (TypeError, AttributeError):
-            raise InputError(
-                f"Expected {self.note} to say what was released. {remedy}"
-            ) from None
-
     def add(self, out: pathlib.Path, fit: Fit, accepted: float | None) -> bool:
         """Notes a fit before its first noise is drawn; a noted one stays as it is.
 
@@ -191,13 +188,14 @@ class Table:
         """
         try:
             with locked_beside(self.note):
-                noted = self._all()
+                # Also those of other notes: a page reads this one alone.
+                noted = {e.id: e for e in (*_noted(self.note), *self.fits())}
                 name = _id_of(out) or secrets.token_hex(16)
-                if name not in {each.id for each in noted}:
+                if name not in noted:
                     check_added(self.releases(), fit, accepted)
                     write_atomically(out / ID_NAME, name.encode())
-                    noted.append(dataclasses.replace(fit, id=name))
-                    fields = [dataclasses.asdict(each) for each in noted]
+                    noted[name] = dataclasses.replace(fit, id=name)
+                    fields = [dataclasses.asdict(each) for each in noted.values()]
                     data = pretty_json({**header(**_HEADER), "fits": fields})
                     write_atomically(self.note, data, mode=0o600)
         except OSError:
@@ -207,6 +205,21 @@ class Table:
     def is_noted(self, out: pathlib.Path) -> bool:
         """Whether the fit in a folder is among those of the table."""
         return _id_of(out) in {each.id for each in self.fits()}
+
+
+def _noted(note: pathlib.Path) -> list[Fit]:
+    """Returns all fits in a note; none if there is no such file."""
+    if not note.exists():
+        return []
+    remedy = "Restore the file, or ask its owner what was released of the table."
+    kind = f"note in {note}"
+    found = read_fields(read_json(note), ["fits"], kind=kind, remedy=remedy, **_HEADER)
+    try:
+        return [Fit(**_with_tuples(each)) for each in found["fits"]]
+    except (TypeError, AttributeError):
+        raise InputError(
+            f"Expected {note} to say what was released. {remedy}"
+        ) from None
 
 
 def _unit_of(found: Budget) -> str:

@@ -94,6 +94,32 @@ def test_one_file_in_common_is_the_same_table_and_another_file_is_not(
     assert len(both.fits()) == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("data/a.csv", "*/a.csv"),
+        ("*/a.csv", "data/a.csv"),
+        ("data/*/a.csv", "*/deep/a.csv"),
+    ],
+)
+def test_a_fit_of_a_part_or_of_more_folders_is_known(
+    folder: pathlib.Path, first: str, then: str
+) -> None:
+    """Seen to fail: the note of a file was looked for in one folder alone."""
+    for place in ("data/deep", "more/deep", "more"):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        (folder / place / "a.csv").write_text(f"age,bought\n7,{len(place)}\n")
+    table, again = Table.of(str(folder / first)), Table.of(str(folder / then))
+    out, second = make(folder, "out"), make(folder, "second")
+    table.add(out, fit_of(table, out), accepted=None)
+    assert table.note != again.note
+    with pytest.raises(InputError, match=r"there is out with epsilon 3\.0000"):
+        again.add(second, fit_of(again, second), accepted=None)
+    again.add(second, fit_of(again, second), accepted=6)
+    of_page = Table.of_fit(again.folder, second)
+    assert [e.folder for e in of_page.fits()] == ["out", "second"]
+
+
 def test_of_two_that_begin_at_once_one_is_refused(folder: pathlib.Path) -> None:
     table = Table.of(str(folder / "data/a.csv"))
     outs = [make(folder, f"out-{place}") for place in range(4)]
