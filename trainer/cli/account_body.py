@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accounting.core import deltas
 from accounting.core import trade_off as bounds
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
@@ -111,8 +112,8 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
       more: What to add to the statement of one run; nothing for several.
 
     Raises:
-      InputError: a run is refused or named twice, runs share batches, or the units
-        differ.
+      InputError: a run is refused or named twice, runs share batches, the units
+        differ, or the deltas add up to a large one.
     """
     if more != More() or flags["noise_key_file"] is not None:
         raise InputError(
@@ -130,6 +131,7 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
         )
     epsilon = sum(_proven(name, fields) for name, fields in each.items())
     delta = sum(fields["delta"] for fields in each.values())
+    deltas.check(delta, allow_large=flags["allow_large_delta"])
     units = {(f["privacy_unit"], f["neighboring_relation"]) for f in each.values()}
     if len(units) > 1:
         raise InputError(

@@ -123,6 +123,7 @@ def test_account_refuses_what_does_not_add(
     assert "of its own for each run" in _error(account, *map(str, (run, other, same)))
     assert "each run once" in _error(account, str(run), f"{run}/../{run.name}")
     both = (str(run), str(other))
+    assert "Expected delta=0.012 < 0.01" in _error(account, *both, "--delta=0.006")
     assert "several runs: they are of one" in _error(account, *both, "--trade-off")
     of_run = account_body.of_run
 
