@@ -41,11 +41,11 @@ _ERRORS = (
 #: Of several operations, or of images, filters, lists and equations that no chance
 #: finds; `Shape` has no rows.
 _OTHERS = {"AvgPool", "AvgPool3D", "Conv2D", "Conv2DBackpropInput", "Conv3D",
-           "DepthwiseConv2dNative", "Einsum", "FusedBatchNormV3", "IdentityN",
+           "DepthwiseConv2dNative", "Einsum", "IdentityN",
            "LookupTableFindV2", "MaxPool", "MaxPool3D", "OneHot", "ResizeBicubic",
            "ResizeBilinear", "ResizeNearestNeighbor", "ResourceGather", "Shape",
            "Slice", "Squeeze", "StringToHashBucketStrong"}  # fmt: skip
-KINDS = sorted({*row_independence._RULES, *row_independence._MOVED_RULES} - _OTHERS)
+KINDS = sorted({*row_independence._RULES} - _OTHERS)
 
 
 class _Call:
@@ -159,7 +159,7 @@ def _called(kind: str, call: _Call) -> list[Any]:
     for one in definition.attr:
         value = None if one.name in implied else call.attribute(one)
         if one.type == "type" and one.name not in implied:
-            value = tf.float32 if kind in ("BatchMatMulV3", "Cast") else None
+            value = tf.float32 if kind == "Cast" else None
         if value is not None:
             given[one.name] = value
     return [v for v in tf.nest.flatten(function(**given)) if isinstance(v, tf.Tensor)]

@@ -70,13 +70,6 @@ APART: dict[str, Callable[[Any], Any]] = {
         tf.stack([tf.tanh(x) * 2.0 for x in tf.unstack(tf.transpose(v, (1, 0, 2)))]),
         (1, 0, 2),
     ),
-    "masked, time first": lambda v: tf.unstack(
-        tf.where(
-            tf.tile(tf.transpose(v[:, :, :1], (1, 0, 2)) > 0, (1, 1, 3)),
-            tf.transpose(v, (1, 0, 2)),
-            tf.zeros_like(tf.transpose(v, (1, 0, 2))),
-        )
-    )[1],
     "bins": lambda v: tf.cast(tf.raw_ops.Bucketize(input=v, boundaries=[0.0]), v.dtype),
     "product of sizes": lambda v: tf.reshape(v, (-1, tf.shape(v)[1] * tf.shape(v)[2])),
     "pool": lambda v: tf.nn.max_pool2d(v[..., tf.newaxis], 2, 1, "SAME"),
@@ -89,19 +82,6 @@ APART: dict[str, Callable[[Any], Any]] = {
 @tf.custom_gradient
 def _gradient_that_mixes(value: Any) -> Any:
     return tf.identity(value), lambda slope: slope + tf.reduce_sum(slope, 0)
-
-
-def _normalised(values: Any, num_stored: int) -> Any:
-    """Returns results of a normalisation by the batch, or by stored statistics."""
-    channels = values.shape[-1]
-    return tf.raw_ops.FusedBatchNormV3(
-        x=values,
-        scale=tf.ones(channels),
-        offset=tf.zeros(channels),
-        mean=tf.range(float(num_stored)),
-        variance=tf.ones(num_stored),
-        is_training=not num_stored,
-    )
 
 
 #: What the proof must not accept: it mixes rows in values or in gradients, depends on
@@ -151,17 +131,10 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     ),
     "transposed": lambda v: tf.transpose(v, (1, 0, 2)),
     "sum over a moved batch": lambda v: tf.reduce_sum(tf.transpose(v, (1, 0, 2)), 1),
-    "numbers for moved places": lambda v: tf.unstack(
-        tf.transpose(v, (1, 0, 2)) * tf.reshape(tf.range(8.0), (1, 8, 1))
-    )[0],
     "softmax over a moved batch": lambda v: tf.transpose(
         tf.nn.softmax(tf.transpose(v, (1, 2, 0))), (2, 0, 1)
     ),
     "stacked before the batch": lambda v: tf.reshape(tf.stack([v, v]), (-1, 12)),
-    "statistics of the batch": lambda v: _normalised(v[:, tf.newaxis], 0).y,
-    "stored statistics for each place": lambda v: (
-        v[:, 0, 0] + _normalised(v[:, tf.newaxis, :, :1] * tf.ones(8), 8).batch_mean
-    ),
     "misaligned reshape": lambda v: tf.reshape(v, (3, -1, 4)),
     "rows across the batch": lambda v: tf.reshape(tf.transpose(v, (1, 0, 2)), (-1, 12)),
     "positions as rows": lambda v: tf.reduce_sum(tf.reshape(v, (-1, 3)), 1),
@@ -261,7 +234,7 @@ def test_operations_of_numbers_have_the_gradient_of_tensorflow() -> None:
         "All", "Any", "Bucketize", "DenseBincount", "IsFinite", "IsInf", "IsNan"
     }  # fmt: skip
     without = set()
-    for kind in {*row_independence._RULES, *row_independence._MOVED_RULES}:
+    for kind in row_independence._RULES:
         try:
             code = gradient_registry.lookup(kind)  # None: it has no derivative
         except LookupError:

@@ -252,7 +252,7 @@ def _padded(use: Use, reach: Sequence[int]) -> Any:
 
 
 _CHANGES: dict[str, Callable[[Use, Any], Any]] = {
-    **dict.fromkeys(("Add", "AddV2", "BiasAdd", "Mul", "Sub"), _broadcast_change),
+    **dict.fromkeys(("AddV2", "BiasAdd", "Mul", "Sub"), _broadcast_change),
     **dict.fromkeys(_PRODUCTS, _product_change),
     **dict.fromkeys(_CONVOLUTIONS, _convolution_change),
     **dict.fromkeys(LOOK_UPS, _table_change),

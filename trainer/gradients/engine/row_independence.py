@@ -145,7 +145,8 @@ def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
         return _of_constants(op)
     axes = {kind.axis for kind in kinds if isinstance(kind, Rows)}
     if axes:
-        rule = (_RULES if axes == {0} else _MOVED_RULES).get(op.type)
+        known = axes == {0} or op.type in _OF_MOVED
+        rule = _RULES.get(op.type) if known else None
         found = rule(op, kinds) if rule is not None else None
         ranks = [value.shape.rank or 0 for value in op.outputs[:1]]
         if isinstance(found, Rows) and not all(rank > found.axis for rank in ranks):
@@ -258,7 +259,7 @@ def _shape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     if shape.rank is None or not isinstance(rows, Rows):
         return _Sizes()
     entries = shape.as_list()
-    entries[rows.axis] = Rows(rows.per_example)
+    entries[0] = rows
     return _Sizes(tuple(entries))
 
 
@@ -318,20 +319,16 @@ _UNIFORM = {"BroadcastTo": 0, "Fill": 1}
 
 #: Arithmetic of sizes; the result is known only if all operands are.
 _SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "Add": np.add,
     "AddV2": np.add,
     "FloorDiv": np.floor_divide,
-    "Maximum": np.maximum,
-    "Minimum": np.minimum,
     "Mul": np.multiply,
-    "Neg": np.negative,
     "Prod": lambda values, axes: np.prod(values),
     "Sub": np.subtract,
 }
 
 _SIZE_RULES: dict[str, _SizeRule] = {
     **dict.fromkeys(
-        ("ExpandDims", "Identity", "Reshape", "Squeeze"),
+        ("ExpandDims", "Identity", "Reshape"),
         lambda op, values: values[0],
     ),
     **dict.fromkeys(_SIZE_ARITHMETIC, _calculated_entries),
@@ -423,13 +420,6 @@ def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return Rows(size // entry) if size and size % entry == 0 else None
 
 
-def _with_new_axis(rows: Rows, axis: int) -> Rows | None:
-    """Returns the kind of a tensor of rows after inserting an axis at ``axis``."""
-    if axis > rows.axis:
-        return rows
-    return Rows(rows.per_example, axis=rows.axis + 1)
-
-
 def _expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axis, rank = static_value(op.inputs[1]), op.inputs[0].shape.rank
     if axis is None or rank is None:
@@ -463,12 +453,19 @@ def _pack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rank = op.inputs[0].shape.rank
     if len(set(kinds)) != 1 or not isinstance(kinds[0], Rows) or rank is None:
         return None
-    return _with_new_axis(kinds[0], op.get_attr("axis") % (rank + 1))
+    moves = op.get_attr("axis") % (rank + 1) == 0
+    return dataclasses.replace(kinds[0], axis=1) if moves else kinds[0]
 
 
 def _unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    rank = op.inputs[0].shape.rank
-    return kinds[0] if rank and op.get_attr("axis") % rank else None
+    rank, rows = op.inputs[0].shape.rank, _only_first_has_rows(kinds)
+    if not rank or rows is None:
+        return None
+    axis = op.get_attr("axis") % rank
+    if axis == rows.axis:
+        return None
+    moved = dataclasses.replace(rows, axis=rows.axis - 1)
+    return moved if axis < rows.axis else rows
 
 
 def _split(op: Any, kinds: Sequence[Kind], *, value: int, axis: int) -> Kind | None:
@@ -589,13 +586,6 @@ def _transposed_windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return rows if known and isinstance(weights, _Constant) else None
 
 
-def _inference_norm(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For normalisation by stored statistics, which other results repeat."""
-    if op.get_attr("is_training") or _has_further_uses(op):
-        return None  # statistics of a batch mix rows
-    return _only_first_has_rows(kinds)
-
-
 def _look_up(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     table, keys, default = kinds
     constant = isinstance(table, _Constant) and isinstance(default, _Constant)
@@ -631,18 +621,16 @@ def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 #: Not Mod and TruncateMod, which have no gradient, so that a user could register one.
 _ELEMENTWISE = (
-    "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Asin", "Asinh", "Atan",
-    "Atan2", "Atanh", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil",
-    "CheckNumerics", "ClipByValue", "Cos", "Cosh", "Digamma", "Div", "DivNoNan",
-    "Elu", "Equal", "Erf", "Erfc", "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod",
-    "Greater", "GreaterEqual", "Identity", "Inv", "IsFinite", "IsInf", "IsNan",
-    "LeakyRelu", "LeftShift", "Less", "LessEqual", "Lgamma", "Log", "Log1p",
-    "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mul",
-    "MulNoNan", "Neg", "NextAfter", "NotEqual", "OnesLike", "Pow",
-    "PreventGradient", "RealDiv", "Reciprocal", "Relu", "Relu6", "RightShift",
-    "Rint", "Round", "Rsqrt", "SelectV2", "Selu", "Sigmoid", "Sign", "Sin", "Sinh",
-    "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference", "StopGradient",
-    "Sub", "Tan", "Tanh", "TruncateDiv", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike",
+    "Abs", "Acos", "Acosh", "AddN", "AddV2", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
+    "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "ClipByValue", "Cos",
+    "Cosh", "Digamma", "DivNoNan", "Elu", "Equal", "Erf", "Erfc", "Exp", "Expm1",
+    "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "IsFinite",
+    "IsInf", "IsNan", "LeakyRelu", "LeftShift", "Less", "LessEqual", "Lgamma", "Log",
+    "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mul",
+    "Neg", "NotEqual", "OnesLike", "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6",
+    "RightShift", "Round", "Rsqrt", "SelectV2", "Selu", "Sigmoid", "Sign", "Sin",
+    "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference",
+    "StopGradient", "Sub", "Tan", "Tanh", "Xlogy", "ZerosLike",
 )  # fmt: skip
 
 _ALONG_AXES = (
@@ -654,7 +642,6 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _aligned),
     **dict.fromkeys(_ALONG_AXES, _along_axes),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "BiasAdd"), _last_axis),
-    **dict.fromkeys(("BatchMatMulV2", "BatchMatMulV3"), _batch_mat_mul),
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(
         (
@@ -684,12 +671,12 @@ _RULES: dict[str, _Rule] = {
         ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"),
         _cross_entropy,
     ),
+    "BatchMatMulV2": _batch_mat_mul,
     "ConcatV2": _concat,
     "Conv2DBackpropInput": _transposed_windows,
     "DenseBincount": _counts,
     "Einsum": _einsum,
     "ExpandDims": _expand_dims,
-    "FusedBatchNormV3": _inference_norm,
     "GatherV2": _gather,
     "IdentityN": _silu,
     "LookupTableFindV2": _look_up,
@@ -711,45 +698,5 @@ _RULES: dict[str, _Rule] = {
     "Unpack": _unpack,
 }
 
-
-# -- rules for moved rows ----------------------------------------------------------
-
-
-def _moved_expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    axis, rank, rows = (
-        static_value(op.inputs[1]),
-        op.inputs[0].shape.rank,
-        _only_first_has_rows(kinds),
-    )
-    if axis is None or rank is None or rows is None:
-        return None
-    return _with_new_axis(rows, int(axis) % (rank + 1))
-
-
-def _moved_unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    rank, rows = op.inputs[0].shape.rank, _only_first_has_rows(kinds)
-    if not rank or rows is None:
-        return None
-    axis = op.get_attr("axis") % rank
-    if axis == rows.axis:
-        return None
-    moved = dataclasses.replace(rows, axis=rows.axis - 1)
-    return moved if axis < rows.axis else rows
-
-
-def _moved_tile(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    counts, rows = static_value(op.inputs[1]), _only_first_has_rows(kinds)
-    if counts is None or rows is None:
-        return None
-    return rows if int(counts[rows.axis]) == 1 else None
-
-
-_MOVED_RULES: dict[str, _Rule] = {
-    **dict.fromkeys((*_ELEMENTWISE, "Select"), _equal_ranks),
-    "ExpandDims": _moved_expand_dims,
-    "Shape": _shape,
-    "StridedSlice": _strided_slice,
-    "Tile": _moved_tile,
-    "Transpose": _transpose,
-    "Unpack": _moved_unpack,
-}
+#: Operations whose rules also hold where the batch axis is not the first.
+_OF_MOVED = ("StridedSlice", "Transpose", "Unpack")

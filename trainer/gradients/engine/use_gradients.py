@@ -253,7 +253,7 @@ def _patches(op: Any, images: Any, shape: tuple[int, ...]) -> Any:
 
 
 _TERMS: dict[str, Callable[[Use, tuple[int, ...], Any, int], Term]] = {
-    **dict.fromkeys(("Add", "AddV2", "BiasAdd", "Mul", "Sub"), _broadcast),
+    **dict.fromkeys(("AddV2", "BiasAdd", "Mul", "Sub"), _broadcast),
     **dict.fromkeys(("BatchMatMulV2", "MatMul"), _product),
     **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative"), _convolution),
     **dict.fromkeys(("GatherV2", "ResourceGather"), _table),

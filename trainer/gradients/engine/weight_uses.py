@@ -342,7 +342,7 @@ def _is_rows_of_table(use: Use, shape: tuple[int, ...]) -> bool:
 
 #: Type of an operation -> whether its use of a piece of a given shape is known.
 _KNOWN_USES: Mapping[str, _Known] = {
-    **dict.fromkeys(("Add", "AddV2", "Mul", "Sub"), _is_broadcast),
+    **dict.fromkeys(("AddV2", "Mul", "Sub"), _is_broadcast),
     **dict.fromkeys(("BatchMatMulV2", "MatMul"), _is_mat_mul),
     **dict.fromkeys(LOOK_UPS, _is_rows_of_table),
     "BiasAdd": _is_channels_last,
