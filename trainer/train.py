@@ -75,7 +75,7 @@ from trainer.model.pure_graph import check_pure
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
-from trainer.report import curve_files, plots
+from trainer.report import plots
 from trainer.report.progress import Reporter, Silent
 from trainer.run import (
     budget,
@@ -538,10 +538,6 @@ class _Training:
         if self._settings.evaluate_averages:
             point["aggregates"] = {n: self._metrics_of(n) for n in self._averages}
         self._state.points.append(point)
-        if self._request.csv is not None:
-            curve_files.write_csv(self._state.points, self._request.csv)
-        if self._request.tensorboard is not None:
-            curve_files.write_events(self._state.points, self._request.tensorboard)
 
     def _metrics_of(self, average: str) -> dict[str, Any]:
         assert self._evaluator is not None

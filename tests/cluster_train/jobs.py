@@ -14,6 +14,7 @@ from tests.benchmarks.kills import results
 from tests.engines.harness.hosts import Process
 from tests.engines.harness.polling import wait_for
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
+from trainer.core.run.checkpoints import CHECKPOINT_NAME
 
 #: Runs draw ids of their own; here they have to be the same run.
 _RUN_ID = "5" * 32
@@ -51,6 +52,7 @@ class Input:
           run: New folder.
           *more: Further arguments.
         """
+        every = self.num_steps // self.num_evaluations
         (run / "private").mkdir(parents=True, mode=0o700)
         (run / "private" / "run.id").write_text(_RUN_ID + "\n")
         return [
@@ -58,11 +60,11 @@ class Input:
             f"--eval={self.folder / 'held_out'}",
             f"--noise-key-file={self.folder / 'noise.key'}",
             f"--out={run}",
-            f"--csv={run}.csv",
             "--noise-multiplier=0.8",
             "--delta=1e-6",
             "--l2-norm-clip=1",
-            f"--eval-every={self.num_steps // self.num_evaluations}",
+            f"--eval-every={every}",
+            f"--checkpoint-every={every}",  # tells how far a run is
             *self.more,
             *more,
         ]
@@ -130,15 +132,18 @@ def same(left: pathlib.Path, right: pathlib.Path) -> bool:
 
 
 def num_evaluations(run: pathlib.Path) -> int:
-    """How often a run has been evaluated: once before the first step."""
-    curve = pathlib.Path(f"{run}.csv")
-    return len(curve.read_text().splitlines()) - 1 if curve.exists() else 0
+    """How often a run was evaluated, by its checkpoint: once before the first step."""
+    try:
+        with np.load(run / "private" / CHECKPOINT_NAME) as arrays:
+            return len(json.loads(arrays["header"].tobytes())["points"])
+    except FileNotFoundError:
+        return 0
 
 
 def speed(job: Process, run: pathlib.Path, given: Input) -> float:
     """Returns examples per second of a run, after its first evaluation of a step.
 
-    What is compiled is compiled by then; evaluations and flushes count.
+    What is compiled is compiled by then; evaluations, checkpoints and flushes count.
 
     Args:
       job: That trains.

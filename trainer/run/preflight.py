@@ -115,8 +115,6 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     if began_under is not None:
         origin.check_here(began_under, here)
     check_key(request.run, request.noise_key_file)
-    if chief:
-        _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
     if request.budget is not None and chief:
         _check_budget(request, manifest)
@@ -378,21 +376,6 @@ def check_key(run: pathlib.Path, given: pathlib.Path | None) -> None:
     path = noise_key_path(run, given)
     if path.exists():
         read_key_file(path)
-
-
-def _check_curve_files(request: Request, *, resumes: bool) -> None:
-    for option, path in (("tensorboard", request.tensorboard), ("csv", request.csv)):
-        if path is None:
-            continue
-        if path.resolve().is_relative_to(request.run.resolve()):
-            raise InputError(
-                f"Expected --{option} {path} outside of --out {request.run}."
-            )
-        used = any(path.glob("events*")) if option == "tensorboard" else path.exists()
-        if used and not resumes:
-            raise InputError(
-                f"Expected --{option} {path} to hold no other run. Choose another name."
-            )
 
 
 def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | None:

@@ -72,8 +72,6 @@ class Request:
         OUT/private/noise.key]
       budget: Budget of several runs, which gives noise and delta; see `dpsgd budget`.
       checkpoint_every: Steps between checkpoints.  [default: one per minute]
-      tensorboard: Folder for TensorBoard events of the curve.
-      csv: CSV file for the held-out curve.
     """
 
     settings: TrainSettings
@@ -84,8 +82,6 @@ class Request:
     noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
     budget: pathlib.Path | None = setting(None, group=PRIVACY)
     checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
-    tensorboard: pathlib.Path | None = setting(None, group=OUTPUT)
-    csv: pathlib.Path | None = setting(None, group=OUTPUT)
 
     def __post_init__(self) -> None:
         check_batches(self.batches)
@@ -99,8 +95,6 @@ class Request:
             eval=self.held_out,
             noise_key_file=self.noise_key_file,
             budget=self.budget,
-            tensorboard=self.tensorboard,
-            csv=self.csv,
         )
         self._check_evaluation()
         check_declared(self)
@@ -111,8 +105,6 @@ class Request:
         for name, value in (
             ("metric", self.settings.metric),
             ("uncertainty", self.settings.uncertainty),
-            ("csv", self.csv),
-            ("tensorboard", self.tensorboard),
         ):
             if value is not None:
                 raise InputError(

@@ -26,7 +26,7 @@ from trainer.settings.request import Request
 #: Flags of `dpsgd train` that every experiment sets; a second value would override.
 _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
-    "--delta", "--init-seed", "--csv", "--tensorboard",
+    "--delta", "--init-seed",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from trainer.settings.train_settings import TrainSettings
 #: Flags of `dpsgd train` that would be shared by runs, or say more than the winner.
 _NOT_HERE = (
     "--batches", "--eval", "--epsilon", "--noise-multiplier", "--delta", "--budget",
-    "--noise-key-file", "--csv", "--tensorboard", "--checkpoint-every",
+    "--noise-key-file", "--checkpoint-every",
 )  # fmt: skip
 
 

@@ -28,6 +28,14 @@ SETTINGS = [
     "--noise-multiplier=0.8", "--delta=1e-3", "--l2-norm-clip=1", "--embedding-dim=2",
     "--hidden=4", "--worker-timeout=120",
 ]  # fmt: skip
+#: A metric that tells of an evaluation, the first of which is before the first step.
+TOLD = """
+import pathlib
+
+def mean(labels, predictions):
+    pathlib.Path("evaluated").touch()
+    return float(predictions.mean())
+"""
 
 
 @pytest.fixture
@@ -85,18 +93,21 @@ def test_two_workers_train_what_one_does(
 
 @pytest.mark.thorough
 def test_three_workers_stop_together_and_go_on_as_two(
-    arguments: Any, tmp_path: pathlib.Path
+    arguments: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(train_request([*arguments("one"), "--eval-every=1"]))
-    given = [*arguments("several"), "--eval-every=1"]
-    csv = tmp_path / "curve.csv"
-    job = start([*given, f"--csv={csv}"], 3)
-    wait_for("a step", lambda: csv.exists() or job.poll() is not None, 300)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "told.py").write_text(TOLD)
+    told, metric = tmp_path / "evaluated", ["--eval-every=1", "--metric=told:mean"]
+    train(train_request([*arguments("one"), *metric]))
+    told.unlink()
+    given = [*arguments("several"), *metric]
+    job = start(given, 3)
+    wait_for("a step", lambda: told.exists() or job.poll() is not None, 300)
     job.send_signal(signal.SIGTERM)
     errors = finish(job, 128 + signal.SIGTERM)
     assert errors.count("error: ") == 1
     assert "error: Stopped after step" in errors
-    errors = finish(start([*given, f"--csv={csv}"], 2))
+    errors = finish(start(given, 2))
     assert "continuing after step" in errors
     assert same_results(tmp_path / "one", tmp_path / "several", claims=False)
 
