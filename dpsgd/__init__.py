@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from pipelines.tables.schema.schema import Schema as Schema
     from pipelines.tables.table_format import TableOptions as TableOptions
     from trainer.auditing.audit import audit as audit
-    from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
     from trainer.core.run.run_record import RunRecord as RunRecord
     from trainer.core.run.run_record import read_run as read_run
     from trainer.experiments.compare import compare as compare
