@@ -10,7 +10,7 @@ network.  The level holds for each interval alone, not for all classes together.
 
 Formal guarantees:
   - For k independent normal predictions the interval, before clipping, covers their
-    mean with probability L.  Iterates are only approximately so: see ``statement``.
+    mean with probability L.  Iterates are only approximately so.
   - S^2 tends to the variance over runs for later and more distant kept iterates; it is
     smaller if they are close together.
 
@@ -23,7 +23,6 @@ References:
 from __future__ import annotations
 
 import io
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,39 +34,14 @@ from scipy.stats import t
 from accounting.core.validation import InputError, check_float
 from pipelines.files.storage import write_atomically
 from trainer.averaging.aggregates import Outputs, OutputsByName
-from trainer.model.metrics import BINARY, CLASSES, OTHER
+from trainer.model.metrics import OTHER
 from trainer.report.arrow_tables import as_table
-
-#: Key of the Parquet file's metadata; its value explains the columns.
-METADATA_KEY = b"dpsgd.uncertainty"
 
 #: Name of a single output in the file.
 PREDICTION = "prediction"
 
 #: Suffixes of columns for one of several outputs; used alone for a single output.
 _PARTS = ("stddev", "low", "high")
-
-_MEANS = {
-    BINARY: "prediction is the mean probability of label 1",
-    CLASSES: "prediction is the mean probability of each class",
-    OTHER: "prediction, or a column by the name of each output, is the mean output",
-}
-
-
-def statement(task: str) -> str:
-    """Returns the meaning of the columns for "binary", "classes" or "other"."""
-    return (
-        f"For every held-out example, in their order: {_MEANS[task]} over kept "
-        "iterates of one run, stddev the standard deviation of one iterate's, low and "
-        "high a Student interval for the expected prediction. They measure how much "
-        "predictions vary with the noise and with the order of sampling, for this data "
-        "set, and treat the iterates as independent draws from where training has "
-        "settled. Iterates too close together make them too narrow, those still on "
-        "their way misplace and widen them; other data, models and initial weights are "
-        "not in them. Take them as a lower bound on the true uncertainty. The privacy "
-        "of the run is that of its training examples; held-out examples are not "
-        "protected."
-    )
 
 
 def student_interval(
@@ -168,23 +142,16 @@ def write_uncertainty(
       steps: Numbers of steps of the iterates.
     """
     columns = interval_columns(outputs, level)
-    meaning = {
-        "level": level,
-        "steps": list(steps),
-        "statement": statement(outputs.task),
-    }
-    table = as_table(columns).replace_schema_metadata(
-        {METADATA_KEY: json.dumps(meaning)}
-    )
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
+    pq.write_table(as_table(columns), buffer)
     write_atomically(path, buffer.getvalue())
     stddevs, widths = {}, {}
     for name, (_, stddev, low, high) in column_names(list(outputs)).items():
         stddevs[name] = float(columns[stddev].mean())
         widths[name] = float((columns[high] - columns[low]).mean())
     return {
-        **meaning,
+        "level": level,
+        "steps": list(steps),
         "mean_stddev": stddevs.pop(name) if len(outputs) == 1 else stddevs,
         "mean_width": widths.pop(name) if len(outputs) == 1 else widths,
     }

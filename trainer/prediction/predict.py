@@ -28,7 +28,6 @@ decides.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -38,14 +37,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.batches.columns import row_bytes
-from trainer.averaging.uncertainty import statement
 from trainer.prediction.request import PredictRequest, PredictSettings, check
 from trainer.prediction.table_file import TableFile
 from trainer.report.arrow_tables import as_table
 from trainer.report.progress import Reporter, Silent
-
-#: Key of the Parquet file's metadata; its value describes the predictions.
-METADATA_KEY = b"dpsgd.predictions"
 
 #: Largest number and bytes of the rows that are read, predicted and written at a time.
 _CHUNK_ROWS = 1 << 16
@@ -128,9 +123,8 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
     from trainer.prediction.exported_model import load
 
     predict_rows = load(request.chosen)
-    metadata = {METADATA_KEY: json.dumps(_describe(request)).encode()}
     reporter.start(request.rows.total, done=0)
-    with TableFile(request.out, metadata) as file:
+    with TableFile(request.out) as file:
         for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
             file.write(_beside(carried, predict_rows(inputs)))
             reporter.advance(done)
@@ -147,21 +141,6 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
 def _chunk_rows(request: PredictRequest) -> int:
     size = max(1, row_bytes(request.chosen.serving.inputs))
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // size))
-
-
-def _describe(request: PredictRequest) -> dict[str, Any]:
-    chosen = request.chosen
-    described: dict[str, Any] = {"average": chosen.average}
-    if chosen.classes:
-        described["classes"] = list(chosen.classes)
-    if chosen.aggregate is not None:
-        described["aggregate"] = chosen.aggregate
-    if chosen.level is not None:
-        described |= {
-            "level": chosen.level,
-            "statement": statement(chosen.serving.task),
-        }
-    return described
 
 
 def _beside(carried: pa.Table, predictions: dict[str, np.ndarray]) -> pa.Table:

@@ -64,16 +64,14 @@ class TableFile:
 
     Args:
       path: New file in an existing folder, of a name that ``check_name`` accepts.
-      metadata: Metadata of the schema of Parquet; CSV has no place for it.
 
     Attributes:
       num_rows: Number of rows written so far.
       columns: Names of the columns; empty before the first part.
     """
 
-    def __init__(self, path: pathlib.Path, metadata: Mapping[bytes, bytes]) -> None:
+    def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self._metadata = dict(metadata)
         self._contexts = contextlib.ExitStack()
         self._writer: Any = None
         self.num_rows = 0
@@ -96,7 +94,6 @@ class TableFile:
         if _is_csv(self._path):
             table, open_writer = _flat(table), pa_csv.CSVWriter
         else:
-            table = table.replace_schema_metadata(self._metadata)
             open_writer = pq.ParquetWriter
         if self._writer is None:
             self._writer = open_writer(self._sink, table.schema)

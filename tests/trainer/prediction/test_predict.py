@@ -111,8 +111,6 @@ def test_an_aggregate_of_ones_own_predicts_by_kept_weights(
     found = _predict(folder, tmp_path / "out.parquet", aggregate=spec)
     wanted = _by_keras(folder / "run" / "upa_model.keras")
     np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
-    described = json.loads(found.schema.metadata[predict.METADATA_KEY])
-    assert described == {"average": "past_custom", "aggregate": spec}
 
 
 def test_intervals_are_those_of_the_run(
@@ -124,8 +122,6 @@ def test_intervals_are_those_of_the_run(
     for name in of_run.column_names:
         mine = "probability" if name == "prediction" else name
         np.testing.assert_allclose(found[mine], of_run[name], rtol=1e-6, atol=1e-9)
-    described = json.loads(found.schema.metadata[predict.METADATA_KEY])
-    assert (described["average"], described["level"]) == ("opa", 0.9)
 
 
 def test_a_majority_vote_gives_labels_and_shares_of_votes(
