@@ -11,8 +11,9 @@ network.  The level holds for each interval alone, not for all classes together.
 Formal guarantees:
   - For k independent normal predictions the interval, before clipping, covers their
     mean with probability L.  Iterates are only approximately so.
-  - S^2 tends to the variance over runs for later and more distant kept iterates; it is
-    smaller if they are close together.
+
+S^2 approximates the variance over runs for late and distant kept iterates (section 5 of
+the paper); it is smaller if they are close together.
 
 Public, if the held-out examples need no protection; rows are in their order.
 
