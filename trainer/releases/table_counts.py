@@ -2,15 +2,13 @@
 
     rows             rows, if their number is not public
     label            rows by class
-    missing          rows without a value, by column
     single, groups   rows by the value of a numeric column: see `value_counts`
     values           rows by the text of a column: see `vocabularies`
 
 Formal guarantees:
   - what is counted depends on the schema and on the columns of the table alone.
-  - one row moves a sum by its ``bound`` at most, in L2 norm: it is in one cell of each,
-    and of ``missing`` in one for each column.  A user of at most k rows moves it by k
-    times that.
+  - one row moves a sum by its ``bound`` at most, in L2 norm: it is in one cell of each.
+    A user of at most k rows moves it by k times that.
   - shares of all sums add up to 1 at most; the parts of a column's ``values`` count
     once, since a row is in one of them.
   - memory does not depend on the number of rows: blocks are counted one by one, and of
@@ -22,14 +20,12 @@ Public: names, bounds, shares.  Sensitive: values.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.core.threads import in_order, num_cores
 from pipelines.inputs.parquet_blocks import Block, Dataset, read_table, table_columns
@@ -45,9 +41,9 @@ from trainer.releases.value_counts import (
 from trainer.releases.vocabularies import count_texts, merged, num_parts
 from trainer.report.progress import Reporter
 
-ROWS, MISSING = "rows", "missing"
+ROWS = "rows"
 #: Shares of the squared sensitivity; columns have the rest, in equal parts.
-_SHARES = {LABEL: 0.1, MISSING: 0.05, ROWS: 0.05}
+_SHARES = {LABEL: 0.1, ROWS: 0.05}
 #: Arrays of counts of a numeric column, and their lengths.
 _PARTS = {"single": NUM_BINS + 1, "groups": NUM_GROUPS}
 
@@ -59,14 +55,12 @@ class Counted:
     Attributes:
       ranges: Output -> name in the table, of numeric columns that nothing scales.
       texts: The same of categories whose values are not known.
-      missing: The same of other inputs of which rows may have none.
       num_classes: Number of classes of the label; 0 if the schema does not say.
       most: Largest number of rows of one user; None if the unit is a row.
     """
 
     ranges: dict[str, str]
     texts: dict[str, str]
-    missing: dict[str, str]
     num_classes: int
     most: int | None = None
 
@@ -81,18 +75,10 @@ class Counted:
           texts: Columns that hold texts.
           most: As the attribute.
         """
-        ranges, missing = dict[str, str](), dict[str, str]()
-        for name in schema.inputs:
-            outputs = schema.outputs_of(name)
-            first, last = outputs[0], outputs[-1]
-            if first.role == COUNT:
-                ranges[first.name] = name
-            elif not last.shape and (last.nullable or last.dtype != "float32"):
-                missing[last.name] = name
+        firsts = {name: schema.outputs_of(name)[0] for name in schema.inputs}
         return cls(
-            ranges=ranges,
+            ranges={f.name: name for name, f in firsts.items() if f.role == COUNT},
             texts={name: schema.unlisted[name] for name in texts},
-            missing=missing,
             num_classes=schema.label.num_classes,
             most=most,
         )
@@ -101,11 +87,11 @@ class Counted:
     def sums(self) -> dict[str, RowSum]:
         """Name -> each sum, without rows."""
         most, classes = self.most or 1, self.num_classes
-        sizes = {LABEL: classes, MISSING: len(self.missing), ROWS: int(bool(self.most))}
+        sizes = {LABEL: classes, ROWS: int(bool(self.most))}
         found = {
             name: RowSum(
                 values=np.zeros(size, np.int64),
-                bound=most * math.sqrt(size) if name == MISSING else most,
+                bound=most,
                 share=_SHARES[name],
             )
             for name, size in sizes.items()
@@ -137,18 +123,12 @@ class Counting:
         self._counted, self._dataset = counted, dataset
         self._reporter, self._done = reporter, 0
         self.num_parts = num_parts(dataset.num_examples)
-        wanted = {
-            LABEL,
-            *counted.ranges,
-            *counted.missing,
-            *map(_indicator, counted.ranges),
-        }
+        wanted = {LABEL, *counted.ranges, *map(_indicator, counted.ranges)}
         self._columns = tuple(c for c in dataset.columns if c.name in wanted)
 
     def start(self) -> None:
         """Reports the number of cells."""
-        of_texts = len(self._counted.texts) * (1 + self.num_parts)
-        count = len(self._columns) + of_texts
+        count = len(self._columns) + len(self._counted.texts) * self.num_parts
         self._reporter.start(count * self._dataset.num_rows, done=0)
 
     def stop(self) -> None:
@@ -160,8 +140,7 @@ class Counting:
         total = {
             n: s for n, s in self._counted.sums.items() if not n.startswith("values ")
         }
-        names = [*(c.name for c in self._columns), *self._counted.texts]
-        for found in self._blocks(names, self._count):
+        for found in self._blocks([c.name for c in self._columns], self._count):
             for name, values in found.items():
                 total[name].values[:] += values
         return total
@@ -198,13 +177,7 @@ class Counting:
     def _count(self, table: pa.Table) -> dict[str, np.ndarray]:
         """Returns the sums of some rows, by name.  Sensitive."""
         counted, arrays = self._counted, table_columns(table, self._columns)
-        missing = [
-            pc.sum(pc.equal(table[name], "")).as_py() or 0
-            if name in counted.texts
-            else int(np.count_nonzero(_is_missing(arrays[name])))
-            for name in counted.missing
-        ]
-        found = {MISSING: np.array(missing)} if missing else {}
+        found = {}
         if counted.num_classes:
             last = counted.num_classes - 1
             labels = np.clip(arrays[LABEL].astype(np.int64), 0, last)
@@ -223,10 +196,3 @@ class Counting:
 def _indicator(name: str) -> str:
     """Returns the column that says where one is missing, if there is one."""
     return f"{name}_missing"
-
-
-def _is_missing(values: np.ndarray) -> np.ndarray:
-    if values.dtype == np.float32:
-        return np.isnan(values)
-    # An indicator is 1 where its number is missing, and an id is 0.
-    return values != 0 if values.dtype == np.int8 else values == 0

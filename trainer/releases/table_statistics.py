@@ -52,7 +52,7 @@ from pipelines.tables.schema.schema import DATASET_NAME, Schema
 from trainer.releases.price import relations
 from trainer.releases.release import NoisySum, release
 from trainer.releases.schema_text import with_fields
-from trainer.releases.table_counts import MISSING, ROWS, Counted, Counting
+from trainer.releases.table_counts import ROWS, Counted, Counting
 from trainer.releases.value_counts import Quantiles, noise_of_rank
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Reporter, Silent
@@ -120,7 +120,7 @@ class Price:
     @property
     def least_rows(self) -> int:
         """Number of rows from which on noise leaves something of each statistic."""
-        shares = {LABEL, MISSING, ROWS} & {*self.counted.sums}
+        shares = {LABEL, ROWS} & {*self.counted.sums}
         of_shares = max(map(self.stddev, shares), default=0.0)
         found = (
             self.beyond / _MOST_BEYOND,
@@ -363,18 +363,8 @@ def statistics_checked(
         "columns": ranges,
         "vocabularies": vocabularies,
         "threshold": price.threshold,
-        "missing": _missing(price, released, num_rows),
         "classes": _shares(released.get(LABEL), num_rows),
     }
-
-
-def _missing(
-    price: Price, released: dict[str, NoisySum], num_rows: float
-) -> dict[str, dict[str, float]]:
-    if MISSING not in released:
-        return {}
-    shares = _shares(released[MISSING], num_rows)
-    return dict(zip(price.counted.missing.values(), shares, strict=True))
 
 
 def _beyond(price: Price, num_rows: float) -> float:

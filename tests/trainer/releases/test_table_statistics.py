@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -124,12 +122,9 @@ def test_the_statistics_are_functions_of_one_gaussian_release(
     assert sum(each.share for each in sums.values()) <= 1
     # Two arrays for each of two columns, and the label; none for the ranged one.
     assert set(sums) == {
-        "label", "missing", "single age", "groups age", "single net_worth",
-        "groups net_worth",
+        "label", "single age", "groups age", "single net_worth", "groups net_worth",
     }  # fmt: skip
-    bounds = {name: each.bound for name, each in sums.items()}
-    assert bounds.pop("missing") == math.sqrt(2)  # a row may lack two columns
-    assert set(bounds.values()) == {1}
+    assert {each.bound for each in sums.values()} == {1}
 
 
 def test_ranges_hold_nearly_all_values(
@@ -301,9 +296,7 @@ def test_the_command_prints_ranges_and_the_claim(
 def test_shares_add_up_to_1_at_most_for_any_number_of_columns() -> None:
     for count in (*range(1, 200, 7), 1_000, 1_999):
         names = {f"c{number}": "" for number in range(count)}
-        counted = table_counts.Counted(
-            ranges=names, texts=names, missing=names, num_classes=2, most=3
-        )
+        counted = table_counts.Counted(ranges=names, texts=names, num_classes=2, most=3)
         shares = [each.share for each in counted.sums.values()]
         assert 1 - 1e-9 < sum(shares) <= 1
 
@@ -417,16 +410,14 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
     assert "at most 2 rows" in found["claim"]
     counted = table_counts.Counted.of(Schema.read(root / "users.toml"), ["job"], most=2)
     # What is counted of the rows of a user is what it moves: nothing beyond the bounds,
-    # and two rows that are alike and lack all values reach each of them.
+    # and two rows that are alike reach each of them.
     rows_of = pq.read_table(of_users)
     dataset = list_blocks(str(of_users), with_texts=True)
     counting = table_counts.Counting(counted, dataset, Silent())
-    alike = rows_of.take([0, 0])
-    for name in counted.missing:
-        kind = alike[name].type
-        lacking = pa.array(["" if name == "job" else np.nan] * 2, kind)
-        alike = alike.set_column(alike.column_names.index(name), name, lacking)
-    pairs = [alike, *(rows_of.slice(place, 2) for place in range(0, 400, 2))]
+    pairs = [
+        rows_of.take([0, 0]),
+        *(rows_of.slice(place, 2) for place in range(0, 400, 2)),
+    ]
     moved = [
         {name: np.linalg.norm(x) for name, x in counting._count(pair).items()}
         for pair in pairs
@@ -434,7 +425,6 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
     bounds = {n: x.bound for n, x in counted.sums.items() if not n.startswith("values")}
     for name, bound in bounds.items():
         assert max(each[name] for each in moved) == pytest.approx(bound)
-    assert bounds.pop("missing") == 2 * math.sqrt(len(counted.missing))
     assert set(bounds.values()) == {2}
     rows_kept = len(rows_of)
     assert found["num_rows"] == pytest.approx(rows_kept, abs=60)

@@ -79,7 +79,7 @@ def _text(found: dict[str, Any]) -> str:
             f"{found['least_rows']} of which noise leaves something: nothing was "
             "found. Epsilon is spent."
         )
-    width = max(map(len, [*found["columns"], *found["missing"], "column"]))
+    width = max(map(len, [*found["columns"], "column"]))
     names = f"{'low':>12}{'high':>12}{'log':>6}{'missing':>10}{'mean':>21}"
     lines = [f"{'column':<{width}}{names}"]
     for name, each in found["columns"].items():
@@ -89,10 +89,6 @@ def _text(found: dict[str, Any]) -> str:
             f"{each['missing']:>10.2%} ± {each['stddev_of_missing']:.2%}"
             f"{each['mean']:>13.5g} ± {each['stddev_of_mean']:.2g}"
         )
-    lines += [
-        f"{name:<{width}}{'':>30}{each['share']:>10.2%} ± {each['stddev']:.2%}"
-        for name, each in found["missing"].items()
-    ]
     lines.append(
         f"About {found['beyond']:.1%} of the values are beyond each end (± "
         f"{found['stddev_of_beyond']:.2%}), and are clipped to it."
