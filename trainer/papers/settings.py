@@ -12,7 +12,7 @@ from accounting.core.validation import InputError, check_choice, check_float, ch
 from accounting.planning import tan
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings import methods
-from trainer.settings.comparison_settings import LAST, Experiment, check_seed
+from trainer.settings.comparison_settings import Experiment, check_seed
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.setting import REQUIRED, setting
@@ -21,7 +21,7 @@ from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettin
 #: Default learning rate, of all runs: for Adam, of any number of steps.
 DEFAULT_RATE = 0.01
 
-#: Default level of the intervals.
+#: Level of the intervals, unless a setting says another.
 LEVEL = 0.95
 
 _One = TypeVar("_One", bound="OneTraining")
@@ -66,8 +66,6 @@ class SimulationSettings(OneTraining):
       num_steps: Number of steps of all runs, instead of --epochs.
       learning_rates: Learning rates to compare, instead of that of ``training``.
       sampler: Sampler of all batches.
-      weights: last, or an average that is evaluated, such as ema.
-      confidence: Level of the interval.
       run_reference: Also train the reference at the best learning rate, to test the
         prediction.
     """
@@ -78,8 +76,6 @@ class SimulationSettings(OneTraining):
     num_steps: int | None = setting(None)
     learning_rates: tuple[float, ...] = (DEFAULT_RATE,)
     sampler: str = setting(TRUNCATED_POISSON, choices=(TRUNCATED_POISSON, POISSON))
-    weights: str = setting(LAST)
-    confidence: float = setting(0.95, above=0, below=1)
     run_reference: bool = setting(False)
 
     def __post_init__(self) -> None:

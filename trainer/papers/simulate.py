@@ -36,7 +36,7 @@ from typing import Any
 from accounting.core import deltas
 from accounting.core.plan import DpSgdPlan, steps_and_epochs
 from accounting.core.statement import PrivacyStatement
-from accounting.core.validation import InputError, check_choice
+from accounting.core.validation import InputError
 from accounting.planning.comparison import LARGEST_DESIGN_EPSILON, Question
 from accounting.planning.tan import Configuration
 from pipelines.inputs.parquet_blocks import Dataset
@@ -50,17 +50,15 @@ from trainer.experiments.comparison.runs import (
     silent,
     training_data,
 )
-from trainer.model.metrics import VOTE_METRICS, metric_names
+from trainer.model.metrics import metric_names
 from trainer.papers.extrapolation import Line, fit_line
-from trainer.papers.settings import SimulationSettings
+from trainer.papers.settings import LEVEL, SimulationSettings
 from trainer.papers.simulation import Point, Protocol, Simulation, best
 from trainer.papers.simulation_report import NOT_PRIVATE, report
 from trainer.report.report import Report
 from trainer.run import privacy
-from trainer.settings.aggregation_settings import OMV
-from trainer.settings.comparison_settings import AUTO_METRIC, LAST
 from trainer.settings.method_settings import gradients_text
-from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
+from trainer.settings.train_settings import TrainSettings
 
 
 def simulate(
@@ -70,9 +68,7 @@ def simulate(
 
     Arguments and errors as for `compare`.
     """
-    _check_weights(settings)
     settings = settled(settings)
-    _check_weights(settings)
     dataset = training_data(settings)
     reference = _reference(settings, dataset)
     settings.training.check_steps(reference.plan.num_steps)
@@ -94,21 +90,6 @@ def simulate(
         chosen = best(found, settings.metric)
         found[found.index(chosen)] = simulator.run_reference(chosen)
     return report(protocol, found, statement)
-
-
-def _check_weights(settings: SimulationSettings) -> None:
-    """Refuses weights that will not have the metric, if that is known yet."""
-    training = settings.training
-    tasks = list(VOTE_METRICS) if training.loss == AUTO_LOSS else [training.task]
-    of_votes = {AUTO_METRIC, *(name for task in tasks for name in VOTE_METRICS[task])}
-    has_votes = settings.metric in of_votes
-    averages = [name for name in training.average_names if name != OMV or has_votes]
-    check_choice(
-        "weights",
-        settings.weights,
-        (LAST, *averages),
-        remedy="`dpsgd train --help` names the flags that make averages.",
-    )
 
 
 def _reference(settings: SimulationSettings, dataset: Dataset) -> Configuration:
@@ -196,7 +177,7 @@ class Simulator:
             line=line,
             prediction=line.predict(
                 protocol.reference.plan.expected_batch_size,
-                confidence=self._settings.confidence,
+                confidence=LEVEL,
             ),
         )
 
@@ -238,18 +219,13 @@ class Simulator:
         )
 
     def _value(self, metrics: dict[str, Any]) -> float:
-        settings = self._settings
-        found = {LAST: metrics, **metrics["aggregates"]}
-        if settings.weights not in found:
-            raise InputError(
-                f"Expected weights={settings.weights!r} among those that the runs "
-                f"have: {', '.join(found)}. `dpsgd train --help` names the averages."
-            )
-        value = found[settings.weights].get(settings.metric)
+        metric = self._settings.metric
+        value = metrics.get(metric)
         if not isinstance(value, (int, float)):
+            names = [n for n in metric_names(metrics) if metrics[n] is not None]
             raise InputError(
-                f"Expected metric={settings.metric!r} among those of held-out examples "
-                f"with a value: {', '.join(_names(found[settings.weights]))}."
+                f"Expected metric={metric!r} among those of held-out examples with a "
+                f"value: {', '.join(names)}."
             )
         return float(value)
 
@@ -261,10 +237,6 @@ def _sampling(plan: DpSgdPlan) -> BatchSettings:
         num_steps=plan.num_steps,
         truncated_batch_size=plan.truncated_batch_size,
     )
-
-
-def _names(metrics: dict[str, Any]) -> list[str]:
-    return [name for name in metric_names(metrics) if metrics[name] is not None]
 
 
 def _fit(points: Sequence[Point]) -> Line:

@@ -162,19 +162,3 @@ def best_simulated(simulations: Sequence[Simulation], metric: str) -> Simulation
 
 def _sign(metric: str) -> int:
     return -1 if metric in LOWER_IS_BETTER else 1
-
-
-def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation]:
-    """Returns the simulations whose interval overlaps with that of the best.
-
-    Arguments as for `best`.
-    """
-    chosen = best(simulations, metric)
-    found = chosen.prediction
-    return [
-        one
-        for one in simulations
-        if one is not chosen
-        and one.prediction.lower <= found.upper
-        and found.lower <= one.prediction.upper
-    ]

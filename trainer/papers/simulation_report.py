@@ -10,13 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer.model.metrics import in_words
-from trainer.papers.simulation import (
-    Protocol,
-    Simulation,
-    best,
-    best_simulated,
-    undecided,
-)
+from trainer.papers.settings import LEVEL
+from trainer.papers.simulation import Protocol, Simulation, best, best_simulated
 from trainer.report.plots import DASHES, MARKERS, drawn
 from trainer.report.report import Report, Table
 
@@ -95,7 +90,6 @@ class _Found:
             },
             "method": settings.training.method,
             "metric": settings.metric,
-            "weights": settings.weights,
             "simulations": [one.to_json() for one in self.simulations],
             "best_learning_rate": self._best.learning_rate,
             "best_learning_rate_simulated": self._best_simulated.learning_rate,
@@ -124,7 +118,7 @@ class _Found:
             f"closed form estimates {self.tan.epsilon:.2f} (eta {self.tan.eta:.4f}).",
             *([f"{self.tan.warning} {_HEURISTIC}"] if self.tan.warning else []),
             "Rate: learning rate. Predicted: value of the line through the simulated "
-            f"runs, with the {100 * settings.confidence:g} % interval of one more run, "
+            f"runs, with the {100 * LEVEL:g} % interval of one more run, "
             "if the line holds.",
             f"The {runs} simulated runs take the gradients of "
             f"{100 * self.protocol.cost:.3g} % of the examples of one reference run.",
@@ -139,16 +133,9 @@ class _Found:
         ]
 
     def _choice_notes(self) -> Iterator[str]:
-        others = undecided(self.simulations, self.protocol.settings.metric)
-        rates = ", ".join(f"{one.learning_rate:g}" for one in others)
         yield (
             f"Best predicted: learning rate {self._best.learning_rate:g}. The best of "
             f"{len(self.simulations)} looks better than it is."
-        ) + (
-            f" Its interval overlaps with that of {rates}: the simulation does not "
-            "decide between them."
-            if others
-            else ""
         )
         if self._best_simulated is not self._best:
             yield (

@@ -25,7 +25,7 @@ from trainer.papers.cli.commands import simulate
 from trainer.papers.extrapolation import fit_line
 from trainer.papers.settings import SimulationSettings
 from trainer.papers.simulate import Simulator, init_seed
-from trainer.papers.simulation import Point, Protocol, Simulation, best, undecided
+from trainer.papers.simulation import Point, Protocol, Simulation, best
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 
@@ -144,17 +144,8 @@ def test_points_that_bend_are_told_of() -> None:
 
 def test_choosing_a_learning_rate_is_told_to_cost_privacy() -> None:
     one, two = _simulation(0.1, 0.60, 0.61, 0.62), _simulation(0.2, 0.5, 0.51, 0.52)
-    assert not any("overlaps" in note for note in _report(one, two).notes)
     assert "costs privacy" in _report(one, two).notes[-1]
     assert not any("costs privacy" in note for note in _report(one).notes)
-
-
-def test_rates_whose_intervals_overlap_are_undecided() -> None:
-    apart, chosen = _simulation(0.1, 0.5, 0.51, 0.52), _simulation(0.2, 0.6, 0.61, 0.62)
-    near = _simulation(0.3, 0.599, 0.609, 0.619)
-    assert undecided([apart, chosen, near], "auc") == [near]
-    notes = _report(apart, chosen, near).notes
-    assert any("overlaps with that of 0.3: " in note for note in notes)
 
 
 def test_a_line_that_disagrees_with_the_largest_simulated_size_is_told_of() -> None:
@@ -266,10 +257,7 @@ def _check_taken_up_again(
     assert "have another" in str(other.exception)
 
 
-def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
-    simulator = Simulator(_protocol(weights="ema"), print)
-    with pytest.raises(InputError, match=r"weights='ema'.*last, uta"):
-        simulator._value({"auc": 0.5, "aggregates": {"uta": {"auc": 0.5}}})
+def test_an_unknown_metric_is_refused_with_those_that_are_there() -> None:
     simulator = Simulator(_protocol(metric="f1"), print)
     with pytest.raises(InputError, match=r"metric='f1'.*auc"):
         simulator._value({"auc": 0.5, "log_loss": None, "aggregates": {}})
