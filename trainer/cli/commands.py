@@ -48,18 +48,8 @@ def _place(option: Option) -> int:
     return GROUPS.index(option.group) if option.group in GROUPS else len(GROUPS)
 
 
-#: Options of `dpsgd batches` that a user may expect of `dpsgd train`.
-_OF_BATCHES = (
-    "--batch-size", "--epochs", "--num-steps", "--physical-batch-size", "--sampler",
-    "--truncated-batch-size",
-)  # fmt: skip
-
-
 class _Train(Grouped):
-    """A command with all settings of training.
-
-    It names `dpsgd batches` as the place of options of the plan.
-    """
+    """A command with all settings of training."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns all parameters, with those of the settings after the required ones.
@@ -72,19 +62,6 @@ class _Train(Grouped):
         made = [*setting_flags.options_of(TrainSettings, Request), *own]
         method_flags.apart(own, [*params, *made[: -len(own)]])
         return [*params, *sorted(made, key=_place)]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the arguments: see `click.Command.parse_args`."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name.replace("_", "-")
-            if name not in _OF_BATCHES:
-                raise
-            raise InputError(
-                f"`dpsgd train` takes no {name}: the batches determine it. Omit it, or "
-                f"make other batches by `dpsgd batches {name}`."
-            ) from None
 
 
 @click.command(name="train", cls=_Train)

@@ -135,14 +135,6 @@ def _notes(*means: float, spread: float, **metrics: Any) -> str:
     return report(summarise(results, metric="auc")).markdown()
 
 
-def test_lines_within_the_spread_over_seeds_are_not_told_apart() -> None:
-    # Two seeds apart by 2 s have a standard error of s, and two lines sqrt(2) s.
-    assert "2 of 3 lines are within two" in _notes(0.8, 0.78, 0.7, spread=0.01)
-    assert "tell them apart" not in _notes(0.8, 0.77, 0.7, spread=0.01)
-    one = report(summarise([(_case(), _result(0.7))], metric="auc"))
-    assert "lines may differ by chance" in one.markdown()
-
-
 def test_other_metrics_stand_beside_the_metric_and_unfit_models_are_named() -> None:
     guess = {"auc": 0.5, "log_loss": 0.4, "accuracy": 0.9}
     text = _notes(0.8, 0.7, spread=0.01, calibration_error=0.3, guessing=guess)

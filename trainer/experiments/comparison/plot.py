@@ -39,8 +39,6 @@ _RULES = {
     OPTIMISTIC: "optimistic noise",
     GIVEN: "",
 }
-#: Widths in inches of a letter in the legend, and of the line before an entry.
-_LETTER, _HANDLE = 0.075, 0.9
 #: Maximum number of panels in a row.
 _MOST_COLUMNS = 3
 
@@ -123,7 +121,7 @@ def plot(
     shown = [outcome for outcome in outcomes if outcome.weights != OMV]
     lines = _lines(shown)
     panels = _panels(shown, axis)
-    figure, grid = _new_grid(len(panels), list(lines))
+    figure, grid = _new_grid(len(panels), len(lines))
     for axes, panel in zip(grid, panels, strict=True):
         for style, line in zip(_styles(len(lines)), lines.values(), strict=True):
             _draw_line(
@@ -139,27 +137,17 @@ def plot(
     write_png(figure, path)
 
 
-def _new_grid(panels: int, labels: Sequence[str]) -> tuple[Any, list[Any]]:
+def _new_grid(panels: int, lines: int) -> tuple[Any, list[Any]]:
     """Returns a figure, and axes for the panels, with room for a legend below."""
     columns = 2 if panels == 4 else min(panels, _MOST_COLUMNS)
     rows = -(-panels // columns)
-    width = max(7.5, 1 + 3.4 * columns, _entry_width(labels))
-    entries = -(-len(labels) // _legend_columns(width, labels))
-    height = 1.4 + 3.2 * rows + 0.22 * entries
-    figure, _ = new_figure(width, height)
+    width = max(7.5, 1 + 3.4 * columns)
+    figure, _ = new_figure(width, 1.4 + 3.2 * rows + 0.22 * lines)
     figure.clear()
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     for empty in grid[panels:]:
         empty.remove()
     return figure, list(grid[:panels])
-
-
-def _entry_width(labels: Sequence[str]) -> float:
-    return _HANDLE + _LETTER * max(map(len, labels))
-
-
-def _legend_columns(width: float, labels: Sequence[str]) -> int:
-    return 2 if 2 * _entry_width(labels) <= width else 1
 
 
 # -- panels ----------------------------------------------------------------------------
@@ -302,11 +290,9 @@ def _add_legend(figure: Any, axis: Axis, lines: dict[str, list[Outcome]]) -> Non
                 mfc="white" if label.endswith(NO_GUARANTEE) else style.color,
             )
         )  # fmt: skip
-    ncols = _legend_columns(figure.get_figwidth(), list(lines))
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=ncols, fontsize="small",
-        handlelength=4,
-    )  # fmt: skip
+        handles=handles, loc="outside lower center", fontsize="small", handlelength=4
+    )
 
 
 def _set_ticks(axes: Any, values: Sequence[float]) -> None:

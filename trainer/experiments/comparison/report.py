@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
-from trainer.model.metrics import LOWER_IS_BETTER, in_words
+from trainer.model.metrics import in_words
 from trainer.report.plots import over_seeds
 from trainer.report.report import Report, Table
 from trainer.settings.train_settings import number_in_words
@@ -95,31 +95,10 @@ def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
         *([_LEVELS_NOTE] if any(one.sampled for one in outcomes) else []),
         *([_NO_GUARANTEE_NOTE] if marked else []),
-        *_seeds_note(outcomes),
         *_unfit_notes(outcomes),
         *notes,
         COSTS,
     ]
-
-
-def _seeds_note(outcomes: Sequence[Outcome]) -> list[str]:
-    """Says how many lines the spread over seeds does not tell from the best."""
-    sign = -1 if outcomes[0].metric in LOWER_IS_BETTER else 1
-    best = max(outcomes, key=lambda one: sign * one.mean)
-    if best.stddev is None:
-        return ["One seed: lines may differ by chance. --seeds 3 shows the spread."]
-    close = [one for one in outcomes if abs(one.mean - best.mean) <= _apart(one, best)]
-    if len(close) == 1:
-        return []
-    return [
-        f"{len(close)} of {len(outcomes)} lines are within two standard errors over "
-        "seeds of the best: the seeds do not tell them apart."
-    ]
-
-
-def _apart(*pair: Outcome) -> float:
-    """Returns two standard errors of the difference of two means."""
-    return 2 * math.hypot(*((x.stddev or 0.0) / math.sqrt(x.num_seeds) for x in pair))
 
 
 def _unfit_notes(outcomes: Sequence[Outcome]) -> list[str]:
