@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from accounting.core.validation import InputError
 from pipelines.files.paths import is_remote
 
 
@@ -23,22 +22,9 @@ class Place(click.Path):
         return value if is_remote(value) else super().convert(value, *given)
 
 
-class RunFolder(click.Path):
-    """The folder of a run on this machine."""
-
-    def convert(self, value: Any, *given: Any) -> Any:
-        """Returns a path; refuses the URL of a folder in a store."""
-        if is_remote(value):
-            raise InputError(
-                f"RUN={value} is in a store, not on this machine. Copy that folder "
-                "here, with its private folder, and name the copy."
-            )
-        return super().convert(value, *given)
-
-
 PLACE = Place(file_okay=False, path_type=pathlib.Path)
 #: The argument RUN of a command.
-RUN = RunFolder(path_type=pathlib.Path)
+RUN = click.Path(path_type=pathlib.Path)
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
 
 batches = functools.partial(

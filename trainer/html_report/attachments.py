@@ -111,7 +111,7 @@ def read_comparison(
     for line in lines:
         line["is_this"] = all(line[name] == value for name, value in this.items())
     for line, each in zip(lines, fields, strict=True):
-        if each.get("sampled"):  # older releases lack it
+        if each.get("sampled"):
             line["sampler"] += f", {each['sampled']}, k={each['max_examples_per_user']}"
     if not any(line["is_this"] for line in lines):
         raise InputError(

@@ -48,7 +48,7 @@ class ChosenModel:
       level: Level of the intervals, in (0, 1); None for none.
       serving: Signature of the model.
       iterates: Files of the kept iterates, oldest first.
-      keep_decay: Decay of their moving average; None if the run recorded none.
+      keep_decay: Decay of their moving average; None without kept iterates.
       aggregate: "module:function" of a user's aggregate of them; None for none.
       classes: Names of the classes that are predicted; empty for none.
     """
@@ -94,12 +94,9 @@ def choose(
     if aggregate is not None:
         chosen = _check_aggregate(aggregate, average, uncertainty)
     record = run_record.read_finished(run)
-    keep_decay = record.optimizer.get("keep_decay")
     signature = serving.read(run)
     iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
-    possible = _possible(
-        run, signature, has_iterates=bool(iterates), keep_decay=keep_decay
-    )
+    possible = _possible(run, signature, has_iterates=bool(iterates))
     if aggregate is not None and iterates:
         possible.append(PAST_CUSTOM)
     _check_average(run, chosen, possible)
@@ -111,7 +108,7 @@ def choose(
         level=uncertainty,
         serving=signature,
         iterates=iterates,
-        keep_decay=keep_decay,
+        keep_decay=record.optimizer.get("keep_decay"),
         aggregate=aggregate,
         classes=predicted.classes if predicted else (),
     )
@@ -146,7 +143,6 @@ def _possible(
     signature: Serving,
     *,
     has_iterates: bool,
-    keep_decay: float | None,
 ) -> list[str]:
     """Returns the averages that the run exported or has the iterates for."""
     exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]
@@ -157,10 +153,8 @@ def _possible(
         )
     if not has_iterates:
         return exported
-    # Older releases did not record the decay.
-    of_weights = [UPA] if keep_decay is None else [PAST_EMA, UPA]
     of_outputs = [OPA, OMV] if VOTE_METRICS[signature.task] else [OPA]
-    more = (name for name in of_weights if name not in exported)
+    more = (name for name in (PAST_EMA, UPA) if name not in exported)
     return [*exported, *more, *of_outputs]
 
 

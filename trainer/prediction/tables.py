@@ -77,7 +77,7 @@ def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) ->
 
 def _check_cells(manifest: Manifest) -> None:
     """Refuses a run whose examples were read from their table in another way."""
-    found = manifest.dataset.get("cells", "those of a release without this field")
+    found = manifest.dataset.get("cells")
     if found != CELLS_NAME:
         raise InputError(
             f"Expected the training examples to be prepared with cells {CELLS_NAME}; "

@@ -30,7 +30,5 @@ def test_a_run_whose_cells_were_read_in_another_way_reads_no_raw_table(
     rows = open_rows(table, SomeManifest(description), ())  # type: ignore[arg-type]
     assert rows.unit == "byte"
     earlier = {**description, "cells": "dpsgd-cells-v1"}
-    without = {name: value for name, value in description.items() if name != "cells"}
-    for dataset in (earlier, without):
-        with pytest.raises(InputError, match=r"cells dpsgd-cells-v2; .*train again"):
-            open_rows(table, SomeManifest(dataset), ())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"cells dpsgd-cells-v2; .*train again"):
+        open_rows(table, SomeManifest(earlier), ())  # type: ignore[arg-type]

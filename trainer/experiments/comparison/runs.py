@@ -220,7 +220,6 @@ def check_code(run: pathlib.Path) -> None:
     Raises:
       InputError: names the edited files.
     """
-    # Runs of earlier releases lack it.
     began_under = origin.read(run)
     edited = began_under and origin.edited_files(began_under)
     if edited:
