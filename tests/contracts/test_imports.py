@@ -86,8 +86,7 @@ def test_a_module_loads_no_more_than_it_may(
 
 
 def test_help_loads_nothing_heavy(root: pathlib.Path) -> None:
-    # `predict` imports what reads tables.
-    lines = [f"dpsgd {name} --help" for name in ("", *COMMANDS) if name != "predict"]
+    lines = [f"dpsgd {name} --help" for name in ("", *COMMANDS)]
     assert not loaded(root, HEAVY - {"numpy"}, *lines)
 
 

@@ -10,9 +10,8 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from trainer.cli import run_flags, setting_flags
-from trainer.prediction.predict import predict_checked
-from trainer.prediction.request import PredictSettings, check
 from trainer.report.progress import Terminal
+from trainer.settings.predict_settings import PredictSettings
 
 
 @click.command(name="predict", cls=Grouped)
@@ -32,6 +31,9 @@ def predict_command(as_json: bool, **flags: Any) -> None:
       dpsgd predict averaged-run --input data/test --out intervals.parquet \\
           --uncertainty 0.95
     """
+    from trainer.prediction.predict import predict_checked
+    from trainer.prediction.request import check
+
     found = setting_flags.take(flags, PredictSettings)
     checked = check(PredictSettings(**found, run=flags["run"]))
     with Terminal("predicting", unit=checked.rows.unit) as reporter:

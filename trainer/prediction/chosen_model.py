@@ -29,13 +29,11 @@ from trainer.settings.aggregation_settings import (
     UPA,
     WEIGHT_AVERAGES,
 )
+from trainer.settings.comparison_settings import LAST
+from trainer.settings.predict_settings import AVERAGES
 
 #: Column of a majority vote, beside the class that it predicts.
 VOTE_SHARE = "vote_share"
-
-#: The last iterate, and all weights that may predict.
-LAST = "last"
-AVERAGES = (LAST, *WEIGHT_AVERAGES, OPA, OMV)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

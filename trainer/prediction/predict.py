@@ -37,10 +37,11 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.batches.columns import row_bytes
-from trainer.prediction.request import PredictRequest, PredictSettings, check
+from trainer.prediction.request import PredictRequest, check
 from trainer.prediction.table_file import TableFile
 from trainer.report.arrow_tables import as_table
 from trainer.report.progress import Reporter, Silent
+from trainer.settings.predict_settings import PredictSettings
 
 #: Largest number and bytes of the rows that are read, predicted and written at a time.
 _CHUNK_ROWS = 1 << 16

@@ -25,41 +25,12 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.averaging.uncertainty import column_names
 from trainer.prediction import named_classes
-from trainer.prediction.chosen_model import AVERAGES, VOTE_SHARE, ChosenModel, choose
+from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel, choose
 from trainer.prediction.table_file import check_name
 from trainer.prediction.tables import Rows, open_rows
 from trainer.run.preflight import check_local
 from trainer.settings.aggregation_settings import OMV
-from trainer.settings.setting import REQUIRED, setting
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictSettings:
-    """What to predict, and by which weights of a run.  All public.
-
-    Attributes:
-      run: Folder of the run.
-      table: File, folder or quoted glob, prepared like the batches.  If these were made
-        with a schema, also a raw table (CSV, TSV, Parquet).  A label is not needed.
-      out: New file, with one row for each row of --input, in order: CSV if its name
-        ends in .csv, else Parquet.
-      average: Weights to predict with: last; ema, uta or custom, averaged while
-        training; past_ema, upa, past_custom, opa or omv, of kept iterates.  [default:
-        last; opa with --uncertainty]
-      aggregate: Predict with your own aggregate, a function from kept iterates (lists
-        of NumPy arrays, oldest first) to weights.
-      uncertainty: Also write intervals of this level, such as 0.95, from kept iterates:
-        how much a prediction varies with the noise.
-      carry: Column of --input to copy to --out, such as an id; may be repeated.
-    """
-
-    run: pathlib.Path
-    table: pathlib.Path = setting(REQUIRED, flag="input")
-    out: pathlib.Path = setting(REQUIRED)
-    average: str | None = setting(None, choices=AVERAGES)
-    aggregate: str | None = setting(None, metavar="MODULE:FUNCTION")
-    uncertainty: float | None = setting(None, metavar="LEVEL")
-    carry: tuple[str, ...] = setting((), metavar="COLUMN")
+from trainer.settings.predict_settings import PredictSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

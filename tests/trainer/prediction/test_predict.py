@@ -19,6 +19,7 @@ from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.prediction import exported_model, predict, request
 from trainer.prediction.table_file import check_name
 from trainer.run.preflight import Request
+from trainer.settings.predict_settings import PredictSettings
 from trainer.train import train
 
 ROWS = make_rows(300, seed=99)
@@ -270,7 +271,7 @@ def test_an_unfinished_run_and_one_without_a_model_are_refused(
     def check() -> request.PredictRequest:
         run, table = tmp_path / "run", folder / "table"
         out = tmp_path / "out"
-        return request.check(request.PredictSettings(run=run, table=table, out=out))
+        return request.check(PredictSettings(run=run, table=table, out=out))
 
     with pytest.raises(InputError, match="saved_model to exist"):
         check()
