@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Callable
@@ -26,8 +25,8 @@ from pipelines.batches.folder import (
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder
+from tests.trainer.run.whole_runs import open_session
 from trainer.core.run.run_record import read_run
-from trainer.core.run.session import Session
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.run.privacy import run_statement
@@ -114,28 +113,17 @@ def test_a_run_records_its_batches_and_keeps_their_certificate(
     sealed: Any, tmp_path: pathlib.Path
 ) -> None:
     settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=1.0, target_delta=1e-3)
-    session = Session(
-        settings=settings,
-        manifest=sealed.manifest,
-        noise_multiplier=1.0,
-        batches=sealed.path,
-        run=tmp_path / "run",
-        noise_key_file=None,
-        num_steps_executed=sealed.manifest.plan.num_steps,
-    )
-    with contextlib.ExitStack() as held:
-        session.open(held)
-        session.identify({}, model="model")
-        step = StandIn([(1,)], clip=1.0, multiplier=1.0).of(sealed.manifest.plan)
-        session.use(step, optimizer={}, model={})
-        session.write_record(complete=True)
-    record, _ = read_run(tmp_path / "run")
+    step, run = StandIn([(1,)], clip=1.0, multiplier=1.0), tmp_path / "run"
+    done = sealed.manifest.plan.num_steps
+    session = open_session(step, sealed, run, settings, num_steps_executed=done)
+    session.write_record(complete=True)
+    record, _ = read_run(run, noise_key_file=tmp_path / "noise.key")
     assert record.records_id == records_id(sealed.path) != ""
-    certificate = read_certificate(tmp_path / "run")
+    certificate = read_certificate(run)
     assert certificate == read_certificate(sealed.path)
     assert certificate is not None
     # Public, though it commits to the records: the seal is in neither.
-    assert certificate.seal not in (tmp_path / "run" / "run_record.json").read_text()
+    assert certificate.seal not in (run / "run_record.json").read_text()
 
 
 def test_bounded_users_rely_on_the_bound_job(

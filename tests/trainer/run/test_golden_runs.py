@@ -15,7 +15,6 @@ one machine gives the same weights twice is the subject of test_crashes_change_n
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pathlib
@@ -32,7 +31,7 @@ from pipelines.sampling.samplers import BlockRows
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import ROW, BatchFolder, write_batches
 from tests.trainer.flat_settings import train_settings
-from trainer.core.run.session import Session
+from tests.trainer.run.whole_runs import open_session
 from trainer.methods import registry
 from trainer.run import privacy
 
@@ -93,28 +92,11 @@ class Recorder(StandIn):
 
 
 def _run(folder: pathlib.Path, batches: BatchFolder, method: str) -> dict[str, Any]:
-    (folder / "noise.key").write_bytes(b"01" * 32 + b"\n")
-    (folder / "noise.key").chmod(0o600)
     settings = train_settings(
         noise_multiplier=0.8, l2_norm_clip=1.0, target_delta=1e-3, **METHODS[method]
     ).for_plan(batches.manifest.plan, 0.8)
-    session = Session(
-        settings=settings,
-        manifest=batches.manifest,
-        noise_multiplier=0.8,
-        batches=batches.path,
-        run=folder / "run",
-        noise_key_file=folder / "noise.key",
-    )
-    session.open(contextlib.ExitStack())
-    (folder / "run" / "private" / "run.id").write_text("5" * 32 + "\n")
-    session.identify({}, model="golden")
     step = Recorder()
-    session.use(
-        step.of(batches.manifest.plan),
-        optimizer=settings.describe_optimizer(),
-        model={"name": "golden"},
-    )
+    session = open_session(step, batches, folder / "run", settings, model="golden")
     drawn_beside = hashlib.sha256()
     with session.steps(draw=registry.hooks_of(method).draw) as steps:
         for drawn, parts in steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.bounded import StandIn, plan_of
-from tests.trainer.run.whole_runs import linear
+from tests.trainer.run.whole_runs import linear, open_session
 from trainer.core.run import session as module
 from trainer.core.run.batches import BatchSource
 from trainer.core.run.run_record import read_run
@@ -66,28 +65,10 @@ def parts(small_batches: Any, batch_folder: Callable[..., Any]) -> Any:
 @pytest.fixture
 def session(parts: Any, tmp_path: pathlib.Path) -> Callable[..., Session]:
     """``session(step, name="run")``: one run, by either object."""
-    (tmp_path / "noise.key").write_bytes(b"01" * 32 + b"\n")
-    (tmp_path / "noise.key").chmod(0o600)
+    identity = {"what": "else"}
 
     def make(step: Any, name: str = "run") -> Session:
-        made = Session(
-            settings=SETTINGS,
-            manifest=parts.manifest,
-            noise_multiplier=0.8,
-            batches=parts.path,
-            run=tmp_path / name,
-            noise_key_file=tmp_path / "noise.key",
-        )
-        with contextlib.ExitStack() as held:
-            made.open(held, resumes=(tmp_path / name).exists())
-        (tmp_path / name / "private" / "run.id").write_text("5" * 32 + "\n")
-        made.identify({"what": "else"}, model="model")
-        made.use(
-            step.of(parts.manifest.plan),
-            optimizer={"name": "sgd"},
-            model={"name": "small"},
-        )
-        return made
+        return open_session(step, parts, tmp_path / name, SETTINGS, identity=identity)
 
     return make
 

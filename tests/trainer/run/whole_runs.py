@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import pickle
@@ -11,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.trainer.bounded import StandIn
+from tests.trainer.conftest import BatchFolder
 from tests.trainer.flat_settings import train_settings
+from trainer.core.run.session import Session
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
@@ -70,6 +74,42 @@ def linear(manifest: Any = None) -> Any:
 def private_settings(**changes: Any) -> TrainSettings:
     fields = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "target_delta": 1e-3}
     return train_settings(**{**SMALL, **fields, **changes})
+
+
+def open_session(
+    step: StandIn,
+    batches: BatchFolder,
+    run: pathlib.Path,
+    settings: TrainSettings,
+    *,
+    identity: dict[str, Any] | None = None,
+    model: str = "model",
+    num_steps_executed: int = 0,
+) -> Session:
+    """Returns a session of a fixed key and id, which uses ``step``."""
+    key = run.with_name("noise.key")
+    key.write_bytes(b"01" * 32 + b"\n")
+    key.chmod(0o600)
+    assert settings.noise_multiplier is not None
+    session = Session(
+        settings=settings,
+        manifest=batches.manifest,
+        noise_multiplier=settings.noise_multiplier,
+        batches=batches.path,
+        run=run,
+        noise_key_file=key,
+        num_steps_executed=num_steps_executed,
+    )
+    with contextlib.ExitStack() as held:
+        session.open(held, resumes=run.exists())
+    (run / "private" / "run.id").write_text(ONE_ID + "\n")
+    session.identify(identity or {}, model=model)
+    session.use(
+        step.of(batches.manifest.plan),
+        optimizer=settings.describe_optimizer(),
+        model={"name": model},
+    )
+    return session
 
 
 def load_model(path: pathlib.Path) -> Any:
