@@ -41,6 +41,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from accounting.core.validation import InputError
+from pipelines.batches.folder import key_name
 from pipelines.files.json_files import pretty_json
 from pipelines.files.paths import StrPath
 from pipelines.files.stopping import StoppedError, on_signals
@@ -442,6 +443,7 @@ class _Training:
                 folder=self._request.run,
                 begins=self._done == 0,
                 uncovered=reservation.uncovered(self._request, self._checked.manifest),
+                key=key_name(self._request.batches),
             )
 
     def _check_same_weights(self) -> None:

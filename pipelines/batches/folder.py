@@ -17,6 +17,7 @@ from typing import Any
 
 from pipelines.core.batches.certificate import Certificate, digest_of_seal
 from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
+from pipelines.core.keys import commitment
 from pipelines.files.json_files import pretty_json, read_json, read_known
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import exists, make_folder, read_bytes, write_atomically
@@ -109,6 +110,16 @@ def is_same_key(directory: StrPath, checksums: Checksums) -> bool:
     """
     found = _digest_of_key(directory)
     return not checksums.key_sha256 or not found or checksums.key_sha256 == found
+
+
+def key_name(directory: StrPath) -> str:
+    """Returns a public name of the key that sampled batches, whatever their layout.
+
+    Raises:
+      InputError: as ``read_checksums``.
+    """
+    seal_key = bytes.fromhex(read_checksums(directory).seal_key)  # made of that key
+    return commitment(seal_key, "sampling key")
 
 
 def records_id(directory: StrPath) -> str:

@@ -110,11 +110,13 @@ def write_batches(
     num_examples: int = 200,
     steps_per_file: int = 4,
     batches_id: str = "0" * 32,
+    seal_key: str = "",
     columns: Sequence[Column] = COLUMNS,
     dataset: dict[str, Any] = DATASET,
     table: SourceTable = TABLE,
 ) -> BatchFolder:
-    """Writes the rows of each step as the batch job would."""
+    """Writes the rows of each step as the batch job would, by default by one key."""
+    seal_key = seal_key or SEAL_KEY
     path.mkdir(parents=True)
     plan = DpSgdPlan(
         sampler=POISSON if truncated_batch_size is None else TRUNCATED_POISSON,
@@ -144,7 +146,7 @@ def write_batches(
         dataset=dataset,
     )
     source = dataclasses.asdict(table)
-    write_manifest(path, manifest, checksums, seal_key=SEAL_KEY, table=source)
+    write_manifest(path, manifest, checksums, seal_key=seal_key, table=source)
     return BatchFolder(path, manifest, list(steps))
 
 

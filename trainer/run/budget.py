@@ -155,6 +155,7 @@ def charge(
     folder: pathlib.Path,
     begins: bool,
     uncovered: Sequence[str] = (),
+    key: str = "",
 ) -> None:
     """Gives a run its place in the budget, before its first noise is drawn.
 
@@ -165,13 +166,14 @@ def charge(
       folder: Folder of the run.
       begins: Whether the run has not executed a step.
       uncovered: What no epsilon covers of it, in words.
+      key: ``key_name`` of its batches.
 
     Raises:
       InputError: as `Budget.charged`, or a run that goes on and was never charged.
     """
 
     def change(before: Budget) -> Budget:
-        found = before.charged(run_id, batches_id, str(folder), uncovered)
+        found = before.charged(run_id, batches_id, str(folder), uncovered, key=key)
         if not begins and found.charges != before.charges:
             raise _rolled_back(path, folder)
         return found

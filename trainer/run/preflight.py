@@ -24,6 +24,7 @@ from pipelines.batches.folder import (
     CHECKSUMS_NAME,
     MANIFEST_NAME,
     PRIVATE_NAME,
+    key_name,
     read_checksums,
     read_manifest,
 )
@@ -140,7 +141,8 @@ def _check_budget(request: Request, manifest: Manifest) -> None:
     # Without an id: the place itself is taken when the run has one.
     path = request.run / PRIVATE_NAME / RUN_ID_NAME
     run_id = path.read_text(encoding="utf-8").strip() if path.exists() else ""
-    found.charged(run_id, manifest.batches_id, str(request.run))
+    key = key_name(request.batches)
+    found.charged(run_id, manifest.batches_id, str(request.run), key=key)
 
 
 def _held_out(request: Request, of_rows: Manifest, *, chief: bool) -> HeldOut | None:

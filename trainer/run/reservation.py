@@ -81,12 +81,14 @@ class Charge:
       batches_id: ``Manifest.batches_id`` of its batches.
       folder: Folder of the run, as it was named.
       evaluated_on: Part of the table of which its metrics were released; else empty.
+      key: ``key_name`` of its batches; empty of earlier releases.
     """
 
     run: str
     batches_id: str
     folder: str
     evaluated_on: str = ""
+    key: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -373,6 +375,8 @@ class Budget:
         batches_id: str,
         folder: str,
         uncovered: Sequence[str] = (),
+        *,
+        key: str = "",
     ) -> Budget:
         """Returns the budget with a run, which may be in it already.
 
@@ -381,12 +385,15 @@ class Budget:
           batches_id: ``Manifest.batches_id`` of its batches.
           folder: Folder of the run.
           uncovered: What no epsilon covers of it, in words.
+          key: ``key_name`` of its batches.
 
         Raises:
           InputError: it is closed, all places are taken, or other runs have these
-            batches.
+            batches, or their key: in another layout steps have the same rows.
         """
-        charge = Charge(run=_digest(run_id), batches_id=batches_id, folder=folder)
+        charge = Charge(
+            run=_digest(run_id), batches_id=batches_id, folder=folder, key=key
+        )
         marked = self.marked(uncovered)
         if charge.run in {each.run for each in self.charges}:
             return marked
@@ -398,11 +405,11 @@ class Budget:
                 "delta to those of the budget."
             )
         for each in self.charges:
-            if each.batches_id == batches_id:
+            if each.batches_id == batches_id or (key and each.key == key):
                 raise InputError(
                     f"Expected batches of its own for each run of a budget; these are "
-                    f"those of {each.folder}. Make others, with another key: `dpsgd "
-                    "batches --out` of a new folder."
+                    f"those of {each.folder}, or have their key. Make others, with "
+                    "another key: `dpsgd batches --out` of a new folder."
                 )
         if len(self.charges) >= self.num_runs:
             raise InputError(

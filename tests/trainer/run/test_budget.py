@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
+from pipelines.batches.folder import key_name
 from tests.at_once import at_once
 from tests.trainer.conftest import TABLE
 from tests.trainer.run.whole_runs import private_settings
@@ -61,7 +62,8 @@ def request_of(
 
     def make(name: str, **changes: Any) -> Any:
         steps = [rows(6, seed) for seed in range(10)]
-        batches = batch_folder(steps, f"batches-{name}", batches_id=name[-1] * 32)
+        ids = {"batches_id": name[-1] * 32, "seal_key": name[-1] * 64}
+        batches = batch_folder(steps, f"batches-{name}", **ids)
         settings = {"noise_multiplier": noise, "target_delta": DELTA}
         settings |= changes.pop("settings", {})
         more = {"target_epsilon": None, **settings}
@@ -156,6 +158,16 @@ def test_no_two_runs_share_batches(request_of: Any, file: pathlib.Path) -> None:
     again = request_of("run-1")
     with pytest.raises(InputError, match="batches of its own"):
         train(dataclasses.replace(again, run=again.run.with_name("run-2")))
+    assert _charged(file) == ["run-1"]
+
+
+def test_no_two_runs_share_a_key(request_of: Any, file: pathlib.Path) -> None:
+    """Batches of one key in another layout have the same rows in each step."""
+    second = request_of("run-2")
+    first = {"run_id": "run-1", "folder": file.with_name("run-1"), "begins": True}
+    budget.charge(file, batches_id="1" * 32, key=key_name(second.batches), **first)
+    with pytest.raises(InputError, match="batches of its own"):
+        train(second)
     assert _charged(file) == ["run-1"]
 
 
