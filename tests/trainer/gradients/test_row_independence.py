@@ -135,6 +135,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         tf.nn.softmax(tf.transpose(v, (1, 2, 0))), (2, 0, 1)
     ),
     "stacked before the batch": lambda v: tf.reshape(tf.stack([v, v]), (-1, 12)),
+    "batch of one size": lambda v: tf.zeros_like(tf.reshape(v[:, 0, 0], [1])),
     "misaligned reshape": lambda v: tf.reshape(v, (3, -1, 4)),
     "rows across the batch": lambda v: tf.reshape(tf.transpose(v, (1, 0, 2)), (-1, 12)),
     "positions as rows": lambda v: tf.reduce_sum(tf.reshape(v, (-1, 3)), 1),

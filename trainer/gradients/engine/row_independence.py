@@ -148,9 +148,13 @@ def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
         known = axes == {0} or op.type in _OF_MOVED
         rule = _RULES.get(op.type) if known else None
         found = rule(op, kinds) if rule is not None else None
-        ranks = [value.shape.rank or 0 for value in op.outputs[:1]]
-        if isinstance(found, Rows) and not all(rank > found.axis for rank in ranks):
-            found = None  # `==` of shapes that do not fit is one False
+        shapes = [value.shape for value in op.outputs[:1]]
+        if isinstance(found, Rows) and not all(
+            (shape.rank or 0) > found.axis and shape[found.axis] is None
+            for shape in shapes
+        ):
+            # `==` of shapes that do not fit is one False; a size is of one batch alone.
+            found = None
     else:
         found = _of_sizes(op, kinds)
     return found or _Unknown(f"{op.type} ({op.name}) is not known to keep rows apart")
