@@ -1,0 +1,98 @@
+"""Random compositions of raw operations keep rows apart, and so do their gradients.
+
+Results of random calls are the rows of further calls: reshaped, transposed, packed,
+unpacked and gathered in between, with sizes and numbers of entries per example that one
+call by itself does not have.  Of each result that `classify` takes for rows, and of the
+gradient of a function of it with respect to the placeholder, row i must follow from row
+i alone.
+
+Faults that it was seen to find, each planted by itself: entries per example that
+``Reshape`` forgets, a batch axis that ``Transpose`` or ``Pack`` leaves where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.gradients.test_random_operations import (
+    ERRORS,
+    KINDS,
+    SHAPE,
+    Call,
+    called,
+    is_rows,
+)
+from trainer.gradients.engine.row_independence import Rows, classify
+from trainer.tf_compat import tf
+
+pytestmark = pytest.mark.thorough
+
+#: Operations that move entries, which half of the calls are of.
+_MOVES = ["ConcatV2", "ExpandDims", "GatherV2", "Pack", "Reshape", "Split",
+          "StridedSlice", "Tile", "Transpose", "Unpack"]  # fmt: skip
+_MOST_CALLS = 60
+
+
+def _composed(random: np.random.Generator, values: Any, num_steps: int) -> list[Any]:
+    """Returns rows of a chain of random calls, each on results of the last ones."""
+    found = [values]
+    for step in range(num_steps):
+        for _ in range(_MOST_CALLS):
+            kind = str(random.choice(_MOVES if random.random() < 0.5 else KINDS))
+            call = Call(kind, random, values, found[-2:] if step else ())
+            try:
+                results = called(kind, call)
+            except ERRORS:  # an impossible call
+                continue
+            kinds = classify(values.graph, [values])
+            results = [x for x in results if isinstance(kinds[x.name], Rows)]
+            if results:
+                found.append(results[random.integers(0, len(results))])
+                break
+    return found[1:]
+
+
+def _gradients(results: list[Any], values: Any) -> list[Any]:
+    """Returns the gradients of functions of results that are floating point."""
+    found = []
+    for result in results:
+        if result.dtype == tf.float32:
+            # Of an operation without a gradient, or with one of shapes that do not fit.
+            with contextlib.suppress(LookupError, ValueError):
+                total = tf.reduce_sum(tf.sin(result) * (1.0 + tf.abs(result)))
+                found += tf.gradients(total, [values])
+    return [tf.convert_to_tensor(x) for x in found if x is not None]
+
+
+def _tries(seed: int, num_steps: int = 3) -> tuple[int, int]:
+    """Returns how many tensors were said to be rows, and of how many that is wrong."""
+    random, said, wrong = np.random.default_rng(seed), 0, 0
+    with tf.Graph().as_default() as graph:
+        values = tf.compat.v1.placeholder(tf.float32, (None, *SHAPE))
+        results = _composed(random, values, num_steps)
+        kinds = classify(graph, [values])
+        pairs = [(result, kinds[result.name]) for result in results]
+        pairs += [(each, Rows()) for each in _gradients(results, values)]
+        with tf.compat.v1.Session(graph=graph) as session:
+            for result, kind in pairs:
+                with contextlib.suppress(tf.errors.OpError):
+                    right = is_rows(session, values, result, kind, random)
+                    said, wrong = said + 1, wrong + (not right)
+    return said, wrong
+
+
+def _all_tries(first: int, count: int) -> tuple[int, int]:
+    found = np.array([_tries(seed) for seed in range(first, first + count)])
+    said, wrong = found.sum(0)
+    return int(said), int(wrong)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_results_and_gradients_of_compositions_are_rows(first: int) -> None:
+    said, wrong = _all_tries(first, 20)
+    assert said >= 20
+    assert not wrong
