@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from accounting.composition.loss_grid import Profile
+from accounting.composition.profile import Profile
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.core.plan import DpSgdPlan

@@ -21,7 +21,7 @@ from accounting.claims.selection.best_of import epsilon_of_best, noise_of_best
 from accounting.claims.selection.number_of_runs import NumberOfRuns
 from accounting.claims.selection.selected import check_plan
 from accounting.composition import parts
-from accounting.composition.loss_grid import Profile
+from accounting.composition.profile import Profile
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan

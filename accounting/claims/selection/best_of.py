@@ -67,7 +67,7 @@ from collections.abc import Callable
 import numpy as np
 
 from accounting.claims.selection.number_of_runs import NumberOfRuns
-from accounting.composition.loss_grid import Array, Profile, bounds_on_grid
+from accounting.composition.profile import Array, Profile, bounds_on_grid
 from accounting.core.numerics.calibration import round_up, smallest_noise
 from accounting.core.numerics.root_finding import log_ratio
 

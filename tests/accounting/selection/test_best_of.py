@@ -13,7 +13,7 @@ from accounting.claims.selection import best_of
 from accounting.claims.selection.best_of import best_of as best
 from accounting.claims.selection.number_of_runs import SHAPES, NumberOfRuns, law
 from accounting.composition import parts
-from accounting.composition.loss_grid import Profile, dominating
+from accounting.composition.profile import Profile, bounds_on_grid
 from accounting.core.numerics.root_finding import log_ratio, threshold
 from tests.accounting.plans import make_plan
 
@@ -141,6 +141,36 @@ def test_pure_privacy_costs_as_published():
     assert bound.deltas(2.9)[0] > 1e-6
 
 
+def discrete(forward, backward, spacing):
+    """Losses of a pair with these divergences, and the first law; infinity is last.
+
+    Where the greatest convex function of ``e^loss`` below the bounds bends by c, there
+    is a loss of mass c under the second law.
+    """
+    above, below = corners(forward, spacing), corners(backward, spacing)
+    below = below[:-1] * np.exp(-spacing * np.arange(len(below) - 1))
+    p = np.concatenate([below[:0:-1], [0.0], above[1:]])
+    p[len(below) - 1] = max(0.0, 1.0 - p.sum())
+    return spacing * (1 - len(below) + np.arange(len(p))), p
+
+
+def corners(bounds, spacing):
+    """Masses of the first law at losses 0, h, 2 h and so on, and at infinity."""
+    ratios = np.exp(spacing * np.arange(len(bounds)))
+    kept = [0]
+    for place in range(1, len(bounds)):
+        while len(kept) > 1 and (bounds[place] - bounds[kept[-2]]) * (
+            ratios[kept[-1]] - ratios[kept[-2]]
+        ) <= (bounds[kept[-1]] - bounds[kept[-2]]) * (ratios[place] - ratios[kept[-2]]):
+            kept.pop()
+        kept.append(place)
+    slopes = np.diff(bounds[kept]) / np.diff(ratios[kept])
+    masses = np.zeros(len(bounds) + 1)
+    masses[kept[1:]] = np.maximum(np.diff(slopes, append=0.0), 0.0) * ratios[kept[1:]]
+    masses[-1] = bounds[-1]
+    return masses
+
+
 def attacked(run, runs, spacing):
     """The largest epsilon of scores that put large losses between two groups.
 
@@ -148,9 +178,9 @@ def attacked(run, runs, spacing):
     of the other runs there; those that speak for the second are above.
     """
     found = 0.0
-    for loss in dominating(run, spacing, DELTA * 1e-3):
-        losses = spacing * (loss.first + np.arange(len(loss.masses) + 1))
-        p = np.append(loss.masses, loss.infinite_mass)
+    both = bounds_on_grid(run, spacing, DELTA * 1e-3)
+    for forward, backward in (both, both[::-1]):
+        losses, p = discrete(forward, backward, spacing)
         q = p * np.exp(-losses)
         q[-1] = 0.0
         ends = np.interp([1e-3, 1 - 1e-5], np.cumsum(p) / p.sum(), losses)

@@ -1,0 +1,95 @@
+"""What is known of a mechanism: bounds on its divergences, and these on a grid.
+
+A *profile* gives upper bounds ``delta(s)`` and ``rho(s)``, at every s >= 0, on the
+hockey-stick divergences ``H_(e^s)(P || Q)`` and ``H_(e^s)(Q || P)``, where P and Q are
+the outputs on two neighbouring data sets.  No more is known of a selection or of a
+shuffle.
+
+Formal guarantees:
+  - ``bounds_on_grid`` gives upper bounds at every grid point, also where it asks for
+    few: H is convex in ``e^s``, so that it is below the line between two points.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.core.numerics.root_finding import log_ratio, threshold
+
+Array = NDArray[np.float64]
+
+#: Of a costly profile, bounds are asked for at every so many grid points.
+_STRIDE = 8
+#: Bounds are no longer asked for where so many in a row did not fall.
+_MOST_FLAT = 8
+_MOST_POINTS = 1 << 17
+_LEAST_EPSILON, _MOST_EPSILON = 1e-6, 1e4
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Upper bounds on the divergences between a mechanism's outputs on neighbours.
+
+    Attributes:
+      deltas: Epsilon at least 0 -> bounds on delta in both directions.
+      is_costly: Whether an answer takes milliseconds, so that few are asked for.
+    """
+
+    deltas: Callable[[float], tuple[float, float]]
+    is_costly: bool = False
+
+    def epsilon(self, delta: float, relative: float = 1e-6) -> float:
+        """Returns an epsilon at which ``delta`` is proven; infinite if none is.
+
+        Args:
+          delta: In (0, 1).
+          relative: Relative error of the search.
+        """
+        return threshold(
+            lambda epsilon: log_ratio(max(self.deltas(epsilon)), delta),
+            1.0,
+            relative=relative,
+            least=_LEAST_EPSILON,
+            most=_MOST_EPSILON,
+        )[1]
+
+
+def bounds_on_grid(
+    profile: Profile, spacing: float, least: float
+) -> tuple[Array, Array]:
+    """Returns both bounds at 0, h, 2 h and so on; they fall, and start at one value.
+
+    Args:
+      profile: The mechanism.
+      spacing: h, above 0.
+      least: A delta that is negligible: no further point is asked for.
+
+    Returns:
+      Two arrays of shape (n,).
+    """
+    stride = _STRIDE if profile.is_costly else 1
+    found: list[tuple[float, float]] = []
+    flat = 0
+    for place in range(0, _MOST_POINTS, stride):
+        point = profile.deltas(place * spacing)
+        if found:
+            # What holds at a smaller epsilon holds at a larger one.
+            point = min(point[0], found[-1][0]), min(point[1], found[-1][1])
+            # A bound of 1 is not flat: it says nothing yet.
+            flat = flat + 1 if point == found[-1] and max(point) < 1.0 else 0
+        found.append(point)
+        if max(point) <= least or flat >= _MOST_FLAT:
+            break
+    both = np.minimum(np.array(found), 1.0)
+    both[0] = both[0].min()  # the total variation, in either direction
+    # Divergences are convex in e^s: between two points they are below the line.
+    asked = np.exp(spacing * stride * np.arange(len(both)))
+    ratios = np.exp(spacing * np.arange(stride * (len(both) - 1) + 1))
+    forward, backward = (np.interp(ratios, asked, one) for one in both.T)
+    return forward, backward
