@@ -196,7 +196,8 @@ def test_a_bounded_number_of_rows_is_in_memory_at_a_time(
     monkeypatch.setattr(predict.TableFile, "write", spy)
     found = _predict(folder, tmp_path / "out.parquet", average=average)
     assert max(sizes) == 7
-    np.testing.assert_allclose(found["probability"], whole["probability"], rtol=1e-5)
+    # Sums in another order; the noise of the run, and so its logits, vary by source.
+    np.testing.assert_allclose(found["probability"], whole["probability"], rtol=1e-4)
 
 
 def test_an_error_on_the_way_leaves_nothing_and_quotes_no_row(
