@@ -339,7 +339,12 @@ def pending_groups(out: StrPath, layout: Layout) -> list[int]:
 
 
 def num_steps_written(out: StrPath, layout: Layout) -> int:
-    """Returns the number of steps in finished files; see ``pending_groups``."""
+    """Returns the number of steps in finished files.
+
+    Args:
+      out: Folder of the batches.
+      layout: Layout of the job there.
+    """
     marks = storage.names(join(out, PRIVATE_NAME, FILES_NAME))
     return sum(
         len(layout.steps(group))

@@ -62,33 +62,56 @@ _EQUATIONS = [
 ]  # fmt: skip
 
 
-def _layer(random: np.random.Generator, variables: list[Any]) -> _Layer:
-    """Returns a random use of a part of a new or an old variable, on (batch, SIZE)."""
+class _Layers:
+    """Random uses of parts of new and old variables, on (batch, SIZE).
 
-    def weight(*shape: int) -> Any:
+    Attributes:
+      variables: Those that the uses have.
+    """
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+        self._padding = ""
+        self.variables: list[Any] = []
+
+    def draw(self) -> _Layer:
+        """Returns a use of some kind."""
+        self._padding = self._pick("SAME", "VALID")
+        kinds = [
+            self._products, self._large_products, self._broadcast, self._einsum,
+            self._bias, self._table, lambda: self._convolution("Conv2D", 2),
+            lambda: self._convolution("DepthwiseConv2dNative", self._pick(1, 2)),
+        ]  # fmt: skip
+        return kinds[self._random.integers(0, 8)]()
+
+    def _pick(self, *values: Any) -> Any:
+        return values[self._random.integers(0, len(values))]
+
+    def _weight(self, *shape: int) -> Any:
+        random = self._random
         whole, part = _part(shape, random)
-        of_shape = [w for w in variables if tuple(w.shape) == whole]
+        of_shape = [w for w in self.variables if tuple(w.shape) == whole]
         if not of_shape or random.random() < 0.5:
-            variables.append(tf.Variable(random.normal(0, 0.5, whole), dtype="float32"))
-            of_shape = variables[-1:]
+            made = tf.Variable(random.normal(0, 0.5, whole), dtype="float32")
+            self.variables.append(made)
+            of_shape = [made]
         return lambda: part(of_shape[0])
 
-    def pick(*values: Any) -> Any:
-        return values[random.integers(0, len(values))]
-
-    def products() -> _Layer:
-        turned, shape = pick(True, False), pick((-1, 3), (-1, 4, 3), (-1, 2, 2, 3))
-        w = weight(*((5, 3) if turned else (3, 5)))
+    def _products(self) -> _Layer:
+        turned = self._pick(True, False)
+        shape = self._pick((-1, 3), (-1, 4, 3), (-1, 2, 2, 3))
+        w = self._weight(*((5, 3) if turned else (3, 5)))
         return lambda v: tf.matmul(tf.reshape(v, shape), w(), transpose_b=turned)
 
-    def large_products() -> _Layer:
-        w = weight(6, 90)
+    def _large_products(self) -> _Layer:
+        w = self._weight(6, 90)
         return lambda v: tf.matmul(tf.reshape(v, (-1, 2, 6)), w())
 
-    def broadcast() -> _Layer:
-        shape = pick((3,), (1,), (2, 3), (2, 1), (2, 1, 3), (1, 2, 1, 3))
-        operation, turned = pick(tf.add, tf.multiply, tf.subtract), pick(True, False)
-        w, m = weight(*shape), pick(IMAGES, (-1, 1, 2, 3))
+    def _broadcast(self) -> _Layer:
+        shape = self._pick((3,), (1,), (2, 3), (2, 1), (2, 1, 3), (1, 2, 1, 3))
+        operation = self._pick(tf.add, tf.multiply, tf.subtract)
+        turned = self._pick(True, False)
+        w, m = self._weight(*shape), self._pick(IMAGES, (-1, 1, 2, 3))
 
         def apply(v: Any) -> Any:
             operands = tf.reshape(v, m), w()
@@ -96,18 +119,20 @@ def _layer(random: np.random.Generator, variables: list[Any]) -> _Layer:
 
         return apply
 
-    def convolution(name: str, channels: int, more: int) -> _Layer:
-        w = weight(pick(1, 2, 3), pick(1, 2), channels, more)
-        stride, rate = pick((2, 1), (1, 1), (1, 2 if padding == "SAME" else 1))
+    def _convolution(self, name: str, more: int) -> _Layer:
+        w = self._weight(self._pick(1, 2, 3), self._pick(1, 2), 3, more)
+        padding = self._padding
+        last = (1, 2 if padding == "SAME" else 1)
+        stride, rate = self._pick((2, 1), (1, 1), last)
         return lambda v: getattr(tf.raw_ops, name)(
             input=tf.reshape(tf.concat([v, v * v], 1), (-1, 4, 2, 3)), filter=w(),
             strides=[1, stride, stride, 1], padding=padding,
             dilations=[1, rate, rate, 1],
         )  # fmt: skip
 
-    def einsum() -> _Layer:
-        equation, shape = pick(*_EQUATIONS)
-        w, turned = weight(*shape), pick(True, False)
+    def _einsum(self) -> _Layer:
+        equation, shape = self._pick(*_EQUATIONS)
+        w, turned = self._weight(*shape), self._pick(True, False)
         left, right, result = equation.replace("->", ",").split(",")
         if turned:
             return lambda v: tf.einsum(
@@ -115,12 +140,12 @@ def _layer(random: np.random.Generator, variables: list[Any]) -> _Layer:
             )
         return lambda v: tf.einsum(equation, tf.reshape(v, (-1, 4, 3)), w())
 
-    def bias() -> _Layer:
-        w = weight(3)
+    def _bias(self) -> _Layer:
+        w = self._weight(3)
         return lambda v: tf.nn.bias_add(tf.reshape(v, IMAGES), w())
 
-    def table() -> _Layer:
-        w, bins = weight(6, 3), pick([0.0], [-0.5, 0.0, 0.5])
+    def _table(self) -> _Layer:
+        w, bins = self._weight(6, 3), self._pick([0.0], [-0.5, 0.0, 0.5])
 
         def apply(v: Any) -> Any:
             ids = tf.raw_ops.Bucketize(input=v, boundaries=bins)
@@ -128,18 +153,11 @@ def _layer(random: np.random.Generator, variables: list[Any]) -> _Layer:
 
         return apply
 
-    padding = pick("SAME", "VALID")
-    return [
-        products, large_products, broadcast, einsum, bias, table,
-        lambda: convolution("Conv2D", 3, 2),
-        lambda: convolution("DepthwiseConv2dNative", 3, pick(1, 2)),
-    ][random.integers(0, 8)]()  # fmt: skip
-
 
 def _traced(random: np.random.Generator) -> tuple[Proof, list[Any]]:
     """Returns the proof of a random graph of some uses, and its variables."""
-    variables: list[Any] = []
-    layers = [_layer(random, variables) for _ in range(random.integers(1, 3))]
+    made = _Layers(random)
+    layers = [made.draw() for _ in range(random.integers(1, 3))]
     layers += layers[: random.integers(0, 2)]  # used twice
 
     def losses(values: Any) -> Any:
@@ -154,7 +172,7 @@ def _traced(random: np.random.Generator) -> tuple[Proof, list[Any]]:
     spec = tf.TensorSpec((None, SIZE), tf.float32)
     function = tf.function(losses, autograph=False).get_concrete_function(spec)
     traced = TracedLosses(function=function, names=("values",))
-    return prove(traced, variables), variables
+    return prove(traced, made.variables), made.variables
 
 
 def _in_one_pass(proof: Proof, values: Any, scale: Any, moves: bool) -> Any:
