@@ -10,7 +10,7 @@ only if all of these are unchanged:
     batches     their manifest and their bytes
     release     the source of this project
     versions    of TensorFlow and all other software that computes, and the C library
-    variables   of the environment that TensorFlow and oneDNN read
+    variables   of the environment on which the last bits depend
     processor   its kind, instructions and caches, which determine the kernels
     devices     names of the accelerators
     threads     of TensorFlow, which split its sums; restored on resuming
@@ -49,7 +49,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
-from trainer.core.run import run_record
+from trainer.core.run import arithmetic, run_record
 from trainer.core.run.checkpoints import CHECKPOINT_NAME
 from trainer.model import user_sources
 
@@ -63,10 +63,6 @@ _PARTS = {
     "settings", "batches", "release", "versions", "variables", "processor", "devices",
     "threads", "code", "step", "values",
 }  # fmt: skip
-#: Prefixes of the environment variables that TensorFlow, oneDNN and XLA read.
-_VARIABLES = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "NVIDIA_TF32_")
-#: Excluded: log levels, and the numbers of threads.
-_HARMLESS = ("TF_CPP_", "TF_NUM_INT")
 #: Flags in Linux's processor description that name instruction sets for arithmetic.
 _COMPUTES = re.compile(r"sse|avx|fma|amx|f16c|bmi|sve|sme|asimd|fp|bf16|i8mm|dot")
 _PROCESSOR = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
@@ -78,6 +74,9 @@ def here(settings: Any, *batches: str) -> Origin:
     Args:
       settings: Settings of the request; a dataclass.
       batches: Texts that identify the batches.  Sensitive.
+
+    Raises:
+      InputError: the environment may change more than the last bits.
     """
     return {
         # As JSON returns them.
@@ -85,11 +84,7 @@ def here(settings: Any, *batches: str) -> Origin:
         "batches": fingerprint(batches),
         "release": _release(),
         "versions": _versions(),
-        "variables": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(_VARIABLES) and not name.startswith(_HARMLESS)
-        },
+        "variables": arithmetic.variables(),
         "processor": _processor(),
     }
 

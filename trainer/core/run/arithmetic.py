@@ -1,0 +1,73 @@
+"""The arithmetic of a step is that of float32, whatever the process was told.
+
+Below the graph that was checked, TensorFlow, oneDNN, XLA and CUDA multiply with fewer
+bits, or assume that no value is NaN, where a variable of the environment or an option
+of the process says so.  With XLA's fastest arithmetic one row was seen to change a sum
+by 10^10 times its bound.
+
+Formal guarantees:
+  - A run in whose environment these libraries are told anything is refused before it
+    starts, unless it is known to leave float32 as it is.
+  - After ``settle``, TensorFlow neither rounds the factors of products on a GPU
+    (TensorFloat-32), nor rewrites a graph to fewer bits, nor compiles it by XLA of its
+    own accord; and it gives the same bits again.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import os
+
+from accounting.core.validation import InputError
+
+#: Prefixes of the variables that TensorFlow, oneDNN, XLA and CUDA's libraries read.
+_READ = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_")
+#: Log levels, and the numbers of threads (see ``threads``): they change no bit.
+_CHANGE_NOTHING = ("TF_CPP_", "TF_NUM_INT", "ONEDNN_VERBOSE", "DNNL_VERBOSE")
+#: May change the last bits, and no more: which kernels, and where memory comes from.
+#: Terraform's variables begin as TensorFlow's do.
+_FLOAT32 = (
+    "TF_ENABLE_ONEDNN_OPTS", "TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC",
+    "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "TF_GPU_THREAD_", "TF_CONFIG",
+    "TF_USE_LEGACY_KERAS", "TF_VAR_", "TF_CLI_", "TF_IN_AUTOMATION", "TF_DATA_DIR",
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "XLA_PYTHON_CLIENT_",
+    "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+
+
+def variables() -> dict[str, str]:
+    """Returns the variables of the environment on which the last bits may depend.
+
+    Raises:
+      InputError: one of them may change more than the last bits.
+    """
+    found = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_READ) and not name.startswith(_CHANGE_NOTHING)
+    }
+    for name, value in found.items():
+        if not name.startswith(_FLOAT32):
+            raise InputError(
+                f"Expected no {name}={value} in the environment: it may take bits from "
+                "the products of a step, or checks from its sums, and the clip is "
+                f"proven for float32. Give `unset {name}`."
+            )
+    return found
+
+
+def settle() -> None:
+    """Makes TensorFlow compute what a graph says, in float32, and alike each time.
+
+    Raises:
+      InputError: as ``variables``, since the user's code may have set one.
+    """
+    from trainer.tf_compat import tf  # ``variables`` is asked before it is loaded
+
+    variables()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.optimizer.set_jit(False)
+    fewer_bits = ("auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16")
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(fewer_bits, False))
+    tf.config.experimental.enable_op_determinism()
