@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from accounting.core import accountant
 from tests import draws
 from tests.warm_processes import warm_python
 
@@ -72,6 +73,16 @@ def warm_starts() -> Iterator[None]:
     """What these tests start by ``sys.executable`` has the libraries imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", os.fspath(warm_python()))
+        yield
+
+
+@pytest.fixture(scope="module")
+def answers_once() -> Iterator[None]:
+    """The accountant answers an equal question once: an answer takes up to seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("epsilon", "delta", "noise_multiplier"):
+            asked = functools.lru_cache(None, typed=True)(getattr(accountant, name))
+            patch.setattr(accountant, name, asked)
         yield
 
 

@@ -14,14 +14,13 @@ same command gets to its work; without a remedy, the answer names what to give.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpsgd
-from accounting.core import accountant
 from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
@@ -182,19 +180,10 @@ def _write_run(run: pathlib.Path, manifest: Manifest) -> None:
 Call = Callable[[str, list[str]], Answer]
 
 
-@pytest.fixture(scope="module")
-def _each_noise_once() -> Iterator[None]:
-    """The noise for an epsilon of the same plan takes a second, and many rows ask."""
-    with pytest.MonkeyPatch.context() as patch:
-        searched = functools.cache(accountant.noise_multiplier)
-        patch.setattr(accountant, "noise_multiplier", searched)
-        yield
-
-
 @pytest.fixture
 def call(
     folder: pathlib.Path,
-    _each_noise_once: None,
+    answers_once: None,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -11,6 +11,8 @@ from accounting.core.plan import steps_per_epoch
 from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 #: noise 0.35, T = 1000, one epoch: epsilon -> lower bounds of shuffles and, with means
 #: 1 and 0, of balls and bins.
 EXAMPLE = {

@@ -17,6 +17,8 @@ from accounting.core.samplers import truncated_poisson, truncated_users
 from accounting.planning import budget
 from tests.accounting.plans import make_plan
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 EPSILONS = (0.0, 0.3, 1.0, 3.0)
 
 
