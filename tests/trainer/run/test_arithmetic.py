@@ -14,7 +14,7 @@ from trainer.train import train
 
 
 @pytest.mark.parametrize(
-    "name, value",
+    ("name", "value"),
     [
         # Seen: one row changed a sum by 6e9 where the bound is 0.5.
         ("XLA_FLAGS", "--xla_cpu_fast_math_honor_nans=false"),
