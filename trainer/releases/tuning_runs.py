@@ -11,7 +11,8 @@ Formal guarantees:
     exchangeable, so that the first of them is one at random.
   - a score that is missing or no number is the worst.
   - messages and names of folders tell neither how many runs there are nor how far the
-    search is.
+    search is; nor do the winner's files, since each run has a process of its own:
+    TensorFlow numbers the functions of all models that a process exports.
   - *not* covered: how long it took; what a file system keeps of removed files.
 
 Public: ``tuning.NAME``, run and batches of the winner.  Sensitive: all else.
@@ -52,6 +53,7 @@ from trainer.run.preflight import is_finished
 from trainer.settings.request import Request
 
 _STATE = "runs.json"
+_TRAIN = "trainer.train:train"
 _RUN, _BATCHES = "run", "batches"
 
 
@@ -187,16 +189,13 @@ def _scored(request: TuneRequest, state: _State) -> tuple[float | None, dict[str
             "another number of rows. Restore it, or begin another search."
         )
     if not is_finished(run):
-        from trainer.train import train  # after the checks: TensorFlow
-
-        train(
-            Request(
-                settings=request.candidates[candidate],
-                batches=batches,
-                held_out=None,
-                run=run,
-            )
+        request_of_run = Request(
+            settings=request.candidates[candidate],
+            batches=batches,
+            held_out=None,
+            run=run,
         )
+        separate_process.call(_TRAIN, request_of_run)
     return _score(request, run, batches)
 
 

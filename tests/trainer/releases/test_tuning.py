@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -119,6 +120,7 @@ class Seen:
     tokens: list[str] = dataclasses.field(default_factory=list)
     scores: list[float] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)
+    numbers: list[list[bytes]] = dataclasses.field(default_factory=list)
     said: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -149,6 +151,8 @@ def _watched(
         seen.keys.append((run / "private" / "noise.key").read_bytes())
         batches = run.parent / "batches" / "private" / "sampling.key"
         seen.keys.append(batches.read_bytes())
+        graph = (run / "saved_model" / "saved_model.pb").read_bytes()
+        seen.numbers.append(sorted(set(re.findall(rb"__inference_[a-z_]+_\d+", graph))))
         found = estimated(request, reporter)
         seen.scores.append(found[0].metrics["accuracy"].value)
         seen.losses.append(found[0].metrics["log_loss"].value)
@@ -276,6 +280,12 @@ def test_nothing_is_left_but_the_winner_and_its_score(search: Any) -> None:
     assert len({*lost, seen.losses[best]}) == COUNT
     assert not any(f"{loss}" in text for loss in lost)
     assert not any(token in text for token in seen.tokens)
+
+
+def test_the_model_does_not_tell_how_many_runs_were_before_it(search: Any) -> None:
+    _, _, seen = search
+    first, *later = seen.numbers
+    assert first and later == [first] * (COUNT - 1)
 
 
 def test_a_run_that_lost_is_gone_when_the_next_begins(search: Any) -> None:
