@@ -12,7 +12,7 @@ Formal guarantees:
     resumed; so is a search.  Metrics and statistics are charged before they are on
     disk.
   - of two processes, one gets the last place, and no change is lost: of two at once,
-    one is refused.
+    one is refused, also if one of them gives a link to the file.
   - a run that was charged goes on only with the file that says so, and one that began
     without a budget has no place in it: files that were rolled back, or copied before,
     are noticed where a run goes on, or a search after its first run.
@@ -87,6 +87,7 @@ def create(path: pathlib.Path, budget: Budget) -> None:
     Raises:
       InputError: the file exists, or the folder has a budget for the same table.
     """
+    path = path.resolve()  # as in `_replace`
     with _alone(path):
         if path.exists():
             raise InputError(
@@ -300,6 +301,7 @@ def close(path: pathlib.Path) -> Budget:
 
 def _replace(path: pathlib.Path, change: Callable[[Budget], Budget]) -> Budget:
     """Replaces a budget by what ``change`` makes of it, while no other process does."""
+    path = path.resolve()  # a link stays one: its place would have a budget of its own
     with _alone(path):
         before = read(path)
         after = change(before)

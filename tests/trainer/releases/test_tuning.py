@@ -285,7 +285,8 @@ def test_nothing_is_left_but_the_winner_and_its_score(search: Any) -> None:
 def test_the_model_does_not_tell_how_many_runs_were_before_it(search: Any) -> None:
     _, _, seen = search
     first, *later = seen.numbers
-    assert first and later == [first] * (COUNT - 1)
+    assert first
+    assert later == [first] * (COUNT - 1)
 
 
 def test_a_run_that_lost_is_gone_when_the_next_begins(search: Any) -> None:

@@ -153,6 +153,25 @@ def test_a_run_that_is_more_than_were_reserved_is_refused(
     assert not third.run.exists()
 
 
+def test_a_link_is_the_file_that_it_leads_to(
+    file: pathlib.Path, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    """A link that was replaced would be a second budget, with places of its own."""
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "a.budget"
+    link.symlink_to(file)
+    _charge(file, "run-1")
+    _charge(link, "run-2")
+    assert link.is_symlink()
+    assert _charged(file) == _charged(link) == ["run-1", "run-2"]
+    with pytest.raises(InputError, match="free place"):
+        _charge(link, "run-3")
+    dangling = tmp_path / "links" / "b.budget"
+    dangling.symlink_to(file.with_name("b.budget"))
+    with pytest.raises(InputError, match="no other budget for this table"):
+        budget.create(dangling, reserved(small_batches, 2))
+
+
 def test_no_two_runs_share_batches(request_of: Any, file: pathlib.Path) -> None:
     _charge(file, "run-1")
     again = request_of("run-1")
