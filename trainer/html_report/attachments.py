@@ -5,7 +5,7 @@ Formal guarantees:
   - An audit is accepted only if it is of the plan, the noise, the privacy unit and the
     sampler's own claim of the run; a comparison only if it has runs of the same
     sampler, batch size, method, learning rate, clip norm and noise; a budget only if
-    the run's batches were charged in it; fits only if one of them made the run.
+    the run was charged in it; fits only if one of them made the run.
 
 Public: everything.
 """
@@ -18,9 +18,10 @@ from typing import Any
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
+from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
-from trainer.core.run.run_record import RunRecord
+from trainer.core.run.run_record import RUN_ID_NAME, RunRecord, read_or_create_run_id
 from trainer.run import budget, privacy, released
 from trainer.settings.audit_settings import TRAINER
 
@@ -122,18 +123,19 @@ def read_comparison(
     return lines
 
 
-def read_budget(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+def read_budget(path: pathlib.Path, run: pathlib.Path) -> dict[str, Any]:
     """Returns the claim and the slots of a budget.
 
     Args:
       path: File of the budget.
-      manifest: Manifest of the batches of the run.
+      run: Folder of the run.
 
     Raises:
-      InputError: no budget, or one in which these batches were not charged.
+      InputError: no budget, or one in which the run was not charged.
     """
     found = budget.read(path)
-    if manifest.batches_id not in {each.batches_id for each in found.charges}:
+    known = (run / PRIVATE_NAME / RUN_ID_NAME).exists()
+    if not known or not found.has_run(read_or_create_run_id(run)):
         raise InputError(
             f"Expected the run to be charged in {path}; it was trained without it. "
             "Name the --budget that it was trained with, or omit it."

@@ -91,7 +91,7 @@ def collect(
         "audit": audit and attachments.read_audit(audit, record, manifest),
         "comparison": comparison
         and attachments.read_comparison(comparison, record, plan),
-        "budget": budget and attachments.read_budget(budget, manifest),
+        "budget": budget and attachments.read_budget(budget, run),
         "fits": fits and attachments.read_fits(fits, run),
         "commands": commands.to_verify(
             run.resolve().name, record, plan, statement, files

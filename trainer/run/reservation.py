@@ -395,7 +395,7 @@ class Budget:
             run=_digest(run_id), batches_id=batches_id, folder=folder, key=key
         )
         marked = self.marked(uncovered)
-        if charge.run in {each.run for each in self.charges}:
+        if self.has_run(run_id):
             return marked
         self._check_open()
         if self.search is not None:
@@ -419,6 +419,10 @@ class Budget:
                 "them."
             )
         return dataclasses.replace(marked, charges=(*self.charges, charge))
+
+    def has_run(self, run_id: str) -> bool:
+        """Whether a run was given a place, by its random id.  Sensitive."""
+        return _digest(run_id) in {each.run for each in self.charges}
 
     def searched(
         self, search_id: str, part: str, folder: str, uncovered: Sequence[str] = ()

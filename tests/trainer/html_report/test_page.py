@@ -8,6 +8,7 @@ import json
 import pathlib
 import random
 import re
+import shutil
 from decimal import Decimal
 from html.parser import HTMLParser
 from typing import Any
@@ -21,6 +22,7 @@ from pipelines.batches.folder import read_manifest
 from tests.trainer.conftest import DATASET, TABLE
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.core import claims
+from trainer.core.run.run_record import read_or_create_run_id
 from trainer.html_report import charts, facts, page
 from trainer.run import budget
 from trainer.run.reservation import Budget
@@ -58,8 +60,13 @@ def test_a_budget_is_a_table_of_its_slots(
     budget.create(file, found)
     with pytest.raises(InputError, match="to be charged"):
         facts.collect(run, budget=file)
-    charged = {"run_id": "a", "folder": run, "begins": True}
-    budget.charge(file, batches_id="0" * 32, uncovered=["<b>"], **charged)
+    of_batches = {"batches_id": "0" * 32, "begins": True, "uncovered": ["<b>"]}
+    other, run_id = tmp_path / "other", read_or_create_run_id(run)
+    shutil.copytree(run, other)
+    (other / "private" / "run.id").write_text("f" * 32 + "\n")
+    budget.charge(file, run_id=run_id, folder=run, **of_batches)
+    with pytest.raises(InputError, match="to be charged"):  # another run on its batches
+        facts.collect(other, budget=file)
     text = page.render(facts.collect(run, budget=file))
     words = words_of(text)
     assert "All 4 runs, their metrics and statistics together" in words
