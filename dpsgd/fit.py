@@ -206,7 +206,7 @@ def _check_earlier(
         sources=table.sources,
         unit=_unit_of(text),
         epsilon=flags["epsilon"],
-        delta=0.0,  # follows from the number of rows
+        delta=flags["delta"] or 0.0,  # it may follow from the number of rows
     )
     released.check_added(table.releases(), fit, flags["accept_epsilon"])
 

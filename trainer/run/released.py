@@ -8,7 +8,8 @@ Formal guarantees:
     goes on.
   - another fit of a table with a source file in common is refused, unless its user
     accepts the epsilon of all together; of two of the same files that begin at once,
-    one is refused.  Notes are looked for beside each file, and in all folders above.
+    one is refused.  Notes are looked for beside each file, and in all folders above; of
+    a link, beside the file that it leads to.
   - so is one whose table has a budget beside it, or in the current folder.
   - that epsilon is a sum, as is delta: an upper bound whatever is chosen from earlier
     results (Rogers et al. 2016, arXiv:1605.08294), for one privacy unit.
@@ -31,6 +32,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from accounting.core import deltas
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
@@ -104,7 +106,8 @@ class Table:
         from pipelines.inputs.source_table import source_digests  # after --help
         from pipelines.tables.raw_files import list_files
 
-        paths = [os.path.abspath(f.path) for f in list_files(pattern, partitions=True)]
+        # Where a link leads to: what was released is noted there.
+        paths = [os.path.realpath(f.path) for f in list_files(pattern, partitions=True)]
         folders = sorted({os.path.dirname(path) for path in paths})
         return cls(
             folder=pathlib.Path(os.path.commonpath(folders)),
@@ -130,7 +133,7 @@ class Table:
                 f"Expected {folder / NAME} to name the fit in {out}. Give the folder "
                 "of its table."
             )
-        return cls(folder=folder, sources=found[0])
+        return cls(folder=folder, sources=found[0], folders=(folder,))
 
     @property
     def note(self) -> pathlib.Path:
@@ -158,6 +161,8 @@ class Table:
         from trainer.run import budget  # after --help: the accountant
 
         tables = [SourceTable(sources=self.sources)]
+        places = dict.fromkeys((self.folder, *self.folders))
+        near = dict.fromkeys(p for each in places for p in budget.near(each, tables))
         budgets = [
             Fit(
                 folder=path.name,
@@ -167,7 +172,7 @@ class Table:
                 delta=found.delta,
                 uncovered=found.uncovered,
             )
-            for path in budget.near(self.folder, tables)
+            for path in near
             for found in [budget.read(path)]
         ]
         return [*budgets, *self.fits()]
@@ -286,6 +291,12 @@ def check_added(
             "Expected one privacy unit of all that is released of a table; that of "
             f"this fit is a {fit.unit}, but not that of {found}, and no epsilon of "
             "both is proven. Give --user to both, or to neither."
+        )
+    of_each = [each.delta for each in (*earlier, fit)]
+    if max(of_each) < deltas.LARGEST_DELTA <= sum(of_each):
+        raise InputError(
+            f"Expected deltas that add up to less than {deltas.LARGEST_DELTA}; with "
+            f"{found} they are {sum(of_each):.3g}. Give a smaller --delta."
         )
     if accepted is None or total > accepted * _ROUNDING:
         raise InputError(

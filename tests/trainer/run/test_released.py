@@ -118,6 +118,28 @@ def test_a_fit_of_a_part_or_of_more_folders_is_known(
     again.add(second, fit_of(again, second), accepted=6)
     of_page = Table.of_fit(again.folder, second)
     assert [e.folder for e in of_page.fits()] == ["out", "second"]
+    if again.folder in table.folder.parents:  # which a page of the first reads, too
+        assert len(Table.of_fit(table.folder, out).fits()) == 2
+
+
+def test_a_link_to_a_table_is_that_table(folder: pathlib.Path) -> None:
+    for place, to in (("file", "a.csv"), ("folder", "")):
+        (folder / "links").mkdir(exist_ok=True)
+        (folder / "links" / place).symlink_to(folder / "data" / to)
+    table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
+    table.add(out, fit_of(table, out), accepted=None)
+    for name in ("links/file", "links/folder/a.csv"):
+        assert Table.of(str(folder / name)).fits() == table.fits() != []
+
+
+def test_deltas_do_not_add_up_to_a_large_one(folder: pathlib.Path) -> None:
+    table = Table.of(str(folder / "data/a.csv"))
+    for name, delta, accepted in (("a", 0.004, None), ("b", 0.0055, 6.0)):
+        fit = dataclasses.replace(fit_of(table, make(folder, name)), delta=delta)
+        table.add(folder / name, fit, accepted)
+    third = dataclasses.replace(fit, delta=0.001)
+    with pytest.raises(InputError, match=r"less than 0\.01; .* they are 0\.0105"):
+        table.add(make(folder, "c"), third, accepted=9.0)
 
 
 def test_of_two_that_begin_at_once_one_is_refused(folder: pathlib.Path) -> None:
@@ -170,6 +192,11 @@ def test_a_fit_after_a_budget_adds_to_it(
     assert "but for what was seen of table.budget, which no" in of_all["claim"]
     assert other.releases() == []
     assert Table.of_fit(table.folder, out).releases() == table.releases()
+    (make(folder, "more") / "a.csv").write_text("age,bought\n8,1\n")
+    of_more = Table.of(str(folder / "*" / "a.csv"))
+    assert of_more.folder == folder
+    assert set(of_more.sources) > set(table.sources)
+    assert of_more.releases() == table.releases()
 
 
 @pytest.mark.parametrize(
