@@ -7,8 +7,9 @@ label alone, not on where or when the block is read.
 Formal guarantees:
   - The files are read with the guarantees of ``input_files``.
   - Blocks are listed by name and number, in the same order on every machine.
-  - All files have the same columns and description, so that a note that users are
-    bounded is true of all rows together: tables bounded one by one are refused.
+  - All files have the same columns and description and, if these say that users are
+    bounded, one folder, so that it is true of all rows together: tables bounded one by
+    one are refused, and so are several that were prepared of one.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
     raises.  It refuses a file whose footer is not the one that was listed, and a page
     that does not match its checksum, if it has one (`dpsgd prepare` writes checksums).
@@ -428,9 +429,8 @@ def _check_bounded(dataset: Dataset, pattern: str) -> None:
             f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give only "
             "the folder that it wrote."
         )
-    check_copies(
-        [dataset.footers[name] for name, rows in dataset.files.items() if rows]
-    )
+    blocks = (block for block in dataset.blocks if block.num_rows)
+    check_once({block.path: dataset.footers[block.name] for block in blocks})
     if bounded.user_column in [column.name for column in dataset.columns]:
         raise InputError(
             f"Expected no column {bounded.user_column} in --input {pattern}: it held "
@@ -438,16 +438,24 @@ def _check_bounded(dataset: Dataset, pattern: str) -> None:
         )
 
 
-def check_copies(footers: Sequence[str]) -> None:
-    """Refuses bounded rows that are there twice, in a file and its copy.
+def check_once(footers: Mapping[str, str]) -> None:
+    """Refuses files that may hold rows of bounded users twice.
+
+    A table may be prepared several times, each time with the note of one `dpsgd bound`.
 
     Args:
-      footers: ``footer_digest`` of each file with rows.
+      footers: Path of each file with rows -> its ``footer_digest``.
 
     Raises:
-      InputError: two are equal.
+      InputError: the files are of several folders, or one is a copy.
     """
-    if len(set(footers)) < len(footers):
+    if len({os.path.dirname(path) for path in footers}) > 1:
+        raise InputError(
+            "Expected --input to be one folder of rows of users whom `dpsgd bound` "
+            "bounded: rows of several may be the same. Give the folder that it, or "
+            "`dpsgd prepare`, wrote."
+        )
+    if len(set(footers.values())) < len(footers):
         raise InputError(
             "Expected each file of --input once; one is there with a copy, and so are "
             "its rows of users whom `dpsgd bound` bounded. Remove the copy."

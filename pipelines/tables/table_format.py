@@ -27,7 +27,7 @@ from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
-    check_copies,
+    check_once,
     description_of,
     footer_digest,
 )
@@ -199,7 +199,7 @@ class TableFormat:
         if bounded is not None:
             paths = [file.path for file in files if file.size]
             with_rows = [path for path in paths if pq.read_metadata(path).num_rows]
-            check_copies([*map(footer_digest, with_rows)])
+            check_once({path: footer_digest(path) for path in with_rows})
         if bounded is not None and self._table.split.by == FRACTION:
             raise InputError(
                 "Expected [split] not to be by fraction, of a table whose users are "

@@ -462,6 +462,27 @@ def test_prepare_keeps_the_note_of_text(tmp_path: pathlib.Path) -> None:
         prepare(str(tmp_path / "out"), tmp_path / "x", TableOptions(schema=by_fraction))
 
 
+def test_tables_prepared_of_one_bounded_table_are_refused_together(
+    tmp_path: pathlib.Path,
+) -> None:
+    """They have one note, and may have the same rows in other row groups."""
+    rows = pa.table({"user": USERS, "row": np.arange(ROWS), "y": USERS % 2})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    most = dataclasses.replace(SETTINGS, num_examples=10 * ROWS)
+    bound(str(tmp_path / "a.parquet"), tmp_path / "out", most)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    schema = Schema.read(tmp_path / "schema.toml")
+    for size in (100, 200):
+        options = TableOptions(schema=schema, row_group_rows=size)
+        prepare(str(tmp_path / "out"), tmp_path / f"by-{size}", options)
+        assert list_blocks(str(tmp_path / f"by-{size}" / "train")).bounded is not None
+    both = str(tmp_path / "by-*" / "train" / "*.parquet")
+    with pytest.raises(InputError, match="to be one folder of rows of users"):
+        list_blocks(both)
+    with pytest.raises(InputError, match="to be one folder of rows of users"):
+        prepare(both, tmp_path / "x", options)
+
+
 @pytest.mark.parametrize("pattern", ["", "a.csv", "*.csv"])
 def test_csv_is_answered_with_the_commands_that_take_it(
     tmp_path: pathlib.Path, pattern: str
