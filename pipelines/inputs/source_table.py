@@ -8,7 +8,8 @@ Formal guarantees:
   - Of prepared rows the sources are the files that were read, also if `dpsgd bound` has
     bounded users since; of others the files.
   - Preparations whose ``division`` is equal put a row into one part, if they read the
-    same files: it commits to their order, the split, and the size of each part.
+    same files: it commits to their order, the split, how the cells that decide it are
+    read, and the size of each part.
   - *not* covered: a source that was packed, converted or edited is another one.  Of
     text of more than 1 MiB, size and samples are compared, not every byte.
 
@@ -153,7 +154,7 @@ def _prepared(folder: str, part: str) -> SourceTable | None:
     has_users = "max_examples_per_user" in record["settings"] or BOUNDED in dataset
     division = {
         "order": sources,
-        "split": dataset.get("schema", {}).get("split", ""),
+        "split": _split(dataset),
         "rows": None if has_users else dict(sizes),
     }
     return SourceTable(
@@ -161,3 +162,12 @@ def _prepared(folder: str, part: str) -> SourceTable | None:
         division=fingerprint(division)[:32],
         part=part,
     )
+
+
+def _split(dataset: Mapping[str, Any]) -> Any:
+    """Returns all by which a row has its part: the split, and how its cell is read."""
+    schema = dataset.get("schema", {})
+    split = schema.get("split", {})
+    kind = schema.get("columns", {}).get(split.get("column"), {})
+    times = [kind.get(name) for name in ("format", "unit", "zone")]
+    return [split, times, schema.get("input"), dataset.get("cells")]

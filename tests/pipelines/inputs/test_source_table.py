@@ -6,15 +6,20 @@ import pathlib
 import shutil
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.batches.folder import read_checksums
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, source_digests, table_of
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import make_batches_quietly
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job.prepare_job import prepare
+from pipelines.tables.schema.schema import Schema
+from pipelines.tables.table_format import TableOptions
+from pipelines.users.bound_job import BoundSettings
+from pipelines.users.prepare_users import prepare_users
 from tests.pipelines.conftest import write_text
 
 
@@ -51,6 +56,57 @@ def test_another_split_order_or_part_is_noticed(raw: pathlib.Path) -> None:
     other = _table(raw, "order")
     assert set(other.sources) == set(first.sources)
     assert not first.is_same(other)
+
+
+SCHEMA: dict[str, Any] = {
+    "version": 1,
+    "columns": {
+        "user": {"kind": "user"},
+        "row": {"kind": "label", "task": "classes", "classes": 120},
+        "when": {"kind": "date"},
+    },
+}
+BY_TIME = {"by": "time", "column": "when", "cut_users": True}
+
+
+@pytest.mark.parametrize(
+    ("split", "when", "options"),
+    [
+        ({"shares": [50, 0, 50]}, {}, {"encoding": "latin-1"}),
+        ({"shares": [50, 0, 50]}, {}, {"decimal": ","}),
+        (
+            {**BY_TIME, "val_from": "2024-01-15", "test_from": "2024-01-15"},
+            {"zone": "Asia/Tokyo"},
+            {},
+        ),
+    ],
+)
+def test_cells_of_the_split_that_are_read_otherwise_are_noticed(
+    tmp_path: pathlib.Path, split: Any, when: Any, options: Any
+) -> None:
+    """Of users no sizes are compared: rows of one part are in another."""
+    rows = (f'"é{i},0",{i},2024-01-{1 + i % 28:02}T23:30:00Z\n' for i in range(60))
+    numbers = (f'"{i},0",{i + 60},2024-01-02\n' for i in range(60))
+    (tmp_path / "a.csv").write_text("".join(["user,row,when\n", *rows, *numbers]))
+    columns = {**SCHEMA["columns"], "when": {"kind": "date", **when}}
+    first = {**SCHEMA, "split": split}
+    other = {**first, "columns": columns, "input": options}
+    tables, parts = [], list[set[int]]()
+    for name, schema in (("first", first), ("again", first), ("other", other)):
+        made = TableOptions(schema=Schema.from_json(schema))
+        most = BoundSettings(
+            user_column="user", max_examples_per_user=9, num_examples=120
+        )
+        prepare_users(str(tmp_path / "a.csv"), tmp_path / name, made, most)
+        for part in ("train", "test"):
+            found = tmp_path / name / part
+            tables.append(table_of(list_row_groups(str(found))))
+            parts.append(set(pq.read_table(found)["label"].to_pylist()))
+    assert tables[0].is_held_out(tables[3])
+    assert not parts[0] & parts[3]
+    assert parts[0] & parts[5]
+    assert not tables[0].is_held_out(tables[5])
+    assert not tables[4].is_same(tables[0])
 
 
 def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) -> None:
