@@ -72,7 +72,7 @@ from trainer.model.layers.function_model import as_keras
 from trainer.model.losses import loss_of_keras
 from trainer.model.swapped_weights import unchanged
 from trainer.model.trainable_model import TrainableModel, nested_inputs
-from trainer.model.user_code import withhold_values
+from trainer.model.user_code import one_line_errors, withhold_values
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy
@@ -570,6 +570,10 @@ class PrivateModel(keras.Model):
 
     def _open_run(self, weights: ExampleWeights, non_private: bool) -> None:
         """Records this call of ``fit``, before its first step."""
+        with one_line_errors("the step of compile"):
+            used = self._session.traced().graph.variables
+        batches = self._session.batches
+        initial_weights_files.take(self.network, used, batches, self._session)
         if not self._session.is_identified:
             self._begin_run()
         self._session.fits.append(
@@ -584,7 +588,6 @@ class PrivateModel(keras.Model):
     def _begin_run(self) -> None:
         if preflight.check_run_folder(self._session.run):
             raise InputError(f"Expected run={self._session.run} to be new or empty.")
-        initial_weights_files.take(self.network, self._session.batches)
         self._session.open(self._held)
         # The id identifies the run: no other process continues it.
         identity = {

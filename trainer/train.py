@@ -383,8 +383,7 @@ class _Training:
             model=self._trained.description,
             seeds=self._trained.seeds,
         )
-        spec = element_spec(self._checked.manifest, self._trained.seeds)
-        return CapturedState(step.traced(spec["columns"], spec["weight"]))
+        return CapturedState(self.session.traced())
 
     def _all_variables(self) -> list[Any]:
         """Returns all variables that later steps or results depend on."""
@@ -395,7 +394,9 @@ class _Training:
         return [*declared, *self._captured.written(but=[*declared, *buffers])]
 
     def _take_weights(self) -> None:
-        initial_weights.take(self._model.network, self._request.batches)
+        used = self._captured.function.graph.variables
+        network, batches = self._model.network, self._request.batches
+        initial_weights.take(network, used, batches, self.session)
 
     def _identify(self) -> bytes:
         checked, model = self._checked, self._trained

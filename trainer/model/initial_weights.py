@@ -12,8 +12,8 @@ A network is trained in place: a second run of it in the same process would begi
 the weights of the first, whose epsilon adds.
 
 Formal guarantees:
-  - ``take`` refuses a network of which a variable was taken for a run on rows of the
-    same files, in whichever network it was.
+  - ``take`` refuses a run that trains or reads a variable which another run on rows of
+    the same files trains, in whichever network it is.
   - Weights of other shapes, weights that are not finite, and files that need a pickle
     or unknown code are refused before any step, in one line.
   - Weights in the folder of a run on the same batches are refused: see ``preflight``.
@@ -38,7 +38,7 @@ from pipelines.batches.folder import read_checksums, read_manifest
 from pipelines.files.paths import StrPath
 from trainer.tf_compat import keras, raw_variable
 
-#: Attribute of a variable: what identifies the rows that it was trained on.
+#: Attribute of a variable: what identifies rows -> the run that trains it on them.
 _ROWS = "_dpsgd_rows"
 
 
@@ -119,24 +119,30 @@ def _of_keras(path: pathlib.Path) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.trainable_variables]
 
 
-def take(network: Any, batches: StrPath) -> None:
-    """Notes that a run trains a network, before its first step.
+def take(network: Any, used: Sequence[Any], batches: StrPath, run: object) -> None:
+    """Notes that a run trains a network, before its next step.
 
     Args:
       network: Keras model.
+      used: TensorFlow variables of the step, also those of no layer: an augmentation,
+        a constraint or an optimizer may read another network.
       batches: Folder of the batches of the run, here or in a store.
+      run: What stands for the run in this process.
 
     Raises:
-      InputError: another run has trained a variable of it on the same rows.
+      InputError: another run has trained one of the variables on the same rows.
     """
     files = read_checksums(batches).inputs
-    rows = frozenset((read_manifest(batches).batches_id, *files))
-    variables = [raw_variable(variable) for variable in network.weights]
-    if any(rows & getattr(variable, _ROWS, frozenset()) for variable in variables):
-        raise InputError(
-            "Expected a network that no other run has trained on rows of the same "
-            "files: this one begins at weights of theirs, whose epsilon would add to "
-            "the stated one. Build the network anew for each run."
-        )
-    for variable in variables:
-        setattr(variable, _ROWS, rows | getattr(variable, _ROWS, frozenset()))
+    rows = dict.fromkeys((read_manifest(batches).batches_id, *files), run)
+    trained = [raw_variable(variable) for variable in network.weights]
+    for variable in (*trained, *used):
+        others = getattr(variable, _ROWS, {})
+        if any(others.get(row, run) is not run for row in rows):
+            raise InputError(
+                "Expected a network that no other run has trained on rows of the same "
+                "files, and that reads none: this run would use weights of theirs, "
+                "whose epsilon would add to the stated one. Build the networks anew "
+                "for each run."
+            )
+    for variable in trained:
+        setattr(variable, _ROWS, {**getattr(variable, _ROWS, {}), **rows})

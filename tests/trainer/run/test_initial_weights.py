@@ -178,6 +178,11 @@ network = linear()
 
 def make(manifest):
     return network
+
+
+def shifted(columns, seed):
+    moved = columns["integers"] + network(columns["integers"][None])[0]
+    return {"integers": moved}
 """
 
 
@@ -191,20 +196,30 @@ def test_a_network_that_a_run_has_trained_begins_no_other_on_the_same_rows(
     steps = [rows(8, seed=step) for step in range(2)]
     other = batch_folder(steps, "others", batches_id="1" * 32)
 
-    def fit(name: str, network: Any, batches: Any = small_batches) -> None:
+    def fit(name: str, network: Any, batches: Any = small_batches, **more: Any) -> None:
         private = make_private(
-            network, batches=batches.path, run=tmp_path / name, noise_multiplier=1.0
-        )
+            network, batches=batches.path, run=tmp_path / name, noise_multiplier=1.0,
+            **more,
+        )  # fmt: skip
         private.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
         private.fit(epochs=1, verbose=0)
 
     fit("first", network)
-    for again in (network, keras.Model(inputs, keras.layers.Dense(1)(body))):
+
+    def shifted(columns: Any, seed: Any) -> Any:
+        del seed
+        return {"integers": columns["integers"] + network(columns["integers"][None])[0]}
+
+    anew, head = keras.models.clone_model(network), keras.layers.Dense(1)(body)
+    reads: dict[str, Any] = {"augment": shifted}
+    for again, more in (
+        (network, {}), (keras.Model(inputs, head), {}), (anew, reads)
+    ):  # fmt: skip
         with pytest.raises(InputError, match="no other run has trained"):
-            fit("second", again)
+            fit("second", again, **more)
     assert not (tmp_path / "second").exists()
     fit("of_other_rows", network, other)
-    fit("anew", keras.models.clone_model(network))
+    fit("anew", anew)
 
 
 def test_a_function_that_returns_a_trained_network_again_is_refused(
@@ -213,5 +228,8 @@ def test_a_function_that_returns_a_trained_network_again_is_refused(
     (tmp_path / "of_one_process.py").write_text(OF_ONE_PROCESS)
     settings = private_settings(model="of_one_process:make")
     train(request_for(settings=settings))
-    with pytest.raises(InputError, match="no other run has trained"):
-        train(request_for(settings=settings, run=tmp_path / "second"))
+    linear_ = f"{linear.__module__}:linear"
+    reads = private_settings(model=linear_, augment="of_one_process:shifted")
+    for again in (settings, reads):
+        with pytest.raises(InputError, match="no other run has trained"):
+            train(request_for(settings=again, run=tmp_path / "second"))

@@ -51,7 +51,7 @@ from trainer.claims.workers import agreement
 from trainer.claims.workers.launch import check_alone
 from trainer.core import claims
 from trainer.core.run import run_record
-from trainer.core.run.batches import BatchSource, Element
+from trainer.core.run.batches import BatchSource, Element, element_spec
 from trainer.core.run.run_record import RunRecord, StepLedger
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.dp_step import Step
@@ -212,6 +212,11 @@ class Session:
         self._check_step(step.bounded)
         self._step, self._optimizer, self._model = step, optimizer, model
         self._seeds = seeds
+
+    def traced(self) -> Any:
+        """Returns the ``ConcreteFunction`` of a step of one batch, which steps use."""
+        spec = element_spec(self.manifest, self._seeds)
+        return self._step.traced(spec["columns"], spec["weight"])
 
     def _check_step(self, bounded: StepSum) -> None:
         for name, found, wanted in (
