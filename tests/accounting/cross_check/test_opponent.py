@@ -38,7 +38,7 @@ def test_one_step_is_the_gaussian_mechanism(delta):
 
 def test_two_unequal_steps_by_quadrature():
     """Batches of one and of two examples."""
-    noise, line = 1.0, np.linspace(-8, 10, 1501)
+    noise, line = 1.0, np.linspace(-8, 10, 601)
     x, y = np.meshgrid(line, line, indexing="ij")
     pair = []
     for mean in (2.0, 1.0):
