@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from accounting.core.validation import InputError, check_float
+from pipelines.files.stopping import StoppedError
 from trainer.claims.workers.agreement import AgreedError, AgreedStopError
 from trainer.core.step.workers import Alone, Workers
 
@@ -35,6 +36,9 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 1 << 25), (-1, 1 << 30)
 
 #: Variable of Open MPI, which is untested: number of processes.
 _OTHER_SIZE = "OMPI_COMM_WORLD_SIZE"
+
+#: Variable of ``mpiexec -pmi-port``, which tells the number to MPI alone.
+_PORT = "PMI_PORT"
 
 #: Seconds that a worker waits for the others, which may be evaluating or saving.
 DEFAULT_TIMEOUT = 600.0
@@ -57,6 +61,11 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
         raise InputError(
             f"Expected the mpiexec of MPICH; {_OTHER_SIZE} says that Open MPI started "
             "this process, which is untested. `pip install mpich` brings MPICH's."
+        )
+    if _PORT in environment:
+        raise InputError(
+            f"Expected mpiexec without -pmi-port: with {_PORT} it does not say how "
+            "many processes it started, of which each would train alone. Omit it."
         )
     return int(environment.get(_RANK, "0")), int(environment.get(_SIZE, "1"))
 
@@ -144,6 +153,6 @@ def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
         yield workers
     except (AgreedError, AgreedStopError, SystemExit):
         raise
-    except BaseException:
-        workers.fail()
+    except BaseException as error:
+        workers.fail(error.exit_status if isinstance(error, StoppedError) else 2)
         raise

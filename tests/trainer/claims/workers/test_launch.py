@@ -56,6 +56,12 @@ def test_another_mpi_is_refused() -> None:
         announced({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
 
 
+def test_a_launcher_that_does_not_say_how_many_it_started_is_refused() -> None:
+    """Seen to fail: each process of `mpiexec -pmi-port -n 2` trained alone."""
+    with pytest.raises(InputError, match="without -pmi-port"):
+        announced({"PMI_PORT": "host:33673", "PMI_ID": "1"})
+
+
 def test_mpi_keeps_to_the_device_that_was_named() -> None:
     named = {"UCX_NET_DEVICES": "eth0", "MPI_LOCALNRANKS": "1"}
     launch._keep_to_device(named, 2)
