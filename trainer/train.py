@@ -157,8 +157,9 @@ def run_checked(
       StoppedError: as ``train``.
     """
     with contextlib.ExitStack() as held:
-        training = _Training(checked, reporter, workers or Alone(), held)
-        with training.recorded(), _stop_signals() as stop:
+        workers = workers or Alone()
+        training = _Training(checked, reporter, workers, held)
+        with training.recorded(), _stop_signals(workers.count) as stop:
             training.run_steps(stop)
             return training.finish()
 
@@ -177,7 +178,7 @@ def help_chief(checked: Checked, workers: Workers) -> None:
     """
     with contextlib.ExitStack() as held:
         training = _Training(checked, Silent(), workers, held)
-        with _stop_signals() as stop:
+        with _stop_signals(workers.count) as stop:
             training.run_steps(stop)
 
 
@@ -233,12 +234,14 @@ def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
+def _stop_signals(num_workers: int) -> Iterator[list[int]]:
     """Collects stop signals, so that the run can stop after a step."""
     received: list[int] = []
 
     def receive(number: int) -> None:
-        if received:  # a second signal stops immediately
+        # A second one stops immediately; workers get that of their process group twice,
+        # since a launcher passes it on.
+        if received and num_workers == 1:
             raise StoppedError("Stopped. Give the same command to continue.", number)
         received.append(number)
 

@@ -4,7 +4,8 @@ Formal guarantees:
   - A signal raises an exception that is not an ``Exception``: no library handles it as
     a failure of its own, which it may retry, log with a traceback, or ignore.
   - Whatever a library raises instead of it, ``stoppable`` ends in ``StoppedError``.
-  - When a context ends, the earlier handlers are restored.
+  - When a context ends, the earlier handlers are restored; after ``ignore_signals``,
+    signals stay ignored.
 
 References:
   Exit status 128 + number of the signal: POSIX.1-2017, Shell Command Language, section
@@ -59,7 +60,15 @@ def on_signals(handler: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, old)
+
+
+def ignore_signals() -> None:
+    """Ignores signals for good, in a process that is about to end."""
+    for number in _SIGNALS:
+        with contextlib.suppress(ValueError):  # as in ``on_signals``
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

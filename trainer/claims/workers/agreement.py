@@ -8,7 +8,8 @@ Formal guarantees:
     workers and value.  They exchange keyed digests, never values or the key.
   - ``settle_step`` accepts a step only if the workers together have its parts 0, 1,
     ..., each once, as many as the plan says; others by a chance of one in 2^40.
-  - If a worker has received a stop signal, ``settle_step`` returns it at every worker.
+  - If a worker has received a stop signal, ``settle_step`` returns it at every worker;
+    once they stop by it, signals that reach others later change nothing.
   - The chief alone reports an error that all workers know of.
 
 Public: what is compared, and which workers differ.  Sensitive: the key and the parts of
@@ -30,7 +31,7 @@ import numpy as np
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.core.keys import derive
-from pipelines.files.stopping import StoppedError
+from pipelines.files.stopping import StoppedError, ignore_signals
 from trainer.core.step.workers import Workers
 
 _Result = TypeVar("_Result")
@@ -70,6 +71,8 @@ def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:
       AgreedError, AgreedStopError: ``error``, at the chief.
       SystemExit: at the others.
     """
+    if isinstance(error, AgreedStopError) and workers.count > 1:
+        ignore_signals()  # the launcher's reaches each worker at a time of its own
     if is_chief(workers):
         raise error
     raise SystemExit(error.exit_status if isinstance(error, AgreedStopError) else 2)

@@ -72,12 +72,12 @@ class MpiWorkers:
                 f"mpi4py, {_library()}, finds {self.count}. Use its own mpiexec, such "
                 "as that beside this python."
             )
-        self._failed = True  # until the first exchange is complete
+        self._failed = 2  # until the first exchange is complete
         self.hosts = ["an unknown host"] * count
         atexit.register(self._end)
         hosts = self.gather(socket.gethostname().encode())
         self.hosts = [host.decode() for host in hosts]
-        self._failed = False
+        self._failed = 0
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Returns the sum of all workers' ``values``.  Sensitive.
@@ -110,15 +110,15 @@ class MpiWorkers:
         self._wait(self._world.Iallgatherv(value, [found, places, MPI.BYTE]))
         return [part.tobytes() for part in np.split(found, ends[:-1])]
 
-    def fail(self) -> None:
-        """Makes the end of this process end all workers."""
-        self._failed = True
+    def fail(self, status: int = 2) -> None:
+        """Makes the end of this process end all workers, with an exit status."""
+        self._failed = status
 
     def _end(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         if self._failed:
-            self._world.Abort(2)
+            self._world.Abort(self._failed)
         # A worker that ended earlier would end the chief, which may still be writing.
         self._wait(self._world.Ibarrier(), math.inf)
         MPI.Finalize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pathlib
@@ -12,6 +13,7 @@ import time
 import numpy as np
 
 from accounting.core.validation import InputError
+from pipelines.files.stopping import stoppable
 from tests.cluster_train.cluster import listening
 from trainer.claims.workers import agreement, launch, mpi
 from trainer.core.step.workers import Workers
@@ -75,6 +77,13 @@ def refuse(workers: Workers) -> None:
     agreement.together(workers, own)
 
 
+def signal_late(workers: Workers) -> None:
+    """All stop, and then the signal reaches each of them once more."""
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+    with stoppable():
+        agreement.leave(workers, agreement.AgreedStopError("Stopped.", signal.SIGTERM))
+
+
 def fail(workers: Workers) -> None:
     """The second worker fails, and the first one waits for it."""
     if workers.rank:
@@ -104,6 +113,8 @@ def main(name: str, timeout: str) -> None:
     try:
         with launch.joined(float(timeout)) as workers:
             globals()[name](workers)
+    except agreement.AgreedStopError as error:
+        sys.exit(error.exit_status)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -44,6 +45,11 @@ def test_an_error_that_all_know_of_is_said_once() -> None:
     assert status == 2
     assert error.startswith("error: worker 1 on ")
     assert error.endswith(": Expected a file.")
+
+
+def test_a_signal_that_comes_late_changes_no_agreed_stop() -> None:
+    """Seen to fail: the worker was killed by it, and the status was 15."""
+    assert run("signal_late") == (128 + signal.SIGTERM, "", [])
 
 
 def test_a_worker_that_hangs_is_named_and_ends_all() -> None:
