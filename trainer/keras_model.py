@@ -356,6 +356,7 @@ class PrivateModel(keras.Model):
             metrics=metrics,
             loss_weights=loss_weights,
             jit_compile=False,
+            auto_scale_loss=False,
         )
         self._checked_model = trainable
         self._train_by(trainable)
@@ -462,6 +463,7 @@ class PrivateModel(keras.Model):
             for epoch in plan:
                 listed.on_epoch_begin(epoch.index)
                 logs = self._epoch(steps, epoch, listed, non_private_training_metrics)
+                initial_weights_files.note(self.network)
                 if (epoch.index + 1) % validation_freq == 0:
                     logs |= self._validate(validation_data)
                 listed.on_epoch_end(epoch.index, logs)
@@ -602,6 +604,7 @@ class PrivateModel(keras.Model):
         try:
             yield
         finally:
+            initial_weights_files.note(self.network)
             self._session.write_record(complete=self._is_complete)
             if self._is_complete:
                 self._held.close()

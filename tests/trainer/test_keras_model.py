@@ -658,6 +658,17 @@ def test_optimizers_that_cannot_take_a_step_are_refused_by_compile(
     assert "\n" not in str(error.value)
 
 
+def test_a_policy_that_comes_after_the_network_scales_no_loss(private: Any) -> None:
+    """Seen to fail: Keras's wrapper divided each step by 32,768."""
+    network, before = _network(), keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = _compiled(private(network=network))
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert type(model.optimizer) is keras.optimizers.SGD
+
+
 def _class_of_tf_privacy(base: type) -> Any:
     # Made here: other tests load TF Privacy's own classes with Keras 2.
     module = importlib.import_module(

@@ -13,7 +13,8 @@ the weights of the first, whose epsilon adds.
 
 Formal guarantees:
   - ``take`` refuses a run that trains or reads a variable which another run on rows of
-    the same files trains, in whichever network it is.
+    the same files trains, in whichever network it is; or one with a value that a
+    variable had at the end of an epoch of ``make_private``, such as a copied weight.
   - Weights of other shapes, weights that are not finite, and files that need a pickle
     or unknown code are refused before any step, in one line.
   - Weights in the folder of a run on the same batches are refused: see ``preflight``.
@@ -28,6 +29,7 @@ import dataclasses
 import hashlib
 import io
 import pathlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +42,11 @@ from trainer.tf_compat import keras, raw_variable
 
 #: Attribute of a variable: what identifies rows -> the run that trains it on them.
 _ROWS = "_dpsgd_rows"
+#: Attribute of a variable: digest of its value before the first run.
+_START = "_dpsgd_start"
+
+#: Digest of a trained value -> what identifies rows -> the run.  Sensitive.
+_TRAINED: dict[str, dict[str, Any]] = {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,22 +134,41 @@ def take(network: Any, used: Sequence[Any], batches: StrPath, run: object) -> No
       used: TensorFlow variables of the step, also those of no layer: an augmentation,
         a constraint or an optimizer may read another network.
       batches: Folder of the batches of the run, here or in a store.
-      run: What stands for the run in this process.
+      run: What stands for the run in this process; it is not kept alive.
 
     Raises:
       InputError: another run has trained one of the variables on the same rows.
     """
-    files = read_checksums(batches).inputs
-    rows = dict.fromkeys((read_manifest(batches).batches_id, *files), run)
+    files, ours = read_checksums(batches).inputs, weakref.ref(run)
+    rows = dict.fromkeys((read_manifest(batches).batches_id, *files), ours)
     trained = [raw_variable(variable) for variable in network.weights]
     for variable in (*trained, *used):
-        others = getattr(variable, _ROWS, {})
-        if any(others.get(row, run) is not run for row in rows):
-            raise InputError(
-                "Expected a network that no other run has trained on rows of the same "
-                "files, and that reads none: this run would use weights of theirs, "
-                "whose epsilon would add to the stated one. Build the networks anew "
-                "for each run."
-            )
+        for others in (_rows_of(variable), _TRAINED.get(_digest(variable), {})):
+            if any(others.get(row, ours) is not ours for row in rows):
+                raise InputError(
+                    "Expected a network that no other run has trained on rows of the "
+                    "same files, and that reads none: this run would use weights of "
+                    "theirs, whose epsilon would add to the stated one. Build the "
+                    "networks anew for each run."
+                )
     for variable in trained:
-        setattr(variable, _ROWS, {**getattr(variable, _ROWS, {}), **rows})
+        setattr(variable, _ROWS, {**_rows_of(variable), **rows})
+        setattr(variable, _START, getattr(variable, _START, _digest(variable)))
+
+
+def note(network: Any) -> None:
+    """Notes the values that runs have given to the weights of a network."""
+    for variable in map(raw_variable, network.trainable_variables):
+        digest = _digest(variable)
+        if digest != getattr(variable, _START, digest):  # else public
+            rows = _rows_of(variable)
+            _TRAINED[digest] = {**_TRAINED.get(digest, {}), **rows}
+
+
+def _rows_of(variable: Any) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(variable, _ROWS, {})
+    return found
+
+
+def _digest(variable: Any) -> str:
+    return hashlib.sha256(np.asarray(variable.numpy()).tobytes()).hexdigest()

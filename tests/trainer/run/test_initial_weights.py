@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -196,13 +197,14 @@ def test_a_network_that_a_run_has_trained_begins_no_other_on_the_same_rows(
     steps = [rows(8, seed=step) for step in range(2)]
     other = batch_folder(steps, "others", batches_id="1" * 32)
 
-    def fit(name: str, network: Any, batches: Any = small_batches, **more: Any) -> None:
+    def fit(name: str, network: Any, batches: Any = small_batches, **more: Any) -> Any:
         private = make_private(
             network, batches=batches.path, run=tmp_path / name, noise_multiplier=1.0,
             **more,
         )  # fmt: skip
         private.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-        private.fit(epochs=1, verbose=0)
+        private.fit(epochs=1, steps_per_epoch=2, verbose=0)
+        return private
 
     fit("first", network)
 
@@ -219,7 +221,18 @@ def test_a_network_that_a_run_has_trained_begins_no_other_on_the_same_rows(
             fit("second", again, **more)
     assert not (tmp_path / "second").exists()
     fit("of_other_rows", network, other)
-    fit("anew", anew)
+    private = fit("anew", anew)
+    network.save(tmp_path / "trained.keras")
+    copied = keras.models.clone_model(anew)
+    copied.layers[-1].set_weights(network.layers[-1].get_weights())
+    loaded = keras.models.load_model(tmp_path / "trained.keras")
+    for again in (copy.deepcopy(network), loaded, copied):
+        with pytest.raises(InputError, match="no other run has trained"):
+            fit("of_copied_weights", again)
+    private.fit(epochs=1, steps_per_epoch=1, verbose=0)
+    anew.set_weights(network.get_weights())
+    with pytest.raises(InputError, match="no other run has trained"):
+        private.fit(epochs=1, verbose=0)
 
 
 def test_a_function_that_returns_a_trained_network_again_is_refused(
