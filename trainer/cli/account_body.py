@@ -123,11 +123,14 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("Expected each run once. Omit the second.")
     each = {str(run): of_run(run, flags, more)[0] for run in runs}
-    if len({read_unverified(run)[0].batches_id for run in runs}) < len(runs):
+    records = [read_unverified(run)[0] for run in runs]
+    keys = [record.key_name for record in records if record.key_name]
+    ids = [record.batches_id for record in records]
+    if any(len({*names}) < len(names) for names in (ids, keys)):
         raise InputError(
-            "Expected batches of its own for each run: two of these share theirs, so "
-            "that rows were drawn once and not twice, and epsilons do not add. Omit "
-            "one of them: together with it nothing is proven."
+            "Expected batches of its own for each run: two of these share theirs, or "
+            "their key, so that rows were drawn once and not twice, and epsilons do "
+            "not add. Omit one of them: together with it nothing is proven."
         )
     epsilon = sum(_proven(name, fields) for name, fields in each.items())
     delta = sum(fields["delta"] for fields in each.values())

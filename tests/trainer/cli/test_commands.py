@@ -95,7 +95,7 @@ def other(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
     """A run like ``run``, on batches by another key."""
     manifest = dataclasses.replace(small_batches.manifest, batches_id="f" * 32)
     batches = dataclasses.replace(small_batches, manifest=manifest)
-    return write_run_folder(tmp_path / "other", batches)
+    return write_run_folder(tmp_path / "other", batches, key_name="1" * 32)
 
 
 def test_account_adds_the_epsilons_and_deltas_of_several_runs(
@@ -121,6 +121,10 @@ def test_account_refuses_what_does_not_add(
 ) -> None:
     same = write_run_folder(run.parent / "same", small_batches)
     assert "of its own for each run" in _error(account, *map(str, (run, other, same)))
+    layout = dataclasses.replace(small_batches.manifest, batches_id="e" * 32)
+    layout = dataclasses.replace(small_batches, manifest=layout)
+    again = write_run_folder(run.parent / "again", layout, key_name="1" * 32)
+    assert "or their key" in _error(account, *map(str, (other, again)))
     assert "each run once" in _error(account, str(run), f"{run}/../{run.name}")
     both = (str(run), str(other))
     assert "Expected delta=0.012 < 0.01" in _error(account, *both, "--delta=0.006")

@@ -61,7 +61,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 7
+RUN_RECORD_VERSION = 8
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
@@ -89,7 +89,7 @@ _PACKAGES = (
 #: Type -> the fields of a record that have no other check.
 _KINDS: dict[type, tuple[str, ...]] = {
     bool: ("complete",),
-    str: ("manifest_fingerprint", "batches_id", "records_id", "simulates"),
+    str: ("manifest_fingerprint", "batches_id", "records_id", "key_name", "simulates"),
     list: ("relies_on",),
     dict: ("optimizer", "model", "versions", "selection"),
 }
@@ -137,6 +137,7 @@ class RunRecord:
       relies_on: Names of the claims by which it is private, from `claims.CLAIMS`.
       records_id: ``certificate.records_id`` of the batches, which names every byte of
         their records and reveals nothing about them; empty without a seal.
+      key_name: Public name of the key that sampled the batches, whatever their layout.
       optimizer: Its name and settings.
       model: Its name and sizes; of make_private also ``fits``, see ``Session``.
       versions: Name and version of the software that trained.
@@ -165,6 +166,7 @@ class RunRecord:
     clip_quantile: float | None = None
     relies_on: list[str] = dataclasses.field(default_factory=list)
     records_id: str = ""
+    key_name: str = ""
     simulates: str = ""
     selection: dict[str, Any] = dataclasses.field(default_factory=dict)
 

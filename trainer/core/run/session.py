@@ -42,7 +42,7 @@ import numpy as np
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.batches.folder import copy_certificate, records_id
+from pipelines.batches.folder import copy_certificate, key_name, records_id
 from pipelines.core import keys
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import Share
@@ -103,6 +103,7 @@ class Session:
     _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
     _records_id: str = dataclasses.field(default="", init=False)
+    _key_name: str = dataclasses.field(default="", init=False)
 
     # -- identity ------------------------------------------------------------------
 
@@ -161,6 +162,7 @@ class Session:
         }
         self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
         self._records_id = records_id(self.batches)
+        self._key_name = key_name(self.batches)
         self.compare({"run": self._run_key.hex(), "batches": self._records_id})
         return self._run_key
 
@@ -361,6 +363,7 @@ class Session:
             manifest_fingerprint=manifest.fingerprint,
             batches_id=manifest.batches_id,
             records_id=self._records_id,
+            key_name=self._key_name,
             optimizer=self._optimizer,
             model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
             versions=run_record.versions(),
