@@ -6,6 +6,8 @@ Formal guarantees:
   - A bounded number of rows and one kept iterate are in memory at a time; only a user's
     aggregate gets all iterates at once.
   - Predictions that are not finite are refused, unless the caller takes them.
+  - Predicted one at a time, rows have the same bits wherever they stand, and however
+    many there are.  In a batch kernels treat the last rows in another way.
 
 Public: weights.  Sensitive: rows, and predictions as their owner decides.
 """
@@ -49,18 +51,22 @@ def _check_finite(outputs: Any) -> None:
 
 
 def load(
-    chosen: ChosenModel, *, check: Callable[[Any], None] = _check_finite
+    chosen: ChosenModel,
+    *,
+    check: Callable[[Any], None] = _check_finite,
+    one_by_one: bool = False,
 ) -> Predict:
     """Returns the function that computes the predictions of the chosen model.
 
     Args:
       chosen: The model.
       check: Refuses outputs by an InputError.
+      one_by_one: Whether rows are predicted one at a time, which takes longer.
 
     Raises:
       InputError: the model or an iterate is damaged, or of another release.
     """
-    model = _ExportedModel(chosen, check)
+    model = _ExportedModel(chosen, check, one_by_one=one_by_one)
     of_iterates = chosen.average in (OPA, OMV)
     if not (of_iterates or chosen.is_exported):
         model.average_iterates()
@@ -72,13 +78,15 @@ def load(
 class _ExportedModel:
     """A SavedModel whose weights may be replaced."""
 
-    def __init__(self, chosen: ChosenModel, check: Callable[[Any], None]) -> None:
+    def __init__(
+        self, chosen: ChosenModel, check: Callable[[Any], None], *, one_by_one: bool
+    ) -> None:
         self._chosen = chosen
         self._check = check
         self._names = [column.name for column in chosen.serving.inputs]
         try:
             self._loaded = tf.saved_model.load(str(chosen.model))
-            self._give = {
+            given = {
                 name: self._loaded.signatures[name]
                 for name in (SERVING_SIGNATURE, OUTPUTS_SIGNATURE)
             }
@@ -88,6 +96,9 @@ class _ExportedModel:
                 f"Expected {chosen.model} to be a model that this release exported: "
                 f"{type(error).__name__}. Restore it, or train again."
             ) from None
+        self._give = {
+            name: _of_each(give) if one_by_one else give for name, give in given.items()
+        }
 
     def predictions(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the predictions of the model with its current weights."""
@@ -155,6 +166,20 @@ class _ExportedModel:
             )
         for weight, value in zip(self._weights, values, strict=True):
             weight.assign(value)
+
+
+def _of_each(give: Any) -> Any:
+    """Returns a signature's function, called for each row alone."""
+    kinds = {name: spec.dtype for name, spec in give.structured_outputs.items()}
+
+    def of_one(columns: Mapping[str, Any]) -> dict[str, Any]:
+        found = give(**{name: value[tf.newaxis] for name, value in columns.items()})
+        return {name: value[0] for name, value in found.items()}
+
+    def of_all(**columns: Any) -> Any:
+        return tf.map_fn(of_one, columns, fn_output_signature=kinds)
+
+    return tf.function(of_all, reduce_retracing=True)
 
 
 def _read_iterate(path: pathlib.Path) -> list[np.ndarray]:

@@ -312,7 +312,9 @@ def _read(request: EvaluateRequest, reporter: Reporter) -> KeptRows:
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
-    predict, signature = load(request.chosen, check=_take), request.chosen.serving
+    signature, bounded = request.chosen.serving, request.held_out.bounded
+    # Their number is not public, and the bits of rows in a batch depend on it.
+    predict = load(request.chosen, check=_take, one_by_one=bounded is not None)
     rows, done = None, 0
     reporter.start(request.held_out.num_rows, done=0)
     for columns in request.held_out.batches():
