@@ -182,7 +182,7 @@ def prepare(
         shown["seconds"] = round(seconds, 2)
     else:
         shown = _prepared(out, summary, seconds)
-    if isinstance(prepared, TableOptions) and prepared.with_users:
+    if summary.has_users:
         shown = user_work.without_counts(shown)
     show("Prepared data", shown, as_json)
 

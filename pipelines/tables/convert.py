@@ -98,6 +98,8 @@ class Format(Protocol):
       first_row: Number of the first row of a file, for messages.
       left_out: Columns of the files that are not read.
       lines_are_rows: Whether every one of ``ranges`` begins with a row.
+      has_users: Whether numbers of rows are sensitive, since they depend on how many
+        rows each user has.
     """
 
     @property
@@ -114,6 +116,9 @@ class Format(Protocol):
 
     @property
     def lines_are_rows(self) -> bool: ...
+
+    @property
+    def has_users(self) -> bool: ...
 
     def blocks(self, file: InputFile) -> Iterator[tuple[Any, int]]:
         """Yields blocks of a file in order, and the number of bytes read so far.
@@ -219,7 +224,7 @@ def check_shares(name: str, shares: Sequence[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareSummary:
-    """What ``prepare`` read, wrote and left out."""
+    """What ``prepare`` read, wrote and left out; numbers as in `Format.has_users`."""
 
     num_files: int
     num_rows: dict[str, int]
@@ -228,6 +233,7 @@ class PrepareSummary:
     bytes_read: int
     bytes_written: int
     left_out: tuple[str, ...] = ()
+    has_users: bool = False
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> PrepareSummary:
@@ -322,7 +328,9 @@ class RowCount:
         return cls(**{**fields, **typed})
 
 
-def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
+def refuse_bad_rows(
+    count: RowCount, options: ConvertOptions, *, has_users: bool
+) -> None:
     """Refuses an input with malformed rows, unless the options omit them.
 
     Rows are not omitted if all of a class would be: the model would be of other data.
@@ -330,6 +338,7 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
     Args:
       count: Count of all rows.
       options: Options of the table.
+      has_users: As in ``Format``.
 
     Raises:
       InputError: there are malformed rows.
@@ -350,9 +359,10 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
             f"classes of {options.label} in the schema as they are in the table."
         )
     more = ", ..." if count.num_bad > len(count.bad) else ""
+    some = "some" if has_users else f"{count.num_bad} of {count.num_rows}"
     raise InputError(
-        f"Expected well-formed rows; {count.num_bad} of {count.num_rows} are "
-        f"malformed: {', '.join(count.bad_lines)}{more}. {remedy}"
+        f"Expected well-formed rows; {some} are malformed: "
+        f"{', '.join(count.bad_lines)}{more}. {remedy}"
     )
 
 
@@ -386,14 +396,14 @@ def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, 
     """
     if shares is None:
         counts = tuple(int(number) for number in count.of_splits)
-        remedy = "Fix [split] of the schema."
+        found, remedy = "the", "Fix [split] of the schema."  # of users no number
     else:
         counts = split_counts(count.num_good, shares)
-        remedy = "Give more input, or a larger share."
+        found, remedy = f"{count.num_good}", "Give more input, or a larger share."
     if not counts[0]:
         raise InputError(
-            f"Expected --split to leave rows for train; {count.num_good} well-formed "
-            f"rows leave none. {remedy}"
+            f"Expected --split to leave rows for train; {found} well-formed rows leave "
+            f"none. {remedy}"
         )
     return counts
 
@@ -422,4 +432,5 @@ def summarize(
         bytes_read=sum(file.size for file in files),
         bytes_written=bytes_written,
         left_out=tuple(table.left_out),
+        has_users=table.has_users,
     )

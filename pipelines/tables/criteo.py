@@ -255,6 +255,7 @@ class CriteoFormat:
     first_row = 1
     left_out: tuple[str, ...] = ()
     lines_are_rows = True
+    has_users = False
 
     def __init__(self, options: PrepareOptions) -> None:
         self.schema = dataset_schema(options)

@@ -162,11 +162,13 @@ class TableFormat:
         self._table = schema = options.schema
         self._with_values = options.with_values
         self._kind = table_kind(files)
+        bounded = self._bounded(files)
+        self.has_users = options.with_users or bounded is not None
         self.schema = prepared_schema(
             schema,
             with_users=options.with_users,
             with_values=options.with_values,
-            bounded=self._bounded(files),
+            bounded=bounded,
         )
         self.shares = schema.split.shares if schema.split.by == FRACTION else None
         has_header = self._kind != PARQUET and not schema.input.header

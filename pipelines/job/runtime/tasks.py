@@ -131,6 +131,14 @@ class Runtime:
         if self.num_threads is not None:
             check_int("--threads", self.num_threads, at_least=1)
 
+    def in_percent(self) -> Runtime:
+        """Returns this runtime with a progress that tells no size."""
+
+        def tell(step: str, done: int, total: int) -> None:
+            self.on_progress(step, 100 * done // max(total, 1), 100)
+
+        return dataclasses.replace(self, on_progress=tell)
+
     def run(self, step: Step) -> None:
         """Runs the tasks of a step whose files are not there.
 

@@ -28,7 +28,8 @@ Formal guarantees:
   - A file of the input that changes after it was listed, until it was converted, is
     refused.
   - Every row is read once; text of more than one part is scanned once before.
-  - No message holds content of a row.
+  - No message holds content of a row and, of a table with users, none says how many
+    rows there are.
 
 One task reads all of a file that ``file_parts`` does not divide, such as compressed
 text.
@@ -329,6 +330,8 @@ def prepare(
     runtime = runtime or Runtime()
     files = tuple(list_files(pattern, partitions=options.partitions))
     table = options.open(files)
+    if table.has_users:
+        runtime = runtime.in_percent()
     with unfinished_folder(out) as folder:
         done = _begin_or_continue(folder, files, options)
         if done is None:
@@ -418,8 +421,9 @@ def _converted(folder: Unfinished, job: _Job, runtime: Runtime) -> RowCount:
     runtime.run(job.step(CONVERT, job.convert_file, job.count_path))
     total = sum_counts(job.read_counts())
     try:
-        refuse_bad_rows(total, job.options)
-        rows_of_splits(total, job.format.shares)
+        table = job.format
+        refuse_bad_rows(total, job.options, has_users=table.has_users)
+        rows_of_splits(total, table.shares)
     except InputError:
         folder.give_up()
         raise

@@ -8,6 +8,7 @@ import functools
 import json
 import multiprocessing
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -371,6 +372,34 @@ def test_batches_tell_nothing_of_users(
     for options in ("--out x --dry-run", "--out x --memory-limit 1MiB"):
         assert run("many", options) == run("few", options)
     assert "blocks" not in run("many", "--out y")
+
+
+def test_preparing_a_bounded_table_tells_nothing_of_users(
+    tmp_path: pathlib.Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many rows were kept is in no summary, progress or error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipelines.files.progress_bars._LINE_SECONDS", 0.0)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "wrong.toml").write_text(
+        SCHEMA.replace('row]\nkind = "numeric', 'row]\nkind = "boolean')
+    )
+    (tmp_path / "empty.toml").write_text(
+        SCHEMA.replace('by = "hash"', 'by = "hash"\nshares = [1, 0, 10000000]')
+    )
+    for name, users in (("many", np.arange(ROWS)), ("few", np.zeros(ROWS, int))):
+        columns = {"user": users, "row": np.arange(ROWS), "y": np.arange(ROWS) % 2}
+        pq.write_table(pa.table(columns), f"{name}.parquet")
+        bound(f"{name}.parquet", name, SETTINGS)
+
+    def run(name: str, schema: str) -> str:
+        call = f"prepare --input {name} --schema {schema} --out {name}-{schema} --json"
+        found = command(*call.split()).printed.replace(name, "NAME")
+        return re.sub(r'"seconds": [^,]*|, \d+ s left', "", found)
+
+    for schema in ("schema.toml", "empty.toml"):
+        assert run("many", schema) == run("few", schema)
+    assert "1200" not in run("many", "wrong.toml")
 
 
 def test_a_shared_key_is_refused(
