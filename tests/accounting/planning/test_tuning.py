@@ -95,18 +95,3 @@ def test_plan_prints_prices_as_json():
     assert prices["one"]["number_of_runs"] is None
     assert prices["best"]["number_of_runs"]["mean"] > 8
     assert all(math.isfinite(one["epsilon"]) for one in prices.values())
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--sweep", "epochs"], "--sweep"),
-        (["--sampler", "poisson", "--sampler", "deterministic"], "--sampler"),
-        (["--plot", "a.png"], "--plot"),
-        (["--max-examples-per-user", "1,2"], "--max-examples-per-user"),
-    ],
-)
-def test_a_price_is_for_one_plan(more, named):
-    found = CliRunner().invoke(plan_command, [*FLAGS, "--noise-multiplier", "2", *more])
-    assert isinstance(found.exception, InputError)
-    assert named in str(found.exception)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,7 +37,7 @@ def started(
         "--batch-size=100", "--epochs=2",
     ]  # fmt: skip
     with waiting_job(arguments, root) as process:
-        yield [sys.executable, "-m", "dpsgd", *arguments], tmp_path / "o", process
+        yield arguments, tmp_path / "o", process
 
 
 @pytest.mark.slow
@@ -49,51 +47,19 @@ def started(
 )
 def test_a_signal_is_one_line_and_the_same_command_goes_on(
     started: tuple[list[str], pathlib.Path, subprocess.Popen[str]],
-    root: pathlib.Path,
+    command: Command,
     number: int,
 ) -> None:
-    command, out, process = started
+    arguments, out, process = started
     process.send_signal(number)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
     assert "error: Stopped by a signal. Give the same command again" in errors
-    again = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    again = command(*arguments)
+    assert again.code == 0, again.printed
     assert verify(out).findings == ()
     assert out.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--batch-size=10", "--epochs=1", "--runner=NoSuchRunner"), "NoSuchRunner"),
-        (("--batch-size=10", "--epochs=0"), "epochs=0"),
-        (("--batch-size=10", "--epochs=1", "--epsilon=0"), "epsilon=0"),
-        (("--batch-size=101", "--epochs=1"), "--batch-size from 1 to 100"),
-        (("--batch-size=10", "--epochs=1", "--sampler=poisson",
-          "--truncated-batch-size=20"), "Leave it out"),
-        (("--batch-size=10", "--epochs=1", "--truncated-batch-size=9"), "10 to 100"),
-        (("--batch-size=10", "--epochs=1", "--sampler=nosuch"), "--sampler"),
-        (("--batch-size=10", "--num-steps=3", "--sampler=deterministic"), "--epochs"),
-        (("--batch-size=10", "--epochs=1", "--memory-limit=1MiB"), "memory_limit"),
-        (("--epochs=1",), "--batch-size"),
-    ],
-)  # fmt: skip
-def test_bad_options_are_one_line_and_leave_nothing(
-    input_folder: pathlib.Path,
-    tmp_path: pathlib.Path,
-    options: tuple[str, ...],
-    message: str,
-    command: Command,
-) -> None:
-    out = tmp_path / "o"
-    ran = command("batches", "--input", input_folder, "--out", out, *options)
-    assert ran.code == 2
-    assert ran.printed.startswith("error: ")
-    assert ran.printed.count("\n") == 1
-    assert message in ran.printed
-    assert not os.path.lexists(out)
 
 
 def invoke(*arguments: object) -> Result:

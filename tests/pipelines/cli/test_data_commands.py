@@ -95,25 +95,6 @@ def test_skipped_lines_are_counted_and_named(
         assert "canary" not in outcome.output + str(outcome.exception)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--buckets", "a"], "--buckets='a' to be integers"),
-        (["--buckets", "5,6"], "one or 26 values"),
-        (["--split", "80/20"], "--split='80/20' to be integers"),
-        (["--threads", "0"], "--threads=0 >= 1"),
-    ],
-)
-def test_options_out_of_bounds_are_one_line(
-    raw: pathlib.Path, tmp_path: pathlib.Path, arguments: list[str], message: str
-) -> None:
-    result = run_prepare("--input", raw, "--out", tmp_path / "data", *arguments)
-    assert isinstance(result.exception, InputError)
-    assert message in str(result.exception)
-    assert "\n" not in str(result.exception)
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_schema_is_written_and_read(tmp_path: pathlib.Path) -> None:
     table, made = tmp_path / "t.csv", tmp_path / "schema.toml"
     table.write_text("age,job,income\n39,clerk,no\n40,,yes\n,x,no\n")

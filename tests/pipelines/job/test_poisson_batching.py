@@ -111,12 +111,6 @@ def test_no_element_is_lost_or_counted_twice(
     assert len(contents(tmp_path)) == 2  # with its checksum
 
 
-def test_several_workers_of_the_local_runner_are_refused(jobs: SmallJobs) -> None:
-    with pytest.raises(InputError, match="direct_num_workers=2"):
-        jobs.write(options=PipelineOptions(["--direct_num_workers=2"]))
-    assert not (jobs.folder / "o").exists()
-
-
 def test_bytes_depend_on_the_key_and_not_on_threads_or_the_shuffle(
     jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
