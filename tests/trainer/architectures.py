@@ -296,6 +296,16 @@ def _clip_of_images(values: Any) -> Any:
     return ops.reshape(values[:, :8], (-1, 2, 2, 2, 1))
 
 
+def _activations(values: Any) -> Any:
+    names = ("elu", "gelu", "selu", "softplus", "swish", "softmax", "sigmoid")
+    parts = [_dense(activation=name)(values) for name in names]
+    parts += [one()(_dense()(values)) for one in (layers.LeakyReLU, layers.ReLU)]
+    return ops.concatenate(parts, 1)
+
+
+_OF_TWO = (layers.Add, layers.Multiply)
+
+
 @tf.custom_gradient
 def _own_gradient(values: Any) -> Any:
     return tf.tanh(values), lambda slope: 0.5 * slope
@@ -304,17 +314,11 @@ def _own_gradient(values: Any) -> Any:
 #: One forward and backward pass for all rows.
 GHOST: dict[str, Make] = {
     **{make.__name__: make for make in zoo.FAST},
-    **{
-        f"activation {name}": _of_numbers(_dense(activation=name))
-        for name in ("elu", "gelu", "selu", "softplus", "swish", "softmax", "sigmoid")
-    },
-    "leaky relu": _of_numbers(_seq(_dense(), layers.LeakyReLU)),
-    "relu layer": _of_numbers(_seq(_dense(), layers.ReLU)),
-    "no bias": _of_numbers(_dense(use_bias=False)),
-    "skip": _of_numbers(lambda v: ops.concatenate([v, layers.Dense(4)(v)], 1)),
-    "add layer": _of_numbers(lambda v: layers.Add()([v, layers.Dense(13)(v)])),
-    "multiply layer": _of_numbers(
-        lambda v: layers.Multiply()([v, layers.Dense(13)(v)])
+    "activations": _of_numbers(_activations),
+    "skip, add and multiply": _of_numbers(
+        lambda v: ops.concatenate(
+            [v, *(one()([v, layers.Dense(13)(v)]) for one in _OF_TWO)], 1
+        )
     ),
     "residual layer of one's own": _of_numbers(lambda v: _Residual(5)(v)),
     "subclass": _subclass,
@@ -347,8 +351,9 @@ GHOST: dict[str, Make] = {
     ),
     "lambda layer": _of_numbers(_seq(_dense(), layers.Lambda(lambda v: v * 2.0))),
     "two towers": _two_towers,
-    "known mean": _of_numbers(layers.Normalization(mean=0.5, variance=2.0)),
-    "rescaling": _of_numbers(layers.Rescaling(0.5)),
+    "known mean, rescaled": _of_numbers(
+        _seq(layers.Normalization(mean=0.5, variance=2.0), layers.Rescaling(0.5))
+    ),
     "discretised": _discretised,
     "integer lookup": _looked_up(layers.IntegerLookup(vocabulary=[1, 2, 3, 4, 5])),
     "string lookup": _looked_up(

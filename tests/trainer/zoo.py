@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer.gradients.clipping import SINGLE_EXAMPLES
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
@@ -124,6 +125,8 @@ FAST = (
     masked_ids,
 )
 OTHER = (layer_used_twice, tied_weights, layer_normalization)
+#: These have every layer, and every use of one, that the others have.
+EVERY_LAYER = (dense_per_position, both_inputs, nested, masked_ids, *OTHER)
 
 
 def pairs(models: Sequence[Any], values: Sequence[Any]) -> list[Any]:
@@ -140,6 +143,13 @@ def pairs(models: Sequence[Any], values: Sequence[Any]) -> list[Any]:
 
 #: Models for which TF Privacy's registry gives wrong norms, or none: masks, nesting.
 NOT_OF_THE_REGISTRY = (nested, masked_ids)
+
+
+def all_paths(model: TrainableModel, chosen: str) -> list[str]:
+    """The chosen path; and the other, but for models that others stand for."""
+    make = model.description["make"]
+    skips = make in FAST and make not in EVERY_LAYER
+    return sorted({chosen} if skips else {chosen, SINGLE_EXAMPLES})
 
 
 def make_model(make: Callable[[], Any], seed: int = 0) -> TrainableModel:

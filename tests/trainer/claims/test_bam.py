@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ from tests.trainer.zoo import (
     FAST,
     NUM_ROWS,
     OTHER,
+    all_paths,
     arrays,
     assert_close,
     batch,
@@ -51,7 +54,7 @@ RADIUS = 0.3
 def _sums(
     model: TrainableModel, clip: float = CLIP, radius: float = RADIUS
 ) -> list[GradientSum]:
-    paths = {choose_bam_path(model), SINGLE_EXAMPLES}
+    paths = all_paths(model, choose_bam_path(model))
     return [_sum(model, clip, radius, path=path) for path in paths]
 
 
@@ -61,6 +64,12 @@ def _sum(
     """As a step runs it: in a graph, which is traced once for each shape."""
     moved_sum = bam_sum(model, l2_norm_clip=clip, radius=radius, **more)
     return tf.function(moved_sum, autograph=False)
+
+
+@functools.cache
+def _shared(make: Callable[[], Any], variant: str) -> GradientSum:
+    """The sum far from the weights, traced once: all batches have 12 rows."""
+    return _sum(make_model(make), radius=2.0, variant=variant)
 
 
 def _gradient(model: TrainableModel, row: np.ndarray) -> list[np.ndarray]:
@@ -103,17 +112,13 @@ def loop_sum(
     return total
 
 
-@pytest.mark.parametrize("make", FAST)
-def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
-    assert choose_bam_path(make_model(make)) == ONE_PASS
-    assert choose_bam_path(make_model(make), BAM_HVP) == SINGLE_EXAMPLES
-
-
-@pytest.mark.parametrize("make", OTHER)
-def test_other_models_of_known_operations_have_one_pass_for_all(
+@pytest.mark.parametrize("make", FAST + OTHER)
+def test_models_of_known_operations_have_one_pass_for_all(
     make: Callable[[], Any],
 ) -> None:
-    assert choose_bam_path(make_model(make)) == ONE_PASS
+    model = make_model(make)
+    assert choose_bam_path(model) == ONE_PASS
+    assert choose_bam_path(model, BAM_HVP) == SINGLE_EXAMPLES
 
 
 @pytest.mark.parametrize(
@@ -197,13 +202,10 @@ def test_the_variants_agree_to_first_order(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
-@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
-def test_radius_0_equals_dp_sgd(
-    make: Callable[[], Any], variant: str, rows: Any
-) -> None:
+def test_radius_0_equals_dp_sgd(make: Callable[[], Any], rows: Any) -> None:
     model, data = make_model(make), batch(rows(NUM_ROWS), padding=3)
     wanted = arrays(clipped_sum(model, l2_norm_clip=CLIP)(*data))
-    for radius in (0.0, 1e-7):
+    for radius, variant in itertools.product((0.0, 1e-7), (BAM_SAM, BAM_HVP)):
         gradient_sum = _sum(model, radius=radius, variant=variant)
         found = arrays(gradient_sum(*data))
         assert_close(found, wanted, 1e-6 if radius else 0.0)
@@ -214,12 +216,12 @@ def test_radius_0_equals_dp_sgd(
 def test_a_row_contributes_the_same_whatever_the_other_rows_are(
     make: Callable[[], Any], variant: str, rows: Any
 ) -> None:
-    model, data = make_model(make), rows(NUM_ROWS)
-    gradient_sum = _sum(model, variant=variant)
-    alone = arrays(gradient_sum(*batch(data[:1], padding=NUM_ROWS - 1)))
+    data, gradient_sum = rows(NUM_ROWS), _shared(make, variant)
+    alone = arrays(gradient_sum(*batch(data[:1], padding=NUM_ROWS + 3)))
     for others in (data[1:], rows(NUM_ROWS - 1, seed=7)):
-        together = arrays(gradient_sum(*batch(np.concatenate([data[:1], others]))))
-        rest = arrays(gradient_sum(*batch(others, padding=1)))
+        joined = np.concatenate([data[:1], others])
+        together = arrays(gradient_sum(*batch(joined, padding=4)))
+        rest = arrays(gradient_sum(*batch(others, padding=5)))
         assert_close([a - b for a, b in zip(together, rest, strict=True)], alone, 1e-6)
 
 
@@ -228,10 +230,9 @@ def test_a_row_contributes_the_same_whatever_the_other_rows_are(
 def test_each_row_contributes_at_most_the_clip(
     make: Callable[[], Any], variant: str, rows: Any
 ) -> None:
-    model, data = make_model(make), rows(NUM_ROWS)
-    gradient_sum = _sum(model, radius=2.0, variant=variant)
+    data, gradient_sum = rows(NUM_ROWS), _shared(make, variant)
     norms = [
-        _norm(arrays(gradient_sum(*batch(data[i : i + 1], padding=1))))
+        _norm(arrays(gradient_sum(*batch(data[i : i + 1], padding=NUM_ROWS + 3))))
         for i in range(NUM_ROWS)
     ]
     assert max(norms) <= CLIP * (1 + 1e-5)
@@ -243,7 +244,7 @@ def test_padding_contributes_exactly_nothing(
     make: Callable[[], Any], rows: Any
 ) -> None:
     model, data = make_model(make), rows(NUM_ROWS)
-    for gradient_sum in _sums(model):
+    for gradient_sum in (_shared(make, BAM_SAM), _sum(model, path=SINGLE_EXAMPLES)):
         wanted = arrays(gradient_sum(*batch(data, padding=4)))
         for fill in (math.nan, math.inf, 1e30):
             found = arrays(gradient_sum(*batch(data, padding=4, fill=fill)))
@@ -259,8 +260,7 @@ def test_a_row_without_a_finite_gradient_contributes_nothing(
     make: Callable[[], Any], variant: str, rows: Any
 ) -> None:
     model, data = make_model(make), rows(NUM_ROWS)
-    spoiled = np.concatenate([data, data[:1]])
-    gradient_sum = _sum(model, variant=variant)
+    spoiled, gradient_sum = np.concatenate([data, data[:1]]), _shared(make, variant)
     wanted = arrays(gradient_sum(*batch(data, padding=4)))
     for bad in (math.inf, 1e38, 1e25):
         spoiled["integers"][-1] = bad
@@ -358,16 +358,13 @@ def test_a_gradient_that_is_finite_only_uphill_contributes_nothing(rows: Any) ->
     assert all(not array.any() for array in found)
 
 
-@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
-def test_no_gradient_no_move(variant: str, rows: Any) -> None:
+def test_no_gradient_no_move(rows: Any) -> None:
     # Behind a logit of 1e4 the loss is flat: u_i is exactly 0 for label 1.
     model, data = make_model(linear), rows(NUM_ROWS)
     model.variables[-1].assign([1e4])
     data["label"] = np.arange(NUM_ROWS) % 2
-    for gradient_sum in (
-        *_sums(model),
-        _sum(model, variant=variant),
-    ):
+    for more in ({}, {"path": SINGLE_EXAMPLES}, {"variant": BAM_HVP}):
+        gradient_sum = _sum(model, **more)
         found = arrays(gradient_sum(*batch(data)))
         wanted = arrays(gradient_sum(*batch(data[::2], padding=NUM_ROWS // 2)))
         assert all(np.isfinite(array).all() for array in found)

@@ -20,6 +20,7 @@ from tests.trainer.zoo import (
     NOT_OF_THE_REGISTRY,
     NUM_ROWS,
     OTHER,
+    all_paths,
     arrays,
     assert_close,
     batch,
@@ -46,23 +47,18 @@ from trainer.tf_compat import keras, tf
 CLIP = 0.3
 
 
-def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[GradientSum]:
-    """Sums of gradients whose coordinates are clipped, too, on every path."""
-    paths = {SINGLE_EXAMPLES, choose_path(model)}
-    return [
-        clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap, path=path)
-        for path in sorted(paths)
-    ]
+def traced(model: TrainableModel, clip: float = CLIP, **more: Any) -> GradientSum:
+    """The sum in a graph, as in a step: traced once for each shape of a batch."""
+    return tf.function(clipped_sum(model, l2_norm_clip=clip, **more), autograph=False)
 
 
 def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
-    """The same sum on every path, and by TF Privacy's registry where it is right."""
-    found = [clipped_sum(model, l2_norm_clip=clip, path=SINGLE_EXAMPLES)]
-    if choose_path(model) == ONE_PASS:
-        found.append(clipped_sum(model, l2_norm_clip=clip, path=ONE_PASS))
+    """The same sum on the paths, and by TF Privacy's registry where it is right."""
+    paths = all_paths(model, choose_path(model))
+    found = [traced(model, clip, path=path) for path in paths]
     make = model.description["make"]
     if make in FAST and make not in NOT_OF_THE_REGISTRY:
-        found.append(registry_sum(model, clip))
+        found.append(tf.function(registry_sum(model, clip), autograph=False))
     return found
 
 
@@ -89,9 +85,7 @@ def test_clipped_sum_equals_a_loop_over_examples(
     columns, weight = batch(data, padding=4)
     wanted = naive_sum(model, data, clip)
     for gradient_sum in _sums(model, clip):
-        # In a graph, as in a step: there, shapes may be unknown.
-        found = tf.function(gradient_sum, autograph=False)(columns, weight)
-        assert_close(arrays(found), wanted)
+        assert_close(arrays(gradient_sum(columns, weight)), wanted)
     if make is masked_ids:
         # A mean over no id is NaN, which TF Privacy multiplies by a weight of 0.
         columns, weight = batch(data)
@@ -113,9 +107,8 @@ def test_clipped_coordinates_equal_a_loop_over_examples(
     cap = CLIP / 4
     wanted = naive_sum(model, data, CLIP, cap)
     assert any(map(np.any, _differences(wanted, naive_sum(model, data, CLIP))))
-    for gradient_sum in _capped_sums(model, CLIP, cap):
-        found = tf.function(gradient_sum, autograph=False)(columns, weight)
-        assert_close(arrays(found), wanted)
+    found = traced(model, linf_norm_clip=cap)(columns, weight)
+    assert_close(arrays(found), wanted)
 
 
 def _differences(left: list[np.ndarray], right: list[np.ndarray]) -> list[np.ndarray]:
@@ -169,18 +162,15 @@ def test_a_step_computes_by_the_graph_that_was_checked(
 def test_no_coordinate_of_a_row_exceeds_its_clip() -> None:
     model = make_model(both_inputs)
     rows = [batch(make_rows(1, seed), padding=1) for seed in range(20)]
-    unclipped = tf.function(clipped_sum(model, l2_norm_clip=CLIP), autograph=False)
+    unclipped = traced(model)
     plain = [arrays(unclipped(*row)) for row in rows]
-    for factor in (1, 7, 10_000):
+    for factor, path in itertools.product((1, 7, 10_000), (ONE_PASS, SINGLE_EXAMPLES)):
         cap = CLIP / math.sqrt(factor)
-        for gradient_sum in _capped_sums(model, CLIP, cap):
-            capped = tf.function(gradient_sum, autograph=False)
-            for row, before in zip(rows, plain, strict=True):
-                for value, old in zip(arrays(capped(*row)), before, strict=True):
-                    assert np.abs(value).max() <= cap * (1 + 1e-6)
-                    np.testing.assert_allclose(
-                        value, np.clip(old, -cap, cap), atol=1e-6
-                    )
+        capped = traced(model, linf_norm_clip=cap, path=path)
+        for row, before in zip(rows, plain, strict=True):
+            for value, old in zip(arrays(capped(*row)), before, strict=True):
+                assert np.abs(value).max() <= cap * (1 + 1e-6)
+                np.testing.assert_allclose(value, np.clip(old, -cap, cap), atol=1e-6)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 12, 100])
@@ -191,9 +181,7 @@ def test_rows_may_come_in_chunks(
     num_values = sum(int(np.prod(v.shape)) for v in model.variables)
     name = "trainer.core.step.single_examples.MOST_GRADIENT_VALUES"
     monkeypatch.setattr(name, num_rows * num_values + 1)
-    gradient_sum = tf.function(
-        clipped_sum(model, l2_norm_clip=CLIP, path=SINGLE_EXAMPLES), autograph=False
-    )
+    gradient_sum = traced(model, path=SINGLE_EXAMPLES)
     found = gradient_sum(*batch(data, padding=4, fill=math.nan))
     assert_close(arrays(found), naive_sum(model, data, CLIP))
 
@@ -203,7 +191,7 @@ def test_each_row_contributes_at_most_the_clip(
     make: Callable[[], Any], rows: Any
 ) -> None:
     model, data = make_model(make), rows(NUM_ROWS)
-    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP), autograph=False)
+    gradient_sum = traced(model)
     norms = []
     for index in range(NUM_ROWS):
         gradients = arrays(gradient_sum(*batch(data[index : index + 1], padding=1)))
