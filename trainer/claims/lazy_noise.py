@@ -18,7 +18,7 @@ worker completes some of the rows and sends their weights to the others.
 Formal guarantees:
   - The joint distribution of all weights that steps read, and of the weights after a
     flush, is that of noise added to every row at every step, for any learning rates (up
-    to one rounding to the grid for each read).
+    to one rounding to the grid for each read, and half a millionth of a variance).
   - Noise and gradients of a row are added as integers.
   - No drawn value is used twice: a stream belongs to one block of rows of one (step,
     table) or one flush, and no row occurs twice in it.
@@ -78,8 +78,8 @@ _SPARSE = 1 << 5
 
 #: Largest root of the summed squared learning rates between two flushes, over the least
 #: of these rates.  With the bound of ``step.grid`` on the noise of a step, integers
-#: do not overflow.
-_MOST_RATIO = 1 << 20
+#: do not overflow; and a square adds to the sum up to a part in 2^21 of itself.
+_MOST_RATIO = 1 << 16
 
 #: (table, block, shape) -> noise of a block of rows, float64, with the standard
 #: deviation of one step.  Blocks are numbered from 0 in each table.
