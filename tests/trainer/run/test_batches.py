@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
+from pipelines.batches.folder import records_id
 from trainer.core.run.batches import BatchSource, element_spec
 from trainer.run.preflight import check_files
 
@@ -94,6 +95,19 @@ def test_other_batches_in_the_folder_since_are_refused(
     for first in (0, 4):
         with pytest.raises(InputError, match="there are others now"):
             _positions(small_batches, first_step=first)
+
+
+def test_other_rows_under_the_same_id_are_refused(
+    small_batches: Any, batch_folder: Any, rows: Any
+) -> None:
+    """Seen to fail: the statement took the certificate of the former for these."""
+    found = records_id(small_batches.path)
+    assert len(_positions(small_batches, records=found)) == 10
+    folder = batch_folder([rows(8, seed) for seed in range(10)], "remade")
+    small_batches.path.rename(folder.path.with_name("moved"))
+    folder.path.rename(small_batches.path)
+    with pytest.raises(InputError, match="there are others now"):
+        _positions(small_batches, records=found)
 
 
 def test_no_batch_of_a_file_comes_before_its_digest_was_checked(

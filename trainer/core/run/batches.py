@@ -1,8 +1,8 @@
 """The batches of a folder as tensors, in step order.
 
 Formal guarantees:
-  - They are the batches of the manifest of the run, also if the folder was replaced
-    since that was read.
+  - They are the batches of the manifest and of the record of the run, byte for byte,
+    also if the folder was replaced since that was read.
   - Elements are exactly those of ``pipelines.batches.reader``, which checks digests,
     steps and parts, and raises InputError; no element is yielded before the digest of
     its record is compared with the checksum.
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_manifest
+from pipelines.batches.folder import read_manifest, records_id
 from pipelines.batches.reader import read_batches
 from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.manifest import Manifest
@@ -71,6 +71,7 @@ class BatchSource:
       manifest: Manifest of the batches.
       first_step: Step to start at.
       share: The parts of one of several workers; a step may then have no element.
+      records: ``records_id`` of the batches of the run; empty without a run.
 
     Raises:
       InputError: while it iterates, as ``read_batches``; or the folder holds others.
@@ -83,11 +84,13 @@ class BatchSource:
         *,
         first_step: int = 0,
         share: Share = ALL,
+        records: str = "",
     ) -> None:
         self._directory = directory
         self._manifest = manifest
         self._first_step = first_step
         self._share = share
+        self._records = records
 
     def __iter__(self) -> Iterator[Element]:
         # tf.data would copy each record to TensorFlow and parse it again, which costs
@@ -95,7 +98,10 @@ class BatchSource:
         return _ahead(map(_element, self._batches()))
 
     def _batches(self) -> Iterator[PhysicalBatch]:
-        if read_manifest(self._directory).batches_id != self._manifest.batches_id:
+        is_other = read_manifest(self._directory).batches_id != (
+            self._manifest.batches_id
+        )
+        if is_other or self._records not in ("", records_id(self._directory)):
             raise InputError(
                 f"Expected {self._directory} to hold the batches that the run was "
                 "checked with; there are others now. Restore them, or begin a new run "

@@ -259,7 +259,13 @@ class Session:
         first = self.num_steps_executed
         share = Share(self.workers.rank, self.workers.count)
         ledger = StepLedger(self.num_steps, first_step=first, share=share)
-        source = BatchSource(self.batches, self.manifest, first_step=first, share=share)
+        source = BatchSource(
+            self.batches,
+            self.manifest,
+            first_step=first,
+            share=share,
+            records=self._records_id,
+        )
         steps = _Steps(source, ledger)
         for step in range(first, end):
             self._begin(step)
