@@ -20,6 +20,7 @@ number of trials found nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -201,10 +202,11 @@ class Verdict:
                 f"{intervals.upper_text(claimed)}."
             )
         if found.violated:
+            least = intervals.delta_text(found.other_delta, math.floor)
+            most = intervals.delta_text(found.other_delta_claimed, math.ceil)
             return (
                 f"VIOLATED: at epsilon {found.other_epsilon:.4f}, delta is at least "
-                f"{found.other_delta:.3g} {sure}; claimed is "
-                f"{found.other_delta_claimed:.3g}."
+                f"{least} {sure}; claimed is {most}."
             )
         return self.not_violated(found.confidence)
 

@@ -62,7 +62,7 @@ def draw(verdict: Verdict, title: str, path: Path) -> None:
 
 def _claimed(verdict: Verdict) -> str:
     claim = verdict.claim
-    return f"claimed: epsilon ≤ {upper_text(claim.epsilon)} at delta {claim.delta:.3g}"
+    return f"claimed: epsilon ≤ {upper_text(claim.epsilon)} at delta {claim.delta!r}"
 
 
 def _add_points(axes: Any, x: np.ndarray, y: np.ndarray) -> None:

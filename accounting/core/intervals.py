@@ -41,6 +41,20 @@ def _text(value: float, side: Callable[[float], int]) -> str:
     return f"{side(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else f"{value}"
 
 
+def delta_text(value: float, side: Callable[[float], int]) -> str:
+    """Returns a delta with three significant digits, which spans many orders.
+
+    Args:
+      value: The delta; at least 0.
+      side: ``math.ceil`` for what is proven, ``math.floor`` for a lower bound.
+    """
+    if value == 0:
+        return "0.0000"
+    exponent = math.floor(math.log10(value))
+    digits = side(value * 10.0 ** (2 - exponent))
+    return f"{digits * 10.0 ** (exponent - 2):.2e}"
+
+
 def below(lower: float, upper: float) -> float:
     """Returns ``lower``, or ``upper`` if rounding alone puts ``lower`` above it.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from accounting.core.intervals import EXACT
+from accounting.core.intervals import EXACT, delta_text
 from accounting.planning.comparison import DELTA, Answer
 
 
@@ -33,9 +33,6 @@ def _text(value: float | None, asked: str, side: Callable[[float], int]) -> str:
         return "unknown"
     if not math.isfinite(value):
         return "infinite"
-    if asked != DELTA or value == 0:
+    if asked != DELTA:
         return f"{side(value * 1e4) / 1e4:.4f}"
-    # Deltas span many orders of magnitude: three significant digits.
-    exponent = math.floor(math.log10(value))
-    digits = side(value * 10.0 ** (2 - exponent))
-    return f"{digits * 10.0 ** (exponent - 2):.2e}"
+    return delta_text(value, side)

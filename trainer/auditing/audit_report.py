@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from accounting.auditing.audit import Verdict
 from accounting.auditing.joint_tests import JointVerdict, Judged
 from accounting.auditing.noise_bounds import EffectiveNoise
 from accounting.auditing.residuals import Check
-from accounting.core.intervals import lower_text, upper_text
+from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.plan import DpSgdPlan
 from trainer.report.report import Report, Table
 from trainer.settings.audit_settings import MECHANISM, TRAINER
@@ -216,14 +217,14 @@ def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
     last = findings[-1]
     rows = [
         [
-            f"epsilon at delta {claim.delta:.3g}",
+            f"epsilon at delta {claim.delta!r}",
             *(f">= {lower_text(found.epsilon_lower_bound)}" for found in findings),
             f"<= {upper_text(claim.epsilon)}",
         ],
         [
             f"delta at epsilon {last.other_epsilon:.4f}",
-            *(f">= {found.other_delta:.3g}" for found in findings),
-            f"<= {last.other_delta_claimed:.3g}",
+            *(f">= {delta_text(one.other_delta, math.floor)}" for one in findings),
+            f"<= {delta_text(last.other_delta_claimed, math.ceil)}",
         ],
     ]
     if effective:

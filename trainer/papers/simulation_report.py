@@ -114,7 +114,7 @@ class _Found:
             f"The reference, {plan.expected_batch_size:,} expected rows in "
             f"{plan.num_steps:,} steps at noise multiplier "
             f"{self.protocol.reference.noise_multiplier:.4f}, has epsilon "
-            f"{self.epsilon} at delta {settings.delta:g}, by the accountant. TAN's "
+            f"{self.epsilon} at delta {settings.delta!r}, by the accountant. TAN's "
             f"closed form estimates {self.tan.epsilon:.2f} (eta {self.tan.eta:.4f}).",
             *([f"{self.tan.warning} {_HEURISTIC}"] if self.tan.warning else []),
             "Rate: learning rate. Predicted: value of the line through the simulated "
@@ -175,7 +175,7 @@ class _Found:
             f"Simulated runs are not private\n{reference.plan.num_steps:,} steps, eta "
             f"{self.tan.eta:.4g}; at batch size {size:,} noise multiplier "
             f"{reference.noise_multiplier:.4g}, epsilon {self.epsilon} at delta "
-            f"{self.protocol.settings.delta:g}"
+            f"{self.protocol.settings.delta!r}"
         )
         with drawn(path, (7.5, 5), title) as (figure, [axes]):
             for index, one in enumerate(self.simulations):

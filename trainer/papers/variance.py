@@ -32,7 +32,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
-import math
 import pathlib
 import statistics
 import tempfile
@@ -44,6 +43,8 @@ import pyarrow.parquet as pq
 from matplotlib import ticker
 from scipy.stats import f as fisher
 
+from accounting.core import deltas
+from accounting.core.intervals import upper_text
 from accounting.core.plan import DpSgdPlan
 from pipelines.files.storage import write_atomically
 from pipelines.job.batch_settings import MAKE_BATCHES
@@ -206,6 +207,9 @@ def _check(settings: VarianceSettings, plan: DpSgdPlan) -> None:
     """Refuses settings that every run would refuse, as far as known in advance."""
     training = settings.training
     training.check_steps(plan.num_steps)
+    if training.target_delta is not None:
+        of_all = settings.seeds * training.target_delta
+        deltas.check(of_all, allow_large=training.allow_large_delta)
     if training.method == NON_PRIVATE or training.target_epsilon is None:
         return
     assert training.target_delta is not None  # checked by the settings
@@ -316,8 +320,7 @@ def _notes(settings: VarianceSettings, found: Sequence[Spread]) -> list[str]:
 def _privacy_note(runs: int, epsilon: float | None, delta: float | None) -> str:
     cost = "none is stated for one run"
     if epsilon is not None and delta is not None:
-        rounded = math.ceil(epsilon * 100) / 100
-        cost = f"together {rounded:g} at delta {delta:.2g}, by basic composition"
+        cost = f"together {upper_text(epsilon)} at delta {delta!r}, by addition"
     return (
         f"Each of the {runs} runs is a release and costs its own epsilon: {cost}. The "
         "iterates of a run cost nothing in addition. Held-out examples are not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -91,6 +92,7 @@ def test_runs_are_held_together_and_not_made_again(
     statement = json.loads((runs[0] / "privacy.json").read_text())
     assert fields["epsilon_of_all_runs"] == 2 * statement["epsilon"]
     assert fields["delta_of_all_runs"] == 2 * statement["delta"]
+    assert f"at delta {2 * statement['delta']!r}, by addition" in found.markdown()
     table = pq.read_table(settings.out / "variance.parquet")
     np.testing.assert_array_equal(table["stddev_over_runs"], one.over_runs)
     monkeypatch.setattr(compare_runs, "train_here", None)
@@ -104,6 +106,18 @@ def test_a_run_without_iterates_has_no_variance(tmp_path: pathlib.Path) -> None:
             source="", held_out=tmp_path, out=tmp_path, training=private_settings(),
             batches=BatchSettings(expected_batch_size=8, num_steps=10),
         )  # fmt: skip
+
+
+def test_deltas_that_add_up_to_a_large_one_are_refused(
+    settings: VarianceSettings,
+) -> None:
+    """Seen to fail: 0.012 was stated of two runs at 0.006."""
+    settings = settings.train_as(
+        lambda each: dataclasses.replace(each, target_delta=0.006)
+    )
+    with pytest.raises(InputError, match=r"delta=0.012 < 0.01"):
+        variance(settings)
+    assert not (settings.out / "runs").exists()
 
 
 def test_batches_of_another_plan_are_refused(settings: VarianceSettings) -> None:

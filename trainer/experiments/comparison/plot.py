@@ -91,7 +91,7 @@ def in_common(outcomes: Sequence[Outcome]) -> list[str]:
         if len(values) == 1:
             found.append(_said(axis, values[0]))
     deltas = {outcome.delta for outcome in outcomes} - {None}
-    found += [f"delta {delta:g}" for delta in deltas]
+    found += [f"delta {delta!r}" for delta in deltas]
     return found
 
 
