@@ -41,6 +41,17 @@ _BINDS_UNSEEN = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
 _IMPORTERS = ("import_module", "__import__")
 
 
+def named_in(settings: Any) -> dict[str, str]:
+    """Returns the functions that settings name: name of the setting -> its text.
+
+    Args:
+      settings: `TrainSettings`.
+    """
+    options = ("model", "augment", "loss", "metric", "optimizer", "aggregate")
+    found = {option: getattr(settings, option) for option in options}
+    return {option: spec for option, spec in found.items() if spec and ":" in spec}
+
+
 def digests(modules: Iterable[str]) -> dict[str, str]:
     """Returns the SHA-256 of each module of the user, and of those they import.
 

@@ -6,6 +6,8 @@
 Formal guarantees:
   - number of runs, candidates and names of folders are drawn before the first run, and
     once: a search that is killed goes on with them.
+  - all runs are of the same rows and code, by which the theorem has one law for all: a
+    search is refused from the moment that these have changed.
   - a run with a smaller score than an earlier one leaves nothing when the next begins,
     and at the end nothing is left but the winner; equal scores are of runs that are
     exchangeable, so that the first of them is one at random.
@@ -21,6 +23,7 @@ Public: ``tuning.NAME``, run and batches of the winner.  Sensitive: all else.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 import pathlib
@@ -28,6 +31,7 @@ import secrets
 import shutil
 from typing import Any
 
+from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.batches.folder import (
     MANIFEST_NAME,
@@ -40,8 +44,10 @@ from pipelines.files.folders import make_private_folder
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import locked
 from pipelines.files.storage import write_atomically
+from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.core.run import run_record
+from trainer.model import user_sources
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.prediction.chosen_model import choose
@@ -63,6 +69,7 @@ class _State:
 
     Attributes:
       runs: Token and index of the candidate of every run.
+      made_of: ``_made_of`` the request.
       done: Number of runs that are scored.
       best: Index of the best run so far, -1 for none.
       score: Its score, of which larger ones are better; None if it is the worst.
@@ -70,6 +77,7 @@ class _State:
     """
 
     runs: list[tuple[str, int]]
+    made_of: str = ""
     done: int = 0
     best: int = -1
     score: float | None = None
@@ -83,7 +91,8 @@ class _State:
             runs=[
                 (secrets.token_hex(8), secrets.randbelow(len(request.candidates)))
                 for _ in range(count)
-            ]
+            ],
+            made_of=_made_of(request),
         )
 
     def after(self, score: float | None, metrics: dict[str, Any]) -> _State:
@@ -150,11 +159,40 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
             f"searching: {request.law.mean:.1f} runs of {request.plan.num_steps} steps "
             "are expected; how many there are is secret, so that no progress is shown"
         )
+        _check_unchanged(request, state)
         while state.done < len(state.runs):
             _forget(private, state)
-            state = state.after(*_scored(request, state))
+            found = _scored(request, state)
+            _check_unchanged(request, state)  # before the run counts
+            state = state.after(*found)
             _write(path, state)
         return _published(request, state)
+
+
+def _made_of(request: TuneRequest) -> str:
+    """Returns a digest of the rows, weights and code of a search.  Sensitive."""
+    named = [user_sources.named_in(each).values() for each in request.candidates]
+    modules = {spec.partition(":")[0] for specs in named for spec in specs}
+    files = {each.initial_weights for each in request.candidates} - {None}
+    weights = {str(file): pathlib.Path(file).read_bytes() for file in files if file}
+    return fingerprint(
+        {
+            "rows": list_row_groups(request.source).digest,
+            "scored": list_row_groups(os.fspath(request.scored)).digest,
+            "code": user_sources.digests(modules),
+            "weights": {n: hashlib.sha256(d).hexdigest() for n, d in weights.items()},
+        }
+    )
+
+
+def _check_unchanged(request: TuneRequest, state: _State) -> None:
+    if state.made_of != _made_of(request):
+        raise InputError(
+            f"Expected the rows of --input {request.source} and --score "
+            f"{request.scored}, and the code and weights of the candidates, to be as "
+            f"the search in {request.out} began; they have changed. Restore them, or "
+            "begin another search, whose epsilon adds."
+        )
 
 
 def _read(path: pathlib.Path) -> _State:

@@ -206,10 +206,8 @@ def check_files_of(settings: TrainSettings) -> None:
     """
     if settings.initial_weights is not None:
         _check_weights_file(pathlib.Path(settings.initial_weights))
-    for option in ("model", "augment", "loss", "metric", "optimizer", "aggregate"):
-        spec = getattr(settings, option)
-        if spec and ":" in spec:
-            user_sources.check_function(spec, option)
+    for option, spec in user_sources.named_in(settings).items():
+        user_sources.check_function(spec, option)
 
 
 def _check_weights_file(path: pathlib.Path) -> None:

@@ -21,7 +21,6 @@ from trainer.methods import registry
 from trainer.model import user_sources
 from trainer.model.trainable_model import TrainableModel
 from trainer.run.preflight import Checked
-from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import raw_variable, tf
 
 
@@ -39,13 +38,14 @@ def find(
       optimizer: A Keras optimizer.
       state: What the traced step of the model and the optimizer captures.
     """
+    named = user_sources.named_in(checked.request.settings)
     return {
         **checked.here,
         "devices": _devices(),
         "threads": threads.current(),
         "code": user_sources.digests(
             {
-                *_named(checked.request.settings),
+                *(spec.partition(":")[0] for spec in named.values()),
                 *registry.modules_of(checked.request.settings.method),
                 *_made(model, optimizer),
             }
@@ -78,16 +78,6 @@ def _devices() -> list[str]:
     return sorted(
         f"{one.get('device_name')} {one.get('compute_capability')}" for one in names
     )
-
-
-def _named(settings: TrainSettings) -> Iterator[str]:
-    """Yields the modules of the functions named in settings."""
-    of_model = (settings.model, settings.augment, settings.loss)
-    of_training = (settings.metric, settings.optimizer, settings.aggregate)
-    for spec in (*of_model, *of_training):
-        module, colon, _ = (spec or "").partition(":")
-        if colon:
-            yield module
 
 
 def _made(model: TrainableModel, optimizer: Any) -> Iterator[str]:

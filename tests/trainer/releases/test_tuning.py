@@ -203,7 +203,10 @@ def test_each_run_has_batches_and_noise_of_its_own_and_the_noise_of_the_theorem(
     assert epsilon_of_best(run, law, DELTA) == price["epsilon"] <= EPSILON * 1.00001
 
 
-def test_candidates_are_drawn_uniformly_and_runs_by_their_law() -> None:
+def test_candidates_are_drawn_uniformly_and_runs_by_their_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning_runs, "_made_of", lambda _: "")
     law = as_good_as(4, 3.0)
     request: Any = type("Request", (), {"law": law, "candidates": [None] * 5})
     drawn = [_State.drawn(request) for _ in range(2_000)]
@@ -315,6 +318,52 @@ def test_a_killed_search_goes_on_with_the_runs_that_were_drawn(
     assert seen.tokens == [drawn["runs"][1][0]]
     with pytest.raises(InputError, match=r"Expected --out .* to be unfinished"):
         _watched(root, out, 2, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("changed", "num_rows"),
+    [("train", 200), ("val", 400), ("a_loss.py", 0), ("weights.npz", 0)],
+)
+def test_a_search_goes_on_with_the_rows_and_the_code_that_it_began_with(
+    changed: str,
+    num_rows: int,
+    root: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for part in ("train", "val"):
+        shutil.copytree(root / part, tmp_path / part)
+    (tmp_path / "a_loss.py").write_text("def mine(labels, outputs): return outputs\n")
+    (tmp_path / "weights.npz").write_bytes(b"1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
+    request = checked(tmp_path, tmp_path / "out")
+    settings = dataclasses.replace(
+        request.candidates[0],
+        loss="a_loss:mine",
+        initial_weights="weights.npz",
+        initial_weights_are_public=True,
+    )
+    request = dataclasses.replace(request, candidates=(settings,))
+    scored = []
+
+    def score(*_: Any) -> Any:
+        if not scored and (tmp_path / changed).is_dir():
+            shutil.rmtree(tmp_path / changed)
+            write_held_out(tmp_path / changed, make_rows(num_rows, seed=8))
+        elif not scored:
+            (tmp_path / changed).write_text("mine = None\n")
+        scored.append(0.5)
+        return 0.5, {}
+
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda *_: 2)
+    monkeypatch.setattr(tuning_runs, "_scored", score)
+    for _ in range(2):  # at once, and given again
+        with pytest.raises(InputError, match=r"as the search in .* began"):
+            tuning_runs.tune_checked(request, Silent())
+    state = json.loads((tmp_path / "out" / "private" / SECRET).read_text())
+    assert (scored, state["done"]) == ([0.5], 0)
 
 
 def test_a_search_is_charged_before_its_first_run_and_names_its_winner(
