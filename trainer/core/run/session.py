@@ -251,12 +251,12 @@ class Session:
         end = self.num_steps if end is None else end
         remaining = range(self.num_steps_executed, end)
         with self._step.noise(self._run_key, remaining, draw) as noise:
-            yield self._with_batches(iter(noise), end)
+            yield self._with_batches(iter(noise), remaining)
 
     def _with_batches(
-        self, noise: Iterator[list[np.ndarray]], end: int
+        self, noise: Iterator[list[np.ndarray]], remaining: range
     ) -> Iterator[StepInputs]:
-        first = self.num_steps_executed
+        first = remaining.start  # not that of now: others may have taken steps since
         share = Share(self.workers.rank, self.workers.count)
         ledger = StepLedger(self.num_steps, first_step=first, share=share)
         source = BatchSource(
@@ -267,11 +267,11 @@ class Session:
             records=self._records_id,
         )
         steps = _Steps(source, ledger)
-        for step in range(first, end):
+        for step in remaining:
             self._begin(step)
             # parts() checks the step before it is executed.
             yield next(noise), steps.parts(step)
-        if end == self.num_steps:
+        if remaining.stop == self.num_steps:
             steps.finish()
 
     def _begin(self, step: int) -> None:
