@@ -184,11 +184,11 @@ def test_epsilon_falls_with_width_noise_and_p_and_rises_with_steps(
         mixed = mixing(fields["width"], fields["p"])
         return theorem._untruncated_epsilon(plan, mixed, fields["noise"], 1e-5)[0]
 
-    here = epsilon() * (1 + 1e-9)
-    assert epsilon(width=width * 1.3) <= here
-    assert epsilon(noise=noise * 1.3) <= here
-    assert epsilon(p=linf_factor + 7) <= here
-    assert epsilon(steps=num_steps + 50) >= epsilon()
+    here = epsilon()
+    assert epsilon(width=width * 1.3) <= here * (1 + 1e-9)
+    assert epsilon(noise=noise * 1.3) <= here * (1 + 1e-9)
+    assert epsilon(p=linf_factor + 7) <= here * (1 + 1e-9)
+    assert epsilon(steps=num_steps + 50) >= here
 
 
 def test_a_huge_p_is_no_worse_than_a_smaller_one():

@@ -15,6 +15,7 @@ from pipelines.core.choices import Rows, make_sampler
 from pipelines.files.key_files import insecure_key
 from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import NAME
+from tests.pipelines.core.test_streams import FakeStream
 
 #: Rows of blocks; some are empty, or hold a single row.
 SIZES = (70, 0, 1, 29, 100)
@@ -107,23 +108,12 @@ def test_the_lower_words_of_equal_upper_ones_decide() -> None:
     assert reached.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4]
 
 
-class Words:
-    """A stream whose words are given."""
-
-    def __init__(self, *words: int) -> None:
-        self._words = list(words)
-
-    def words(self, count: int) -> np.ndarray:
-        taken, self._words = self._words[:count], self._words[count:]
-        return np.array(taken, np.uint64)
-
-
 def test_the_lower_word_decides_a_tied_count() -> None:
     probability = Fraction(1, 3)
     [entry] = choices.binomial_table(1, probability)
     high, low = divmod(entry, 2**64)
     words: list[int] = [high, high - 1, high, high + 1, low - 1, low]
-    counts = choices._binomial(Words(*words), 1, probability, 4)  # type: ignore[arg-type]
+    counts = choices._binomial(FakeStream([*words]), 1, probability, 4)
     assert counts.tolist() == [0, 0, 1, 1]
 
 

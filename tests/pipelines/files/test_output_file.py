@@ -8,7 +8,7 @@ import os
 import pathlib
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,11 +32,13 @@ def _hold(out: pathlib.Path, told: Any, go: Any) -> None:
 
 
 @contextlib.contextmanager
-def worker(out: pathlib.Path) -> Iterator[tuple[Any, Any]]:
+def worker(
+    out: pathlib.Path, hold: Callable[[pathlib.Path, Any, Any], None] = _hold
+) -> Iterator[tuple[Any, Any]]:
     """Yields (process amid its work, connection that lets it finish)."""
     told, tells = _FORK.Pipe()
     waits, go = _FORK.Pipe()
-    process = _FORK.Process(target=_hold, args=(out, tells, waits))
+    process = _FORK.Process(target=hold, args=(out, tells, waits))
     process.start()
     try:
         assert told.recv() == "works"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pathlib
 import signal
 import stat
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from pipelines.files.unfinished import (
     staged_folder,
     unfinished_folder,
 )
+from tests.pipelines.files.test_output_file import worker
 
 JOB, OTHER = {"input": "00ff", "rows": 3}, {"input": "00ff", "rows": 4}
 _FORK = multiprocessing.get_context("fork")
@@ -213,24 +212,9 @@ def _hold(out: pathlib.Path, told: Any, go: Any) -> None:
         folder.finish()
 
 
-@contextlib.contextmanager
-def worker(out: pathlib.Path) -> Iterator[tuple[Any, Any]]:
-    """Yields (process amid its work, connection that lets it finish)."""
-    told, tells = _FORK.Pipe()
-    waits, go = _FORK.Pipe()
-    process = _FORK.Process(target=_hold, args=(out, tells, waits))
-    process.start()
-    try:
-        assert told.recv() == "works"
-        yield process, go
-    finally:
-        process.kill()
-        process.join()
-
-
 def test_of_two_at_once_the_second_is_refused(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "out"
-    with worker(out) as (process, go):
+    with worker(out, _hold) as (process, go):
         for job in (JOB, OTHER):
             with pytest.raises(InputError, match="no other job to write") as error:
                 make(out, job)
@@ -244,7 +228,7 @@ def test_of_two_at_once_the_second_is_refused(tmp_path: pathlib.Path) -> None:
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "out"
-    with worker(out) as (process, _):
+    with worker(out, _hold) as (process, _):
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         make(out)

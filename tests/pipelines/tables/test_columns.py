@@ -17,6 +17,7 @@ from accounting.core.validation import InputError
 from pipelines.core.users.hashing import GOLDEN
 from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
 from pipelines.tables.schema.schema import Schema
+from tests.pipelines.tables.test_criteo import mix
 
 CANARY = "5ec4e7ca"
 UTC = datetime.timezone.utc
@@ -175,12 +176,6 @@ def test_a_whole_number_with_a_decimal_comma_is_the_category_of_its_digits() -> 
 
 
 # --- The hash, one byte string at a time --------------------------------------------
-
-
-def mix(state: int) -> int:
-    state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) % 2**64
-    state = ((state ^ state >> 27) * 0x94D049BB133111EB) % 2**64
-    return state ^ state >> 31
 
 
 def hashed(salt: int, text: bytes) -> int:
