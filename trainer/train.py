@@ -196,6 +196,7 @@ def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
     # Names of layers contain counters; a resumed run must have the same names.
     keras.backend.clear_session()
     keras.utils.set_random_seed(settings.init_seed)
+    arithmetic.settle()  # before a trace, which it changes
     model = models.make_model(
         of_one_row(checked.manifest),
         model=settings.model,
@@ -266,7 +267,7 @@ class _Training:
         self._stop: int | None = None
         self._fix_threads()
         self._together(self._make)
-        # After the user's code, which may have set what it likes.
+        # And after the user's code, which may have set what it likes.
         self._together(arithmetic.settle)
         self.session = Session(
             settings=self._settings,

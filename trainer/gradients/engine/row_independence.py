@@ -428,7 +428,8 @@ def _expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axis, rank = static_value(op.inputs[1]), op.inputs[0].shape.rank
     if axis is None or rank is None:
         return None
-    return _only_first_has_rows(kinds) if int(axis) % (rank + 1) else None
+    # NumPy 2.4 makes no number of an array of one.
+    return _only_first_has_rows(kinds) if axis.item() % (rank + 1) else None
 
 
 def _squeeze(op: Any, kinds: Sequence[Kind]) -> Kind | None:
