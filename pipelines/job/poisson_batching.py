@@ -40,6 +40,7 @@ from pipelines.job.fan_in import FanIn, choose_fan_in
 from pipelines.job.job_folder import (
     BOUNDARIES_NAME,
     SPILL_NAME,
+    check_dataset,
     finish_job,
     lock_job,
     num_steps_written,
@@ -129,6 +130,7 @@ def write_batches(
         local = (runner := runner_of(options)) == LOCAL
         place = spill_place(root, scratch, local)
         shuffle = choose_shuffle(shuffle, runner)
+        check_dataset(layout, dataset)  # before what asks how large its blocks are
         searching = search_threads(layout.plan, dataset, memory_limit)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
         key_path, batches_id = open_job(root, layout, dataset, key)

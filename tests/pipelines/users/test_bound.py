@@ -348,8 +348,10 @@ def test_samplers_that_place_every_slot_or_have_no_proof_are_refused(
 ) -> None:
     settings = BatchSettings(expected_batch_size=40, num_epochs=1, sampler=sampler)
     dataset, layout = open_input(str(bounded), str(tmp_path / "out"), settings)
-    with pytest.raises(InputError, match=message):
-        write_batches(dataset=dataset, layout=layout, out=tmp_path / "out")
+    with pytest.raises(InputError, match=message):  # no memory that blocks need
+        write_batches(
+            dataset=dataset, layout=layout, out=tmp_path / "out", memory_limit=1
+        )
 
 
 def test_batches_tell_nothing_of_users(
