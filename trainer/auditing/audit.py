@@ -72,13 +72,19 @@ def settings_of_run(
     Arguments as for `run_statement`, and further fields of ``AuditSettings``.
 
     Raises:
-      InputError: the run is not private, or its releases are not those of DP-SGD.
+      InputError: the run is not private, or its releases are not those of DP-SGD alone.
     """
     audited = methods.with_dp_sgd_accounting()
     if record.method not in (*audited, NON_PRIVATE):
         raise InputError(
             f"Expected method={record.method!r} to be one of {', '.join(audited)}: "
             "only what DP-SGD releases is audited."
+        )
+    if record.selection:
+        raise InputError(
+            "Expected one run; this one is the best of several, and its epsilon is "
+            "that of a choice among all, which no trial of one run attacks. Name no "
+            "RUN, and give its plan and noise by flags: that is the claim of each."
         )
     noise, delta = privacy.check_run(
         record, manifest, delta=delta, allow_large_delta=allow_large_delta

@@ -71,10 +71,11 @@ def read_audit(
     # Small runs of the trainer level may bound users to fewer rows.
     count = rows if found["level"] == TRAINER else count
     audited_claim = (audited, sampler, claim["noise_multiplier"], count)
-    if audited_claim != (plan, plan.sampler, record.noise_multiplier, rows):
+    this_claim = (plan, plan.sampler, record.noise_multiplier, rows)
+    if record.selection or audited_claim != this_claim:
         raise InputError(
             f"Expected {path} to be an audit of this run's own claim; it is of another "
-            f"plan, noise, sampler or privacy unit. {remedy}"
+            f"plan, noise, sampler or privacy unit, or of one of several runs. {remedy}"
         )
     return found
 

@@ -51,8 +51,9 @@ def to_verify(
     if statement is not None:
         delta = _delta(record, statement)
         found.append((_AS_WRITTEN, f"dpsgd account {run}{delta}"))
-        attacked = methods.get(record.method).has_dp_sgd_accounting
-        if statement.is_guarantee and attacked and record.complete:
+        is_dp_sgd = methods.get(record.method).has_dp_sgd_accounting
+        attacked = is_dp_sgd and record.complete and not record.selection
+        if statement.is_guarantee and attacked:
             found.append((_ATTACK, f"dpsgd audit {run}{delta}"))
     digests = " ".join(["sha256sum", *(f"{run}/{file}" for file in files)])
     found.append((_COMPARE, digests))

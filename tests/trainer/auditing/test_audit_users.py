@@ -66,7 +66,9 @@ def test_a_run_about_users_is_audited_with_users(
     note = Bounded(
         user_column="u", max_examples_per_user=4, num_examples=99, sampled=sampled
     )
-    record: Any = SimpleNamespace(method="dp-sgd", l2_norm_clip=CLIP, model={})
+    record: Any = SimpleNamespace(
+        method="dp-sgd", l2_norm_clip=CLIP, model={}, selection={}
+    )
     manifest: Any = SimpleNamespace(plan=PLAN, dataset={BOUNDED: note.to_json()})
     monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
     found = settings_of_run(record, manifest, level=TRAINER)
@@ -77,6 +79,14 @@ def test_a_run_about_users_is_audited_with_users(
             settings_of_run(record, manifest, canary_rows=10)
     manifest.dataset = {}
     assert not settings_of_run(record, manifest).is_of_users
+
+
+def test_the_best_of_several_runs_is_refused() -> None:
+    """Seen to fail: the audited claim was the epsilon of one run, which is smaller."""
+    selection = {"num_runs": 4, "shape": 1.0}
+    record: Any = SimpleNamespace(method="dp-sgd", selection=selection)
+    with pytest.raises(InputError, match="the best of several"):
+        settings_of_run(record, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sampled", [ROWS, USERS])
@@ -94,7 +104,9 @@ def test_the_audited_relation_is_that_of_the_statement(
         num_steps=11,
         truncated_batch_size=9,
     )
-    record: Any = SimpleNamespace(method="dp-sgd", l2_norm_clip=CLIP, model={})
+    record: Any = SimpleNamespace(
+        method="dp-sgd", l2_norm_clip=CLIP, model={}, selection={}
+    )
     manifest: Any = SimpleNamespace(plan=capped, dataset={BOUNDED: note.to_json()})
     monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
     assert privacy.relation_of(capped, note) == ADD_OR_REMOVE_ONE

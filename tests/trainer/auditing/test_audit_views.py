@@ -34,7 +34,9 @@ def test_a_run_with_views_is_audited_with_views(
     manifest: Any = SimpleNamespace(plan=PLAN, dataset={})
 
     def found(**model: Any) -> AuditSettings:
-        record: Any = SimpleNamespace(method="bam", l2_norm_clip=CLIP, model=model)
+        record: Any = SimpleNamespace(
+            method="bam", l2_norm_clip=CLIP, model=model, selection={}
+        )
         return settings_of_run(record, manifest, level=TRAINER)
 
     assert found(views=VIEWS, augment="m:f").views == VIEWS

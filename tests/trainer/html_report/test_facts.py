@@ -261,6 +261,14 @@ def test_an_audit_of_another_run_is_refused(
         collect(run, audit=audit_of(**changes))
 
 
+def test_an_audit_of_one_run_is_not_of_the_best_of_several(
+    make_run: Any, audit_of: Any
+) -> None:
+    run = make_run(selection={"num_runs": 4, "shape": 1.0})
+    with pytest.raises(InputError, match="or of one of several runs"):
+        collect(run, audit=audit_of())
+
+
 def test_a_run_sold_under_the_claim_of_another_sampler_is_refused(
     make_run: Any, audit_of: Any
 ) -> None:
