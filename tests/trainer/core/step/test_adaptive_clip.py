@@ -156,7 +156,7 @@ def test_no_attack_on_sum_and_count_beats_the_noise() -> None:
     )
     scores = [unit * one @ vector / np.linalg.norm(vector) for one in draws]
     # A false alarm once in a million; with twice the deviation p is below 1e-100.
-    assert stats.kstest(scores / stddev, "norm").pvalue > 1e-6
+    assert stats.kstest(np.array(scores) / stddev, "norm").pvalue > 1e-6
     assert stddev == 1.0
     assert np.linalg.norm(vector) <= MOST
 
