@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import pathlib
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
+from accounting.core import accountant
+from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON, DpSgdPlan
 from pipelines.batches.folder import write_manifest
 from pipelines.core.batches.batch_format import encode_batch
 from pipelines.core.batches.columns import Column
@@ -256,6 +258,32 @@ def default_models_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _CHECKED.add(known)
 
     monkeypatch.setattr(models, "check_model", check_once)
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The accountant's function, which computes an answer once in this process."""
+    known = functools.lru_cache(maxsize=None, typed=True)(function)
+
+    def answer(plan: DpSgdPlan, **asked: Any) -> Any:
+        return (known if plan.sampler in SAMPLERS else function)(plan, **asked)
+
+    return answer
+
+
+_ANSWERS = {
+    name: _once(getattr(accountant, name))
+    for name in ("epsilon", "delta", "noise_multiplier")
+}
+
+
+@pytest.fixture(autouse=True)
+def answers_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs share the accountant's answers, functions of their arguments alone.
+
+    Most small runs have one plan.  Tests of the accountant compute every answer.
+    """
+    for name, function in _ANSWERS.items():
+        monkeypatch.setattr(accountant, name, function)
 
 
 def _save_nothing(network: Any, inner: Any, path: str) -> None:

@@ -55,7 +55,7 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
 
 
 def test_account_loads_neither_tensorflow_nor_beam(run: pathlib.Path) -> None:
-    assert not loaded(ROOT, FRAMEWORKS, f"dpsgd account {run}")
+    assert not loaded(ROOT, (FRAMEWORKS, [f"dpsgd account {run}"]))
 
 
 def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> None:
