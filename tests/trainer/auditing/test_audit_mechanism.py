@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import audit
+from accounting.auditing import audit, noise_bounds
 from accounting.claims.shuffles import shuffle
 from accounting.core import accountant
 from accounting.core.plan import SAMPLERS, DpSgdPlan
@@ -311,6 +311,13 @@ def _settings(**changes: Any) -> AuditSettings:
     return AuditSettings(**{**fields, **more, **changes})
 
 
+@pytest.fixture
+def rough_noise_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report's bounds on the noise, which take longest, are of fewer points."""
+    monkeypatch.setattr(noise_bounds, "_POINTS", 2)
+
+
+@pytest.mark.usefixtures("rough_noise_bounds")
 @pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
 def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
     """Violated with probability at most 1e-6."""
@@ -322,6 +329,7 @@ def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
     assert "several rows of one person" not in report.fields["cannot_see"]
 
 
+@pytest.mark.usefixtures("rough_noise_bounds")
 def test_users_that_nobody_bounded_are_found() -> None:
     """The claim is for one row per user; canaries have ten."""
     report = run_audit(_settings(canary_rows=10))

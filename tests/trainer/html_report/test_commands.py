@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting.auditing import audits
+from accounting.auditing import audit, audits, noise_bounds
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from pipelines.sampling import samplers
@@ -155,8 +155,11 @@ def test_every_printed_command_says_what_the_page_says(
 
 def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Executes every command of a page, and returns them all."""
-    # The command is the printed one; only its default number of trials is smaller.
+    # The command is the printed one; its default number of trials is smaller, and the
+    # profiles have fewer points.
     monkeypatch.setitem(audit_settings.TRIALS, audit_settings.MECHANISM, 200)
+    monkeypatch.setattr(audit, "_PROFILE_POINTS", 3)
+    monkeypatch.setattr(noise_bounds, "_POINTS", 3)
     commands = commands_of(page)
     for words in commands[:-1]:
         assert words[0] == "dpsgd"

@@ -38,6 +38,8 @@ from trainer.run.preflight import Request
 from trainer.tf_compat import tf
 from trainer.train import train
 
+pytestmark = pytest.mark.usefixtures("lean_results")
+
 DIVISOR = 4
 
 #: What a run is tried with.  No views or masks depend on the key: runs have their own.
@@ -287,15 +289,10 @@ def by_train(monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-@pytest.mark.parametrize("name", _mostly_thorough(TRAINED, 2))
+@pytest.mark.parametrize(
+    "name", [*_mostly_thorough(TRAINED, 2), *_mostly_thorough(HONEST[:2], 1)]
+)
 def test_weights_of_train_show_one_row_within_the_bound(
-    name: str, by_train: Run, tmp_path: pathlib.Path
-) -> None:
-    assert_refused_or_bounded(by_train, name, tmp_path)
-
-
-@pytest.mark.parametrize("name", _mostly_thorough(HONEST[:2], 1))
-def test_train_takes_an_honest_model(
     name: str, by_train: Run, tmp_path: pathlib.Path
 ) -> None:
     assert_refused_or_bounded(by_train, name, tmp_path)
