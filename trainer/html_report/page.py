@@ -27,6 +27,7 @@ from accounting.core.statement import (
     EVALUATION,
     RELIANCES,
 )
+from accounting.core.trade_off import percent_up
 from accounting.core.validation import InputError
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import StrPath
@@ -157,13 +158,7 @@ def _rounded(side: Callable[[float], int]) -> Callable[[float | None, int], str]
     return text
 
 
-def _percent_up(rate: float) -> str:
-    """Returns a rate in percent, rounded up to one decimal, or to two below 1 %."""
-    digits = 1 if rate >= 0.01 else 2
-    return f"{math.ceil(rate * 100 * 10**digits) / 10**digits:.{digits}f} %"
-
-
-def _scientific_up(value: float) -> str:
+def _scientific_up(value: float | decimal.Decimal) -> str:
     """Returns a number in scientific notation, rounded up to three digits.
 
     Example:
@@ -171,8 +166,8 @@ def _scientific_up(value: float) -> str:
       '2.09 × 10⁻⁶'
     """
     # From its decimal digits: a product of floats may round down.
-    exact = decimal.Decimal(repr(value))
-    up = decimal.Context(prec=3, rounding=decimal.ROUND_UP).plus(exact)
+    exact = decimal.Decimal(str(value))
+    up = _decimals(3).plus(exact)
     digits, exponent = f"{up:.2e}".split("e")
     power = str(int(exponent)).translate(_SUPERSCRIPTS)
     return f"{digits} \N{MULTIPLICATION SIGN} 10{power}"
@@ -182,13 +177,18 @@ def _factor_up(epsilon: float) -> str:
     """Returns e to the power of epsilon as text, rounded up.
 
     Example:
-      >>> _factor_up(1.0)
-      '2.72'
+      >>> _factor_up(1.0), _factor_up(1486.8)
+      ('2.72', '5.12 × 10⁶⁴⁵')
     """
-    factor = math.exp(min(epsilon, 700.0))
+    factor = _decimals(28).exp(decimal.Decimal(epsilon))  # of any size
     if factor >= 1e6:
         return _scientific_up(factor)
     return f"{math.ceil(factor * 100) / 100:,.2f}"
+
+
+def _decimals(digits: int) -> decimal.Context:
+    """Returns decimal numbers of any size, which are rounded up."""
+    return decimal.Context(digits, decimal.ROUND_UP, Emax=decimal.MAX_EMAX)
 
 
 def _one_in(probability: float) -> str:
@@ -219,7 +219,7 @@ def _plain(value: Any) -> str:
 _FILTERS = {
     "up": _rounded(math.ceil),
     "down": _rounded(math.floor),
-    "percent_up": _percent_up,
+    "percent_up": percent_up,
     "factor_up": _factor_up,
     "scientific_up": _scientific_up,
     "one_in": _one_in,

@@ -235,7 +235,10 @@ def test_headings_are_in_order_and_figures_and_tables_are_named(text: str) -> No
 def test_upper_bounds_are_rounded_up_and_lower_bounds_down(text: str) -> None:
     assert page._rounded(page.math.ceil)(1.00001) == "1.0001"
     assert page._rounded(page.math.floor)(1.99999) == "1.9999"
-    assert page._percent_up(0.010001) == "1.1 %"
+    assert page.percent_up(0.010001) == "1.1 %"
+    # Seen: of every epsilon above 700 it was the factor of 700.
+    assert page._factor_up(1486.8).startswith("5.12 ")
+    assert page._factor_up(1486.8).endswith("10⁶⁴⁵")
     assert re.search(r"≤ \d\.\d{4}", text)
     source = random.Random(0)
     for _ in range(200):
