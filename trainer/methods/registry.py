@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from accounting.core.plan import DpSgdPlan
@@ -42,8 +43,15 @@ def modules_of(method: str) -> set[str]:
     hooks = hooks_of(method)
     of_sum = (hooks.choose_path, hooks.gradients, hooks.linf_factor)
     called = (*of_sum, hooks.optimizer, hooks.draw)
-    found = (getattr(function, "__module__", None) for function in called)
+    found = (getattr(_innermost(each), "__module__", None) for each in called)
     return {module for module in found if module is not None}
+
+
+def _innermost(function: Any) -> Any:
+    """Returns the function of a partial one, whose own module is Python's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def choose_path(model: TrainableModel, settings: TrainSettings) -> str:

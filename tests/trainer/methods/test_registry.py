@@ -151,14 +151,15 @@ def test_a_method_from_outside_sums_its_own_gradients(
     assert __name__ in registry.modules_of(NAME)
 
 
+@pytest.mark.parametrize("wrap", [lambda hook: hook, functools.partial])
 @pytest.mark.parametrize("name", ["gradients", "linf_factor", "optimizer", "draw"])
 def test_all_hooks_of_a_step_are_code_of_the_run(
-    name: str, register: Register, monkeypatch: pytest.MonkeyPatch
+    name: str, wrap: Callable[[Any], Any], register: Register
 ) -> None:
     def hook() -> None: ...
 
     hook.__module__ = "own_hook"
-    found = {"optimizer": _told, "gradients": dp_sgd.gradients, name: hook}
+    found = {"optimizer": _told, "gradients": dp_sgd.gradients, name: wrap(hook)}
     hooks = Hooks(choose_path=dp_sgd.choose_path, **found)  # type: ignore[arg-type]
     register(dataclasses.replace(WHOLE, hooks=lambda: hooks))
     assert "own_hook" in registry.modules_of(NAME)
