@@ -33,6 +33,7 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import (
+    check_once,
     column_of,
     description_of,
     footer_digest,
@@ -368,7 +369,7 @@ def bounded_users(files: _Files, option: str) -> Bounded | None:
       option: Flag that gave them, for messages.
 
     Raises:
-      InputError: in another way in another file.
+      InputError: in another way in another file, or there may be more rows of one.
     """
     found = [
         Bounded.of(description_of(_file_schema(path), str(path))) for path, _ in files
@@ -378,6 +379,16 @@ def bounded_users(files: _Files, option: str) -> Bounded | None:
             f"Expected all files of {option} to bound users in one way. Give the "
             "output of one `dpsgd bound`."
         )
+    if found[0] is not None:
+        paths = [os.fspath(path) for path, _ in files]
+        rows = {path: pq.read_metadata(path).num_rows for path in paths}
+        check_once({path: footer_digest(path) for path in paths if rows[path]})
+        if sum(rows.values()) > found[0].num_examples:
+            raise InputError(
+                f"Expected {option} to hold at most the num_examples="
+                f"{found[0].num_examples} rows of `dpsgd bound`; it holds more. Give "
+                "only the folder that it wrote."
+            )
     return found[0]
 
 

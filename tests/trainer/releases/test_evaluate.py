@@ -319,6 +319,25 @@ def test_users_who_are_not_bounded_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("copy", "says"),
+    [("copy.parquet", "with a copy"), ("deep/other.parquet", "one folder of rows")],
+)
+def test_rows_of_users_are_there_once(
+    users: pathlib.Path, tmp_path: pathlib.Path, copy: str, says: str
+) -> None:
+    """Twice they would move the sums by twice what the noise is for."""
+    write_held_out(tmp_path / "table", ROWS, _bounded(2))
+    (file,) = (tmp_path / "table").glob("*.parquet")
+    (tmp_path / "table" / copy).parent.mkdir(exist_ok=True)
+    shutil.copy(file, tmp_path / "table" / copy)
+    with pytest.raises(InputError, match=says):
+        _of_users(users, os.fspath(tmp_path / "table"))
+    write_held_out(tmp_path / "more", ROWS, _bounded(2, num_examples=2_999))
+    with pytest.raises(InputError, match="at most the num_examples=2999"):
+        _of_users(users, os.fspath(tmp_path / "more"))
+
+
+@pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"epsilon": 0.0}, "epsilon=0.0 > 0"),
