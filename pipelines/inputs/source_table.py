@@ -7,6 +7,7 @@ Formal guarantees:
   - Two inputs with one source file in common have a digest in common.
   - Of prepared rows the sources are the files that were read, also if `dpsgd bound` has
     bounded users since; of others the files.
+  - Of files that were moved there since, both; they have no division.
   - Preparations whose ``division`` is equal put a row into one part, if they read the
     same files: it commits to their order, the split, how the cells that decide it are
     read, and the size of each part.
@@ -109,7 +110,8 @@ def table_of(listing: Listing) -> SourceTable:
     parts = {absolute(block.path).rpartition("/")[0] for block in listing.blocks}
     if len(parts) == 1:
         folder = parts.pop()
-        if found := _kept(folder) or _prepared(*folder.rsplit("/", 1)):
+        above, _, part = folder.rpartition("/")
+        if found := _kept(folder) or _prepared(above, part, listing):
             return found
     return SourceTable(sources=tuple(listing.footers.values()))
 
@@ -136,7 +138,7 @@ def _kept(folder: str) -> SourceTable | None:
         return SourceTable(sources=())  # its owner alone may read it
 
 
-def _prepared(folder: str, part: str) -> SourceTable | None:
+def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
     """Returns the table of a part of prepared data; None if its record is not there."""
     from pipelines.inputs.parquet_blocks import PREPARED_NAME  # after --help
 
@@ -147,10 +149,14 @@ def _prepared(folder: str, part: str) -> SourceTable | None:
         record = read_json(path)
         sources, dataset = record["settings"].get(SOURCES, ()), record["dataset"]
         sizes: collections.Counter[str] = collections.Counter()
-        for name, file in record["files"].items():
-            sizes[name.partition("/")[0]] += file["num_rows"]
+        written = {name: file["num_rows"] for name, file in record["files"].items()}
+        for name, num_rows in written.items():
+            sizes[name.partition("/")[0]] += num_rows
     except (InputError, KeyError, TypeError, AttributeError):
         return SourceTable(sources=())  # its owner alone may read it
+    found = {f"{part}/{os.path.basename(name)}": n for name, n in listing.files.items()}
+    if not found.items() <= written.items():  # such as files of another part
+        return SourceTable(sources=(*sources, *listing.footers.values()))
     has_users = "max_examples_per_user" in record["settings"] or BOUNDED in dataset
     division = {
         "order": sources,

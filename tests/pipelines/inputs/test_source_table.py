@@ -133,6 +133,17 @@ def test_rows_that_were_not_prepared_are_known_by_their_files(
     assert source_digests(str(path) for path in own.iterdir()) == list(table.sources)
 
 
+def test_files_that_were_moved_into_a_part_are_noticed(raw: pathlib.Path) -> None:
+    """Rows of the other part may have given statistics."""
+    first, out = _table(raw, "first"), raw.parent / "first"
+    (out / "val" / "part-00000.parquet").rename(out / "train" / "part-00001.parquet")
+    both = _table(raw, "first")
+    assert not first.is_same(both)
+    assert not first.is_apart(both.sources)
+    path = str(out / "train" / "part-00000.parquet")
+    assert table_of(list_blocks(path)) == first
+
+
 def test_batches_know_their_table_in_private(raw: pathlib.Path) -> None:
     first, out = _table(raw, "first"), raw.parent / "batches"
     settings = BatchSettings(expected_batch_size=20, num_epochs=1)
