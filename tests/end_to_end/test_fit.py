@@ -39,10 +39,12 @@ CHOICES = [
     "--category=workclass,education", "--date=joined", "--text=remark", "--epsilon=6",
     "--train=--hidden 8 --embedding-dim 2",
 ]  # fmt: skip
-#: A search that dies when its runs are drawn, before the first of them.
+#: A search that draws two runs, and dies before the first of them.
 KILLED = """
     import os, signal, sys
+    from accounting.claims.selection.number_of_runs import NumberOfRuns
     from trainer.releases import tuning_runs
+    NumberOfRuns.draw = lambda *_: 2
     tuning_runs._scored = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     from dpsgd.command_line import cli
     cli(sys.argv[1:])
@@ -474,7 +476,7 @@ def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
         patch.setattr(fit_stages, "run_stage", kill)
         assert refusal(*flags) == "reached tune"
     drawn = json.loads((out / "search/private/runs.json").read_bytes())
-    assert drawn["done"] == 0
+    assert (drawn["done"], len(drawn["runs"])) == (0, 2)
     tried = {place for _, place in drawn["runs"]}
     done = run(tmp_path, *flags, "--json")
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import audit, noise_bounds
+from accounting.auditing import audit
 from accounting.claims.shuffles import shuffle
 from accounting.core import accountant
 from accounting.core.plan import SAMPLERS, DpSgdPlan
@@ -309,12 +309,6 @@ def _settings(**changes: Any) -> AuditSettings:
     fields: dict[str, Any] = {"plan": _plan("poisson"), "trials": 1000}
     more = {"noise_multiplier": NOISE, "delta": DELTA, "confidence": 1 - 1e-6}
     return AuditSettings(**{**fields, **more, **changes})
-
-
-@pytest.fixture
-def rough_noise_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report's bounds on the noise, which take longest, are of fewer points."""
-    monkeypatch.setattr(noise_bounds, "_POINTS", 2)
 
 
 @pytest.mark.usefixtures("rough_noise_bounds")

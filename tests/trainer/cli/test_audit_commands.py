@@ -23,6 +23,8 @@ from trainer.auditing.audit_report import cannot_see
 from trainer.auditing.audit_training import Outcome
 from trainer.cli.audit_commands import audit_command
 
+pytestmark = pytest.mark.usefixtures("rough_noise_bounds")
+
 PLAN = (
     "--num-examples=400", "--batch-size=20", "--epochs=1", "--delta=1e-5",
     "--confidence=0.999999",

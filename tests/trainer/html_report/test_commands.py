@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting.auditing import audit, audits, noise_bounds
+from accounting.auditing import audit, audits
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from pipelines.sampling import samplers
@@ -30,6 +30,8 @@ from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.settings import audit_settings
 from trainer.tf_compat import keras
+
+pytestmark = pytest.mark.usefixtures("rough_noise_bounds")
 
 SIZES = {"num_examples": 2000, "expected_batch_size": 100}
 SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
@@ -159,7 +161,6 @@ def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     # profiles have fewer points.
     monkeypatch.setitem(audit_settings.TRIALS, audit_settings.MECHANISM, 200)
     monkeypatch.setattr(audit, "_PROFILE_POINTS", 3)
-    monkeypatch.setattr(noise_bounds, "_POINTS", 3)
     commands = commands_of(page)
     for words in commands[:-1]:
         assert words[0] == "dpsgd"
