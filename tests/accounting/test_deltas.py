@@ -5,86 +5,25 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
 import dpsgd
 from accounting.core import deltas, statement
 from accounting.core.validation import InputError
-from dpsgd import command_line
 from tests.accounting.plans import make_plan
 from trainer.cli import demo
 from trainer.settings.train_settings import TrainSettings
 
 NUM_EXAMPLES = 600
 PLAN = make_plan("poisson", NUM_EXAMPLES, 60, 10)
-CONTEXT = click.Context(dpsgd.cli)
-COMMANDS = [
-    name
-    for name in command_line.COMMANDS
-    if any(
-        "--delta" in option.opts
-        for option in dpsgd.cli.get_command(CONTEXT, name).get_params(CONTEXT)
-    )
-]
-#: What a command needs besides, to refuse a delta, or for nothing else to run.
-MORE = {
-    "budget": ("no", "--runs=1", "--epsilon=1"),
-    "demo": ("--rows=1",),
-    "statistics": ("--input=no", "--schema=no", "--out=no", "--epsilon=1"),
-    "evaluate": ("no", "--batches=no", "--input=no"),
-    "tune": (
-        "--input=no",
-        "--score=no",
-        "--out=no",
-        "--runs=2",
-        "--epsilon=1",
-        "--batch-size=2",
-        "--epochs=1",
-    ),
-    "train": ("--batches=no", "--eval=no", "--out=no", "--noise-multiplier=1"),
-}
 
 
 def refused(command: str, *arguments: str) -> str:
-    more = MORE.get(command, ())
-    result = CliRunner().invoke(dpsgd.cli, [command, *arguments, *more])
+    result = CliRunner().invoke(dpsgd.cli, [command, *arguments])
     if isinstance(result.exception, InputError):
         return str(result.exception)
     return result.output
-
-
-def test_every_command_that_takes_a_delta_is_known() -> None:
-    assert set(COMMANDS) == {
-        "demo", "fit", "plan", "batches", "train", "simulate", "compare", "account",
-        "audit", "report", "variance", "budget", "evaluate", "statistics", "tune",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_refuses_a_large_delta_without_a_flag_that_says_so(
-    command: str,
-) -> None:
-    for delta in ("0.5", "0.01"):
-        said = refused(command, f"--delta={delta}")
-        assert said.startswith(f"Expected delta={delta} < 0.01: ")
-        assert "--allow-large-delta" in said
-        allowed = refused(command, f"--delta={delta}", "--allow-large-delta")
-        assert "delta" not in allowed.split(".")[0]
-    assert "delta=0.00999" not in refused(command, "--delta=0.00999")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(
-    ("delta", "bound"), [("0", "> 0"), ("1", "< 1"), ("-1", "> 0"), ("nan", "finite")]
-)
-def test_no_flag_allows_a_delta_that_is_no_probability(
-    command: str, delta: str, bound: str
-) -> None:
-    said = refused(command, f"--delta={delta}", "--allow-large-delta")
-    assert said.startswith(f"Expected delta={float(delta)}")
-    assert bound in said
 
 
 def test_settings_and_statements_refuse_a_large_delta_as_the_commands_do() -> None:

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -256,6 +257,18 @@ def test_the_tables_hold_every_command_and_as_many_calls_as_were_tried() -> None
     before = sum(len(TABLES[name]) for name in data)
     assert before >= 165
     assert len(CALLS) - before >= 45
+
+
+def test_every_command_that_takes_a_delta_refuses_a_large_one() -> None:
+    context = click.Context(dpsgd.cli)
+    takes = {
+        name
+        for name in TABLES
+        for option in dpsgd.cli.get_command(context, name).get_params(context)
+        if "--delta" in option.opts
+    }
+    allowed = {name for name, row in CALLS if row.remedy == "--allow-large-delta"}
+    assert takes == allowed
 
 
 @pytest.mark.parametrize("command", TABLES)
