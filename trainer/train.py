@@ -290,6 +290,8 @@ class _Training:
             run=run, run_key=run_key, steps=self._flush_steps.kept_steps
         )
         self._variables = self._all_variables()
+        self._not_only_read = [*self._variables, *self._buffers]
+        self._only_read = self._captured.values(but=self._not_only_read)
         self._state = self._restored()
         self._together(self._charge)
         self._together(self._recover_iterates)
@@ -394,8 +396,19 @@ class _Training:
         of_keras = [*self._model.network.weights, *self._optimizer.variables]
         declared = [*map(raw_variable, of_keras), *self._averages.variables]
         # Keras's Nadam, for one, has state that it does not declare.
-        buffers = [] if self._lazy is None else self._lazy.buffers
-        return [*declared, *self._captured.written(but=[*declared, *buffers])]
+        return [*declared, *self._captured.written(but=[*declared, *self._buffers])]
+
+    @property
+    def _buffers(self) -> list[Any]:
+        """The variables that each step fills anew.  Sensitive."""
+        of_tables = [] if self._lazy is None else self._lazy.buffers
+        of_method = [] if self._hooks.optimizer is None else self._optimizer.buffers
+        return [*of_tables, *of_method]
+
+    def _save(self) -> None:
+        if self._is_chief:
+            self._captured.check_unchanged(self._only_read, but=self._not_only_read)
+            self._state.save(self._done)
 
     def _take_weights(self) -> None:
         used = self._captured.function.graph.variables
@@ -528,7 +541,7 @@ class _Training:
         if self._done in self._iterates.steps and self._is_chief:
             self._iterates.keep(self._done, [v.numpy() for v in self._model.variables])
         if whole and (self._state.save_is_due(self._done) or self._stop or last):
-            self._state.save(self._done)
+            self._save()
         self._reporter.advance(self._done)
         if self._stop and whole and not last:
             message = (

@@ -70,6 +70,11 @@ class SharpnessAwareOptimizer:
         """The optimizer's state, and the previous noisy gradient."""
         return [*map(raw_variable, self._optimizer.variables), *self._previous]
 
+    @property
+    def buffers(self) -> list[Any]:
+        """The weights before a move."""
+        return self._saved
+
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer's state.
 

@@ -101,6 +101,11 @@ class MixingOptimizer:
         """The number of steps, and the previous iterate."""
         return [self._count, *self._previous]
 
+    @property
+    def buffers(self) -> list[Any]:
+        """The coefficients of a step.  Sensitive."""
+        return self._coefficients
+
     def build(self, variables: Sequence[Any]) -> None:
         """Does nothing: the constructor creates all state.
 

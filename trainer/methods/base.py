@@ -34,6 +34,10 @@ class MethodOptimizer(Protocol):
     def variables(self) -> list[Any]:
         """All state between two steps except the weights, for checkpoints."""
 
+    @property
+    def buffers(self) -> list[Any]:
+        """The variables that ``before_step`` fills anew, for no checkpoint."""
+
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state that does not exist yet.
 

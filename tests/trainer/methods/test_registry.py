@@ -76,6 +76,10 @@ class Told:
     def variables(self) -> list[Any]:
         return list(self._inner.variables)
 
+    @property
+    def buffers(self) -> list[Any]:
+        return []
+
     def before_step(self, drawn: Sequence[np.ndarray]) -> None:
         [step] = drawn
         self.seen.append(int(step))

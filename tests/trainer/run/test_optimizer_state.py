@@ -99,6 +99,22 @@ _REFUSED = {
     """,
 }
 
+#: A rate that the step reads, and an evaluation sets.
+_SET_BY_A_METRIC = """
+    RATE = tf.Variable(0.5, trainable=False, name="falling")
+
+    class Falling(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 1.0 * RATE
+
+        def get_config(self):
+            return {}
+
+    def halve(labels, predictions):
+        RATE.assign(RATE / 2)
+        return 0.0
+"""
+
 
 def _of_keras() -> list[str]:
     """Returns the names of all optimizers of Keras that update weights."""
@@ -191,3 +207,15 @@ def test_state_that_no_checkpoint_holds_is_refused_before_the_run_has_a_folder(
         train(request)
     assert "\n" not in str(caught.value)
     assert not request.run.exists()
+
+
+@pytest.mark.parametrize("method", [{}, {"method": "dp-sat", "sat_radius": 0.1}])
+def test_what_a_metric_changes_for_the_next_steps_is_refused(
+    method: dict[str, Any], own: Any, request_for: Any
+) -> None:
+    """Seen to fail: a killed run repeated steps at the rate from the beginning."""
+    optimizer = own(_SET_BY_A_METRIC, "keras.optimizers.SGD(Falling())")
+    metric = optimizer.replace(":make", ":halve")
+    settings = private_settings(optimizer=optimizer, metric=metric, **method)
+    with pytest.raises(InputError, match=r"variable falling .* has changed it"):
+        train(request_for(settings=settings, checkpoint_every=2))

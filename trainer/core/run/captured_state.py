@@ -8,7 +8,7 @@ by what an optimizer or a model declares.
 Formal guarantees:
   - ``written`` returns all variables on which the step has any operation but a read.
   - The digests of ``values`` cover the values of all captured variables and the entries
-    of all captured tables.
+    of all captured tables; ``check_unchanged`` raises if one of them has changed.
   - Any other state is refused in one line: TensorFlow's random numbers, Python, tables
     that the step writes.
   - Both include the inner functions of loops, branches and calls.
@@ -95,6 +95,25 @@ class CapturedState:
             [f"lookup table {place}", _digest_of_table(handle, types)]
             for place, (handle, types) in enumerate(self._tables)
         ]
+
+    def check_unchanged(self, before: Iterable[Sequence[str]], **but: Any) -> None:
+        """Refuses values that code beside the step has changed.
+
+        Args:
+          before: Earlier result of ``values``.
+          **but: As of ``values``.
+
+        Raises:
+          InputError: names the first one that differs.
+        """
+        for (name, then), (_, now) in zip(before, self.values(**but), strict=True):
+            if then != now:
+                raise InputError(
+                    f"Expected the {name} of the step to hold what it held when the "
+                    "run began; code such as a metric has changed it, and a run that "
+                    "resumes would repeat steps without that change. Let the optimizer "
+                    "have the variable, or leave it as it is."
+                )
 
 
 def _describe(variable: Any) -> str:
