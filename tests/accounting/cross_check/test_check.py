@@ -18,6 +18,8 @@ from accounting.core.validation import InputError
 from accounting.cross_check import check, simulation
 from tests.accounting.plans import make_plan
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 #: Relative; both accountants round privacy losses up, by 1e-4 at the most.
 CLOSE = 1e-3
 #: From dp_accounting 0.6 on.

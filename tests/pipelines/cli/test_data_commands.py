@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from accounting.core.validation import InputError
 from pipelines.cli.data_commands import prepare, schema, synth
-from tests.pipelines.conftest import write_text
+from tests.pipelines.conftest import Command, write_text
 
 
 def run_prepare(*arguments: object) -> Result:
@@ -122,23 +122,22 @@ def test_a_schema_is_written_and_read(tmp_path: pathlib.Path) -> None:
 
 
 def test_progress_and_errors_go_to_standard_error(
-    root: pathlib.Path, raw: pathlib.Path, tmp_path: pathlib.Path
+    raw: pathlib.Path, tmp_path: pathlib.Path, command: Command
 ) -> None:
-    command = [sys.executable, "-m", "dpsgd", "prepare", "--input", str(raw), "--json"]
-    command += ["--out", str(tmp_path / "data")]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["out"] == str(tmp_path / "data")
+    arguments = ("prepare", "--input", raw, "--json", "--out", tmp_path / "data")
+    done = command(*arguments)
+    assert done.code == 0
+    assert json.loads(done.out)["out"] == str(tmp_path / "data")
     # Not a terminal: a line for each phase that is done, and no bar.  Where the machine
     # is slow, others come before.
-    ended = re.findall(r"^(\w+): (\S+) of \2\b", done.stderr, re.M)
+    ended = re.findall(r"^(\w+): (\S+) of \2\b", done.err, re.M)
     assert [phase for phase, _ in ended] == ["convert", "write"]
-    assert re.fullmatch(r"((convert|write): [^\n]+\n)+", done.stderr)
-    again = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert again.returncode == 2
-    assert again.stdout == ""
-    assert again.stderr.startswith("error: Expected --out")
-    assert again.stderr.count("\n") == 1
+    assert re.fullmatch(r"((convert|write): [^\n]+\n)+", done.err)
+    again = command(*arguments)
+    assert again.code == 2
+    assert again.out == ""
+    assert again.err.startswith("error: Expected --out")
+    assert again.err.count("\n") == 1
 
 
 def test_neither_beam_nor_tensorflow_is_imported(
