@@ -280,6 +280,7 @@ class PrivateModel(keras.Model):
         if filepath is not None:
             save_tensorflow(model, self._manifest, os.fspath(filepath))
         elif session.is_identified:
+            session.check_folder()
             export(model, self._manifest, session.run)
         else:
             raise InputError("Expected fit before export to the folder of the run.")

@@ -583,6 +583,7 @@ class _Training:
     def finish(self) -> Summary:
         """Writes all results; the record last."""
         run = self._request.run
+        self.session.check_folder()
         self._reporter.say("exporting the model")
         self._export()
         text, statement = privacy.write_statement(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pathlib
+import shutil
 from importlib import metadata
 from typing import Any
 
@@ -607,6 +608,22 @@ def test_a_fit_within_a_fit_uses_no_noise_twice(
         model.fit(callbacks=[nested], verbose=0)
     model.fit(verbose=0)  # nothing was begun: the run goes on
     assert model.num_steps_executed == len(drawn) == len(set(drawn)) == 10
+
+
+def test_a_folder_in_which_another_run_has_begun_is_refused(
+    private: Any, tmp_path: pathlib.Path
+) -> None:
+    """Seen to fail: it held a record of noise 4 beside a model of noise 0.5."""
+    given = {"noise_key_file": tmp_path / "noise.key"}
+    first = _compiled(private(noise_multiplier=4.0, **given))
+    first.fit(epochs=1, verbose=0)
+    shutil.rmtree(tmp_path / "run")
+    _compiled(private(noise_multiplier=0.5, **given)).fit(verbose=0)
+    for use in (lambda: first.fit(verbose=0), first.export):
+        with pytest.raises(InputError, match="another one has begun there"):
+            use()
+    record, _ = read_run(tmp_path / "run", **given)
+    assert (record.noise_multiplier, record.complete) == (0.5, True)
 
 
 def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(

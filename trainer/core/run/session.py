@@ -104,6 +104,7 @@ class Session:
     _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
     _records_id: str = dataclasses.field(default="", init=False)
     _key_name: str = dataclasses.field(default="", init=False)
+    _id: str = dataclasses.field(default="", init=False)
 
     # -- identity ------------------------------------------------------------------
 
@@ -160,6 +161,7 @@ class Session:
             "model": model,
             "run_id": self._run_id(),
         }
+        self._id = named["run_id"]
         self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
         self._records_id = records_id(self.batches)
         self._key_name = key_name(self.batches)
@@ -377,10 +379,19 @@ class Session:
             selection=settings.selection_described,
         )
 
+    def check_folder(self) -> None:
+        """Refuses a folder that was removed, and in which another run has begun."""
+        if self._id and run_record.read_or_create_run_id(self.run) != self._id:
+            raise InputError(
+                f"Expected {self.run} to hold this run; it was removed, and another "
+                "one has begun there. Begin again in another folder."
+            )
+
     def write_record(self, *, complete: bool) -> None:
         """Writes the record, and copies of manifest and certificate, to the folder."""
         if not agreement.is_chief(self.workers):
             return
+        self.check_folder()
         copy_certificate(self.batches, self.run)
         run_record.write_run(
             self.run, self.record(complete=complete), self.manifest, self._noise_key
