@@ -70,7 +70,7 @@ def collect(
       InputError: the run is not finished or was edited, or a file is of another run.
     """
     run_record.read_finished(run)
-    record, manifest, verified = _read(run, noise_key_file)
+    record, manifest, verified = privacy.read(run, noise_key_file)
     plan = manifest.plan
     statement = _statement(
         record, manifest, delta, allow_large_delta, read_certificate(run)
@@ -121,16 +121,6 @@ def _target(manifest: Manifest) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"name": found.name, "classes": list(found.classes)}
-
-
-def _read(
-    run: pathlib.Path, noise_key_file: pathlib.Path | None
-) -> tuple[RunRecord, Manifest, bool]:
-    """Returns record, manifest, and whether the noise key verified them."""
-    key = run_record.noise_key_path(run, noise_key_file)
-    if noise_key_file is not None or key.exists():
-        return *run_record.read_run(run, noise_key_file=noise_key_file), True
-    return *run_record.read_unverified(run), False
 
 
 def _statement(

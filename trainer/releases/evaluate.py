@@ -12,6 +12,7 @@ Formal guarantees:
     alone.  Batches of the run are asked for, and files that they were sampled from are
     refused; rows written again into other files, and those that scored or gave
     statistics, are not noticed without a budget.
+  - a run that was edited is refused, if its noise key is in its folder.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
     nothing is shown before they are on disk, and charged if there is a budget.
   - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a
@@ -123,7 +124,7 @@ def check(
     """
     folder = pathlib.Path(run)
     chosen = choose(folder, average=average)
-    record, manifest = run_record.read_unverified(folder)
+    record, manifest, _ = privacy.read(folder)
     if largest_loss is not None:
         check_float("largest_loss", largest_loss, above=0)
     check_task(chosen, manifest, largest_loss)

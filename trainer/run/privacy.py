@@ -19,6 +19,7 @@ from pipelines.core.users.bounded import Bounded, UserBound
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
 from trainer.core import claims
+from trainer.core.run import run_record
 from trainer.core.run.run_record import (
     PRIVACY_NAME,
     PRIVACY_TEXT_NAME,
@@ -231,6 +232,24 @@ def noise_multiplier(
 #: The privacy statement of a run that executes a plan, cached per argument tuple: a run
 #: asks before its first step and after its last.
 plan_statement = functools.lru_cache(statement.privacy_statement)
+
+
+def read(
+    run: pathlib.Path, noise_key_file: pathlib.Path | None = None
+) -> tuple[RunRecord, Manifest, bool]:
+    """Returns record, manifest, and whether the noise key verified them.
+
+    Args:
+      run: Folder of the run.
+      noise_key_file: File of the key, if not in the run.
+
+    Raises:
+      InputError: as `run_record.read_run`, if there is a key.
+    """
+    key = run_record.noise_key_path(run, noise_key_file)
+    if noise_key_file is not None or key.exists():
+        return *run_record.read_run(run, noise_key_file=noise_key_file), True
+    return *run_record.read_unverified(run), False
 
 
 def check_run(

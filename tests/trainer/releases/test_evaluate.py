@@ -102,6 +102,16 @@ def test_the_metrics_are_private_by_one_gaussian_release(
     )
 
 
+def test_the_epsilon_of_an_edited_run_is_not_stated(
+    evaluated: Callable[..., Any], run: pathlib.Path
+) -> None:
+    fields = json.loads((run / "run_record.json").read_bytes())
+    fields["noise_multiplier"] *= 10
+    (run / "run_record.json").write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="they were edited"):
+        evaluated()
+
+
 def test_metrics_are_near_the_exact_ones(
     root: pathlib.Path,
     run: pathlib.Path,
