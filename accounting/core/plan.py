@@ -18,6 +18,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from fractions import Fraction
@@ -156,7 +157,7 @@ class DpSgdPlan:
         """Number of uniformly random orders of all rows that a run draws."""
         return sampler_registry.rules(self.sampler).num_shuffles(self)
 
-    @property
+    @functools.cached_property  # every stream of a job asks for it
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON of this plan, 64 hexadecimal digits."""
         return fingerprint(self.to_json())
