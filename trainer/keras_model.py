@@ -57,6 +57,7 @@ from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models
 from trainer.core.run.batches import Element
+from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.session import Session, StepInputs
 from trainer.core.step.dp_step import Step
 from trainer.export.export import export, save_tensorflow
@@ -64,7 +65,6 @@ from trainer.fitting.callbacks import check_callbacks
 from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
 from trainer.fitting.validation_curve import ValidationCurve
-from trainer.gradients.engine.proof import proof_of
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import initial_weights as initial_weights_files
@@ -550,7 +550,8 @@ class PrivateModel(keras.Model):
         columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
-        with unchanged(self._state, "metrics of training examples"):
+        captured = CapturedState(self._session.traced())
+        with unchanged(self._state, captured, "metrics of training examples"):
             # Not test_on_batch, which begins with new metrics.
             found = self.test_step(
                 (model.inputs(columns), model.labels(columns), weights)
@@ -559,10 +560,9 @@ class PrivateModel(keras.Model):
 
     @property
     def _state(self) -> list[Any]:
-        """All variables that later steps read, with those that Keras does not know."""
-        traced = proof_of(self._compiled()).traced
-        read = () if traced is None else traced.graph.variables
-        return [*self.network.variables, *self.optimizer.variables, *read]
+        """All variables of the model and of its steps, also unknown to Keras."""
+        used = self._session.traced().graph.variables
+        return [*self.network.variables, *self.optimizer.variables, *used]
 
     # -- the run -------------------------------------------------------------------
 

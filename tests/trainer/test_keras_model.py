@@ -552,6 +552,38 @@ def test_training_metrics_are_not_computed_unless_asked_for_and_named_non_privat
     assert len(computed) == 9  # one step is empty
 
 
+@pytest.mark.parametrize("kept", ["a variable", "a table"])
+def test_metrics_of_training_rows_leave_what_steps_read_alone(
+    kept: str, private: Any
+) -> None:
+    """Seen to fail: weights held the sum of outputs for rows, without noise."""
+    variable = tf.Variable(0.0, trainable=False)
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    key = tf.constant([0], tf.int64)
+    by_constraint = kept == "a variable"
+
+    class Thief(keras.metrics.Mean):
+        def update_state(self, _: Any, outputs: Any, sample_weight: Any = None) -> Any:
+            total = tf.reduce_sum(outputs) + 1
+            variable.assign(total) if by_constraint else table.insert(key, [total])
+            return super().update_state(outputs)
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        factor = 1.0 if by_constraint else 1 + table.lookup(key)[0]
+        return factor * tf.nn.sigmoid_cross_entropy_with_logits(
+            tf.cast(labels, tf.float32), outputs
+        )
+
+    integers = keras.Input((13,), name="integers")
+    constraint = (lambda weight: weight + variable) if by_constraint else None
+    layer = keras.layers.Dense(1, kernel_constraint=constraint)
+    network = keras.Model(integers, layer(keras.ops.nan_to_num(integers) / 8))
+    model = private(network=network)
+    model.compile("sgd", loss, metrics=[Thief()])
+    with pytest.raises(InputError, match="change no variable of the model, and no"):
+        model.fit(verbose=0, non_private_training_metrics=True)
+
+
 def test_stopping_between_steps_is_no_loss_and_within_a_step_the_end(
     private: Any,
 ) -> None:

@@ -9,7 +9,8 @@ Formal guarantees:
   - ``impurity`` finds every operation with a state of its own, in the whole graph and
     in all functions that it calls, except reads of variables and tables.  Since nothing
     in the graph writes, what is read is constant while the graph runs.
-  - It finds operations that call Python, which TensorFlow may take for stateless.
+  - It finds operations that call Python or use files, which TensorFlow may take for
+    stateless: a file may be another one in the next step, or when a step is repeated.
   - An assertion is no finding: it writes nothing.  It ends the run, as a division of
     integers by zero does.
 
@@ -37,8 +38,11 @@ TABLE_READS = frozenset(("LookupTableFindV2", "LookupTableSizeV2"))
 #: Operations that end a run, and write nothing.
 ASSERTIONS = frozenset(("Assert", "CheckNumerics"))
 
-#: Operations that call Python, though TensorFlow takes some of them for stateless.
-PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+#: Operations that call Python or use files, some of which TensorFlow calls stateless.
+OUTSIDE = frozenset(
+    ("EagerPyFunc", "PyFunc", "PyFuncStateless", "MatchingFiles", "ReadFile",
+     "DebugIdentity", "DebugNanCount", "DebugNumericSummary")
+)  # fmt: skip
 
 #: Operations that call functions, which are examined themselves.
 _CALLS = frozenset(("Case", "If", "StatefulPartitionedCall", "While"))
@@ -58,6 +62,11 @@ _REASONS = (
         "Use Keras's Dropout, or tf.random.stateless_... with the seed of --augment.",
     ),
     (("Print", "Summary"), "writes values of examples to a log", "Remove it."),
+    (
+        ("File", "Debug"),
+        "uses a file, which may differ when a step is repeated",
+        "Read it before, into a constant.",
+    ),
 )
 _WRITES = (
     "has a state of its own, which one example could leave to the next without noise",
@@ -87,7 +96,7 @@ def impurity(graph: Any) -> str | None:
       graph: Graph of a traced function.
     """
     for kind, name in _operations(graph):
-        if kind in PYTHON or _has_state(graph, kind):
+        if kind in OUTSIDE or _has_state(graph, kind):
             why, remedy = _reason(kind)
             return f"{kind} ({name}) {why}. {remedy}"
     return None

@@ -3,7 +3,7 @@
 Formal guarantees:
   - After ``weights_of`` the variables have their old values, bit for bit, also after an
     exception.
-  - ``unchanged`` raises if a variable changed, and then restores all.
+  - ``unchanged`` raises if a variable or a table changed, and then restores variables.
 
 Public: the values, if the weights are public.
 """
@@ -18,25 +18,32 @@ from accounting.core.validation import InputError
 
 
 @contextlib.contextmanager
-def unchanged(variables: Sequence[Any], what: str) -> Iterator[None]:
-    """Checks that no variable changes within a context; otherwise restores all.
+def unchanged(variables: Sequence[Any], captured: Any, what: str) -> Iterator[None]:
+    """Checks that no state changes within a context; otherwise restores variables.
 
     Args:
       variables: TensorFlow variables.
+      captured: ``CapturedState`` of a step, whose lookup tables count, too.
       what: What runs in the context, in words.
 
     Raises:
-      InputError: a variable changed.
+      InputError: a variable or a table changed.
     """
-    before = [variable.numpy() for variable in variables]
+
+    def found() -> list[Any]:
+        values = [variable.numpy() for variable in variables]
+        return [*(value.tobytes() for value in values), captured.tables(), values]
+
+    *state, before = found()
     yield
-    after = [variable.numpy() for variable in variables]
-    if not all(a.tobytes() == b.tobytes() for a, b in zip(before, after, strict=True)):
+    *after, _ = found()
+    if state != after:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
         raise InputError(
-            f"Expected {what} to change no variable of the model: it would hold values "
-            "of rows without noise. Remove the assignment."
+            f"Expected {what} to change no variable of the model, and no lookup table "
+            "that a step reads: it would hold values of rows without noise. Remove the "
+            "assignment."
         )
 
 

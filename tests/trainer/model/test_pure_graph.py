@@ -73,6 +73,18 @@ def _asserted(values: Any) -> Any:
 #: More than functions -> a word of the reason.
 IMPURE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an assignment": (_written, "without noise"),
+    "a file that is read": (
+        lambda x: x + tf.strings.to_number(tf.io.read_file("number.txt")),
+        "uses a file",
+    ),
+    "names of files": (
+        lambda x: x + tf.cast(tf.size(tf.io.matching_files("*")), tf.float32),
+        "uses a file",
+    ),
+    "a file of a debugger": (
+        lambda x: tf.raw_ops.DebugIdentity(input=x, debug_urls=["file:///tmp/x"]),
+        "uses a file",
+    ),
     "an assignment in a branch": (_in_a_branch, "without noise"),
     "an assignment in a loop": (_in_a_loop, "without noise"),
     "an assignment in an inner function": (_in_a_function, "without noise"),

@@ -9,8 +9,8 @@ Formal guarantees:
   - ``written`` returns all variables on which the step has any operation but a read.
   - The digests of ``values`` cover the values of all captured variables and the entries
     of all captured tables; ``check_unchanged`` raises if one of them has changed.
-  - Any other state is refused in one line: TensorFlow's random numbers, Python, tables
-    that the step writes.
+  - Any other state is refused in one line: TensorFlow's random numbers, Python, files,
+    tables that the step writes.
   - Both include the inner functions of loops, branches and calls.
 
 Public: names and digests, of a model and an optimizer that are public.
@@ -27,7 +27,7 @@ from accounting.core.validation import InputError
 from trainer.core.run import graph_digest
 from trainer.model.pure_graph import (
     ASSERTIONS,
-    PYTHON,
+    OUTSIDE,
     TABLE_READS,
     VARIABLE_READS,
 )
@@ -91,7 +91,11 @@ class CapturedState:
             for variable, _ in self._variables
             if variable.ref() not in known
         ]
-        return found + [
+        return found + self.tables()
+
+    def tables(self) -> list[list[str]]:
+        """Returns [description, SHA-256] of each lookup table, as of now."""
+        return [
             [f"lookup table {place}", _digest_of_table(handle, types)]
             for place, (handle, types) in enumerate(self._tables)
         ]
@@ -173,7 +177,7 @@ class _Uses:
 
     def _note(self, node: Any, inputs: Sequence[str | None]) -> None:
         definition = self._graph.op_def_for_type(node.op)
-        if node.op in ASSERTIONS or not (definition.is_stateful or node.op in PYTHON):
+        if node.op in ASSERTIONS or not (definition.is_stateful or node.op in OUTSIDE):
             return
         resource = tf.resource.as_datatype_enum
         arguments = zip(definition.input_arg, inputs, strict=False)
