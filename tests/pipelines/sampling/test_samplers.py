@@ -8,6 +8,7 @@ fall below it.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from fractions import Fraction
@@ -237,7 +238,7 @@ def test_separation() -> None:
     def draw(plan: DpSgdPlan = PLAN, seed: int = 0, block: str = "x#0") -> bytes:
         return indicator(plan, insecure_key(seed), block).tobytes()
 
-    other_plan = DpSgdPlan(**{**vars(PLAN), "num_epochs": 2})
+    other_plan = dataclasses.replace(PLAN, num_epochs=2)
     draws = {draw(), draw(seed=1), draw(block="x#1"), draw(other_plan)}
     assert len(draws) == 4
 
@@ -379,9 +380,8 @@ def test_balls_and_bins_are_uniform_and_drawn_anew_each_epoch() -> None:
 def test_steps_that_do_not_make_epochs_are_refused(sampler: str) -> None:
     plan = epochs_plan(sampler)
     check_epochs(plan)
-    fields = {**vars(plan), "num_steps": 18}
     with pytest.raises(InputError, match="steps_per_epoch=6 to be 7"):
-        check_epochs(DpSgdPlan(**fields))
+        check_epochs(dataclasses.replace(plan, num_steps=18))
 
 
 def test_nothing_sensitive_is_printed() -> None:
