@@ -55,7 +55,7 @@ from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.workers import agreement
 from trainer.claims.workers.agreement import AgreedStopError
-from trainer.core.run import arithmetic, run_record, threads
+from trainer.core.run import run_record, threads
 from trainer.core.run.batches import Element, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.checkpoints import Checkpoints
@@ -196,7 +196,7 @@ def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
     # Names of layers contain counters; a resumed run must have the same names.
     keras.backend.clear_session()
     keras.utils.set_random_seed(settings.init_seed)
-    arithmetic.settle()  # before a trace, which it changes
+    tf.config.experimental.enable_op_determinism()
     model = models.make_model(
         of_one_row(checked.manifest),
         model=settings.model,
@@ -267,8 +267,6 @@ class _Training:
         self._stop: int | None = None
         self._fix_threads()
         self._together(self._make)
-        # And after the user's code, which may have set what it likes.
-        self._together(arithmetic.settle)
         self.session = Session(
             settings=self._settings,
             manifest=checked.manifest,

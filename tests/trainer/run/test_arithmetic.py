@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import pytest
 
 from accounting.core.validation import InputError
+from tests.trainer.run.test_views_of_runs import network
+from trainer import train as train_module
 from trainer.core.run import arithmetic
+from trainer.keras_model import make_private
 from trainer.run import preflight
-from trainer.tf_compat import tf
+from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 
@@ -47,20 +51,60 @@ def test_what_leaves_float32_as_it_is_is_recorded_or_harmless(
     assert "TF_CPP_MIN_LOG_LEVEL" not in found
 
 
-def test_settle_undoes_what_a_process_was_told(
-    request_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fewer_bits = ["auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16"]
-    tf.config.experimental.enable_tensor_float_32_execution(True)
-    tf.config.optimizer.set_jit(True)
-    tf.config.optimizer.set_experimental_options(dict.fromkeys(fewer_bits, True))
-    train(request_for())
+_FEWER_BITS = ["auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16"]
+
+
+def _tell(told: bool) -> None:
+    tf.config.experimental.enable_tensor_float_32_execution(told)
+    tf.config.optimizer.set_jit(told)
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(_FEWER_BITS, told))
+
+
+def _assert_undone() -> None:
     options = tf.config.optimizer.get_experimental_options()
-    assert not any(options[name] for name in fewer_bits)
+    assert not any(options[name] for name in _FEWER_BITS)
     assert not options["remapping"]
     assert not tf.config.optimizer.get_jit()
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
-    # The user's code runs before.
+
+
+def test_train_undoes_what_the_process_was_told(
+    request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = train_module.models.make_model
+
+    def make_model(*args: Any, **more: Any) -> Any:
+        _tell(True)  # as code of the user's might
+        return build(*args, **more)
+
+    monkeypatch.setattr(train_module.models, "make_model", make_model)
+    try:
+        train(request_for())
+        _assert_undone()
+    finally:
+        _tell(False)
+
+
+def test_a_notebook_is_told_no_other_arithmetic(
+    small_batches: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the check was one of `dpsgd train` alone."""
+
+    def private() -> Any:
+        return make_private(
+            network(), batches=small_batches.path, run=tmp_path / "run",
+            noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
+        )  # fmt: skip
+
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    with pytest.raises(InputError, match="XLA_FLAGS"):
-        arithmetic.settle()
+    with pytest.raises(InputError, match="`unset XLA_FLAGS`"):
+        private()
+    monkeypatch.delenv("XLA_FLAGS")
+    model = private()
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    try:
+        _tell(True)
+        model.fit(verbose=0)
+        _assert_undone()
+    finally:
+        _tell(False)

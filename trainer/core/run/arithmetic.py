@@ -10,7 +10,7 @@ Formal guarantees:
     starts, unless it is known to leave float32 as it is.
   - After ``settle``, TensorFlow neither rounds the factors of products on a GPU
     (TensorFloat-32), nor rewrites a graph to fewer bits, nor compiles it by XLA of its
-    own accord; and it gives the same bits again.
+    own accord.  A session settles it before its steps, whatever was set until then.
 
 Public: everything.
 """
@@ -58,7 +58,7 @@ def variables() -> dict[str, str]:
 
 
 def settle() -> None:
-    """Makes TensorFlow compute what a graph says, in float32, and alike each time.
+    """Makes TensorFlow compute what a graph says, in float32.
 
     Raises:
       InputError: as ``variables``, since the user's code may have set one.
@@ -70,4 +70,3 @@ def settle() -> None:
     tf.config.optimizer.set_jit(False)
     fewer_bits = ("auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16")
     tf.config.optimizer.set_experimental_options(dict.fromkeys(fewer_bits, False))
-    tf.config.experimental.enable_op_determinism()

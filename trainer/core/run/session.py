@@ -23,6 +23,7 @@ Formal guarantees:
   - The workers of a run share one run key, and each physical batch of a step belongs to
     one worker.
   - Only the chief writes, and no other process writes the folder at the same time.
+  - Steps compute in float32, whatever the process was told (see ``arithmetic``).
   - No error of a step quotes an example.
 
 Public: the record.  Sensitive: keys, noise and batches.
@@ -50,7 +51,7 @@ from pipelines.files.paths import StrPath
 from trainer.claims.workers import agreement
 from trainer.claims.workers.launch import check_alone
 from trainer.core import claims
-from trainer.core.run import run_record
+from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
 from trainer.core.run.run_record import RunRecord, StepLedger
 from trainer.core.step.bounded_sum import StepSum
@@ -105,6 +106,9 @@ class Session:
     _records_id: str = dataclasses.field(default="", init=False)
     _key_name: str = dataclasses.field(default="", init=False)
     _id: str = dataclasses.field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        arithmetic.variables()  # refused before any work
 
     # -- identity ------------------------------------------------------------------
 
@@ -250,6 +254,7 @@ class Session:
           draw: Makes further draws for a step, in addition to its noise.
         """
         assert self._run_key is not None
+        arithmetic.settle()
         end = self.num_steps if end is None else end
         remaining = range(self.num_steps_executed, end)
         with self._step.noise(self._run_key, remaining, draw) as noise:
