@@ -23,16 +23,19 @@ from accounting.core.validation import InputError
 
 #: Prefixes of the variables that TensorFlow, oneDNN, XLA and CUDA's libraries read.
 _READ = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_")
-#: Log levels, and the numbers of threads (see ``threads``): they change no bit.
-_CHANGE_NOTHING = ("TF_CPP_", "TF_NUM_INT", "ONEDNN_VERBOSE", "DNNL_VERBOSE")
+#: They change no bit: log levels, the numbers of threads (see ``threads``), and the
+#: variables of Terraform, which may be secret.
+_CHANGE_NOTHING = (
+    "TF_CPP_", "TF_NUM_INT", "ONEDNN_VERBOSE", "DNNL_VERBOSE",
+    "TF_VAR_", "TF_CLI_", "TF_TOKEN_", "TF_IN_AUTOMATION", "TF_DATA_DIR", "TF_INPUT",
+    "TF_LOG", "TF_PLUGIN_CACHE_", "TF_REGISTRY_", "TF_WORKSPACE",
+)  # fmt: skip
 #: May change the last bits, and no more: which kernels, and where memory comes from.
-#: Terraform's variables begin as TensorFlow's do.
 _FLOAT32 = (
     "TF_ENABLE_ONEDNN_OPTS", "TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC",
     "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "TF_GPU_THREAD_", "TF_CONFIG",
-    "TF_USE_LEGACY_KERAS", "TF_VAR_", "TF_CLI_", "TF_IN_AUTOMATION", "TF_DATA_DIR",
-    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "XLA_PYTHON_CLIENT_",
-    "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+    "TF_USE_LEGACY_KERAS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+    "XLA_PYTHON_CLIENT_", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
 )  # fmt: skip
 
 
@@ -47,12 +50,12 @@ def variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name.startswith(_READ) and not name.startswith(_CHANGE_NOTHING)
     }
-    for name, value in found.items():
+    for name in found:
         if not name.startswith(_FLOAT32):
             raise InputError(
-                f"Expected no {name}={value} in the environment: it may take bits from "
-                "the products of a step, or checks from its sums, and the clip is "
-                f"proven for float32. Give `unset {name}`."
+                f"Expected no {name} in the environment: it may take bits from the "
+                "products of a step, or checks from its sums, and the clip is proven "
+                f"for float32. Give `unset {name}`."
             )
     return found
 
