@@ -27,7 +27,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -423,12 +423,7 @@ def _check_bounded(dataset: Dataset, pattern: str) -> None:
     bounded = dataset.bounded
     if bounded is None:
         return
-    if dataset.num_rows > bounded.num_examples:
-        raise InputError(
-            f"Expected --input {pattern} to hold at most the num_examples="
-            f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give only "
-            "the folder that it wrote."
-        )
+    check_count(bounded, dataset.num_rows, f"--input {pattern}")
     blocks = (block for block in dataset.blocks if block.num_rows)
     check_once({block.path: dataset.footers[block.name] for block in blocks})
     if bounded.user_column in [column.name for column in dataset.columns]:
@@ -436,6 +431,36 @@ def _check_bounded(dataset: Dataset, pattern: str) -> None:
             f"Expected no column {bounded.user_column} in --input {pattern}: it held "
             "the ids of users. Drop it, or run `dpsgd bound` again."
         )
+
+
+def check_count(bounded: Bounded, num_rows: int, option: str) -> None:
+    """Refuses more rows of bounded users than their public bound.
+
+    Args:
+      bounded: How the users are bounded.
+      num_rows: Number of rows.
+      option: Flag that gave the files, for messages.
+
+    Raises:
+      InputError: there are more.
+    """
+    if num_rows > bounded.num_examples:
+        raise InputError(
+            f"Expected {option} to hold at most the num_examples="
+            f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give only "
+            "the folder that it wrote."
+        )
+
+
+def check_files_once(paths: Iterable[str]) -> int:
+    """Returns the number of rows of files, which ``check_once`` accepts.
+
+    Args:
+      paths: Parquet files of rows of bounded users.
+    """
+    rows = {path: pq.read_metadata(path).num_rows for path in paths}
+    check_once({path: footer_digest(path) for path in rows if rows[path]})
+    return sum(rows.values())
 
 
 def check_once(footers: Mapping[str, str]) -> None:

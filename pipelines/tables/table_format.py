@@ -21,15 +21,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
-    check_once,
+    check_files_once,
     description_of,
-    footer_digest,
 )
 from pipelines.tables.columns import Converted, convert, refusals
 from pipelines.tables.convert import (
@@ -199,9 +197,7 @@ class TableFormat:
                 f"{bounded.user_column}."
             )
         if bounded is not None:
-            paths = [file.path for file in files if file.size]
-            with_rows = [path for path in paths if pq.read_metadata(path).num_rows]
-            check_once({path: footer_digest(path) for path in with_rows})
+            check_files_once(file.path for file in files if file.size)
         if bounded is not None and self._table.split.by == FRACTION:
             raise InputError(
                 "Expected [split] not to be by fraction, of a table whose users are "

@@ -33,7 +33,8 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import (
-    check_once,
+    check_count,
+    check_files_once,
     column_of,
     description_of,
     footer_digest,
@@ -380,15 +381,8 @@ def bounded_users(files: _Files, option: str) -> Bounded | None:
             "output of one `dpsgd bound`."
         )
     if found[0] is not None:
-        paths = [os.fspath(path) for path, _ in files]
-        rows = {path: pq.read_metadata(path).num_rows for path in paths}
-        check_once({path: footer_digest(path) for path in paths if rows[path]})
-        if sum(rows.values()) > found[0].num_examples:
-            raise InputError(
-                f"Expected {option} to hold at most the num_examples="
-                f"{found[0].num_examples} rows of `dpsgd bound`; it holds more. Give "
-                "only the folder that it wrote."
-            )
+        num_rows = check_files_once(os.fspath(path) for path, _ in files)
+        check_count(found[0], num_rows, option)
     return found[0]
 
 
