@@ -18,10 +18,9 @@ from typing import Any
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
-from trainer.core.run.run_record import RUN_ID_NAME, RunRecord, read_or_create_run_id
+from trainer.core.run.run_record import RunRecord, read_run_id
 from trainer.run import budget, privacy, released
 from trainer.settings.audit_settings import TRAINER
 
@@ -135,8 +134,8 @@ def read_budget(path: pathlib.Path, run: pathlib.Path) -> dict[str, Any]:
       InputError: no budget, or one in which the run was not charged.
     """
     found = budget.read(path)
-    known = (run / PRIVATE_NAME / RUN_ID_NAME).exists()
-    if not known or not found.has_run(read_or_create_run_id(run)):
+    run_id = read_run_id(run)
+    if not run_id or not found.has_run(run_id):
         raise InputError(
             f"Expected the run to be charged in {path}; it was trained without it. "
             "Name the --budget that it was trained with, or omit it."

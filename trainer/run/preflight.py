@@ -40,10 +40,10 @@ from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.core.run import origin
 from trainer.core.run.run_record import (
     RECORD_NAME,
-    RUN_ID_NAME,
     RUN_NAMES,
     RunRecord,
     noise_key_path,
+    read_run_id,
 )
 from trainer.model import user_sources
 from trainer.model.evaluation import HeldOut
@@ -139,8 +139,7 @@ def _check_budget(request: Request, manifest: Manifest) -> None:
     table = SourceTable.from_json(read_checksums(request.batches).table)
     found.check(request.settings, manifest, table)
     # Without an id: the place itself is taken when the run has one.
-    path = request.run / PRIVATE_NAME / RUN_ID_NAME
-    run_id = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    run_id = read_run_id(request.run)
     key = key_name(request.batches)
     found.charged(run_id, manifest.batches_id, str(request.run), key=key)
 

@@ -490,12 +490,24 @@ def read_or_create_run_id(run: pathlib.Path) -> str:
       InputError: the file does not hold an id.
     """
     path = run / PRIVATE_NAME / RUN_ID_NAME
+    if not path.exists():
+        # A run that was killed before this point has drawn nothing.
+        new = secrets.token_hex(_RUN_ID_BYTES).encode() + b"\n"
+        write_atomically(path, new, mode=0o600)
+    return read_run_id(run)
+
+
+def read_run_id(run: pathlib.Path) -> str:
+    """Returns the random id of the run in the folder ``run``; empty without one.
+
+    Raises:
+      InputError: the file does not hold an id.
+    """
+    path = run / PRIVATE_NAME / RUN_ID_NAME
     try:
         found = path.read_bytes()
     except FileNotFoundError:
-        # A run that was killed before this point has drawn nothing.
-        found = secrets.token_hex(_RUN_ID_BYTES).encode() + b"\n"
-        write_atomically(path, found, mode=0o600)
+        return ""
     if not re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * _RUN_ID_BYTES), found):
         raise InputError(
             f"Expected {path} to hold the id of the run; it was changed. Restore it, "
