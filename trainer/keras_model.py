@@ -57,7 +57,6 @@ from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models
 from trainer.core.run.batches import Element
-from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.session import Session, StepInputs
 from trainer.core.step.dp_step import Step
 from trainer.export.export import export, save_tensorflow
@@ -550,7 +549,7 @@ class PrivateModel(keras.Model):
         columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
-        captured = CapturedState(self._session.traced())
+        captured = self._session.captured()
         with unchanged(self._state, captured, "metrics of training examples"):
             # Not test_on_batch, which begins with new metrics.
             found = self.test_step(

@@ -387,7 +387,7 @@ class _Training:
             model=self._trained.description,
             seeds=self._trained.seeds,
         )
-        return CapturedState(self.session.traced())
+        return self.session.captured()
 
     def _all_variables(self) -> list[Any]:
         """Returns all variables that later steps or results depend on."""

@@ -142,8 +142,9 @@ def take(network: Any, used: Sequence[Any], batches: StrPath, run: object) -> No
     files, ours = read_checksums(batches).inputs, weakref.ref(run)
     rows = dict.fromkeys((read_manifest(batches).batches_id, *files), ours)
     trained = [raw_variable(variable) for variable in network.weights]
-    for variable in (*trained, *used):
-        for others in (_rows_of(variable), _TRAINED.get(_digest(variable), {})):
+    for variable in {id(each): each for each in (*trained, *used)}.values():
+        of_value = _TRAINED.get(_digest(variable), {}) if _TRAINED else {}
+        for others in (_rows_of(variable), of_value):
             if any(others.get(row, ours) is not ours for row in rows):
                 raise InputError(
                     "Expected a network that no other run has trained on rows of the "
@@ -153,7 +154,8 @@ def take(network: Any, used: Sequence[Any], batches: StrPath, run: object) -> No
                 )
     for variable in trained:
         setattr(variable, _ROWS, {**_rows_of(variable), **rows})
-        setattr(variable, _START, getattr(variable, _START, _digest(variable)))
+        if not hasattr(variable, _START):
+            setattr(variable, _START, _digest(variable))
 
 
 def note(network: Any) -> None:

@@ -53,6 +53,7 @@ from trainer.claims.workers.launch import check_alone
 from trainer.core import claims
 from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
+from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.run_record import RunRecord, StepLedger
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.dp_step import Step
@@ -100,6 +101,7 @@ class Session:
     _noise_key: bytes = dataclasses.field(init=False)
     _run_key: bytes | None = dataclasses.field(default=None, init=False)
     _step: Step = dataclasses.field(init=False)
+    _captured: CapturedState | None = dataclasses.field(default=None, init=False)
     _optimizer: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
@@ -219,12 +221,22 @@ class Session:
         """
         self._check_step(step.bounded)
         self._step, self._optimizer, self._model = step, optimizer, model
-        self._seeds = seeds
+        self._seeds, self._captured = seeds, None
 
     def traced(self) -> Any:
         """Returns the ``ConcreteFunction`` of a step of one batch, which steps use."""
         spec = element_spec(self.manifest, self._seeds)
         return self._step.traced(spec["columns"], spec["weight"])
+
+    def captured(self) -> CapturedState:
+        """Returns what that step captures, of which its graph is read once.
+
+        Raises:
+          InputError: it captures what no run may.
+        """
+        if self._captured is None:
+            self._captured = CapturedState(self.traced())
+        return self._captured
 
     def _check_step(self, bounded: StepSum) -> None:
         for name, found, wanted in (
