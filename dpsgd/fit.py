@@ -7,8 +7,7 @@ What a person alone can know is asked for before any work, all of it at once.  G
 again, the command goes on behind the stages that are done: see `fit_stages`.
 
 Formal guarantees:
-  - No value of the table is looked at to choose a kind, a size or a setting, unless
-    --look-at-rows is given, which the statement then says.
+  - No value of the table is looked at to choose a kind, a size or a setting.
   - Model, metrics and ranges together have the epsilon and delta of the run where the
     result says so: a row is in one part of the table, and each part gives one of them.
   - The choices of a folder are those it began with, or it is refused.
@@ -50,7 +49,7 @@ _PERSON = re.compile(
 )
 _KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
 #: Flags of `dpsgd schema`.
-_OF_SCHEMA = ("label", "classes", *_KINDS, "header", "delimiter", "look_at_rows")
+_OF_SCHEMA = ("label", "classes", *_KINDS, "header", "delimiter")
 #: Not a choice about the model: another value goes on in the same folder.
 _NO_CHOICE = ("out", "dry_run", "accept_epsilon")
 #: Flags of `dpsgd train` that stages set; a second value would override.
@@ -289,10 +288,6 @@ def _together(
 @click.option(
     "--delimiter", default="", cls=Option, group=_TABLE, help="See dpsgd schema."
 )
-@_of_table(
-    "--look-at-rows", type=int, default=0, metavar="N",
-    help="Guess kinds from N rows, which no epsilon covers: see dpsgd schema.",
-)  # fmt: skip
 @_of_table(
     "--rows-are-independent", is_flag=True,
     help="Declare that no person has several rows.",

@@ -350,8 +350,6 @@ def _note(
     """Notes what is spent beside the table, or says that it cannot be noted."""
     words = shlex.split(flags["train"].replace("=", " "))
     open_ones = [text for word, text in _UNCOVERED.items() if word in words]
-    if flags["look_at_rows"]:
-        open_ones.append(f"{flags['look_at_rows']} rows that were looked at")
     fit = Fit(
         folder=str(out),
         sources=table.sources,

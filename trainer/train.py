@@ -459,7 +459,7 @@ class _Training:
                 batches_id=self._checked.manifest.batches_id,
                 folder=self._request.run,
                 begins=self._done == 0,
-                uncovered=reservation.uncovered(self._request, self._checked.manifest),
+                uncovered=reservation.uncovered(self._request),
                 key=key_name(self._request.batches),
             )
 

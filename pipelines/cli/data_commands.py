@@ -85,16 +85,6 @@ kind_options = shared_options.together(
     "Otherwise the first row is read as the header and published in the schema.",
 )
 @click.option("--delimiter", default="", help="Delimiter of CSV.  [default: a comma]")
-@click.option(
-    "--look-at-rows",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Guess kinds and classes from the values of the first N rows.  The schema "
-    "then reveals something about them that no epsilon covers: only for public rows, "
-    "or if you would publish the guess anyway.",
-)
 @click.option("--out", default="schema.toml", show_default=True, help="New file.")
 @shared_options.as_json
 def schema(table: str, out: str, as_json: bool, **options: Any) -> None:

@@ -83,7 +83,7 @@ def schema(
     text = schema_text(table, kinds, **options)
     with output_file(out) as write:
         write(text.encode())
-    show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
+    show("First schema", _first_schema(out, text), as_json)
 
 
 def schema_text(table: str, kinds: Mapping[str, str], **options: Any) -> str:
@@ -103,7 +103,6 @@ def schema_text(table: str, kinds: Mapping[str, str], **options: Any) -> str:
         label=options["label"],
         classes=_words(options["classes"]),
         kinds=_kinds_of_columns(kinds),
-        look_at_rows=options["look_at_rows"],
         options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
     )
 
@@ -230,14 +229,13 @@ def check_new(out: str) -> None:
         )
 
 
-def _first_schema(out: str, text: str, num_rows: int) -> dict[str, Any]:
+def _first_schema(out: str, text: str) -> dict[str, Any]:
     to_be_chosen = text.count(f'kind = "{UNCHOSEN}"') + text.count(" = []  # to be")
-    looked = f"values of the first {num_rows} rows: no epsilon covers what it says"
     return {
         "out": out,
         "columns": text.count("\n[columns."),
         "to_be_chosen": to_be_chosen,
-        "looked_at": looked if num_rows else "names and types, no value",
+        "looked_at": "names and types, no value",
         "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
         "--out data",
     }

@@ -91,7 +91,6 @@ class TuneRequest:
       described: The fields of ``NAME`` before there is a winner.
       budget: Budget in which it is charged; None for none.
       part: Part of the budget's table that scores; empty without a budget.
-      uncovered: What no epsilon covers of it, in words.
     """
 
     source: str
@@ -106,7 +105,6 @@ class TuneRequest:
     described: dict[str, Any]
     budget: pathlib.Path | None = None
     part: str = ""
-    uncovered: tuple[str, ...] = ()
 
 
 def check(
@@ -183,12 +181,7 @@ def check(
     _check_noise(found.price.noise_multiplier, task, dataset, num_rows, scored)
     if budget is None:
         return found
-    return dataclasses.replace(
-        found,
-        budget=budget,
-        part=part,
-        uncovered=privacy.looked_at(dataset.description),
-    )
+    return dataclasses.replace(found, budget=budget, part=part)
 
 
 def _of_score(

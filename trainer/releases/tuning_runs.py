@@ -153,7 +153,6 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
                 part=request.part,
                 folder=request.out,
                 begins=state.done == 0,
-                uncovered=request.uncovered,
             )
         reporter.say(
             f"searching: {request.law.mean:.1f} runs of {request.plan.num_steps} steps "

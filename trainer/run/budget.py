@@ -189,7 +189,6 @@ def charge_search(
     part: str,
     folder: pathlib.Path,
     begins: bool,
-    uncovered: Sequence[str] = (),
 ) -> None:
     """Gives a search the place of all runs, before its first noise is drawn.
 
@@ -199,14 +198,13 @@ def charge_search(
       part: Part of the table by which its runs are scored.
       folder: Folder of the search.
       begins: Whether none of its runs was scored.
-      uncovered: What no epsilon covers of it, in words.
 
     Raises:
       InputError: as `Budget.searched`, or a search that goes on and was never charged.
     """
 
     def change(before: Budget) -> Budget:
-        found = before.searched(search_id, part, str(folder), uncovered)
+        found = before.searched(search_id, part, str(folder))
         if not begins and found != before:
             raise _rolled_back(path, folder)
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting.core import accountant, deltas, statement
@@ -342,7 +341,7 @@ def run_statement(
     )
     whole = dataclasses.replace(
         whole,
-        learned_before=_learned_before(record, manifest),
+        learned_before=_learned_before(record),
         batches_certified=_are_certified(record, certificate),
         claims={name: claims.CLAIMS[name] for name in record.relies_on},
     )
@@ -377,32 +376,15 @@ def _unit_asked_for(
     return unit
 
 
-def looked_at(dataset: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns what was learned from rows that the schema was made of, in words.
-
-    Args:
-      dataset: Description of the prepared data.
-    """
-    schema = dataset.get("schema")
-    num_rows = schema.get("looked_at_rows") if isinstance(schema, dict) else None
-    if not num_rows:
+def _learned_before(record: RunRecord) -> tuple[str, ...]:
+    """Returns what the claim assumes public, though examples may have influenced it."""
+    weights = record.model.get("initial_weights")
+    if weights is None:
         return ()
     return (
-        "the choice of columns, kinds and sizes: the schema of the table was made "
-        f"by looking at {num_rows:,} rows, without privacy",
+        "the initial weights: the run started from weights that the user declares "
+        f"public (SHA-256 {weights['sha256']})",
     )
-
-
-def _learned_before(record: RunRecord, manifest: Manifest) -> tuple[str, ...]:
-    """Returns what the claim assumes public, though examples may have influenced it."""
-    found = [*looked_at(manifest.dataset)]
-    weights = record.model.get("initial_weights")
-    if weights is not None:
-        found.append(
-            "the initial weights: the run started from weights that the user declares "
-            f"public (SHA-256 {weights['sha256']})"
-        )
-    return tuple(found)
 
 
 def write_statement(

@@ -25,8 +25,8 @@ Formal guarantees:
     part gives two of metrics, statistics and scores, or one of the last two twice.
   - rows of another table are refused, or of the same one divided into other parts.
     Preparing a table again does not make another one of it: see `source_table`.
-  - what no epsilon covers is refused, or named in the claim from then on: rows that
-    were looked at for the schema, metrics of `dpsgd train --eval`, and experiments.
+  - what no epsilon covers is refused, or named in the claim from then on: metrics of
+    `dpsgd train --eval`, and experiments.
   - a closed budget has no place for anything; what had one before may go on.  Its
     epsilon stays that of all slots.
 
@@ -204,7 +204,6 @@ class Budget:
             epsilon=epsilon,
             delta=delta,
             noise_multiplier=found,
-            uncovered=privacy.looked_at(manifest.dataset),
         )
 
     @property
@@ -424,16 +423,13 @@ class Budget:
         """Whether a run was given a place, by its random id.  Sensitive."""
         return _digest(run_id) in {each.run for each in self.charges}
 
-    def searched(
-        self, search_id: str, part: str, folder: str, uncovered: Sequence[str] = ()
-    ) -> Budget:
+    def searched(self, search_id: str, part: str, folder: str) -> Budget:
         """Returns the budget with a search, which may be in it already.
 
         Args:
           search_id: Random id of the search; empty before there is one.  Sensitive.
           part: Part of the table by which its runs are scored.
           folder: Folder of the search.
-          uncovered: What no epsilon covers of it, in words.
 
         Raises:
           InputError: it is closed, runs or another search have the place, or the part
@@ -456,7 +452,7 @@ class Budget:
                 f"{self.statistics[part]}, and scores of it would add. Give another "
                 "part."
             )
-        return dataclasses.replace(self.marked(uncovered), search=found)
+        return dataclasses.replace(self, search=found)
 
     def with_winner(self, run_id: str, batches_id: str, folder: str) -> Budget:
         """Returns the budget with the best run of its search, to be evaluated.
@@ -641,13 +637,12 @@ def _digest(run_id: str) -> str:
     return hashlib.sha256(f"dpsgd budget {run_id}".encode()).hexdigest()[:32]
 
 
-def uncovered(request: Request, manifest: Manifest) -> tuple[str, ...]:
+def uncovered(request: Request) -> tuple[str, ...]:
     """Returns what no epsilon covers of a run, in words.
 
     Args:
       request: The run.
-      manifest: Manifest of its batches.
     """
-    metrics = f"the metrics of {request.run}, by --eval"
-    of_eval = () if request.held_out is None else (metrics,)
-    return (*privacy.looked_at(manifest.dataset), *of_eval)
+    if request.held_out is None:
+        return ()
+    return (f"the metrics of {request.run}, by --eval",)

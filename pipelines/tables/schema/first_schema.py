@@ -1,13 +1,11 @@
 """A first schema of a table, for the user to complete.
 
 Formal guarantees:
-  - Without ``look_at_rows`` no value is read, only names and types in the footers of
-    Parquet, or the header of text.  Other fields are left to the user.
-  - With it, the schema says how many rows were looked at, in a field that the prepared
-    data and the manifest of its batches carry.
+  - No value is read, only names and types in the footers of Parquet, or the header of
+    text.  Other fields are left to the user.
   - The schema can be read: names of columns and classes are quoted as in TOML.
 
-Public: the schema, except what ``look_at_rows`` adds.  Sensitive: rows.
+Public: the schema.
 """
 
 from __future__ import annotations
@@ -18,15 +16,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from accounting.core.validation import InputError, check_int, did_you_mean
+from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.batches.columns import RESERVED_NAMES
-from pipelines.core.users.user_ids import is_text
 from pipelines.inputs.type_kinds import is_list, kind_of_type
-from pipelines.tables.cells.cells import Cells, cast
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.column_kinds import (
     BINARY,
@@ -47,29 +41,15 @@ from pipelines.tables.schema.schema import (
 )
 from pipelines.tables.table_files import (
     PARQUET,
-    read_blocks,
     table_columns,
     table_kind,
 )
 
-#: Common texts for a missing value, searched only on request.
-_MISSING = ("?", "NA", "N/A", "NULL", "null", "None")
-_BOOLEANS = {"true", "false", "yes", "no"}
-#: Minimum mean number of spaces in a text; categories have fewer.
-_WORDS_OF_TEXT = 6
-_MOST_CLASSES = 1000
-
-_NOT_LOOKED_AT = """\
-# Made from {source} alone.  No value was looked at:
-# there may be missing values, ranges and classes that are not in this file."""
-_LOOKED_AT = """\
-# Kinds, classes and missing values were learned from the first {rows} rows.  No epsilon
-# covers what this file reveals about them: keep only what is public, or look at public
-# rows."""
 _HEAD = """\
 # How the columns of a table become numbers, for `dpsgd prepare --schema`.
 #
-{looked}
+# Made from {source} alone.  No value was looked at:
+# there may be missing values, ranges and classes that are not in this file.
 #
 # This file is public.  Write no number into it that was counted from the data: a range
 # holds the possible values, a vocabulary public ones.
@@ -111,7 +91,6 @@ def first_schema(
     label: str = "",
     classes: Sequence[str] = (),
     kinds: Mapping[str, str] | None = None,
-    look_at_rows: int = 0,
     options: InputOptions | None = None,
 ) -> str:
     """Returns the text of a first schema.
@@ -121,13 +100,11 @@ def first_schema(
       label: Column to predict; empty if unknown.
       classes: Its values, which are public; empty if unknown.
       kinds: Name of a column -> its kind, where known.
-      look_at_rows: Number of rows whose values may be looked at.
       options: How text is read.
 
     Raises:
       InputError: no table, or a column that it does not have.
     """
-    check_int("--look-at-rows", look_at_rows, at_least=0)
     files = [file for file in list_files(pattern, partitions=True) if file.size]
     table = table_kind(files)
     options = options or InputOptions()
@@ -147,19 +124,13 @@ def first_schema(
             f"Expected two classes or more, not {classes[0]} alone. Give all of them, "
             "as --classes no,yes."
         )
-    rows = _rows(files, table, list(types), look_at_rows, options)
-    missing = _missing_values(rows)
-    columns = []
-    for name, kind in types.items():
-        cells = None
-        if rows:
-            cells = _cells(name, rows[name], missing)
-        if label and name == label:
-            columns.append(_label(name, kind, classes, cells, table))
-        else:
-            columns.append(_column(name, kind, kinds.get(name), cells, table))
-    options = dataclasses.replace(options, missing_values=("", *missing))
-    return _text(columns, table, options, look_at_rows)
+    columns = [
+        _label(name, kind, classes, table)
+        if label and name == label
+        else _column(name, kind, kinds.get(name), table)
+        for name, kind in types.items()
+    ]
+    return _text(columns, table, options)
 
 
 def _check_there(
@@ -176,19 +147,11 @@ def _check_there(
 # --- From names and types -----------------------------------------------------------
 
 
-def _column(
-    name: str,
-    kind: pa.DataType,
-    told: str | None,
-    cells: Cells | None,
-    table: str,
-) -> _Column:
-    """Returns a column by the user's choice, its values, or its type."""
+def _column(name: str, kind: pa.DataType, told: str | None, table: str) -> _Column:
+    """Returns a column by the user's choice, or its type."""
     chosen = told
     if chosen is None and (not name or re.fullmatch("__index_level_[0-9]+__", name)):
         chosen = "drop"
-    if chosen is None and cells is not None and is_text(cells.array.type):
-        chosen = _kind_of_texts(cells)
     if chosen is None:
         chosen = UNCHOSEN if table != PARQUET else kind_of_type(kind)
     lines = _LINES[chosen](kind)
@@ -245,19 +208,11 @@ _LINES = {
 }
 
 
-def _label(
-    name: str,
-    kind: pa.DataType,
-    classes: Sequence[str],
-    cells: Cells | None,
-    table: str,
-) -> _Column:
+def _label(name: str, kind: pa.DataType, classes: Sequence[str], table: str) -> _Column:
     def of(task: str, *lines: str) -> _Column:
         lines = (f'task = "{task}"', *lines)
         return _Column(name=name, type=kind, kind=LABEL, lines=lines)
 
-    if not classes and cells is not None:
-        return of(*_label_of_values(cells))
     if classes:
         task = BINARY if len(classes) == 2 else CLASSES
         return of(task, f"classes = {_words(classes)}")
@@ -274,112 +229,12 @@ def _label(
     return of(BINARY, 'classes = []  # to be chosen, such as ["no", "yes"]')
 
 
-# --- From values, on request --------------------------------------------------------
-
-
-def _rows(
-    files: Sequence[InputFile],
-    table: str,
-    names: Sequence[str],
-    num_rows: int,
-    options: InputOptions,
-) -> dict[str, pa.Array]:
-    """Returns the first ``num_rows`` rows; empty for 0.  Sensitive."""
-    parts, left = [], num_rows
-    if num_rows:
-        blocks = (
-            block.columns
-            for file in files
-            for block, _ in read_blocks(file, table, names, options)
-        )
-        for block in filter(None, blocks):
-            parts.append({name: cells[:left] for name, cells in block.items()})
-            left -= len(next(iter(parts[-1].values())))
-            if left <= 0:
-                break
-    if not parts:
-        return {}
-    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
-
-
-def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
-    return pa.chunked_array(arrays).combine_chunks()
-
-
-def _cells(name: str, values: pa.Array, missing: Sequence[str]) -> Cells:
-    """Returns the cells of a column, unless they are bytes that are no texts."""
-    try:
-        return Cells(name, values, ("", *missing), [])
-    except pa.ArrowException as error:  # its message may quote a cell
-        raise InputError(
-            f"Expected texts of column {name} to be UTF-8: {type(error).__name__}. "
-            "Leave out --look-at-rows, and choose its kind in the schema."
-        ) from None
-
-
-def _missing_values(rows: Mapping[str, pa.Array]) -> tuple[str, ...]:
-    """Returns the common texts for missing values that occur in a cell."""
-    seen = set()
-    for array in rows.values():
-        if is_text(array.type):
-            listed = pa.array(_MISSING, array.type)
-            found = array.filter(pc.is_in(array, value_set=listed))
-            seen.update(found.unique().to_pylist())
-    return tuple(word for word in _MISSING if word in seen)
-
-
-def _kind_of_texts(cells: Cells) -> str:
-    values = cells.array.drop_null()
-    if not len(values):
-        return UNCHOSEN
-    if set(pc.utf8_lower(values).unique()[:5].to_pylist()) <= _BOOLEANS:
-        return "boolean"
-    if not cast(values, pa.float64())[1].any():
-        return "numeric"
-    if not cast(values, pa.timestamp("us"))[1].any():
-        return "date"
-    if not cast(values, pa.timestamp("us", "UTC"))[1].any():
-        return "date"
-    words = pc.mean(pc.count_substring(values, " ")).as_py()
-    return "text" if words >= _WORDS_OF_TEXT else "category"
-
-
-def _label_of_values(cells: Cells) -> tuple[str, ...]:
-    """Returns the task, and the line of its classes or range."""
-    values = cells.array.drop_null()
-    numbers = None
-    if is_text(values.type):
-        as_numbers, bad = cast(values, pa.float64())
-        numbers = None if bad.any() else as_numbers
-    elif not pa.types.is_boolean(values.type):
-        numbers = values.cast(pa.float64(), safe=False)
-    distinct = sorted(map(str, values.unique().to_pylist()))
-    if pa.types.is_boolean(values.type) or set(distinct) <= {"0", "1"}:
-        return (BINARY,)
-    if numbers is not None:
-        found = numbers.to_numpy(zero_copy_only=False)
-        whole = bool((found == np.floor(found)).all())
-        if whole and found.min() >= 0 and found.max() < _MOST_CLASSES:
-            return CLASSES, f"classes = {int(found.max()) + 1}  # 0, 1, ..."
-        ends = [float(found.min()), float(found.max())]  # NumPy 2 shows its own type
-        return REGRESSION, f"range = {ends}"
-    task = BINARY if len(distinct) == 2 else CLASSES
-    return task, f"classes = {_words(distinct[:_MOST_CLASSES])}"
-
-
 # --- TOML ---------------------------------------------------------------------------
 
 
-def _text(
-    columns: Sequence[_Column], table: str, options: InputOptions, num_rows: int
-) -> str:
+def _text(columns: Sequence[_Column], table: str, options: InputOptions) -> str:
     source = "names and types of columns" if table == PARQUET else "names of columns"
-    looked = _LOOKED_AT if num_rows else _NOT_LOOKED_AT
-    head = _HEAD.format(
-        looked=looked.format(source=source, rows=num_rows), version=VERSION
-    )
-    if num_rows:
-        head += f"looked_at_rows = {num_rows}\n"
+    head = _HEAD.format(source=source, version=VERSION)
     if fields := options.to_json():
         lines = [f"{name} = {_value(value)}\n" for name, value in fields.items()]
         head += "\n[input]\n" + "".join(lines)

@@ -245,8 +245,6 @@ class Schema:
       columns: Name in the table -> kind, in the order of the prepared data.
       split: Which rows are for training, validation and test.
       input: How cells of text are read.
-      looked_at_rows: Number of rows whose values `dpsgd schema` was told to look at; no
-        epsilon covers what the schema says because of them.
 
     Raises:
       InputError: no label or several, or two outputs with one name.
@@ -255,7 +253,6 @@ class Schema:
     columns: Mapping[str, Kind]
     split: Split = Split()
     input: InputOptions = InputOptions()
-    looked_at_rows: int = 0
 
     def __post_init__(self) -> None:
         labels = [name for name, kind in self.columns.items() if kind.kind == LABEL]
@@ -343,7 +340,7 @@ class Schema:
         fields = Fields(values, place)
         if fields.get("version") != VERSION:
             raise fields.wrong("version", f"{VERSION}", f"version = {VERSION}")
-        fields.only("version", "looked_at_rows", "columns", "split", "input")
+        fields.only("version", "columns", "split", "input")
         columns = Fields(fields.get("columns", {}), f"[columns] of {place}")
         _refuse_unchosen(columns)
         read = {name: _column(columns, name, place) for name in columns.names()}
@@ -355,18 +352,12 @@ class Schema:
             input=InputOptions.read(
                 Fields(fields.get("input", {}), f"[input] of {place}")
             ),
-            looked_at_rows=fields.integer(
-                "looked_at_rows", 0, at_least=0, at_most=10**12
-            ),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict for ``from_json``."""
-        found: dict[str, Any] = {"version": VERSION}
-        if self.looked_at_rows:
-            found["looked_at_rows"] = self.looked_at_rows
         return {
-            **found,
+            "version": VERSION,
             "input": self.input.to_json(),
             "split": self.split.to_json(),
             "columns": {name: kind.to_json() for name, kind in self.columns.items()},

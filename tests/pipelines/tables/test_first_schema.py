@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
 from pipelines.tables.raw_inputs import RawInputs
-from pipelines.tables.schema import first_schema as module
 from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import InputOptions, Schema
@@ -77,22 +76,13 @@ def test_a_number_by_name_an_id_is_told_apart(tmp_path: pathlib.Path) -> None:
     assert "of ids" not in first_schema(str(tmp_path / "t.parquet"), label="paid")
 
 
-def test_no_value_is_read_unless_asked(
-    table: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(*arguments: object) -> None:
-        raise AssertionError("a value was read")
-
-    monkeypatch.setattr(module, "read_blocks", read)
-    first_schema(table)
+def test_no_value_is_read(tmp_path: pathlib.Path) -> None:
     # Rows that no reader could read.
     text = tmp_path / "t.csv"
     text.write_bytes(b"a,sold\n" + b"\xff" * 9)
     assert kinds_of(first_schema(str(text), label="sold")) == {
         "a": "choose", "sold": "label",
     }  # fmt: skip
-    with pytest.raises(AssertionError, match="was read"):
-        first_schema(table, look_at_rows=1)
 
 
 CSV = """\
@@ -101,42 +91,6 @@ CSV = """\
 1,?,?,2021-01-02,a b c d e f g,no,,>50K
 2,canary,x,x,y,maybe,full,neither
 """
-
-
-def test_what_was_looked_at_is_said_in_the_file(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(CSV)
-    text = first_schema(str(path), label="income", look_at_rows=2)
-    assert kinds_of(text) == {
-        "": "drop", "age": "numeric", "job": "category", "joined": "date",
-        "note": "text", "at home": "boolean", "empty": "choose", "income": "label",
-    }  # fmt: skip
-    assert "No epsilon" in text
-    assert "canary" not in text  # of the third row
-    values = tomllib.loads(text)
-    assert values["looked_at_rows"] == 2
-    assert values["input"] == {"missing_values": ["", "?"]}
-    assert values["columns"]["income"]["classes"] == ["<=50K", ">50K"]
-
-
-@pytest.mark.parametrize(
-    ("values", "task", "more"),
-    [
-        (["0", "1", ""], "binary", {}),
-        (["0", "1", "2"], "classes", {"classes": 3}),
-        (["b", "a", "c"], "classes", {"classes": ["a", "b", "c"]}),
-        (["0.5", "-3", "2"], "regression", {"range": [-3.0, 2.0]}),
-    ],
-)
-def test_labels_that_were_looked_at(
-    tmp_path: pathlib.Path, values: list[str], task: str, more: dict[str, Any]
-) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("x,y\n" + "".join(f"1,{value}\n" for value in values))
-    text = first_schema(str(path), label="y", look_at_rows=99)
-    assert tomllib.loads(text)["columns"]["y"] == {
-        "kind": "label", "task": task, **more,
-    }  # fmt: skip
 
 
 def test_what_is_told_is_taken(tmp_path: pathlib.Path) -> None:
@@ -220,14 +174,3 @@ def test_what_is_written_can_be_read_whatever_the_names(
     schema = Schema.from_json(tomllib.loads(text))
     assert list(schema.columns) == columns
     assert schema.label.classes == tuple(classes)
-
-
-def test_bytes_that_are_no_text_are_refused_in_one_line(tmp_path: pathlib.Path) -> None:
-    secret = b"\xff\x00secret"
-    table = pa.table({"photo": [secret] * 3, "y": [0, 1, 0]})
-    pq.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(InputError, match="texts of column photo to be UTF-8") as error:
-        first_schema(str(tmp_path / "t.parquet"), label="y", look_at_rows=2)
-    assert "secret" not in str(error.value)
-    assert "\n" not in str(error.value)
-    assert "photo" in first_schema(str(tmp_path / "t.parquet"), label="y")

@@ -13,7 +13,6 @@ from pipelines.tables.schema.schema import Schema, refuse_missing
 LABEL = '[columns.y]\nkind = "label"\ntask = "binary"\n'
 EVERYTHING = """
 version = 1
-looked_at_rows = 3
 
 [input]
 missing_values = ["?"]

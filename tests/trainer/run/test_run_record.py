@@ -201,20 +201,6 @@ def test_no_epsilon_is_stated_without_a_delta(small_batches: Any) -> None:
         run_statement(record, small_batches.manifest, delta=None)
 
 
-def test_the_statement_names_rows_that_a_schema_was_made_of(
-    small_batches: Any,
-) -> None:
-    def not_covered(schema: dict[str, Any]) -> str:
-        manifest = dataclasses.replace(
-            small_batches.manifest, dataset={"schema": schema}
-        )
-        record = make_record(manifest)
-        return run_statement(record, manifest, delta=1e-3).to_text()
-
-    assert "made by looking at 1,234 rows" in not_covered({"looked_at_rows": 1234})
-    assert "looking at" not in not_covered({})
-
-
 def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:
     plain = small_batches.manifest
     note = Bounded(user_column="user", max_examples_per_user=3, num_examples=9, key="")
