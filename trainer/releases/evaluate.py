@@ -12,6 +12,8 @@ Formal guarantees:
     alone.  Batches of the run are asked for, and files that they were sampled from are
     refused; rows written again into other files, and those that scored or gave
     statistics, are not noticed without a budget.
+  - a prediction is a function of its own row, whatever the model does with a batch:
+    rows are predicted one at a time.
   - a run that was edited is refused, if its noise key is in its folder.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
     nothing is shown before they are on disk, and charged if there is a budget.
@@ -313,9 +315,9 @@ def _read(request: EvaluateRequest, reporter: Reporter) -> KeptRows:
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
-    signature, bounded = request.chosen.serving, request.held_out.bounded
-    # Their number is not public, and the bits of rows in a batch depend on it.
-    predict = load(request.chosen, check=_take, one_by_one=bounded is not None)
+    signature = request.chosen.serving
+    # In a batch a model may mix rows, and their bits depend on their number.
+    predict = load(request.chosen, check=_take, one_by_one=True)
     rows, done = None, 0
     reporter.start(request.held_out.num_rows, done=0)
     for columns in request.held_out.batches():
