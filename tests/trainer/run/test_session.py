@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,6 +115,24 @@ def test_a_run_in_pieces_is_the_run_at_once(session: Any) -> None:
         _execute(made, end=end)
         assert made.num_steps_executed == (end or 10)
     assert np.array_equal(whole.drawn, pieces.drawn)
+
+
+def test_a_copy_of_the_process_takes_no_step(session: Any) -> None:
+    """Seen to fail: both drew the noise of step 2, for weights that may differ."""
+    made, refused = session(StepOfTests()), 7
+    _execute(made, end=2)
+    child = os.fork()
+    if not child:  # the copy: only how it ends is seen
+        signal.alarm(120)
+        try:
+            with made.steps() as steps:
+                next(steps)
+        except InputError as error:
+            os._exit(refused if "is a copy (fork)" in str(error) else 1)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == refused
+    _execute(made)
 
 
 def test_a_run_names_the_claims_of_all_steps_that_it_executed(session: Any) -> None:

@@ -13,6 +13,7 @@
 Formal guarantees:
   - ``steps`` yields every remaining step of the plan, once and in order, or raises; so
     do several calls of it, one within the other.
+  - A copy of the process (a fork) takes no step.
   - The key of a run is derived from the noise key, the noise multiplier, the model, the
     random id of the run and everything else that its caller names, so that no two runs
     share noise.
@@ -108,6 +109,7 @@ class Session:
     _records_id: str = dataclasses.field(default="", init=False)
     _key_name: str = dataclasses.field(default="", init=False)
     _id: str = dataclasses.field(default="", init=False)
+    _process: int = dataclasses.field(default_factory=os.getpid, init=False)
 
     def __post_init__(self) -> None:
         arithmetic.variables()  # refused before any work
@@ -294,6 +296,12 @@ class Session:
             steps.finish()
 
     def _begin(self, step: int) -> None:
+        if os.getpid() != self._process:
+            raise InputError(
+                f"Expected step {step} in process {self._process}, which began the "
+                "run; this one is a copy (fork) of it, and the noise of a step may not "
+                "be used twice. Call fit in the process that began."
+            )
         if self.is_within_step or step != self.num_steps_executed:
             raise InputError(
                 f"Expected step {step} to follow the last one; there were "
