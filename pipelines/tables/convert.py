@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.core.validation import InputError, check_choice, check_int
-from pipelines.tables.file_parts import States
 from pipelines.tables.raw_files import InputFile
 from pipelines.tables.schema.column_kinds import NO_CLASS
 
@@ -97,7 +96,6 @@ class Format(Protocol):
       shares: Shares of train, val and test, in any unit; None if blocks hold splits.
       first_row: Number of the first row of a file, for messages.
       left_out: Columns of the files that are not read.
-      lines_are_rows: Whether every one of ``ranges`` begins with a row.
       has_users: Whether numbers of rows are sensitive, since they depend on how many
         rows each user has.
     """
@@ -113,9 +111,6 @@ class Format(Protocol):
 
     @property
     def left_out(self) -> Sequence[str]: ...
-
-    @property
-    def lines_are_rows(self) -> bool: ...
 
     @property
     def has_users(self) -> bool: ...
@@ -134,9 +129,6 @@ class Format(Protocol):
           file: File of the input.
           num_bytes: Approximate size of a part in bytes.
         """
-
-    def leaves_open(self, part: InputFile) -> States:
-        """Returns whether a quotation is open after a part: see ``file_parts``."""
 
     def parse(self, block: Any) -> ParsedBlock:
         """Parses a block; thread-safe.

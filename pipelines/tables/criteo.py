@@ -49,7 +49,7 @@ from pipelines.tables.convert import (
     arrow_table,
     check_shares,
 )
-from pipelines.tables.file_parts import States, line_ranges
+from pipelines.tables.file_parts import line_ranges
 from pipelines.tables.raw_files import InputFile, read_lines
 
 NUM_INTEGERS = 13
@@ -254,7 +254,6 @@ class CriteoFormat:
 
     first_row = 1
     left_out: tuple[str, ...] = ()
-    lines_are_rows = True
     has_users = False
 
     def __init__(self, options: PrepareOptions) -> None:
@@ -269,11 +268,6 @@ class CriteoFormat:
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
         """Returns whole lines, or a compressed file; see `Format.ranges`."""
         return [file] if file.path.endswith(".gz") else line_ranges(file, num_bytes)
-
-    def leaves_open(self, part: InputFile) -> States:
-        """Returns that nothing is open: Criteo's text has no quotations."""
-        del part
-        return False, False
 
     def parse(self, block: bytes) -> ParsedBlock:
         """Parses complete lines: see `Format.parse`."""

@@ -19,7 +19,9 @@ import contextlib
 import csv
 import dataclasses
 import io
+import json
 import os
+import shlex
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -275,7 +277,6 @@ def read_text(
             parse_options=pa_csv.ParseOptions(
                 delimiter=delimiter_of(file, options),
                 escape_char=options.escape or False,
-                newlines_in_values=True,
                 invalid_row_handler=note,
             ),
             convert_options=pa_csv.ConvertOptions(
@@ -286,14 +287,13 @@ def read_text(
         )
         try:
             for block in _numbered(reader, uneven, partitions_of(file), raw):
-                _refuse_open(file, quotations.fault)
+                _refuse_open(file, quotations.fault, options)
                 yield block
-        except pa.ArrowInvalid as error:
-            if "straddl" in str(error):  # a row is longer than a block
-                _refuse_open(file, quotations.opened)
+        except pa.ArrowInvalid:
+            _refuse_open(file, quotations.fault, options)
             raise
         quotations.end()
-        _refuse_open(file, quotations.fault)
+        _refuse_open(file, quotations.fault, options)
 
 
 class _Watched(io.RawIOBase):
@@ -319,12 +319,13 @@ class _Watched(io.RawIOBase):
         return len(data)
 
 
-def _refuse_open(file: InputFile, line: int) -> None:
-    """Refuses text with an open quotation, which would hold the rows after it.
+def _refuse_open(file: InputFile, line: int, options: InputOptions) -> None:
+    """Refuses text with an open quotation, which may hold the rows after it.
 
     Args:
       file: The text, or a part of it.
-      line: Line of the mark that begins the quotation; 0 for none.
+      line: From ``Quotations.fault``.
+      options: How text is read.
 
     Raises:
       InputError: there is one.
@@ -333,10 +334,22 @@ def _refuse_open(file: InputFile, line: int) -> None:
         where = f" on line {line}" if file.begins else ""
         raise InputError(
             f'Expected a quotation mark (") at the beginning of a cell of {file.shown} '
-            f"to have another one at the end of the cell; that{where} has none. Remove "
-            "it, or double the marks within the cell; if they follow a backslash, "
-            "write escape = '\\' below [input] of the schema."
+            "to have another one at the end of the cell, on the same line; "
+            f"that{where} has none. Remove it, or double the marks within the cell; if "
+            "they follow a backslash, write escape = '\\' below [input] of the schema. "
+            f"If cells have line ends, write Parquet: {_to_parquet(file, options)}"
         )
+
+
+def _to_parquet(file: InputFile, options: InputOptions) -> str:
+    """Returns a command that writes a text as Parquet, rows of several lines, too."""
+    delimiter = json.dumps(delimiter_of(file, options))
+    table = f"csv.read_csv({json.dumps(file.shown)}, parse_options=csv.ParseOptions("
+    program = (
+        f"from pyarrow import csv, parquet; parquet.write_table({table}"
+        f'delimiter={delimiter}, newlines_in_values=True)), "table.parquet")'
+    )
+    return f"python -c {shlex.quote(program)}"
 
 
 def _numbered(

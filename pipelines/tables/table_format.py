@@ -37,10 +37,8 @@ from pipelines.tables.convert import (
     as_array,
 )
 from pipelines.tables.file_parts import (
-    States,
     has_ascii_bytes,
     line_ranges,
-    range_leaves_open,
     row_group_ranges,
 )
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES
@@ -50,7 +48,6 @@ from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
     RawBlock,
-    delimiter_of,
     is_packed,
     parquet_schema,
     read_blocks,
@@ -176,7 +173,6 @@ class TableFormat:
             if file.size:
                 left_out.update(dict.fromkeys(self._check_columns(file)))
         self.left_out = tuple(left_out)
-        self.lines_are_rows = self._kind == PARQUET
 
     def _bounded(self, files: Sequence[InputFile]) -> Bounded | None:
         """Returns the note of the files that users are bounded, if there is one."""
@@ -217,22 +213,14 @@ class TableFormat:
         return read_blocks(file, self._kind, self._table.needed, self._table.input)
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
-        """Returns parts of a file; those of text may begin in a quotation.
-
-        Arguments as for ``Format.ranges``.
-        """
+        """Returns parts of a file; arguments as for ``Format.ranges``."""
         if file.size <= num_bytes:
             return [file]
         if self._kind == PARQUET:
             return row_group_ranges(file, num_bytes)
-        options = self._table.input
-        known = not options.escape and has_ascii_bytes(options.encoding)
-        can_be_read_from_within = known and not is_packed(file)
-        return line_ranges(file, num_bytes) if can_be_read_from_within else [file]
-
-    def leaves_open(self, part: InputFile) -> States:
-        """Returns whether a quotation is open after a part: see ``file_parts``."""
-        return range_leaves_open(part, delimiter_of(part, self._table.input))
+        if is_packed(file) or not has_ascii_bytes(self._table.input.encoding):
+            return [file]
+        return line_ranges(file, num_bytes)
 
     def parse(self, block: RawBlock) -> ParsedBlock:
         """Converts the columns of a block: see ``Format.parse``."""

@@ -6,13 +6,11 @@
     OUT/_prepared.json                 see ``prepared_files``
 
 Large files of the input are divided into ranges, each of which is one task.  There are
-three steps.  The first finds where quotations of a large text end, so that its ranges
-begin with rows.  The second converts every range to a piece of good rows, and counts
+two steps.  The first converts every range to a piece of good rows, and counts
 them, which decides the rows of each output file: so a split by shares is exact without
-holding the data.  The third writes each file from the pieces that have its rows; these
+holding the data.  The second writes each file from the pieces that have its rows; these
 are not compressed but mapped to memory, which costs less than reading text twice.
 
-    OUT.unfinished/SCRATCH/divided/   whether each range of text ends in a quotation
     OUT.unfinished/SCRATCH/counts/    counts of every converted range; sensitive
     OUT.unfinished/SCRATCH/pieces/    converted rows; sensitive
     OUT.unfinished/records/           records of the finished output files
@@ -27,7 +25,7 @@ Formal guarantees:
   - Those of ``unfinished`` and ``tasks``.  A table that is refused leaves nothing.
   - A file of the input that changes after it was listed, until it was converted, is
     refused.
-  - Every row is read once; text of more than one part is scanned once before.
+  - Every row is read once.
   - No message holds content of a row and, of a table with users, none says how many
     rows there are.
 
@@ -72,7 +70,6 @@ from pipelines.tables.convert import (
     rows_of_splits,
     summarize,
 )
-from pipelines.tables.job.division import DIVIDE, DIVIDED, Division
 from pipelines.tables.prepared_files import (
     FileRecord,
     open_writer,
@@ -84,7 +81,7 @@ from pipelines.tables.raw_files import InputFile, changed, check_unchanged, list
 _COUNTS, _PIECES, _RECORDS, _DATA = "counts", "pieces", "records", "data"
 
 #: Names of the steps, in order.
-_, CONVERT, WRITE = STEPS = (DIVIDE, "convert", "write")
+CONVERT, WRITE = STEPS = ("convert", "write")
 
 #: Approximate bytes of a part of a large file.
 _PART_BYTES = 128 << 20
@@ -399,15 +396,10 @@ def _divided(
     # Threads need not flush files that only they read, unless there was another boot.
     flush = runtime.run_tasks is not None
     scratch = folder.work / ("flushed" if flush else storage.boot_id())
-    for name in (DIVIDED, _COUNTS, _PIECES):
+    for name in (_COUNTS, _PIECES):
         (scratch / name).mkdir(parents=True, exist_ok=True)
-    division = Division(
-        ranges=tuple(itertools.chain(*ranges)), options=options, work=str(scratch)
-    )
-    if division.unknown:
-        runtime.run(division.step)
     return _Job(
-        files=division.parts(),
+        files=tuple(itertools.chain(*ranges)),
         options=options,
         work=str(folder.work),
         scratch=str(scratch),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import pathlib
 import re
+import shlex
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,7 @@ from pipelines.tables.criteo import CriteoFormat, PrepareOptions
 from pipelines.tables.file_parts import (
     Quotations,
     has_ascii_bytes,
-    join_rows,
-    leaves_open,
     line_ranges,
-    range_leaves_open,
     row_group_ranges,
 )
 from pipelines.tables.raw_files import InputFile, list_files, read_lines
@@ -34,7 +33,8 @@ from pipelines.tables.table_files import read_parquet, read_text
 from pipelines.tables.table_format import TableFormat, TableOptions
 
 NAMES = ("a", "b")
-#: What rows are made of: cells with marks within them, quoted line ends, and odd rows.
+#: Rows that are read, and what may make a text that is refused.
+LINES = ("x,y", "x", "", 'x,"y,z"', '"",""', '"a ""b""" ,5" long', 'x"y,"z"', "1,2,3")
 PIECES = ("x", ",", ",", '"', '""', '"y\n,z"', "\n", "\n", "\r\n", "\r", " ")
 
 
@@ -59,52 +59,40 @@ def rows_of(files: list[InputFile], options: InputOptions) -> list[Any]:
 
 
 @pytest.mark.parametrize("header", [(), NAMES])
+@pytest.mark.parametrize("escape", ["", "!"])
 def test_rows_of_parts_are_those_of_the_file(
-    header: tuple[str, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    header: tuple[str, ...], escape: str, tmp_path: pathlib.Path
 ) -> None:
-    # Of what the reader makes of marks within cells; most such texts are refused.
-    monkeypatch.setattr(table_files, "_refuse_open", lambda *_: None)
     random = np.random.default_rng(0)
-    options = InputOptions(header=header)
-    num_parts, num_quoted = 0, 0
-    for _ in range(30):
-        text = "".join(random.choice(PIECES, 60))
-        first = '"x\ny",2\n' if header else '"a",b\n'
-        text = f"\ufeff{first}{text}"
+    options = InputOptions(header=header, escape=escape)
+    num_parts, num_refused = 0, 0
+    for number in range(60):
+        lines = random.choice([*LINES, *(['1,"y!",z"'] if escape else [])], 20)
+        ends = random.choice(["\n", "\r\n", "\r"], 20)
+        odd = random.choice(PIECES) if number % 2 else ""
+        rows = "".join(map("".join, zip(lines, ends, strict=True)))
+        text = f'\ufeff"a",b\n{rows}{odd}\n{rows}'
         file = input_file(tmp_path / "table.csv", text.encode())
-        wanted = rows_of([file], options)
-        ranges = line_ranges(file, 1)
-        parts = join_rows(ranges, [range_leaves_open(r, ",") for r in ranges])
-        assert rows_of(parts, options) == wanted
+        parts = line_ranges(file, 1)
         assert sum(part.num_bytes for part in parts) == file.size
+        try:
+            wanted = rows_of([file], options)
+        except InputError:
+            num_refused += 1
+            with pytest.raises(InputError):
+                rows_of(parts, options)
+            continue
+        assert rows_of(parts, options) == wanted
         num_parts += len(parts)
-        num_quoted += len(ranges) - len(parts)
-    assert num_parts > 100
-    assert num_quoted > 100  # line ends at which a part may not begin
-
-
-@pytest.mark.parametrize(
-    ("lines", "after"),
-    [
-        (b"a,b\n", (False, True)),
-        (b'a,"b\n', (True, False)),
-        (b'a,"b""\n', (True, False)),
-        (b'a,b"\n', (False, False)),
-        (b'a,""\n', (False, True)),
-        (b'"""a\n', (True, False)),
-        (b'a;"b\n', (False, False)),
-    ],
-)
-def test_a_quotation_is_open_as_the_reader_sees_it(
-    lines: bytes, after: tuple[bool, bool]
-) -> None:
-    assert leaves_open(lines, ",") == after
+    assert num_parts > 300
+    assert num_refused > 5
 
 
 def strictly_quoted(text: str) -> bool:
-    """Whether Python's reader accepts the quotations of a text."""
+    """Whether Python's reader accepts the quotations of each line of a text."""
     try:
-        list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        for line in re.split("[\r\n]", text):
+            list(csv.reader([line], strict=True))
     except csv.Error:
         return False
     return True
@@ -133,8 +121,10 @@ def test_a_quotation_ends_with_its_cell(text: str, block: int) -> None:
     ("rows", "line"),
     [
         ('1,x\n2,"y\n3,z\n', 3),  # to the end of the file
+        ('1,x\n2,"y', 3),  # in the last line
         ('1,x\n2,"y\n3,"z"\n4,u\n', 3),  # to another cell
-        ('1,"two\nlines"\n2,"y\n', 4),
+        ('1,"two\nlines"\n2,y\n', 2),
+        ('1,x\n2,"two\rlines"\n', 3),
         ('1,5" pipe\n2,"y ""quoted"""\n3,"y" \n', 0),
     ],
 )
@@ -157,6 +147,20 @@ def test_marks_after_a_backslash_need_an_escape(tmp_path: pathlib.Path) -> None:
     assert len(rows_of([file], InputOptions(escape="\\"))) == 1
     with pytest.raises(InputError, match=r"line 2 .* escape = "):
         rows_of([file], InputOptions())
+    for line in (b'1,"two\\\nlines"', b"1,two\\\nlines", b"1,two\\\rlines"):
+        file = input_file(tmp_path / "t.csv", b"a,b\n" + line + b"\n")
+        with pytest.raises(InputError, match="that on line 2 has none"):
+            rows_of([file], InputOptions(escape="\\"))
+
+
+def test_the_command_for_rows_of_several_lines_works(tmp_path: pathlib.Path) -> None:
+    file = input_file(tmp_path / "it's.csv", b'a;b\n1;"two\nlines, 5"" long"\n')
+    with pytest.raises(InputError, match="on the same line") as refused:
+        rows_of([file], InputOptions(delimiter=";"))
+    command = str(refused.value).partition("write Parquet: python ")[2]
+    subprocess.run([sys.executable, *shlex.split(command)], cwd=tmp_path, check=True)
+    wanted = [{"a": 1, "b": 'two\nlines, 5" long'}]
+    assert pq.read_table(tmp_path / "table.parquet").to_pylist() == wanted
 
 
 def test_what_cannot_be_read_from_its_middle_is_one_part(
@@ -173,7 +177,7 @@ def test_what_cannot_be_read_from_its_middle_is_one_part(
     assert len(ranges("t.csv", data)) > 2
     assert len(ranges("t.csv", data, encoding="latin-1")) > 2
     assert len(ranges("t.csv.gz", gzip.compress(data * 99))) == 1
-    assert len(ranges("t.csv", data, escape="\\")) == 1
+    assert len(ranges("t.csv", data, escape="\\")) > 2
     assert len(ranges("t.csv", data.decode().encode("utf-16"), encoding="utf-16")) == 1
     criteo, text = CriteoFormat(PrepareOptions()), b"1\t\n" * 100
     assert len(criteo.ranges(input_file(tmp_path / "day", text), 50)) > 2

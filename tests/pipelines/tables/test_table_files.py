@@ -46,7 +46,7 @@ Row = dict[str, Any]
 def make_rows(count: int) -> list[Row]:
     """Rows whose ``id`` is their number, with missing values and awkward texts."""
     start = datetime.date(2020, 1, 1)
-    notes = ["plain", 'said "so",\nand left', "ünder the sea", None]
+    notes = ["plain", 'said "so", and left', "ünder the sea", None]
     return [
         {
             "id": number,
