@@ -7,9 +7,10 @@ label alone, not on where or when the block is read.
 Formal guarantees:
   - The files are read with the guarantees of ``input_files``.
   - Blocks are listed by name and number, in the same order on every machine.
-  - All files have the same columns and description and, if these say that users are
-    bounded, one folder, so that it is true of all rows together: tables bounded one by
-    one are refused, and so are several that were prepared of one.
+  - All files have the same columns and description.  If these say that users are
+    bounded, they are files of one folder with the footers that they were written with,
+    so that it is true of all rows together: tables bounded one by one are refused, as
+    are several that were prepared of one, and what other tools made of one.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
     raises.  It refuses a file whose footer is not the one that was listed, and a page
     that does not match its checksum, if it has one (`dpsgd prepare` writes checksums).
@@ -40,6 +41,7 @@ from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
+from pipelines.inputs.source_table import KEPT_NAME, written_footers
 from pipelines.inputs.type_kinds import not_numbers, with_nulls
 from pipelines.sampling.samplers import BlockRows
 
@@ -426,11 +428,6 @@ def _check_bounded(dataset: Dataset, pattern: str) -> None:
     check_count(bounded, dataset.num_rows, f"--input {pattern}")
     blocks = (block for block in dataset.blocks if block.num_rows)
     check_once({block.path: dataset.footers[block.name] for block in blocks})
-    if bounded.user_column in [column.name for column in dataset.columns]:
-        raise InputError(
-            f"Expected no column {bounded.user_column} in --input {pattern}: it held "
-            "the ids of users. Drop it, or run `dpsgd bound` again."
-        )
 
 
 def check_count(bounded: Bounded, num_rows: int, option: str) -> None:
@@ -464,27 +461,37 @@ def check_files_once(paths: Iterable[str]) -> int:
 
 
 def check_once(footers: Mapping[str, str]) -> None:
-    """Refuses files that may hold rows of bounded users twice.
+    """Refuses files that may hold other rows of bounded users than were written.
 
-    A table may be prepared several times, each time with the note of one `dpsgd bound`.
+    Other tools keep the note in what they make of a table; a table may be prepared
+    several times, each time with the note of one `dpsgd bound`.
 
     Args:
       footers: Path of each file with rows -> its ``footer_digest``.
 
     Raises:
-      InputError: the files are of several folders, or one is a copy.
+      InputError: the files are of several folders, or not as they were written there.
     """
-    if len({os.path.dirname(path) for path in footers}) > 1:
+    found: dict[str, dict[str, str]] = {}
+    for path, footer in footers.items():
+        real = path if is_remote(path) else os.path.realpath(path)
+        folder, _, name = real.rpartition("/")
+        found.setdefault(folder, {})[name] = footer
+    if len(found) > 1:
         raise InputError(
             "Expected --input to be one folder of rows of users whom `dpsgd bound` "
             "bounded: rows of several may be the same. Give the folder that it, or "
             "`dpsgd prepare`, wrote."
         )
-    if len(set(footers.values())) < len(footers):
-        raise InputError(
-            "Expected each file of --input once; one is there with a copy, and so are "
-            "its rows of users whom `dpsgd bound` bounded. Remove the copy."
-        )
+    for folder, files in found.items():
+        others = sorted(dict(files.items() - written_footers(folder).items()))
+        if others:
+            raise InputError(
+                f"Expected {others[0]} in {folder} to be as `dpsgd bound`, or `dpsgd "
+                "prepare`, wrote it: in a file that was copied, joined or made by "
+                "another tool a user may have more rows than its note says. Give the "
+                f"folder that it wrote, with its {KEPT_NAME} or {PREPARED_NAME}."
+            )
 
 
 def values_of(array: pa.Array, column: Column, place: str = "") -> np.ndarray:

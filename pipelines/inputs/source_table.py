@@ -7,7 +7,7 @@ Formal guarantees:
   - Two inputs with one source file in common have a digest in common.
   - Of prepared rows the sources are the files that were read, also if `dpsgd bound` has
     bounded users since; of others the files.
-  - Of files that were moved there since, both; they have no division.
+  - Of files that were moved or written there since, both; they have no division.
   - Preparations whose ``division`` is equal put a row into one part, if they read the
     same files: it commits to their order, the split, how the cells that decide it are
     read, and the size of each part.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Bytes and number of the samples of a text.
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
 _PARQUET_END = b"PAR1"
-SOURCES = "sources"
+SOURCES, FOOTERS = "sources", "footers"
 #: Beside rows that `dpsgd bound` wrote: the table that they are from.  Sensitive.
 KEPT_NAME = "_source.json"
 
@@ -123,8 +123,37 @@ def keep_table(folder: pathlib.Path, table: SourceTable) -> None:
       folder: Folder of the rows.
       table: The table.
     """
-    fields = pretty_json(dataclasses.asdict(table))
-    storage.write_atomically(folder / KEPT_NAME, fields, mode=0o600)
+    footers = footers_of(folder, (path.name for path in folder.glob("*.parquet")))
+    fields = {**dataclasses.asdict(table), FOOTERS: footers}
+    storage.write_atomically(folder / KEPT_NAME, pretty_json(fields), mode=0o600)
+
+
+def footers_of(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+    """Returns name -> `footer_digest` of files in a folder.  Sensitive."""
+    from pipelines.inputs.parquet_blocks import footer_digest  # after --help
+
+    return {name: footer_digest(str(folder / name)) for name in names}
+
+
+def written_footers(folder: str) -> dict[str, str]:
+    """Returns name -> `footer_digest` of the files of a folder as they were written.
+
+    Args:
+      folder: What `dpsgd bound` wrote, or a part of what `dpsgd prepare` wrote; of
+        others nothing is known.  Sensitive.
+    """
+    above, _, part = folder.rpartition("/")
+    for path, prefix in ((join(folder, KEPT_NAME), ""), (_record(above), f"{part}/")):
+        if storage.exists(path):
+            found = read_json(path).get(FOOTERS, {})
+            return {name.removeprefix(prefix): each for name, each in found.items()}
+    return {}
+
+
+def _record(folder: str) -> str:
+    from pipelines.inputs.parquet_blocks import PREPARED_NAME  # after --help
+
+    return join(folder, PREPARED_NAME)
 
 
 def _kept(folder: str) -> SourceTable | None:
@@ -133,29 +162,30 @@ def _kept(folder: str) -> SourceTable | None:
     if not storage.exists(path):
         return None
     try:
-        return SourceTable.from_json(read_json(path))
+        found = read_json(path)
+        found.pop(FOOTERS, None)
+        return SourceTable.from_json(found)
     except (InputError, TypeError, AttributeError):
         return SourceTable(sources=())  # its owner alone may read it
 
 
 def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
     """Returns the table of a part of prepared data; None if its record is not there."""
-    from pipelines.inputs.parquet_blocks import PREPARED_NAME  # after --help
-
-    path = join(folder, PREPARED_NAME)
+    path = _record(folder)
     if not storage.exists(path):
         return None
     try:
         record = read_json(path)
         sources, dataset = record["settings"].get(SOURCES, ()), record["dataset"]
         sizes: collections.Counter[str] = collections.Counter()
-        written = {name: file["num_rows"] for name, file in record["files"].items()}
-        for name, num_rows in written.items():
-            sizes[name.partition("/")[0]] += num_rows
+        for name, file in record["files"].items():
+            sizes[name.partition("/")[0]] += file["num_rows"]
+        written = record[FOOTERS].items()
     except (InputError, KeyError, TypeError, AttributeError):
         return SourceTable(sources=())  # its owner alone may read it
-    found = {f"{part}/{os.path.basename(name)}": n for name, n in listing.files.items()}
-    if not found.items() <= written.items():  # such as files of another part
+    footers = listing.footers.items()
+    found = {f"{part}/{os.path.basename(name)}": each for name, each in footers}
+    if not found.items() <= written:  # such as files of another part
         return SourceTable(sources=(*sources, *listing.footers.values()))
     has_users = "max_examples_per_user" in record["settings"] or BOUNDED in dataset
     division = {

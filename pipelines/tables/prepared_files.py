@@ -39,10 +39,11 @@ from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import flush_to_disk, write_atomically
 from pipelines.inputs.parquet_blocks import PREPARED_NAME, description_of, without_note
+from pipelines.inputs.source_table import FOOTERS, footers_of
 
 RECORD_NAME = PREPARED_NAME
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
-_FIELDS = ("dataset", "settings", "files", "fingerprint")
+_FIELDS = ("dataset", "settings", "files", FOOTERS, "fingerprint")
 
 #: Maximum bytes of a row group: the batch job holds a few at a time.
 ROW_GROUP_BYTES = 64 << 20
@@ -134,6 +135,7 @@ def write_record(
         "dataset": description_of(schema, RECORD_NAME),
         "settings": dict(settings),
         "files": {name: dataclasses.asdict(each) for name, each in files.items()},
+        FOOTERS: footers_of(folder, files),
     }
     fields = {**header(**_HEADER), **record, "fingerprint": fingerprint(record)}
     write_atomically(folder / RECORD_NAME, pretty_json(fields), mode=0o600)

@@ -24,10 +24,11 @@ from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import BatchFile, FileChecksum, Manifest
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.tfrecord import write_record
+from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.key_files import create_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
-from pipelines.inputs.source_table import SourceTable
+from pipelines.inputs.source_table import SourceTable, keep_table
 from trainer import models
 from trainer.core.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
@@ -201,6 +202,8 @@ def write_held_out(
     table = pa.table(dict(zip([c.name for c in columns], arrays, strict=True)))
     table = table.replace_schema_metadata({DATASET_METADATA_KEY: json.dumps(dataset)})
     pq.write_table(table, path / "part-00000.parquet", row_group_size=100)
+    if BOUNDED in dataset:
+        keep_table(path, TABLE)
     return path
 
 

@@ -83,7 +83,8 @@ def _edit(data: pathlib.Path, change: Callable[[Any], None], *, sign: bool) -> N
     fields = json.loads((data / RECORD_NAME).read_text())
     change(fields)
     if sign:
-        kept = {name: fields[name] for name in ("dataset", "settings", "files")}
+        others = ("format", "version", "fingerprint")
+        kept = {name: each for name, each in fields.items() if name not in others}
         fields["fingerprint"] = fingerprint(kept)
     (data / RECORD_NAME).write_text(json.dumps(fields))
 

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import pathlib
 import re
+import shutil
 from typing import Any
 
 import numpy as np
@@ -414,24 +415,65 @@ def test_a_shared_key_is_refused(
         write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
 
 
-def test_more_rows_or_a_user_column_are_refused(
-    table: pathlib.Path, bounded: pathlib.Path, tmp_path: pathlib.Path
+def _refused(folder: pathlib.Path, message: str = "may have more rows than") -> None:
+    options = TableOptions(schema=Schema.read(folder.parent / "schema.toml"))
+    for read in (list_blocks, lambda path: prepare(path, folder.parent / "x", options)):
+        with pytest.raises(InputError, match=message):
+            read(str(folder))
+
+
+def test_what_another_tool_made_of_a_bounded_table_is_refused(
+    tmp_path: pathlib.Path,
 ) -> None:
-    found = pq.read_table(bounded)
-    note = found.schema.metadata
-    rows = pa.table({"row": np.arange(ROWS + 1)}).replace_schema_metadata(note)
-    pq.write_table(rows, tmp_path / "more.parquet")
-    with pytest.raises(InputError, match="at most the num_examples=1200"):
-        list_blocks(str(tmp_path / "more.parquet"))
-    ids = found.append_column("user", pa.array(np.zeros(len(found), int)))
-    pq.write_table(ids, tmp_path / "ids.parquet")
-    with pytest.raises(InputError, match="Expected no column user"):
-        list_blocks(str(tmp_path / "ids.parquet"))
-    (tmp_path / "twice").mkdir()
-    for name in ("a", "b"):
-        pq.write_table(found.slice(0, 90), tmp_path / "twice" / f"{name}.parquet")
-    with pytest.raises(InputError, match="Remove the copy"):
-        list_blocks(str(tmp_path / "twice"))
+    """It keeps the note; of a user it may hold more rows."""
+    rows = pa.table({"user": USERS, "row": np.arange(ROWS), "y": USERS % 2})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    bounded = tmp_path / "out"
+    bound(str(tmp_path / "a.parquet"), bounded, SETTINGS)
+    part = bounded / "part-00000.parquet"
+    found = pq.read_table(part)
+    for made in (
+        found,
+        found.slice(1),
+        found.append_column("z", found["y"]),
+        pa.concat_tables([found, found.slice(0, 1)]),
+    ):
+        for place in ("alone", "copy"):  # the copy has a record of the files
+            if place == "copy":
+                shutil.copytree(bounded, tmp_path / place)
+            (tmp_path / place).mkdir(exist_ok=True)
+            pq.write_table(made, tmp_path / place / part.name)
+            _refused(tmp_path / place)
+            shutil.rmtree(tmp_path / place)
+    shutil.copytree(bounded, tmp_path / "whole")
+    assert list_blocks(str(tmp_path / "whole")).bounded is not None
+    shutil.copy(part, bounded / "part-1.parquet")
+    _refused(bounded)
+
+
+def test_a_file_of_another_preparation_of_a_bounded_table_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Its rows may be those of a file that is there, in other row groups."""
+    rows = pa.table({"user": USERS, "row": np.arange(ROWS), "y": USERS % 2})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    most = dataclasses.replace(SETTINGS, num_examples=10 * ROWS)
+    bound(str(tmp_path / "a.parquet"), tmp_path / "out", most)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    schema, links = Schema.read(tmp_path / "schema.toml"), tmp_path / "links"
+    links.mkdir()
+    for size in (100, 200):
+        options = TableOptions(schema=schema, row_group_rows=size)
+        prepare(str(tmp_path / "out"), tmp_path / f"by-{size}", options)
+        part = tmp_path / f"by-{size}" / "train" / "part-00000.parquet"
+        (links / f"{size}.parquet").symlink_to(part)
+        assert list_blocks(str(links / f"{size}.parquet")).bounded is not None
+    _refused(links, "to be one folder of rows of users")
+    both = tmp_path / "by-100" / "train"
+    shutil.copy(part, both / "part-00001.parquet")
+    with pytest.raises(InputError, match="may have more rows than"):
+        list_blocks(str(both))
 
 
 def test_tables_bounded_one_by_one_are_refused_together(
@@ -482,12 +524,6 @@ def test_prepare_keeps_the_note_of_text(tmp_path: pathlib.Path) -> None:
         json.loads(found.schema.metadata[DATASET_METADATA_KEY])
     )
     assert train.num_rows < train.num_examples == ROWS
-    (tmp_path / "out" / "part-1.parquet").write_bytes(
-        (tmp_path / "out" / "part-00000.parquet").read_bytes()
-    )
-    with pytest.raises(InputError, match="Remove the copy"):
-        prepare(str(tmp_path / "out"), tmp_path / "x", options)
-    (tmp_path / "out" / "part-1.parquet").unlink()
     by_fraction = dataclasses.replace(options.schema, split=Split())
     with pytest.raises(InputError, match="whose users are bounded: where a split"):
         prepare(str(tmp_path / "out"), tmp_path / "x", TableOptions(schema=by_fraction))
