@@ -29,72 +29,6 @@ from accounting.core.validation import InputError
 from pipelines.files.stopping import StoppedError, stoppable
 
 
-class Process:
-    """A running call; arguments as for `call`.
-
-    ``multiprocessing.connection.wait`` accepts it.
-    """
-
-    def __init__(self, function: str, *arguments: Any) -> None:
-        self._function = function
-        # "" stands for the current folder of this process.
-        path = os.pathsep.join(filter(None, sys.path))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, function],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        self._input, self._results = self._process.stdin, self._process.stdout
-        assert self._input is not None
-        # A process that has ended already is reported by its exit status.
-        with contextlib.suppress(BrokenPipeError):
-            self._input.write(pickle.dumps(arguments))
-            self._input.flush()
-
-    def fileno(self) -> int:
-        """Returns a file descriptor that is readable once there is a result."""
-        assert self._results is not None
-        return self._results.fileno()
-
-    def result(self) -> Any:
-        """Waits for the end, and returns the result; raises as ``call`` does."""
-        assert self._results is not None
-        sent = self._results.read()
-        status = self._process.wait()
-        self._close()
-        if status:
-            raise InputError(
-                f"Expected {self._function} to end with a result; the exit status of "
-                f"its process is {status}. What it said is above."
-            )
-        result, error = pickle.loads(sent)
-        if error is not None:
-            raise error
-        return result
-
-    def stop(self) -> None:
-        """Asks the process to end, by SIGTERM."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        self._process.kill()
-
-    def wait(self) -> None:
-        """Waits for the end, whatever the result."""
-        self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        assert self._input is not None
-        assert self._results is not None
-        # The other process takes the end of this pipe for the end of its caller.
-        with contextlib.suppress(BrokenPipeError):
-            self._input.close()
-        self._results.close()
-
-
 def call(function: str, *arguments: Any) -> Any:
     """Calls a function in a separate process and returns its result.
 
@@ -109,12 +43,43 @@ def call(function: str, *arguments: Any) -> Any:
     Raises:
       InputError: the function raised it, or its process ended without a result.
     """
-    process = Process(function, *arguments)
-    try:
-        return process.result()
-    finally:
-        process.kill()  # if it has not ended
-        process.wait()
+    # "" stands for the current folder of this process.
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__, function],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        try:
+            sent = _exchanged(process, pickle.dumps(arguments))
+        finally:
+            process.kill()  # if it has not ended
+    if process.returncode:
+        raise InputError(
+            f"Expected {function} to end with a result; the exit status of its process "
+            f"is {process.returncode}. What it said is above."
+        )
+    result, error = pickle.loads(sent)
+    if error is not None:
+        raise error
+    return result
+
+
+def _exchanged(process: subprocess.Popen[bytes], arguments: bytes) -> bytes:
+    """Sends arguments, waits for the end, and returns what was sent back."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    # A process that has ended already is reported by its exit status.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(arguments)
+        process.stdin.flush()
+    # It stays open: the other process takes its end for the end of its caller.
+    sent = process.stdout.read()
+    process.wait()
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    return sent
 
 
 def _main() -> None:

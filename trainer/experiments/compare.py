@@ -26,7 +26,6 @@ import itertools
 from accounting.core import deltas
 from pipelines.job.batch_settings import MAKE_BATCHES
 from pipelines.users.bound_folder import refuse_text
-from trainer.experiments.comparison import jobs as compare_jobs
 from trainer.experiments.comparison import noise as compare_noise
 from trainer.experiments.comparison.case import Case, without_repetition
 from trainer.experiments.comparison.levels import (
@@ -54,7 +53,6 @@ def compare(
       InputError: before any batch is made, if the trainer would refuse a run; later, if
         existing batches or runs have other settings.
     """
-    compare_jobs.check_jobs(settings)
     if settings.users is not None:
         refuse_text(settings.source, settings.users.user_column)
     settings = settled(settings)
@@ -77,8 +75,9 @@ def compare(
         name = case.name_of_batches(seed)
         runs.make_batches(name, case.batches, plan, data.settings.source)
     asked = [(case, seed) for (case, _), seed in trials]
-    _train(settings, runs, asked, say)
-    results = [(case, runs.result(case.trial(seed))) for case, seed in asked]
+    left = [runs.unfinished(case.trial(seed)) for case, seed in asked]
+    say(f"{len(left) - left.count(None)} of {len(left)} runs are left")
+    results = [(case, runs.run(case.trial(seed))) for case, seed in asked]
     return report(summarise(results, metric=settings.metric), notes)
 
 
@@ -97,23 +96,3 @@ def _find_cases(
     for note in notes:
         say(note)
     return found, list(notes)
-
-
-def _train(
-    settings: ComparisonSettings, runs: Runs, trials: list[tuple[Case, int]], say: Say
-) -> None:
-    found = [(case, runs.unfinished(case.trial(seed))) for case, seed in trials]
-    left = [(case, request) for case, request in found if request is not None]
-    if len(left) < len(found):
-        say(f"{len(found) - len(left)} of {len(found)} runs are done already")
-    if settings.jobs == 1:
-        compare_jobs.train_one_by_one([request for _, request in left], say)
-        return
-    # Large batches first: they are likely to take the most memory.
-    left.sort(key=lambda one: -one[0].batches.expected_batch_size)
-    compare_jobs.train_at_once(
-        [request for _, request in left],
-        jobs=settings.jobs,
-        memory_limit=settings.memory_limit,
-        say=say,
-    )

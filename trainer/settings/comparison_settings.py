@@ -175,9 +175,6 @@ class ComparisonSettings(Experiment):
       users: Sampling of rows or users, and numbers of rows per user; None to sample
         ``source`` without bounds on users.  Batch sizes are then numbers of rows; see
         ``comparison.levels``.
-      jobs: Maximum number of training runs at once, each in its own process; 1 trains
-        in this process.
-      memory_limit: Bytes of all concurrent runs; fewer start where they need more.
     """
 
     batches: tuple[BatchSettings, ...]
@@ -185,8 +182,6 @@ class ComparisonSettings(Experiment):
     samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
     noise: tuple[str, ...] = (SAME,)
     users: UserLevels | None = None
-    jobs: int = setting(1, at_least=1)
-    memory_limit: int = 4 << 30
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,7 +194,6 @@ class ComparisonSettings(Experiment):
                 "Expected samplers, batches, methods and noise to compare; got none."
             )
         self._check_rules()
-        check_int("memory_limit", self.memory_limit, at_least=1)
         for each in self.trained:
             check_seed(each)
         if len(self.deltas) > 1:

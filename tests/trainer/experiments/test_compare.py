@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,6 @@ from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import prepared_schema
 from tests.trainer.conftest import write_held_out
 from tests.trainer.experiments.conftest import PRIVATE, Work
-from tests.warm_processes import warm_python
 from trainer.cli.experiments.compare_commands import compare
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import runs as compare_runs
@@ -125,24 +123,6 @@ def test_settings_that_a_name_does_not_tell_apart_are_refused_before_any_batch(
     assert not work.batches
 
 
-@pytest.mark.thorough
-def test_runs_at_once_have_the_results_of_runs_one_by_one(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
-    small = dataclasses.replace(NON_PRIVATE, hidden=(4,), embedding_dim=2)
-    settings = make_settings(trained=(small,), seeds=2, samplers=("truncated-poisson",))
-    serial = library.compare(settings)
-    (tmp_path / "out/runs").rename(tmp_path / "serial")
-    monkeypatch.setattr(sys, "executable", os.fspath(warm_python()))
-    parallel = library.compare(dataclasses.replace(settings, jobs=2))
-    assert parallel.to_json() == serial.to_json()
-    for run in (tmp_path / "out/runs").glob("*seed?"):
-        for name in ("metrics.json", "curve.json"):
-            of_serial = tmp_path / "serial" / run.name / name
-            assert (run / name).read_bytes() == of_serial.read_bytes()
-
-
 def _compare(*arguments: str) -> Result:
     return CliRunner().invoke(compare, list(arguments))
 
@@ -209,7 +189,7 @@ def test_flags_and_settings_ask_for_the_same(
         "--epochs", "1,2", "--epsilon=1", "--epsilon=2,3", "--noise=own,optimistic",
         "--method=dp-sgd,model-mix", "--l2-norm-clip=1,3", "--learning-rate", "0.1,0.2",
         "--for", "model-mix", "--optimizer sgd --learning-rate 2 --mix-width 0.1,0.2",
-        "--sampler=poisson", "--jobs=3", "--memory-limit=1GiB",
+        "--sampler=poisson",
         "--user-column=who", "--max-examples-per-user=1,5", "--num-users=90",
         "--num-examples", "90,300", "--sample=users",
     )  # fmt: skip
@@ -222,8 +202,7 @@ def test_flags_and_settings_ask_for_the_same(
           for clip, width in _pairs((1, 3), (0.1, 0.2))),
     ]  # fmt: skip
     expected = dataclasses.replace(
-        settings, samplers=("poisson",), noise=(OWN, OPTIMISTIC), jobs=3,
-        memory_limit=1 << 30,
+        settings, samplers=("poisson",), noise=(OWN, OPTIMISTIC),
         users=UserLevels(
             user_column="who", max_examples_per_user=(1, 5), num_users=90,
             num_examples=(90, 300), sampled=("users",),
@@ -269,7 +248,6 @@ def test_held_out_files_that_do_not_match_are_refused_before_any_noise_is_comput
         ({"trained": ()}, "to compare; got none"),
         ({"noise": ()}, "to compare; got none"),
         ({"noise": ("most",)}, "noise='most' to be one of same, own, optimistic"),
-        ({"memory_limit": 0}, "memory_limit=0 >= 1"),
         (
             {"trained": (dataclasses.replace(PRIVATE, init_seed=3),)},
             "init_seed=3 is set",

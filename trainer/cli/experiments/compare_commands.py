@@ -95,11 +95,6 @@ from trainer.settings.train_settings import TrainSettings
     metavar="METHOD FLAGS",
     help="Flags of `dpsgd train` for one method only; may be repeated.",
 )
-@shared_options.memory_limit(
-    "Memory of all runs at once, which may limit them to fewer than --jobs.",
-    default="4GiB",
-    show_default=True,
-)
 def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     """Trains with several samplers, methods and settings, and compares the models.
 
@@ -125,7 +120,7 @@ def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     Examples, the question of the paper, and ModelMix and DP-SGD:
       dpsgd compare --input data/train --eval data/test --out comparison \\
           --noise own,optimistic --epsilon 1,2,4 --delta 1e-7 \\
-          --batch-size 1024 --epochs 1,5 --jobs 2
+          --batch-size 1024 --epochs 1,5
       dpsgd compare --input data/train --eval data/test --out mixed \\
           --sampler truncated-poisson --method dp-sgd,model-mix \\
           --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 3 \\
@@ -153,7 +148,6 @@ def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     return ComparisonSettings(
         **setting_flags.take(flags, ComparisonSettings),
         **beside[0],
-        memory_limit=flags["memory_limit"],
         samplers=flags["samplers"] or default,
         users=users,
         noise=flags["rules"],
