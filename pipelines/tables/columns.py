@@ -29,7 +29,7 @@ from pipelines.core.users.user_ids import is_text
 from pipelines.inputs.type_kinds import is_list, kind_of_type
 from pipelines.tables.cells.cells import Cells, any_of_row, elements, nulls, padded
 from pipelines.tables.cells.dates import microseconds, part_of, since_1970, times_of
-from pipelines.tables.cells.values import numbers_of, texts_of
+from pipelines.tables.cells.values import numbers_of, rounded_texts, texts_of
 from pipelines.tables.schema import column_kinds as kinds
 from pipelines.tables.schema.schema import HASH, Schema
 
@@ -323,6 +323,10 @@ def _users(cells: Cells) -> pa.Array:
     """Returns ids as texts, equal for equal ids of any type."""
     texts, bad = texts_of(cells)
     cells.fault(bad | nulls(texts), "is missing, or no whole number or text")
+    cells.fault(
+        rounded_texts(cells),
+        "is a number that floating point rounds; write ids as integers or texts",
+    )
     return texts
 
 

@@ -10,7 +10,8 @@ Formal guarantees:
     each text that pandas, polars, DuckDB, Spark and Arrow write for it.
   - -0 is 0.  NaN is missing, and so is a value that equals a missing value.
   - A number has a text only if it is whole and its type tells it from its neighbours;
-    a text that is no number is its own.
+    a text that is no number is its own, and so is one of a rounded number: see
+    ``rounded_texts``.
 
 Sensitive: cells.  Public: everything else.
 """
@@ -26,7 +27,13 @@ import pyarrow.compute as pc
 
 from pipelines.core.users.user_ids import is_text
 from pipelines.tables.cells.cells import Cells, cast, with_points
-from pipelines.tables.schema.fields import EXPONENT, ONE_TEXT, WHOLE_NUMBER, digits_of
+from pipelines.tables.schema.fields import (
+    EXPONENT,
+    MOST_EXACT,
+    ONE_TEXT,
+    WHOLE_NUMBER,
+    digits_of,
+)
 
 _LARGE = pa.large_string()
 _SPECIAL = pa.array(list(ONE_TEXT), _LARGE)
@@ -121,6 +128,24 @@ def one_text(texts: pa.Array, decimal: str = ".") -> pa.Array:
     return pc.if_else(
         special, _MEANT.take(pc.index_in(texts, value_set=_SPECIAL)), texts
     )
+
+
+def rounded_texts(cells: Cells) -> np.ndarray:
+    """Returns which texts are of floating-point numbers that have lost digits.
+
+    Programs write them with an exponent or a point; ids that they were before are
+    other texts.
+
+    Args:
+      cells: Cells of any type.
+    """
+    texts = cells.with_points
+    if not is_text(texts.type):
+        return np.zeros(len(cells), bool)
+    is_float = pc.match_substring_regex(texts, f"{EXPONENT}|{WHOLE_NUMBER}")
+    numbers = pc.if_else(is_float, texts, pa.scalar("0", _LARGE)).cast(pa.float64())
+    large: np.ndarray = np.abs(numbers.to_numpy(zero_copy_only=False)) >= MOST_EXACT
+    return large
 
 
 def _with_digits(texts: pa.Array, decimal: str) -> pa.Array:

@@ -34,7 +34,7 @@ ONE_TEXT = {
     "NaN": None,
 }
 #: From here on, floating-point numbers have neighbours that are not written.
-_MOST_EXACT = 2**53
+MOST_EXACT = 2**53
 _SPACES = " \t\n\v\f\r"
 
 
@@ -223,7 +223,7 @@ def digits_of(text: str) -> str:
       ('12345678', '5e-1', '0')
     """
     value = decimal.Decimal(text)
-    exact = abs(value) < _MOST_EXACT and value == value.to_integral_value()
+    exact = abs(value) < MOST_EXACT and value == value.to_integral_value()
     return str(int(value)) if exact else text
 
 

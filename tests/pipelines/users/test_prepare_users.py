@@ -300,6 +300,22 @@ def test_a_user_that_is_no_whole_number_is_malformed(run: Run) -> None:
         assert f"few.parquet:{row}: person is missing, or no whole number" in ran.err
 
 
+@pytest.mark.parametrize(
+    "rounded", ["1.2345678901234568e+17", "123456789012345680.0", "-9.1E18"]
+)
+def test_a_user_that_floating_point_rounded_is_malformed(
+    run: Run, rounded: str
+) -> None:
+    """It stands in another file with all of its digits, as another user."""
+    head, exact = "person,row,y\n", "123456789012345678,0.5,1\n1e99,0.5,1\n"
+    pathlib.Path("table.csv").write_text(f"{head}{exact}{rounded},0.5,0\n7.0,0,0\n")
+    found = run("--input table.csv")
+    assert found.code == 2
+    assert "table.csv:4: person is a number that floating point rounds" in found.err
+    assert found.err.count("table.csv:") == 1
+    assert rounded not in found.err
+
+
 def test_a_schema_of_users_is_not_prepared_without_a_bound(run: Run) -> None:
     with pytest.raises(InputError, match="column person of kind user to be bounded"):
         prepare("table.csv", "out", TableOptions(schema=Schema.read("schema.toml")))
