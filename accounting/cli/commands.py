@@ -45,7 +45,7 @@ from accounting.core import neighboring_relation
     type=click.Choice(
         (
             "batch-size", "epsilon", "epochs", "delta", "noise-multiplier",
-            "num-steps", "num-examples", "max-examples-per-user",
+            "num-steps", "num-examples",
         )
     ),
     help="Vary one parameter, and show where the order of two samplers flips.  At "
@@ -55,7 +55,7 @@ from accounting.core import neighboring_relation
     "--values",
     type=NumberList(float, example="1,2,4"),
     metavar="V1,V2,...",
-    help="Values of the swept parameter.",
+    help="Values of the swept parameter; needed with --sweep.",
 )
 @click.option(
     "--tan",
@@ -91,7 +91,8 @@ def plan_command(**flags: Any) -> None:
           --epsilon 5 --delta 2.7e-8
     The same as a plot against the batch size:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
-          --epsilon 5 --delta 2.7e-8 --sweep batch-size --plot noise.png
+          --epsilon 5 --delta 2.7e-8 --sweep batch-size \\
+          --values 4096,16384,65536 --plot noise.png
     The noise that users with up to 10 examples need:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8 --sampler truncated-poisson \\

@@ -116,13 +116,8 @@ def _for_users(sampler: str, counts: tuple[int, ...]) -> list[SweepLine]:
 def _over_users(flags: dict[str, Any]) -> dict[str, Any]:
     """Returns flags with several numbers of examples per user turned into a sweep."""
     counts = _several_counts(flags)
-    if not counts or flags["sweep"] not in (None, USERS_AXIS):
+    if not counts or flags["sweep"] is not None:
         return flags
-    if flags["values"] is not None:
-        raise InputError(
-            f"Expected no --values beside {len(counts)} values of "
-            "--max-examples-per-user, which are swept over. Omit --values."
-        )
     values = tuple(map(float, counts))
     swept = {"sweep": USERS_AXIS, "values": values, "max_examples_per_user": (1,)}
     return {**flags, **swept}
@@ -181,7 +176,7 @@ def _tuning(question: Question, flags: dict[str, Any]) -> None:
 
 def _sweep(question: Question, flags: dict[str, Any]) -> None:
     axis, plot = flags["sweep"], flags["plot"]
-    values = axes.check_values(question, axis, flags["values"])
+    values = axes.check_values(axis, flags["values"])
     if axis == "delta":
         for value in values:
             deltas.check(value, allow_large=flags["allow_large_delta"])
@@ -243,6 +238,7 @@ def _check_flags(flags: dict[str, Any]) -> None:
     """
     needs = (
         ("values", "sweep", "--sweep"),
+        ("sweep", "values", "--values"),
         ("tan", "sweep", "--sweep"),
         ("also_num_steps", "tan", "--tan"),
     )
@@ -263,7 +259,7 @@ def _check_flags(flags: dict[str, Any]) -> None:
         raise InputError(
             "Expected --tan or --mix-width, not both: TAN is for DP-SGD. Omit one."
         )
-    if flags["tan"] and _is_of_users(flags):
+    if flags["tan"] and max(flags["max_examples_per_user"]) > 1:
         raise InputError(
             "Expected --tan or users with several examples, not both: TAN is for one "
             "example. Omit --max-examples-per-user."
@@ -289,10 +285,6 @@ def _check_tuning(flags: dict[str, Any]) -> None:
             f"Expected --runs or {given[0]}, not both: a price is for one plan. Omit "
             "one."
         )
-
-
-def _is_of_users(flags: dict[str, Any]) -> bool:
-    return flags["sweep"] == USERS_AXIS or max(flags["max_examples_per_user"]) > 1
 
 
 def _question(flags: dict[str, Any]) -> Question:

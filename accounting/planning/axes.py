@@ -25,7 +25,6 @@ class Axis:
     Attributes:
       label: Name on the axis of a plot.
       whole: Whether values are integers.
-      defaults: Question -> values.
       change: (question, value) -> the question at that value.  Refuses a value that is
         out of range.
       read: Question -> its value.
@@ -34,7 +33,6 @@ class Axis:
 
     label: str
     whole: bool
-    defaults: Callable[[Question], tuple[float, ...]]
     change: Callable[[Question, Any], Question]
     read: Callable[[Question], float | None]
     linear: bool = False
@@ -104,60 +102,23 @@ def _with_count(question: Question, value: int) -> Question:
     return dataclasses.replace(question, max_examples_per_user=count)
 
 
-def _batch_sizes(question: Question) -> tuple[float, ...]:
-    sizes = [question.expected_batch_size * 2.0**power for power in range(-4, 5)]
-    most = question.num_examples / 2
-    found = tuple(size for size in sizes if size.is_integer() and 1 <= size <= most)
-    if not found:
-        raise InputError(
-            f"Expected num_examples={question.num_examples} >= 2 for a sweep over "
-            "batch sizes, which are at most half of it. Sweep over epsilon or epochs."
-        )
-    return found
-
-
-def _numbers_of_examples(question: Question) -> tuple[float, ...]:
-    number = question.num_examples
-    numbers = (number // 4, number // 2, number, 2 * number, 4 * number, 8 * number)
-    return tuple(n for n in numbers if n >= question.expected_batch_size)
-
-
-def _numbers_of_steps(question: Question) -> tuple[float, ...]:
-    steps = question.num_steps
-    return tuple(sorted({-(-steps * part // 8) for part in range(1, 9)}))
-
-
-def _deltas(question: Question) -> tuple[float, ...]:
-    powers = [question.delta * 10.0**power for power in range(-3, 4)]
-    return tuple(delta for delta in powers if delta < 0.01) or (question.delta,)
-
-
-_EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0, 32.0)
-_EPOCHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-_COUNTS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
-#: On both sides of the privacy wall near 2.
-_NOISE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
-
 #: What can be varied, by name.
 AXES = {
     "batch-size": Axis(
         label="expected batch size",
         whole=True,
-        defaults=_batch_sizes,
         change=_with_batch_size,
         read=lambda question: question.expected_batch_size,
     ),
     "epsilon": Axis(
         label="epsilon",
         whole=False,
-        defaults=lambda question: _EPSILONS,
         change=_with_epsilon,
         read=lambda question: question.epsilon,
     ),
     "epochs": Axis(
         label="epochs",
         whole=True,
-        defaults=lambda question: _EPOCHS,
         change=_with_epochs,
         read=lambda question: question.num_epochs,
         linear=True,
@@ -165,21 +126,18 @@ AXES = {
     "delta": Axis(
         label="delta",
         whole=False,
-        defaults=_deltas,
         change=_with_delta,
         read=lambda question: question.delta,
     ),
     "noise-multiplier": Axis(
         label="noise multiplier",
         whole=False,
-        defaults=lambda question: _NOISE,
         change=_with_noise,
         read=lambda question: question.noise_multiplier,
     ),
     "num-steps": Axis(
         label="steps",
         whole=True,
-        defaults=_numbers_of_steps,
         change=_with_steps,
         read=lambda question: question.num_steps,
         linear=True,
@@ -187,14 +145,12 @@ AXES = {
     "num-examples": Axis(
         label="examples",
         whole=True,
-        defaults=_numbers_of_examples,
         change=_with_examples,
         read=lambda question: question.num_examples,
     ),
     "max-examples-per-user": Axis(
         label="examples of a user at most",
         whole=True,
-        defaults=lambda question: _COUNTS,
         change=_with_count,
         read=lambda question: question.max_examples_per_user,
     ),
@@ -219,30 +175,26 @@ def at(question: Question, axis: str, value: float) -> Question:
     return AXES[axis].change(question, int(value) if AXES[axis].whole else value)
 
 
-def check_values(
-    question: Question, axis: str, values: tuple[float, ...] | None
-) -> tuple[float, ...]:
+def check_values(axis: str, values: tuple[float, ...]) -> tuple[float, ...]:
     """Returns the values of a sweep, in increasing order.
 
     Args:
-      question: The question that default values surround.
       axis: A key of ``AXES``.
-      values: None for the default ones.
+      values: At least one.
 
     Raises:
       InputError: no value, a value out of range, or one that must be an integer.
     """
     check_choice("sweep", axis, tuple(AXES))
-    found = AXES[axis].defaults(question) if values is None else values
-    if not found:
+    if not values:
         raise InputError(f"Expected values of a sweep over {axis}; got none.")
-    for value in found:
+    for value in values:
         check_float("values", value)
         if AXES[axis].whole and not float(value).is_integer():
             raise InputError(
                 f"Expected values={value:g} of a sweep over {axis} to be an integer."
             )
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(values)))
 
 
 def at_total_noise(

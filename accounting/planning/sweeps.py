@@ -164,7 +164,7 @@ def sweep(
     axis: str,
     lines: tuple[SweepLine, ...],
     *,
-    values: tuple[float, ...] | None = None,
+    values: tuple[float, ...],
     estimates: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
@@ -174,14 +174,14 @@ def sweep(
       question: What is asked at other values.
       axis: A key of ``AXES``.
       lines: At least one.
-      values: Values of the axis; None for the default ones.
+      values: Values of the axis.
       estimates: Whether to add TAN's closed form for Poisson batches with noise.
       progress: Called with what comes next, in words.
 
     Raises:
       InputError: a value out of range, or nothing is proven for a sampler.
     """
-    chosen = check_values(question, axis, values)
+    chosen = check_values(axis, values)
     asked = [
         [_Asked.of(line, line.at(question, axis, value)) for value in chosen]
         for line in lines

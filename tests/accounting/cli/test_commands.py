@@ -202,7 +202,7 @@ def test_the_target_is_printed_with_all_its_digits():
     assert "epsilon=2.0000001, delta=1.23456789e-05" in text
     noise = [*QUESTION[:6], *exact[2:], "--noise-multiplier", "1.23456789"]
     assert "noise multiplier 1.23456789, delta" in run(*noise, *sampler)
-    text = run(*QUESTION, *exact, *sampler, "--sweep", "epochs")
+    text = run(*QUESTION, *exact, *sampler, "--sweep", "epochs", "--values", "1")
     assert "noise multiplier at epsilon=2.0000001, delta=1.23456789e-05" in text
 
 
