@@ -1,136 +1,24 @@
-"""The largest runs within a privacy budget, and bounds for users and against attacks.
+"""Epsilon for the examples of a user, and for groups of examples.
 
 Formal guarantees:
-  - Every number of steps or examples returned was itself verified to meet the budget.
   - For the examples of a user the least proven epsilon is returned; for any other
     group, such as an example and its replacement, the epsilon by group privacy.
 """
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 import math
 from collections.abc import Callable
 
-from accounting.core import accountant, sampler_registry
-from accounting.core import trade_off as bounds
+from accounting.core import accountant
 from accounting.core.neighboring_relation import (
     MOST_EXAMPLES_PER_USER,
     REPLACE_SPECIAL,
     is_supported,
 )
 from accounting.core.numerics.calibration import settled_epsilon
-from accounting.core.plan import DpSgdPlan, goes_through_epochs
-from accounting.core.validation import InputError, check_int
-
-#: Largest number of steps that a search tries.
-MOST_STEPS = 10_000_000
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """Returns the largest integer in [0, most] that fits; ``fits`` is monotone."""
-    if fits(most):
-        return most
-    low, high = 0, 1
-    while high < most and fits(high):
-        low, high = high, min(2 * high, most)
-    counts = range(low + 1, high)
-    return low + bisect.bisect_left(counts, True, key=lambda count: not fits(count))
-
-
-def _meets(
-    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, delta: float
-) -> bool:
-    answer = accountant.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
-    return answer.guarantee <= delta
-
-
-def most_steps(
-    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, delta: float
-) -> int:
-    """Returns the largest number of steps of ``plan``'s batches within the budget.
-
-    Samplers that use every example once per epoch get whole epochs of
-    ``plan.steps_per_epoch`` steps.  At most ten million steps; 0 if not even one step,
-    or epoch, is within the budget.
-
-    Args:
-      plan: How batches are made; its number of steps has no effect.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: Epsilon of the budget, at least 0.
-      delta: Delta of the budget, in (0, 1).
-
-    Raises:
-      InputError: a value out of range.
-    """
-    accountant.check_delta(delta)
-    by_epoch = goes_through_epochs(plan.sampler)
-    unit = plan.steps_per_epoch if by_epoch else 1
-
-    def fits(count: int) -> bool:
-        longer = dataclasses.replace(
-            plan, num_steps=count * unit, num_epochs=count if by_epoch else 1
-        )
-        return _meets(longer, noise_multiplier, epsilon, delta)
-
-    return unit * _largest(fits, max(1, MOST_STEPS // unit))
-
-
-def largest_batch_size(
-    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, delta: float
-) -> int:
-    """Returns the largest expected batch size, hence the largest q, within the budget.
-
-    The number of steps is ``plan``'s; a cap keeps its distance from the expected batch
-    size.  0 if no batch size is within the budget.
-
-    Args:
-      plan: A plan whose sampler does not go through epochs, such as Poisson sampling.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: Epsilon of the budget, at least 0.
-      delta: Delta of the budget, in (0, 1).
-
-    Raises:
-      InputError: a value out of range, or a sampler that uses every example once per
-        epoch.
-    """
-    if goes_through_epochs(plan.sampler):
-        free = (n for n in sampler_registry.names() if not goes_through_epochs(n))
-        raise InputError(
-            f"Expected sampler={plan.sampler!r} to be {' or '.join(map(repr, free))}: "
-            "the others use every example once per epoch."
-        )
-    accountant.check_delta(delta)
-    margin = (plan.truncated_batch_size or 0) - plan.expected_batch_size
-
-    def fits(size: int) -> bool:
-        cap = None
-        if plan.truncated_batch_size is not None:
-            cap = min(size + margin, plan.num_examples)
-        larger = dataclasses.replace(
-            plan, expected_batch_size=size, truncated_batch_size=cap
-        )
-        return _meets(larger, noise_multiplier, epsilon, delta)
-
-    return _largest(fits, plan.num_examples)
-
-
-def smallest_delta(
-    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
-) -> float:
-    """Returns the smallest delta that is proven at ``epsilon``.
-
-    Args:
-      plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: At least 0.
-
-    Raises:
-      InputError: a value out of range.
-    """
-    answer = accountant.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
-    return answer.guarantee
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import check_int
 
 
 def user_epsilon(
@@ -241,27 +129,3 @@ def _log_group(epsilon: float, count: int) -> float:
         return value + math.log(-math.expm1(-value))
 
     return log_expm1(epsilon) - log_expm1(count * epsilon)
-
-
-def attack_success(
-    plan: DpSgdPlan, *, noise_multiplier: float, false_positive_rate: float
-) -> float:
-    """Returns an upper bound on the true-positive rate of any membership attack.
-
-    An attack decides, from the released model and all other examples, whether an
-    example took part.  If it is wrong about a ghost with probability f, it is right
-    about the example with at most the probability returned; see
-    `accounting.core.trade_off`.
-
-    Args:
-      plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      false_positive_rate: f, in [0, 1].
-
-    Raises:
-      InputError: a value out of range.
-    """
-    found = bounds.trade_off(
-        plan, noise_multiplier=noise_multiplier, rates=(false_positive_rate,)
-    )
-    return found.true_positive_rate(false_positive_rate)

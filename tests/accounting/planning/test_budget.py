@@ -1,52 +1,12 @@
-"""Questions the other way round: every answer meets the budget, the next does not."""
+"""Epsilon of users and of groups, and what attacks can do."""
 
-import dataclasses
 import math
 
 import pytest
 
-from accounting.core import accountant
+from accounting.core import accountant, trade_off
 from accounting.core.validation import InputError
 from accounting.planning import budget
-
-TARGET = {"noise_multiplier": 1.0, "epsilon": 2.0, "delta": 1e-5}
-
-
-def delta_of(plan):
-    return accountant.delta(plan, noise_multiplier=1.0, epsilon=2.0).guarantee
-
-
-def test_most_steps_fit_and_one_more_does_not(small_plan):
-    plan = small_plan("poisson")
-    steps = budget.most_steps(plan, **TARGET)
-    at_most = dataclasses.replace(plan, num_steps=steps, num_epochs=1)
-    more = dataclasses.replace(plan, num_steps=steps + 1, num_epochs=1)
-    assert delta_of(at_most) <= 1e-5 < delta_of(more)
-
-
-def test_most_steps_of_a_fixed_order_are_whole_epochs(small_plan):
-    plan = small_plan("deterministic")
-    target = {"noise_multiplier": 8.0, "epsilon": 2.0, "delta": 1e-5}
-    steps = budget.most_steps(plan, **target)
-    assert steps > 0
-    assert steps % plan.steps_per_epoch == 0
-    assert budget.most_steps(plan, **{**target, "noise_multiplier": 0.1}) == 0
-
-
-def test_largest_batch_size_fits_and_one_more_does_not(small_plan):
-    plan = small_plan("poisson")
-    size = budget.largest_batch_size(plan, **TARGET)
-    at_most = dataclasses.replace(plan, expected_batch_size=size)
-    more = dataclasses.replace(plan, expected_batch_size=size + 1)
-    assert delta_of(at_most) <= 1e-5 < delta_of(more)
-    with pytest.raises(InputError, match="sampler='deterministic'"):
-        budget.largest_batch_size(small_plan("deterministic"), **TARGET)
-
-
-def test_smallest_delta_is_the_guarantee(small_plan):
-    plan = small_plan("poisson")
-    found = budget.smallest_delta(plan, noise_multiplier=1.0, epsilon=2.0)
-    assert found == delta_of(plan)
 
 
 def test_user_epsilon_is_that_of_the_mixture_where_one_is_proven(small_plan):
@@ -101,19 +61,18 @@ def test_attack_success_of_the_gaussian_mechanism_is_its_roc_curve(small_plan):
     plan = small_plan("deterministic", num_epochs=1)
     for rate in (1e-3, 0.1):
         exact = special.ndtr(special.ndtri(rate) + 1 / 2.0)
-        bound = budget.attack_success(
-            plan, noise_multiplier=2.0, false_positive_rate=rate
-        )
+        found = trade_off.trade_off(plan, noise_multiplier=2.0, rates=(rate,))
+        bound = found.true_positive_rate(rate)
         # A least over finitely many epsilons: above, and close.
         assert exact <= bound <= exact * 1.002
 
 
 def test_no_attack_beats_chance_without_signal(small_plan):
     plan = small_plan("deterministic")
-    bound = budget.attack_success(plan, noise_multiplier=1e3, false_positive_rate=0.2)
-    assert 0.2 <= bound < 0.201
+    found = trade_off.trade_off(plan, noise_multiplier=1e3, rates=(0.2,))
+    assert 0.2 <= found.true_positive_rate(0.2) < 0.201
     with pytest.raises(InputError, match="false_positive_rate"):
-        budget.attack_success(plan, noise_multiplier=1.0, false_positive_rate=1.2)
+        found.true_positive_rate(1.2)
 
 
 def test_nothing_is_promised_to_a_user_without_noise(small_plan):

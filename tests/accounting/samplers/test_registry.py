@@ -37,7 +37,7 @@ from accounting.core.pld import gaussian
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
 from accounting.cross_check import check
-from accounting.planning import budget, comparison, sweeps, tan
+from accounting.planning import comparison, sweeps, tan
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.keys import derive
@@ -241,22 +241,6 @@ def test_a_cap_that_nobody_can_choose_is_refused(registered: Register) -> None:
         comparison.answer(QUESTION, NAME)
     given = dataclasses.replace(QUESTION, truncated_batch_size=50)
     assert comparison.answer(given, NAME).plan.truncated_batch_size == 50
-
-
-@pytest.mark.parametrize("once", [True, False])
-def test_budgets_follow_how_often_a_sampler_uses_an_example(
-    registered: Register, once: bool
-) -> None:
-    target = {"noise_multiplier": 60.0, "epsilon": 2.0, "delta": 1e-5}
-    rules = dataclasses.replace(RULES, once_per_epoch=once)
-    plan = registered(rules=rules, num_steps=40, num_epochs=20)
-    # 905 steps fit; an epoch has two.
-    assert budget.most_steps(plan, **target) == (904 if once else 905)
-    if not once:
-        assert budget.largest_batch_size(plan, **target) == 60
-        return
-    with pytest.raises(InputError, match=f"sampler='{NAME}' to be 'poisson' or"):
-        budget.largest_batch_size(plan, **target)
 
 
 def test_a_sampler_from_outside_is_in_the_choices_and_tables_of_the_command(
