@@ -10,7 +10,8 @@ Formal guarantees:
   - Of files that were moved or written there since, both; they have no division.
   - Preparations whose ``division`` is equal put a row into one part, if they read the
     same files: it commits to their order, the split, how the cells that decide it are
-    read, and the size of each part.
+    read, the size of each part and, where malformed rows are left out of a split by
+    place, how every column is read.
   - *not* covered: a source that was packed, converted or edited is another one.  Of
     text of more than 1 MiB, size and samples are compared, not every byte.
 
@@ -190,7 +191,7 @@ def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
     has_users = "max_examples_per_user" in record["settings"] or BOUNDED in dataset
     division = {
         "order": sources,
-        "split": _split(dataset),
+        "split": _split(dataset, record["settings"].get("on_bad_row") == "skip"),
         "rows": None if has_users else dict(sizes),
     }
     return SourceTable(
@@ -200,10 +201,18 @@ def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
     )
 
 
-def _split(dataset: Mapping[str, Any]) -> Any:
-    """Returns all by which a row has its part: the split, and how its cell is read."""
+def _split(dataset: Mapping[str, Any], skips: bool) -> Any:
+    """Returns all by which a row has its part: the split, and how its cell is read.
+
+    Args:
+      dataset: Description of the rows.
+      skips: Whether malformed rows are left out.  Which ones moves all rows after
+        them, in a split by place, and depends on how each column is read.
+    """
     schema = dataset.get("schema", {})
     split = schema.get("split", {})
     kind = schema.get("columns", {}).get(split.get("column"), {})
     times = [kind.get(name) for name in ("format", "unit", "zone")]
-    return [split, times, schema.get("input"), dataset.get("cells")]
+    by_place = skips and not split.get("column")
+    others = [schema["columns"]] if by_place and "columns" in schema else []
+    return [split, times, schema.get("input"), dataset.get("cells"), *others]

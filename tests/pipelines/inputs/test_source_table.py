@@ -109,6 +109,36 @@ def test_cells_of_the_split_that_are_read_otherwise_are_noticed(
     assert not tables[4].is_same(tables[0])
 
 
+def test_other_malformed_rows_of_the_same_number_are_noticed(
+    tmp_path: pathlib.Path,
+) -> None:
+    """They move the row at the end of a split: it would be in two parts."""
+    cells = {"x": [5], "y": [55]}
+    rows = (
+        ",".join([f"{i}", *("bad" if i in bad else "1" for bad in cells.values())])
+        for i in range(61)
+    )
+    (tmp_path / "a.csv").write_text("\n".join(["row,x,y", *rows, ""]))
+    tables, parts = {}, {}
+    for name, column in (("first", "x"), ("again", "x"), ("other", "y")):
+        columns = {
+            "row": {"kind": "label", "task": "classes", "classes": 61},
+            column: {"kind": "numeric", "range": [0, 1]},
+        }
+        schema = {"version": 1, "columns": columns, "split": {"shares": [50, 0, 50]}}
+        made = TableOptions(schema=Schema.from_json(schema), on_bad_row="skip")
+        prepare(str(tmp_path / "a.csv"), tmp_path / name, made)
+        for part in ("train", "test"):
+            found = tmp_path / name / part
+            tables[name, part] = table_of(list_row_groups(str(found)))
+            parts[name, part] = set(pq.read_table(found)["label"].to_pylist())
+    first = tables["first", "train"]
+    assert first.is_held_out(tables["again", "test"])
+    assert parts["first", "train"] & parts["other", "test"] == {30}
+    assert not first.is_held_out(tables["other", "test"])
+    assert not first.is_apart(tables["other", "test"].sources)
+
+
 def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) -> None:
     first = _table(raw, "first")
     copy = raw.parent / "copy"
