@@ -11,6 +11,7 @@ Formal guarantees:
   - Model, metrics and ranges together have the epsilon and delta of the run where the
     result says so: a row is in one part of the table, and each part gives one of them.
   - The choices of a folder are those it began with, or it is refused.
+  - One process at a time makes the stages of a folder.
   - Another fit of the same table is refused, or its price accepted: see `released`.
 """
 
@@ -20,6 +21,7 @@ import functools
 import json
 import pathlib
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +34,7 @@ from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages
 from pipelines.cli.data_commands import kind_options
+from pipelines.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 from trainer.cli import setting_flags
 from trainer.run import released
@@ -175,7 +178,8 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in of_fit.items()]
     files = {"fit.toml": "".join(lines), "schema.toml": text}
-    others = {one.name for one in out.iterdir()} - {*files} if out.exists() else set()
+    found = {one.name for one in out.iterdir()} if out.exists() else set()
+    others = found - {*files, LOCK_NAME}
     if not others:  # nothing was made by other choices
         out.mkdir(parents=True, exist_ok=True)
         for name, content in reversed(files.items()):
@@ -235,7 +239,7 @@ def _say_result(
         click.echo(f"\n{of_all['claim']}")
     click.echo(
         f"\nmodel in {run}, page in {out}/report.html. For new rows:\n"
-        f"$ dpsgd predict {run} --input NEW.csv --out scores.csv"
+        f"$ dpsgd predict {shlex.quote(str(run))} --input NEW.csv --out scores.csv"
     )
 
 
@@ -372,6 +376,7 @@ def fit(**flags: Any) -> None:
     table = released.Table.of(flags["table"])
     _check_earlier(table, out, flags, text)
     _keep_choices(out, flags, text)
-    fit_stages.run(out, flags, table, aside=as_json)
+    with locked(out, out):  # two at once would find ranges twice
+        fit_stages.run(out, flags, table, aside=as_json)
     if not flags["dry_run"]:
         _say_result(out, table, flags, as_json=as_json)

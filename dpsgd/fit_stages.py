@@ -66,6 +66,7 @@ _TRIED = ("--or=--learning-rate 0.003,0.01,0.03",)
 #: What no epsilon covers, by the word that asks `dpsgd train` for it.
 _UNCOVERED = {
     "--eval": "exact metrics",
+    "--initial-weights": "initial weights",
     "--non-private-diagnostics": "diagnostics",
 }
 
@@ -152,11 +153,12 @@ def _stages(
         yield _search(out, flags, sizes, of_val)
     else:
         yield from _train(out, flags, sizes)
-    yield _evaluate(out, home, sizes, is_evaluated)
+    key = _key(flags)
+    yield _evaluate(out, home, (*key, *sizes.allowance), is_evaluated)
     page = out / "report.html"
     fits = (f"--fits={table.folder}",) if table.is_noted(out) else ()
     yield Stage(
-        "write the page", page, ("report", f"{home}/run", f"--out={page}", *fits)
+        "write the page", page, ("report", f"{home}/run", f"--out={page}", *key, *fits)
     )
 
 
@@ -331,15 +333,27 @@ def _ranges(
     return Stage(title, last, given)
 
 
+def _key(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the flag of the run's noise key; none if it is in the run."""
+    from trainer.cli.commands import train_request  # after --help
+
+    words = shlex.split(flags["train"])
+    if flags["runs"]:  # which have keys of their own
+        return ()
+    given = {"epsilon": 1.0, "delta": 1e-9, "batches": ".", "out": "."}
+    path = train_request(words, **given).noise_key_file
+    return () if path is None else (f"--noise-key-file={path}",)
+
+
 def _evaluate(
-    out: pathlib.Path, home: pathlib.Path, sizes: _Sizes, is_evaluated: bool
+    out: pathlib.Path, home: pathlib.Path, more: Sequence[str], is_evaluated: bool
 ) -> Stage:
     title = "evaluate with differential privacy"
     if not is_evaluated:
         return Stage(title)
     given = (
         "evaluate", f"{home}/run", f"--batches={home}/batches",
-        f"--input={out}/data/test", *sizes.allowance,
+        f"--input={out}/data/test", *more,
     )  # fmt: skip
     return Stage(title, home / "run" / "metrics.json", given)
 
@@ -389,10 +403,11 @@ def _is_evaluated(
     found = _held_out_rows(prepared, "test", schema, sizes)
     if found >= least:
         return True
+    place = "data/test"
     click.echo(
         f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
         "noise leaves something. For unprotected metrics of them add "
-        f"--train '--eval {out}/data/test'.",
+        f"--train {shlex.quote(f'--eval {shlex.quote(str(out / place))}')}.",
         err=True,
     )
     return False

@@ -205,7 +205,7 @@ class Verdict:
             least = intervals.delta_text(found.other_delta, math.floor)
             most = intervals.delta_text(found.other_delta_claimed, math.ceil)
             return (
-                f"VIOLATED: at epsilon {found.other_epsilon:.4f}, delta is at least "
+                f"VIOLATED: at epsilon {found.other_epsilon!r}, delta is at least "
                 f"{least} {sure}; claimed is {most}."
             )
         return self.not_violated(found.confidence)
@@ -301,7 +301,7 @@ def _finding(
     return Finding(
         confidence=confidence,
         epsilon_lower_bound=lower,
-        other_epsilon=claim.profile.epsilons[point],
+        other_epsilon=float(claim.profile.epsilons[point]),
         other_delta_claimed=claim.profile.deltas[point],
         other_delta=max(found, 0.0),
         violated=lower > claim.epsilon or excess > 0,

@@ -25,6 +25,7 @@ from dpsgd import fit_stages
 from dpsgd.command_line import cli
 from dpsgd.fit import _check_runs
 from pipelines.batches.folder import read_manifest
+from pipelines.files.locks import locked
 from tests.warm_processes import warm_python
 from trainer.cli.releases.tune_commands import candidates_of
 from trainer.run import released
@@ -309,6 +310,23 @@ def test_other_choices_are_refused_once_something_was_made(
     kept = (folder / "census-fit" / "fit.toml").read_bytes()
     assert "hold fit.toml of this command" in refusal(*CHOICES, "--epsilon=4")
     assert (folder / "census-fit" / "fit.toml").read_bytes() == kept
+
+
+def test_one_process_at_a_time_makes_the_stages_of_a_folder(
+    prepared: pathlib.Path,
+) -> None:
+    """Seen: two at once found ranges of the same rows, each with the whole epsilon."""
+    schema = f"--schema={prepared}/schema.toml"
+    given = ("census.csv", "--label=income", "--epsilon=3", schema, f"--out={prepared}")
+    with locked(prepared, prepared):
+        assert "no other job to write out" in refusal(*given)
+
+
+def test_evaluation_and_page_get_the_noise_key_of_the_run() -> None:
+    for words in ("--noise-key-file=a/key --hidden 8", "--noise-key-file a/key"):
+        given = {"train": words, "runs": None}
+        assert fit_stages._key(given) == ("--noise-key-file=a/key",)
+    assert fit_stages._key({"train": "--hidden 8", "runs": None}) == ()
 
 
 def test_the_file_of_choices_gives_the_same_choices(

@@ -222,7 +222,7 @@ def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
             f"<= {upper_text(claim.epsilon)}",
         ],
         [
-            f"delta at epsilon {last.other_epsilon:.4f}",
+            f"delta at epsilon {last.other_epsilon!r}",
             *(f">= {delta_text(one.other_delta, math.floor)}" for one in findings),
             f"<= {delta_text(last.other_delta_claimed, math.ceil)}",
         ],

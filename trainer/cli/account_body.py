@@ -122,7 +122,8 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
         )
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("Expected each run once. Omit the second.")
-    each = {str(run): of_run(run, flags, more)[0] for run in runs}
+    said = {str(run): of_run(run, flags, more) for run in runs}
+    each = {name: fields for name, (fields, _) in said.items()}
     records = [read_unverified(run)[0] for run in runs]
     keys = [record.key_name for record in records if record.key_name]
     ids = [record.batches_id for record in records]
@@ -148,9 +149,9 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
         f"-differentially private under the {NAMES[relation]} relation for {unit}, an "
         "upper bound, whatever was chosen from earlier ones."
     )
-    lines = [f"  {name}\n    {fields['claim']}" for name, fields in each.items()]
     fields = {"claim": claim, "epsilon": epsilon, "delta": delta, "runs": each}
-    return fields, "\n".join([claim, *lines])
+    texts = [f"{name}\n{text}" for name, (_, text) in said.items()]
+    return fields, "\n\n".join([claim, *texts])
 
 
 def _proven(name: str, fields: dict[str, Any]) -> float:

@@ -248,7 +248,7 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
     guess = metrics.get("guessing")
     return {
         "num_examples": metrics["num_examples"],
-        "by_fit": bool(record.fits),
+        "by_fit": bool(record.fits) and "evaluation" not in metrics,
         "step": metrics.get("step", record.num_steps_executed),
         "last_clip": metrics.get("l2_norm_clip"),
         "metrics": {name: metrics[name] for name in names},

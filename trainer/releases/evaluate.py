@@ -14,7 +14,7 @@ Formal guarantees:
     statistics, are not noticed without a budget.
   - a prediction is a function of its own row, whatever the model does with a batch:
     rows are predicted one at a time.
-  - a run that was edited is refused, if its noise key is in its folder.
+  - a run that was edited is refused, and one whose noise key is not given.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
     nothing is shown before they are on disk, and charged if there is a budget.
   - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a
@@ -109,6 +109,7 @@ def check(
     average: str | None = None,
     largest_loss: float | None = None,
     budget: str | os.PathLike[str] | None = None,
+    noise_key_file: str | os.PathLike[str] | None = None,
 ) -> EvaluateRequest:
     """Returns the checked request; other arguments as for `evaluate`.
 
@@ -120,13 +121,14 @@ def check(
       largest_loss: Public bound: losses above it count as it.  None for 4, and more
         for more than two classes; of a regression the squared range of its labels.
       budget: File of the run's budget, which gives epsilon and delta instead.
+      noise_key_file: File of the run's noise key; in the run if None.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
     folder = pathlib.Path(run)
     chosen = choose(folder, average=average)
-    record, manifest, _ = privacy.read(folder)
+    record, manifest = run_record.read_run(folder, noise_key_file=noise_key_file)
     if largest_loss is not None:
         check_float("largest_loss", largest_loss, above=0)
     check_task(chosen, manifest, largest_loss)
@@ -215,6 +217,13 @@ def _check_unit(
             f"Expected the users of {option} {table} not to be bounded, since the "
             "privacy unit of the run is a row. Give rows that `dpsgd bound` did not "
             "choose, or train on those that it did."
+        )
+    if of_run and bounded and of_run.user_column != bounded.user_column:
+        raise InputError(
+            f"Expected the users of {option} {table} to be those of the run, by the "
+            f"column {of_run.user_column}; they are by {bounded.user_column}, and "
+            "nothing bounds how many rows of one user of the run are held out. Give a "
+            "part of the same preparation."
         )
 
 

@@ -176,7 +176,7 @@ def check(
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
     _check_noise(alone, task, dataset, num_rows, scored)
-    described = _begun(out, asked) or _priced(of_runs, asked, say)
+    described = begun(out, asked) or _priced(of_runs, asked, say)
     found = _request(described, settings, source, scored, out, batches)
     _check_noise(found.price.noise_multiplier, task, dataset, num_rows, scored)
     if budget is None:
@@ -359,8 +359,12 @@ def _asked(
     return fields
 
 
-def _begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+def begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the fields of a search that began in a folder; None of a new one.
+
+    Args:
+      out: Folder of the search.
+      asked: What it is known by.
 
     Raises:
       InputError: another search began there, it is finished, or there is something
@@ -368,27 +372,27 @@ def _begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     """
     path = out / NAME
     if not path.exists():
-        found = [each.name for each in out.iterdir()] if out.is_dir() else []
-        if (out.exists() and not out.is_dir()) or found not in ([], [LOCK_NAME]):
+        names = [each.name for each in out.iterdir()] if out.is_dir() else []
+        if (out.exists() and not out.is_dir()) or names not in ([], [LOCK_NAME]):
             raise InputError(
                 f"Expected --out {out} to be new, or of a stopped search. Choose "
                 "another."
             )
         return None
-    begun: dict[str, Any] = read_json(path)
-    if begun != {**begun, **header(**_HEADER), "asked": asked}:
+    found: dict[str, Any] = read_json(path)
+    if found != {**found, **header(**_HEADER), "asked": asked}:
         raise InputError(
             f"Expected --out {out} to be of this very search; it is of one with other "
             "settings. Give the same, or another --out."
         )
     # With a private folder it was killed while it removed that.
-    if begun["winner"] is not None and not (out / PRIVATE_NAME).exists():
+    if found["winner"] is not None and not (out / PRIVATE_NAME).exists():
         raise InputError(
             f"Expected --out {out} to be unfinished; its winner is in {out}/run. A "
             "second search is a second release, whose epsilon adds. Choose another "
             "--out for it."
         )
-    return begun
+    return found
 
 
 def _priced(

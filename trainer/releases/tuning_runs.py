@@ -42,7 +42,7 @@ from pipelines.batches.folder import (
 from pipelines.files import separate_process
 from pipelines.files.folders import make_private_folder
 from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.locks import locked
+from pipelines.files.locks import in_use, locked
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.job.batch_settings import MAKE_BATCHES
@@ -52,7 +52,7 @@ from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
-from trainer.releases.tuning import NAME, TuneRequest, check
+from trainer.releases.tuning import NAME, TuneRequest, begun, check
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run.preflight import is_finished
@@ -138,6 +138,10 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
     private = request.out / PRIVATE_NAME
     request.out.mkdir(parents=True, exist_ok=True)
     with locked(request.out, request.out):
+        # Another one may have begun, or ended, since the request was checked.
+        at_present = begun(request.out, request.described["asked"])
+        if at_present not in (None, request.described):
+            raise in_use(request.out)
         if request.described["winner"] is not None:
             shutil.rmtree(private)  # it was killed while it did so
             return request.described

@@ -16,7 +16,8 @@ Formal guarantees:
   - a run that was charged goes on only with the file that says so, and one that began
     without a budget has no place in it: files that were rolled back, or copied before,
     are noticed where a run goes on, or a search after its first run.
-  - a second budget in one folder, for a table with a source file in common, is refused.
+  - a second budget in one folder, for a table with a source file in common, is refused,
+    and one beside the note of a fit; of two that are made at once, one is refused.
   - what no epsilon covers is said from then on, for good, also in a closed budget.
   - *not* covered: runs and everything else that was not given this file.  Budgets in
     two folders do not know each other.
@@ -36,6 +37,7 @@ from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.locks import locked_beside
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.source_table import SourceTable
+from trainer.run import released
 from trainer.run.reservation import HEADER, Budget
 
 #: Larger files are no budgets.
@@ -85,10 +87,13 @@ def create(path: pathlib.Path, budget: Budget) -> None:
       budget: The budget.
 
     Raises:
-      InputError: the file exists, or the folder has a budget for the same table.
+      InputError: the file exists, or the folder has a budget for the same table, or the
+        note of a fit of it.
     """
     path = path.resolve()  # as in `_replace`
-    with _alone(path):
+    # One lock for all budgets of a folder, and for its note: two are made at once.
+    with _alone(path, path.parent / released.NAME):
+        released.check_no_fit(path.parent, budget.table.sources)
         if path.exists():
             raise InputError(
                 f"Expected budget={path} not to exist: a budget is never replaced. "
@@ -300,7 +305,7 @@ def close(path: pathlib.Path) -> Budget:
 def _replace(path: pathlib.Path, change: Callable[[Budget], Budget]) -> Budget:
     """Replaces a budget by what ``change`` makes of it, while no other process does."""
     path = path.resolve()  # a link stays one: its place would have a budget of its own
-    with _alone(path):
+    with _alone(path, path):
         before = read(path)
         after = change(before)
         if after != before:
@@ -313,10 +318,10 @@ def _write(path: pathlib.Path, budget: Budget) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: pathlib.Path) -> Iterator[None]:
+def _alone(path: pathlib.Path, locked: pathlib.Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked_beside(path))
+            stack.enter_context(locked_beside(locked))
         except OSError as error:
             raise InputError(
                 f"Expected budget={path} to be in a folder that can be written: "

@@ -26,7 +26,7 @@ Formal guarantees:
   - rows of another table are refused, or of the same one divided into other parts.
     Preparing a table again does not make another one of it: see `source_table`.
   - what no epsilon covers is refused, or named in the claim from then on: metrics of
-    `dpsgd train --eval`, and experiments.
+    `dpsgd train --eval`, initial weights, and experiments.
   - a closed budget has no place for anything; what had one before may go on.  Its
     epsilon stays that of all slots.
 
@@ -48,6 +48,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -558,9 +559,8 @@ class Budget:
     def _of_runs(self) -> list[str]:
         """Returns the statement of the runs; of a search, where its own is."""
         if self.search is not None:
-            return [
-                f"  statement   of the search: dpsgd account {self.search.folder}/run"
-            ]
+            run = shlex.quote(f"{self.search.folder}/run")
+            return [f"  statement   of the search: dpsgd account {run}"]
         statement = self.statement.to_text().rstrip("\n").split("\n")[1:]
         alone = upper_text(self.alone.epsilon.guarantee)
         return [
@@ -643,6 +643,9 @@ def uncovered(request: Request) -> tuple[str, ...]:
     Args:
       request: The run.
     """
-    if request.held_out is None:
-        return ()
-    return (f"the metrics of {request.run}, by --eval",)
+    run, weights = request.run, request.settings.initial_weights
+    words = (
+        (request.held_out, f"the metrics of {run}, by --eval"),
+        (weights, f"the initial weights of {run}, which are declared public"),
+    )
+    return tuple(said for given, said in words if given is not None)

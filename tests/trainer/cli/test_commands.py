@@ -108,7 +108,10 @@ def test_account_adds_the_epsilons_and_deltas_of_several_runs(
     total = upper_text(2 * alone["epsilon"])
     assert f"These 2 runs together are ({total}, 0.002)" in found["claim"]
     both = (str(run), str(other))
-    assert found["claim"] in " ".join(_call(account, *both).output.split())
+    text = _call(account, *both).output
+    assert found["claim"] in " ".join(text.split())
+    for each in both:  # with what it relies on, and does not cover
+        assert f"{each}\n{_call(account, each).output}" in text
     lower = json.loads(_call(account, *both, "--delta=1e-5", "--json").output)
     assert lower["delta"] == 2e-5
 

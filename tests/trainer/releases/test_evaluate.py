@@ -113,6 +113,16 @@ def test_the_epsilon_of_an_edited_run_is_not_stated(
         evaluated()
 
 
+def test_a_run_is_verified_by_a_key_that_is_elsewhere(
+    evaluated: Callable[..., Any], run: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Seen: a record that nobody verified, since the run's folder had no key."""
+    key = (run / "private" / "noise.key").rename(tmp_path / "key")
+    with pytest.raises(InputError, match="by --noise-key-file"):
+        evaluated()
+    assert evaluated(noise_key_file=key)["auc"] > 0.5
+
+
 def test_metrics_are_near_the_exact_ones(
     root: pathlib.Path,
     run: pathlib.Path,
@@ -343,6 +353,9 @@ def test_users_who_are_not_bounded_are_refused(
         _of_users(users, "unbounded")
     with pytest.raises(InputError, match=r"users of --input .* not to be bounded"):
         evaluate(run, root / "batches-run-a", users / "table", epsilon=1.0)
+    write_held_out(users / "others", ROWS, _bounded(2, user_column="device"))
+    with pytest.raises(InputError, match="those of the run, by the column u;"):
+        _of_users(users, "others")
     with pytest.raises(InputError, match="--input has at most 6000"):
         _of_users(users, epsilon=0.001)
     mixed = users / "mixed"

@@ -426,6 +426,19 @@ def test_a_search_that_was_killed_at_its_end_leaves_nothing_more(
     assert {path.name for path in out.iterdir()} == {"tuning.json"}
 
 
+def test_a_search_that_ended_while_another_was_checked_is_not_replaced(
+    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
+    monkeypatch.setattr(tuning_runs, "_scored", lambda *_: (0.5, {}))
+    late = checked(root, tmp_path / "out", score="accuracy")
+    _watched(root, tmp_path / "out", 2, monkeypatch)
+    written = (tmp_path / "out/tuning.json").read_bytes()
+    with pytest.raises(InputError, match="a second release, whose epsilon adds"):
+        tuning_runs.tune_checked(late, Silent())
+    assert (tmp_path / "out/tuning.json").read_bytes() == written
+
+
 def test_lines_of_progress_do_not_depend_on_the_number_of_runs(
     root: pathlib.Path,
     search: Any,

@@ -22,7 +22,7 @@ from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.commands import account
 from trainer.cli.releases.budget_commands import budget_command
 from trainer.core.step.dp_step import Step
-from trainer.run import budget
+from trainer.run import budget, reservation
 from trainer.run.reservation import Budget
 from trainer.train import train
 
@@ -141,6 +141,10 @@ def test_a_run_is_charged_before_its_first_noise_and_once_if_it_is_resumed(
     assert claim.count("No epsilon covers") == 1
     assert claim.endswith("run-2, by --eval.")
     assert budget.read(file).said()["uncovered"][0].startswith("the metrics of ")
+    weights = {"initial_weights": "w.npz", "initial_weights_are_public": True}
+    settings = dataclasses.replace(first.settings, **weights)
+    (said,) = reservation.uncovered(dataclasses.replace(first, settings=settings))
+    assert said.startswith("the initial weights of ")
 
 
 def test_a_run_that_is_more_than_were_reserved_is_refused(

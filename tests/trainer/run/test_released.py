@@ -239,6 +239,27 @@ def test_after_a_fit_no_budget_is_made(
     released.check_no_fit(table.folder, Table.of(str(folder / "data/b.csv")).sources)
 
 
+def test_of_budgets_and_fits_that_begin_at_once_one_is_refused(
+    folder: pathlib.Path, reserve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: two budgets of one table, in files of other names, and a fit beside one."""
+    table = Table.of(str(folder / "data/a.csv"))
+    paths = [table.folder / name for name in ("first", "second")]
+    out, write = make(folder, "out"), budget._write
+
+    def meanwhile(path: pathlib.Path, found: Budget) -> None:
+        acts = (
+            functools.partial(budget.create, paths[1], found),
+            functools.partial(table.add, out, fit_of(table, out), accepted=9.0),
+        )
+        assert [at_once(act) for act in acts] == [[False], [False]]
+        write(path, found)
+
+    monkeypatch.setattr(budget, "_write", meanwhile)
+    budget.create(paths[0], reserve(table))
+    assert [paths[0].exists(), paths[1].exists(), table.fits()] == [True, False, []]
+
+
 def test_the_table_of_a_fit_is_found_by_its_note_alone(folder: pathlib.Path) -> None:
     table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
     with pytest.raises(InputError, match="to name the fit in"):

@@ -85,12 +85,10 @@ def budget_command(file: Path, as_json: bool, close: bool, **flags: Any) -> None
 def _reserved(file: Path, flags: dict[str, Any]) -> Budget:
     from pipelines.batches.folder import read_checksums, read_manifest
     from pipelines.inputs.source_table import SourceTable
-    from trainer.run import released
     from trainer.run.reservation import Budget
 
     manifest = read_manifest(flags["batches"])
     table = SourceTable.from_json(read_checksums(flags["batches"]).table)
-    released.check_no_fit(file.parent, table.sources)
     shared_options.warn(flags["delta"], manifest.plan.num_examples)
     return Budget.reserve(
         manifest,

@@ -11,7 +11,7 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from pipelines.inputs.source_table import table_of
-from trainer.cli import budget_note, run_flags
+from trainer.cli import budget_note, plan_flags, run_flags
 from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
@@ -50,6 +50,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
     help="Count larger losses as this one, which must not be chosen by the rows.  "
     "[default: 4 for two classes; of a regression the squared range of its labels]",
 )
+@plan_flags.noise_key_file("The noise key of RUN, if it is not in RUN.")
 @shared_options.as_json
 def evaluate_command(as_json: bool, **flags: Any) -> None:
     """Evaluate a run on held-out rows, with an epsilon for them.

@@ -159,6 +159,7 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
 
 
 def _said(found: dict[str, Any], chosen: str, out: Path) -> str:
+    run, batches = (shlex.quote(f"{out}/{name}") for name in ("run", "batches"))
     lines = [f"winner: {chosen}"]
     for name, each in found["winner"]["metrics"].items():
         low, high = each["interval"]
@@ -168,8 +169,8 @@ def _said(found: dict[str, Any], chosen: str, out: Path) -> str:
             *lines,
             "These metrics are of the rows that chose it, and a little too good. "
             "For metrics of others, and for the whole statement:",
-            f"  dpsgd evaluate {out}/run --batches {out}/batches --input data/test",
-            f"  dpsgd account {out}/run",
+            f"  dpsgd evaluate {run} --batches {batches} --input data/test",
+            f"  dpsgd account {run}",
             found["claim"],
         ]
     )
