@@ -40,13 +40,13 @@ class Direction:
         gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
         return inner(self.masses, gain)
 
-    @property
+    @functools.cached_property
     def atoms(self) -> Atoms:
         """The privacy-loss distribution of one epoch."""
         return Atoms(self.masses, self.losses, self.infinite_mass)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=512)  # `null_clones` asks for many numbers of steps
 def directions(
     noise_multiplier: float, num_steps: int, upper: bool, num_cells: int
 ) -> tuple[Direction, Direction]:

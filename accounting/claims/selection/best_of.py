@@ -197,17 +197,15 @@ def _envelope(intercepts: Array, slopes: Array) -> tuple[Array, Array]:
       intercepts: w, shape (n,).
       slopes: v, falling; shape (n,).
     """
-    kept: list[tuple[float, float]] = []
-    for w, v in zip(intercepts.tolist(), slopes.tolist(), strict=True):
-        if kept and v >= kept[-1][1]:
-            continue
-        while len(kept) > 1 and (kept[-2][0] - kept[-1][0]) * (kept[-1][1] - v) >= (
-            kept[-1][0] - w
-        ) * (kept[-2][1] - kept[-1][1]):
-            kept.pop()
-        kept.append((w, v))
-    found = np.array(kept)
-    return found[:, 0], found[:, 1]
+    falls = np.append(True, slopes[1:] < np.minimum.accumulate(slopes)[:-1])
+    w, v = intercepts[falls], slopes[falls]
+    while True:
+        # A line below the larger one of its neighbours is nowhere the largest.
+        dw, dv = np.diff(w), np.diff(v)
+        kept = np.pad(dw[:-1] * dv[1:] < dw[1:] * dv[:-1], 1, constant_values=True)
+        if kept[: len(w)].all():
+            return w, v
+        w, v = w[kept], v[kept]
 
 
 def _largest(envelope: tuple[Array, Array], t: Array) -> Array:

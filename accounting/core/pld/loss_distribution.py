@@ -14,6 +14,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -73,8 +74,8 @@ class Atoms:
             return weights / float(weights.sum()), math.log1p(excess)
         # The largest product of mass and factor may have neither the largest mass nor
         # the largest factor.
-        with np.errstate(divide="ignore", under="ignore"):
-            exponents += np.log(self.masses)
+        with np.errstate(under="ignore"):
+            exponents += self._log_masses
             largest = float(exponents.max())
             weights = np.exp(exponents - largest)
         total = float(weights.sum())
@@ -82,9 +83,21 @@ class Atoms:
 
     def cumulants(self, order: float) -> tuple[float, float, float]:
         """Returns ``ln E[e^(order L)]`` and its first two derivatives."""
-        weights, log_moment = self.tilted(order)
-        mean = inner(weights, self.losses)
-        return log_moment, mean, inner(weights, (self.losses - mean) ** 2)
+        if order not in self._cumulants:
+            weights, log_moment = self.tilted(order)
+            mean = inner(weights, self.losses)
+            variance = inner(weights, (self.losses - mean) ** 2)
+            self._cumulants[order] = log_moment, mean, variance
+        return self._cumulants[order]
+
+    @functools.cached_property  # searches ask for the same orders
+    def _cumulants(self) -> dict[float, tuple[float, float, float]]:
+        return {}
+
+    @functools.cached_property
+    def _log_masses(self) -> NDArray[np.float64]:
+        with np.errstate(divide="ignore"):
+            return np.log(self.masses)
 
 
 def support(pair: Pair) -> tuple[float, float]:
