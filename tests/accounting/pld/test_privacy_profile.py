@@ -29,10 +29,12 @@ def exact_delta(
     order = order or saddlepoint.focus(loss, num_steps, epsilon).order
     variance = num_steps * loss.clipped(-40, 40).cumulants(order)[2]
     spacing = 60 / points / math.sqrt(variance)
-    z = order + 1j * spacing * np.arange(-points, points + 1)
+    z = order + 1j * spacing * np.arange(points + 1)
     moments = sum(weight * _moments(pair, z) for weight, pair in step)
     log_values = num_steps * np.log(moments) - z * epsilon - np.log(z * (z + 1))
-    return float(np.exp(log_values).sum().real) * spacing / (2 * math.pi)
+    # Below the real axis are the conjugates.
+    values = np.exp(log_values).real
+    return float(values.sum() - values[0] / 2) * spacing / math.pi
 
 
 def _moments(pair: dominating_pairs.Pair, z):
