@@ -146,8 +146,12 @@ def written_footers(folder: str) -> dict[str, str]:
     above, _, part = folder.rpartition("/")
     for path, prefix in ((join(folder, KEPT_NAME), ""), (_record(above), f"{part}/")):
         if storage.exists(path):
-            found = read_json(path).get(FOOTERS, {})
-            return {name.removeprefix(prefix): each for name, each in found.items()}
+            found = read_json(path)
+            try:
+                footers = found[FOOTERS].items()
+            except (KeyError, TypeError, AttributeError):
+                return {}  # edited, or of an earlier release
+            return {name.removeprefix(prefix): each for name, each in footers}
     return {}
 
 

@@ -5,7 +5,8 @@ decides what cells are.
 
 Formal guarantees:
   - Every row of a file is in exactly one block, in order, or is counted as malformed.
-  - A file that is truncated, damaged or has changed is refused, without its content.
+  - A file that is truncated, damaged or has changed is refused, without its content,
+    as is a column that is not as in the name of its folder.
   - Memory does not depend on the number of rows, but for Parquet on the stored size of
     the largest row group.
 
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -286,7 +288,7 @@ def read_text(
             ),
         )
         try:
-            for block in _numbered(reader, uneven, partitions_of(file), raw):
+            for block in _numbered(reader, uneven, file, raw):
                 _refuse_open(file, quotations.fault, options)
                 yield block
         except pa.ArrowInvalid:
@@ -353,14 +355,14 @@ def _to_parquet(file: InputFile, options: InputOptions) -> str:
 
 
 def _numbered(
-    reader: Any, uneven: list[int], partitions: dict[str, str | None], raw: Any
+    reader: Any, uneven: list[int], file: InputFile, raw: Any
 ) -> Iterator[tuple[RawBlock, int]]:
     """Yields batches with the uneven rows before or among their rows.
 
     Args:
       reader: Yields batches without uneven rows.  It may be one batch ahead.
       uneven: Indices of the uneven rows in the file, appended by the reader.
-      partitions: From ``partitions_of``.
+      file: File of the table.
       raw: The file, whose position is the number of bytes read.
     """
     first = 0
@@ -372,18 +374,27 @@ def _numbered(
             here.append(row - first)
             last += 1
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        yield _block(columns, batch.num_rows, here, partitions), raw.tell()
+        yield _block(columns, batch.num_rows, here, file), raw.tell()
         first = last
     if rest := [row for row in uneven if row >= first]:
-        yield _block({}, 0, list(range(len(rest))), partitions), raw.tell()
+        yield _block({}, 0, list(range(len(rest))), file), raw.tell()
 
 
 def _block(
     columns: dict[str, pa.Array],
     num_rows: int,
     uneven: Sequence[int],
-    partitions: dict[str, str | None],
+    file: InputFile,
 ) -> RawBlock:
+    partitions = partitions_of(file)
+    for name in columns.keys() & partitions.keys():  # polars writes it in both
+        value = pa.array([partitions[name]], pa.large_string())
+        cells = columns[name].cast(pa.large_string())
+        if not pc.all(pc.is_in(cells, value_set=value)).as_py():
+            raise InputError(
+                f"Expected column {name} of {file.shown} to be as in the name of its "
+                "folder, or in one of them. Rename the folder, or drop the column."
+            )
     # With a dictionary of one value, its hash is computed once.
     zeros = pa.array(np.zeros(num_rows, np.int32))
     in_names = {
@@ -424,7 +435,7 @@ def read_parquet(
 
     Arguments, and errors, as for ``read_text``; ``file`` may be some row groups.
     """
-    partitions, done = partitions_of(file), 0
+    done = 0
     with _plain_errors(file), _open_parquet(file) as parquet:
         groups = range(parquet.num_row_groups)
         if file.part:
@@ -436,7 +447,7 @@ def read_parquet(
         ):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             done += batch.num_rows
-            block = _block(columns, batch.num_rows, [], partitions)
+            block = _block(columns, batch.num_rows, [], file)
             yield block, file.num_bytes * done // total
 
 

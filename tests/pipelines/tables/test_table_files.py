@@ -173,6 +173,25 @@ def test_partition_folders_are_columns(
     assert repr(found.to_pydict()) == repr(plain.to_pydict())  # NaN equals NaN
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_column_that_is_not_as_in_the_name_of_its_folder_is_refused(
+    tmp_path: pathlib.Path, ending: str
+) -> None:
+    """As polars writes it, in both; of users either could be the person."""
+    for day in (3, 4):
+        place = tmp_path / "table" / f"day={day}"
+        place.mkdir(parents=True)
+        table = pa.table({"day": [day, day], "id": [day, day], "y": [0, 1]})
+        write = pq.write_table if ending == "parquet" else pa.csv.write_csv
+        write(table, place / f"part.{ending}")
+    columns = {name: COLUMNS[name] for name in ("id", "y")}
+    schema = schema_of({**columns, "day": {"kind": "category", "buckets": 9}})
+    run(tmp_path / "table", tmp_path / "out", schema=schema)
+    (tmp_path / "table" / "day=4").rename(tmp_path / "table" / f"day={CANARY}")
+    with pytest.raises(InputError, match="name of its folder"):
+        run(tmp_path / "table", tmp_path / "other", schema=schema)
+
+
 def test_rows_of_another_number_of_cells_are_malformed_wherever_they_stand(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
