@@ -83,14 +83,7 @@ def convert(
     kept = schema.unlisted if with_values else {}
 
     def cells_of(name: str) -> Cells:
-        return Cells(
-            name,
-            columns[name],
-            schema.input.missing_values,
-            found.faults,
-            decimal=schema.input.decimal,
-            thousands=schema.input.thousands,
-        )
+        return Cells(name, columns[name], schema.input.missing_values, found.faults)
 
     for name in schema.inputs if inputs_only else schema.kept:
         kind = schema.columns[name]
@@ -150,25 +143,10 @@ def _numbers(cells: Cells, kind: kinds.Numeric, name: str) -> list[np.ndarray]:
     if kind.length is not None:
         return _number_lists(cells, kind)
     values, bad = numbers_of(cells)
-    _not_numbers(cells, bad)
+    cells.fault(bad, "is not a number")
     if kind.range is None:
         cells.fault(np.isinf(values), "is not finite; give it a range in the schema")
     return _with_missing(cells, kind.missing, values, lambda v: _transform(kind, v))
-
-
-def _not_numbers(cells: Cells, bad: np.ndarray) -> None:
-    """Reports cells that are no numbers, and what the schema can do about some."""
-    if not bad.any():
-        return
-    mark, name = (",", "comma") if cells.decimal == "." else (".", "point")
-    texts = cells.array.cast(pa.large_string())
-    marked = pc.fill_null(pc.match_substring(texts, mark), False)
-    remedy = f'write decimal = "{mark}" or thousands = "{mark}" below [input]'
-    cells.fault(
-        bad & marked.to_numpy(zero_copy_only=False),
-        f"is not a number; if a {name} belongs to it, {remedy} of the schema",
-    )
-    cells.fault(bad, "is not a number")
 
 
 def _with_missing(

@@ -9,13 +9,12 @@ they are plain characters.  Outside of a quotation such a plain mark is harmless
 pipe).  A quotation that does not end with its cell, or not on its line, is not: rows
 may be in it.  ``Quotations`` finds these.
 
-Not divided: compressed text, which cannot be read from its middle; and encodings in
-which the bytes of line ends may be part of other characters.
+Not divided: compressed text, which cannot be read from its middle.
 
 Formal guarantees:
   - The rows of the parts, in order, are those of the file, read by the same reader.
-  - Text in which a quotation does not end with its cell, or a line end is quoted or
-    escaped, is refused with its line.
+  - Text in which a quotation does not end with its cell, or a line end is quoted, is
+    refused with its line.
 
 Public: paths, sizes, and where parts begin, as lengths of files are.  Sensitive: text.
 """
@@ -35,14 +34,6 @@ from pipelines.tables.raw_files import InputFile, Part, check_unchanged
 
 #: A range never begins after a longer line.
 _MAX_LINE_BYTES = 1 << 24
-
-# Encodings in which every byte below 128 is the ASCII character.
-_OF_ASCII_BYTES = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[rtu]")
-
-
-def has_ascii_bytes(encoding: str) -> bool:
-    """Whether every byte below 128 is the ASCII character in an encoding."""
-    return bool(_OF_ASCII_BYTES.fullmatch(codecs.lookup(encoding).name))
 
 
 def line_ranges(file: InputFile, num_bytes: int) -> list[InputFile]:
@@ -108,32 +99,23 @@ class Quotations:
 
     Args:
       delimiter: Delimiter of cells, one byte.
-      escape: Character before marks within a quotation; empty if they are doubled.
-      encoding: Encoding of the text.
 
     Attributes:
-      fault: Line of the mark that begins it, or of an escaped line end; 0 for none.
+      fault: Line of the mark that begins it; 0 for none.
     """
 
-    def __init__(self, delimiter: str, *, escape: str = "", encoding: str) -> None:
+    def __init__(self, delimiter: str) -> None:
         ends = b"[\r\n" + re.escape(delimiter.encode()) + b"]"
         mark = b'"(?<=' + ends + b'")'  # the mark first: it is searched faster
         of_line = b'[^"\r\n]*'
         self._quoted = re.compile(
             mark + of_line + b'(?:""' + of_line + b')*"(?=[ \t]*' + ends + b")"
         )
-        self._escape = escape.encode()
-        self._escaped = re.compile(re.escape(self._escape) + b"[^\r\n]")
-        self._wrong = re.compile(mark + (b"|" + re.escape(self._escape)) * bool(escape))
-        self._decoder = None
-        if not has_ascii_bytes(encoding):
-            self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        self._wrong = re.compile(mark)
         self._rest, self._line, self.fault = b"", 1, 0
 
     def feed(self, data: bytes) -> None:
         """Reads the next bytes of the text."""
-        if self._decoder is not None:
-            data = self._decoder.decode(data).encode(errors="replace")
         data = self._rest + data
         size = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._rest = data[size:]
@@ -146,9 +128,7 @@ class Quotations:
     def _look(self, lines: bytes) -> None:
         if self._line == 1:
             lines = lines.removeprefix(codecs.BOM_UTF8)
-        if self._escape and self._escape in lines:
-            lines = self._escaped.sub(b"\0\0", lines)
-        elif b'"' not in lines:
+        if b'"' not in lines:
             self._line += lines.count(b"\n")
             return
         left = self._quoted.sub(b"", b"\n" + lines)

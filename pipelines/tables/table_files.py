@@ -15,7 +15,6 @@ Public: names, columns and types.  Sensitive: rows.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import dataclasses
@@ -124,8 +123,8 @@ def _plain_errors(file: InputFile) -> Iterator[None]:
         hint = " Is it all there, and what its name says? Write or copy it again."
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             hint = (
-                " It is not of the encoding that is expected: write encoding = "
-                '"latin-1" below [input] of the schema.'
+                " It is not UTF-8. Write it as that, or as Parquet, as the page Your "
+                "own table says."
             )
         elif "straddl" in str(error):
             hint = f" A row is longer than {_BLOCK_BYTES} bytes; is a quote left open?"
@@ -170,14 +169,8 @@ def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
     whole = dataclasses.replace(file, part=None)
     with _plain_errors(file), _open_text(whole) as (_, stream):
         # Rows after the header are read ahead, but not checked here.
-        lines = io.TextIOWrapper(
-            stream, _with_mark(options.encoding), errors="replace", newline=""
-        )
-        rows = csv.reader(
-            lines,
-            delimiter=delimiter_of(file, options),
-            escapechar=options.escape or None,
-        )
+        lines = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
+        rows = csv.reader(lines, delimiter=delimiter_of(file, options))
         first = next((row for row in rows if row), [])
         num_lines = rows.line_num
         lines.detach()
@@ -235,11 +228,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _with_mark(encoding: str) -> str:
-    """Returns the encoding, with the byte order mark of spreadsheets for UTF-8."""
-    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
-
-
 def read_text(
     file: InputFile, needed: Sequence[str], options: InputOptions
 ) -> Iterator[tuple[RawBlock, int]]:
@@ -263,9 +251,7 @@ def read_text(
         uneven.append(row.number - skipped - 1)
         return "skip"
 
-    quotations = Quotations(
-        delimiter_of(file, options), escape=options.escape, encoding=options.encoding
-    )
+    quotations = Quotations(delimiter_of(file, options))
     with _plain_errors(file), _open_text(file) as (raw, stream):
         reader = pa_csv.open_csv(
             _Watched(stream, quotations),
@@ -274,11 +260,9 @@ def read_text(
                 use_threads=False,
                 column_names=names,
                 skip_rows=skipped,
-                encoding=options.encoding,
             ),
             parse_options=pa_csv.ParseOptions(
                 delimiter=delimiter_of(file, options),
-                escape_char=options.escape or False,
                 invalid_row_handler=note,
             ),
             convert_options=pa_csv.ConvertOptions(
@@ -337,9 +321,8 @@ def _refuse_open(file: InputFile, line: int, options: InputOptions) -> None:
         raise InputError(
             f'Expected a quotation mark (") at the beginning of a cell of {file.shown} '
             "to have another one at the end of the cell, on the same line; "
-            f"that{where} has none. Remove it, or double the marks within the cell; if "
-            "they follow a backslash, write escape = '\\' below [input] of the schema. "
-            f"If cells have line ends, write Parquet: {_to_parquet(file, options)}"
+            f"that{where} has none. Remove it, or double the marks within the cell. If "
+            f"cells have line ends, write Parquet: {_to_parquet(file, options)}"
         )
 
 

@@ -37,7 +37,6 @@ from pipelines.tables.convert import (
     as_array,
 )
 from pipelines.tables.file_parts import (
-    has_ascii_bytes,
     line_ranges,
     row_group_ranges,
 )
@@ -218,9 +217,7 @@ class TableFormat:
             return [file]
         if self._kind == PARQUET:
             return row_group_ranges(file, num_bytes)
-        if is_packed(file) or not has_ascii_bytes(self._table.input.encoding):
-            return [file]
-        return line_ranges(file, num_bytes)
+        return [file] if is_packed(file) else line_ranges(file, num_bytes)
 
     def parse(self, block: RawBlock) -> ParsedBlock:
         """Converts the columns of a block: see ``Format.parse``."""

@@ -10,7 +10,6 @@ Sensitive: everything but names and reasons.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,8 +31,6 @@ class Cells:
       array: Values as in the file.
       missing_values: Texts that stand for null.
       faults: (whether each row is malformed, reason), to which faults are appended.
-      decimal: Decimal separator of texts.
-      thousands: Separator of groups of three digits; empty for none.
     """
 
     def __init__(
@@ -42,12 +39,8 @@ class Cells:
         array: pa.Array,
         missing_values: Sequence[str],
         faults: list[tuple[np.ndarray, str]],
-        *,
-        decimal: str = ".",
-        thousands: str = "",
     ) -> None:
         self.name, self._faults = name, faults
-        self.decimal, self.thousands = decimal, thousands
         self.missing_values = tuple(missing_values)
         self.array = self._plain(array)
 
@@ -77,21 +70,7 @@ class Cells:
 
     def of(self, array: pa.Array) -> Cells:
         """Returns other cells of the same column, such as those of its lists."""
-        return Cells(
-            self.name,
-            array,
-            self.missing_values,
-            self._faults,
-            decimal=self.decimal,
-            thousands=self.thousands,
-        )
-
-    @property
-    def with_points(self) -> pa.Array:
-        """The cells, with texts of numbers as they are written in English."""
-        if not is_text(self.array.type):
-            return self.array
-        return with_points(self.array, self.decimal, self.thousands)
+        return Cells(self.name, array, self.missing_values, self._faults)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -116,25 +95,6 @@ def nulls(array: pa.Array) -> np.ndarray:
     """Returns which values are null."""
     found: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
     return found
-
-
-def with_points(texts: pa.Array, decimal: str, thousands: str = "") -> pa.Array:
-    """Returns texts with a point as the decimal separator, and digits without groups.
-
-    Args:
-      texts: Large strings.
-      decimal: Decimal separator.
-      thousands: Separator of groups of three digits; empty for none.
-    """
-    if thousands:
-        mark, point = re.escape(thousands), re.escape(decimal)
-        grouped = f"^[-+]?[0-9]{{1,3}}({mark}[0-9]{{3}})+({point}[0-9]*)?$"
-        plain = pc.replace_substring(texts, thousands, "")
-        texts = pc.if_else(pc.match_substring_regex(texts, grouped), plain, texts)
-    if decimal == ".":
-        return texts
-    # A point in such a text separates thousands, or is a mistake: it is malformed.
-    return pc.replace_substring(pc.replace_substring(texts, ".", "?"), decimal, ".")
 
 
 def _has_spaces(texts: pa.Array) -> bool:

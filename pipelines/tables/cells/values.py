@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.users.user_ids import is_text
-from pipelines.tables.cells.cells import Cells, cast, with_points
+from pipelines.tables.cells.cells import Cells, cast
 from pipelines.tables.schema.fields import (
     EXPONENT,
     MOST_EXACT,
@@ -50,7 +50,7 @@ def numbers_of(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
     Args:
       cells: Numbers, booleans or texts.
     """
-    array = cells.with_points
+    array = cells.array
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if array.type == pa.float32() or pa.types.is_decimal(array.type):
@@ -60,17 +60,14 @@ def numbers_of(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
     else:
         found, bad = cast(array, pa.float64())
     values = found.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0  # no -0
-    if absent := _missing_numbers(cells.missing_values, cells.decimal, cells.thousands):
+    if absent := _missing_numbers(cells.missing_values):
         values[np.isin(values, absent)] = np.nan
     return values, bad
 
 
 @functools.lru_cache(maxsize=64)  # called for every column of every block
-def _missing_numbers(
-    missing_values: Sequence[str], decimal: str, thousands: str
-) -> tuple[float, ...]:
-    texts = pa.array(missing_values, _LARGE)
-    numbers, _ = cast(with_points(texts, decimal, thousands), pa.float64())
+def _missing_numbers(missing_values: Sequence[str]) -> tuple[float, ...]:
+    numbers, _ = cast(pa.array(missing_values, _LARGE), pa.float64())
     return tuple(numbers.drop_null().to_pylist())
 
 
@@ -82,7 +79,7 @@ def texts_of(cells: Cells) -> tuple[pa.Array, np.ndarray]:
     """
     array, bad = cells.array, np.zeros(len(cells), bool)
     if is_text(array.type):
-        texts = one_text(array, cells.decimal)
+        texts = one_text(array)
     elif pa.types.is_floating(array.type):
         texts, bad = _texts_of_floats(array)
     else:
@@ -93,8 +90,7 @@ def texts_of(cells: Cells) -> tuple[pa.Array, np.ndarray]:
             array = array.cast(pa.date32())
         texts = array.cast(_LARGE)
     if len(cells.missing_values) > 1:  # beside the empty text
-        absent = _missing_texts(cells.missing_values, cells.decimal)
-        absent = pc.is_in(texts, value_set=absent)
+        absent = pc.is_in(texts, value_set=_missing_texts(cells.missing_values))
         texts = pc.if_else(absent, pa.scalar(None, _LARGE), texts)
     return texts, bad
 
@@ -109,19 +105,18 @@ def _texts_of_floats(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=64)
-def _missing_texts(missing_values: Sequence[str], decimal: str) -> pa.Array:
-    return one_text(pa.array(missing_values, _LARGE), decimal).drop_null()
+def _missing_texts(missing_values: Sequence[str]) -> pa.Array:
+    return one_text(pa.array(missing_values, _LARGE)).drop_null()
 
 
-def one_text(texts: pa.Array, decimal: str = ".") -> pa.Array:
+def one_text(texts: pa.Array) -> pa.Array:
     """Returns texts with one text for each number and boolean, as ``fields.one_word``.
 
     Args:
       texts: Large strings.
-      decimal: Decimal separator.
     """
     if pc.any(pc.match_substring_regex(texts, _MAY_BE_NUMBER)).as_py():
-        texts = _with_digits(texts, decimal)
+        texts = _with_digits(texts)
     special = pc.is_in(texts, value_set=_SPECIAL)
     if not pc.any(special).as_py():
         return texts
@@ -139,7 +134,7 @@ def rounded_texts(cells: Cells) -> np.ndarray:
     Args:
       cells: Cells of any type.
     """
-    texts = cells.with_points
+    texts = cells.array
     if not is_text(texts.type):
         return np.zeros(len(cells), bool)
     is_float = pc.match_substring_regex(texts, f"{EXPONENT}|{WHOLE_NUMBER}")
@@ -148,13 +143,8 @@ def rounded_texts(cells: Cells) -> np.ndarray:
     return large
 
 
-def _with_digits(texts: pa.Array, decimal: str) -> pa.Array:
+def _with_digits(texts: pa.Array) -> pa.Array:
     """Returns texts with whole numbers as digits alone."""
-    if decimal != ".":
-        numbers = with_points(texts, decimal)
-        is_number = pc.match_substring_regex(numbers, EXPONENT)
-        is_number = pc.or_(is_number, pc.match_substring_regex(numbers, WHOLE_NUMBER))
-        texts = pc.if_else(is_number, numbers, texts)
     texts = pc.replace_substring_regex(texts, WHOLE_NUMBER, r"\1")
     with_exponent = pc.fill_null(pc.match_substring_regex(texts, EXPONENT), False)
     if not pc.any(with_exponent).as_py():

@@ -175,20 +175,11 @@ class InputOptions:
         always does.
       delimiter: Delimiter of cells; empty for a comma, or a tab in TSV.
       header: Names of the columns of CSV or TSV without a header; empty if it has one.
-      escape: Character before a quote in a cell, as Spark writes it; empty if such a
-        quote is doubled.
-      encoding: Encoding of CSV and TSV.
-      decimal: Decimal separator.
-      thousands: Separator between groups of three digits of a number; empty for none.
     """
 
     missing_values: tuple[str, ...] = ("",)
     delimiter: str = ""
     header: tuple[str, ...] = ()
-    escape: str = ""
-    encoding: str = "utf-8"
-    decimal: str = "."
-    thousands: str = ""
 
     @classmethod
     def read(cls, fields: Fields) -> InputOptions:
@@ -198,34 +189,15 @@ class InputOptions:
           InputError: a wrong or unknown field.
         """
         fields.only(*(field.name for field in dataclasses.fields(cls)))
-        delimiter, escape = (fields.text(name, "") for name in ("delimiter", "escape"))
-        for name, value in (("delimiter", delimiter), ("escape", escape)):
-            if len(value.encode()) > 1:
-                raise fields.wrong(name, "one ASCII character", f"{name} = ';'")
-        decimal = fields.text("decimal", ".")
-        if decimal not in (".", ","):
-            raise fields.wrong("decimal", "a point or a comma", 'decimal = ","')
-        thousands = fields.text("thousands", "")
-        in_numbers = thousands in (decimal, "+", "-") or thousands.isalnum()
-        if in_numbers or len(thousands) > 1:
-            wanted = "one character that numbers do not hold otherwise"
-            raise fields.wrong("thousands", wanted, 'thousands = " "')
-        encoding = fields.text("encoding", "utf-8")
-        try:
-            "".encode(encoding)
-        except LookupError:
-            wanted = "an encoding that Python knows"
-            raise fields.wrong("encoding", wanted, 'encoding = "latin-1"') from None
+        delimiter = fields.text("delimiter", "")
+        if len(delimiter.encode()) > 1:
+            raise fields.wrong("delimiter", "one ASCII character", "delimiter = ';'")
         missing = fields.texts("missing_values", 'missing_values = ["", "?"]')
         header = fields.texts("header", 'header = ["age", "income"]')
         return cls(
             missing_values=tuple(dict.fromkeys(("", *(missing or ())))),
             delimiter=delimiter,
             header=header or (),
-            escape=escape,
-            encoding=encoding,
-            decimal=decimal,
-            thousands=thousands,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -81,39 +81,6 @@ def test_a_null_is_missing_whatever_bytes_its_file_left_there() -> None:
     assert found[1:] == [0, 0]
 
 
-def test_a_decimal_comma_is_one_where_the_schema_says_so() -> None:
-    told = {"input": {"decimal": ","}}
-    values = ["3,5", "-1e-1", "", "2", "1.5", "1.000,5"]
-    found = reasons(values, NUMERIC, **told)
-    assert found[:4] == [None] * 4
-    assert all('thousands = "." below [input]' in str(each) for each in found[4:])
-    found = numbers(values[:4], NUMERIC, **told)["x"]
-    np.testing.assert_array_equal(found, np.float32([3.5, -0.1, np.nan, 2]))
-    [reason] = reasons(values[:1], NUMERIC)
-    assert 'write decimal = "," or thousands = "," below [input]' in str(reason)
-    # Numbers that are none of text have no such thing.
-    np.testing.assert_array_equal(numbers([1.5], NUMERIC, **told)["x"], [1.5])
-
-
-def test_thousands_are_separated_where_the_schema_says_so() -> None:
-    values = ["1,234,567.5", "-12,000", "999", "0.5", "1e3"]
-    told = {"input": {"thousands": ","}}
-    found = numbers(values, NUMERIC, **told)["x"]
-    np.testing.assert_array_equal(
-        found, np.float32([1234567.5, -12000, 999, 0.5, 1000])
-    )
-    # Groups are of three digits: all else may be a decimal comma.
-    wrong = reasons(["142,1", "1,23", "1234,567", ",123", "1,234,56"], NUMERIC, **told)
-    assert all(str(each).startswith("x is not a number") for each in wrong)
-    told = {"input": {"thousands": ".", "decimal": ","}}
-    assert numbers(["1.234,5", "1.000.000"], NUMERIC, **told)["x"] == [1234.5, 1e6]
-    told = {"input": {"thousands": " "}}
-    assert numbers(["1 234.5"], NUMERIC, **told)["x"] == [1234.5]
-    for wrong_mark in (".", "-", "5", "e", ", "):
-        with pytest.raises(InputError, match=r"thousands = .* Write thousands ="):
-            schema_of(NUMERIC, input={"thousands": wrong_mark})
-
-
 def test_missing_numbers_are_what_the_schema_says() -> None:
     values = [50.0, None, float("nan")]
     column = {**NUMERIC, "range": [0, 100]}
@@ -165,14 +132,6 @@ def test_booleans_are_equal_categories_in_text_and_as_booleans() -> None:
     )
     listed = {"kind": "category", "vocabulary": ["True", "False"]}
     assert [numbers(each, listed)["x"] for each in written] == [[2, 3], [2, 3]]
-
-
-def test_a_whole_number_with_a_decimal_comma_is_the_category_of_its_digits() -> None:
-    told = {"input": {"decimal": ",", "missing_values": ["-1"]}}
-    column = {"kind": "category", "vocabulary": ["5", "1,5"]}
-    texts = numbers(["5,0", "5", "1,5", "-1,0"], column, **told)["x"]
-    assert texts == [2, 2, 3, 0]
-    assert numbers([5.0, 5.0, -1.0], column, **told)["x"] == [2, 2, 0]
 
 
 # --- The hash, one byte string at a time --------------------------------------------

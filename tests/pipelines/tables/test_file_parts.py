@@ -23,7 +23,6 @@ from pipelines.tables import file_parts, table_files
 from pipelines.tables.criteo import CriteoFormat, PrepareOptions
 from pipelines.tables.file_parts import (
     Quotations,
-    has_ascii_bytes,
     line_ranges,
     row_group_ranges,
 )
@@ -59,15 +58,14 @@ def rows_of(files: list[InputFile], options: InputOptions) -> list[Any]:
 
 
 @pytest.mark.parametrize("header", [(), NAMES])
-@pytest.mark.parametrize("escape", ["", "!"])
 def test_rows_of_parts_are_those_of_the_file(
-    header: tuple[str, ...], escape: str, tmp_path: pathlib.Path
+    header: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     random = np.random.default_rng(0)
-    options = InputOptions(header=header, escape=escape)
+    options = InputOptions(header=header)
     num_parts, num_refused = 0, 0
     for number in range(60):
-        lines = random.choice([*LINES, *(['1,"y!",z"'] if escape else [])], 20)
+        lines = random.choice(LINES, 20)
         ends = random.choice(["\n", "\r\n", "\r"], 20)
         odd = random.choice(PIECES) if number % 2 else ""
         rows = "".join(map("".join, zip(lines, ends, strict=True)))
@@ -105,16 +103,12 @@ def strictly_quoted(text: str) -> bool:
 )
 def test_a_quotation_ends_with_its_cell(text: str, block: int) -> None:
     data = text.encode()
-    found = Quotations(",", encoding="utf-8")
+    found = Quotations(",")
     for start in range(0, len(data), block):
         found.feed(data[start : start + block])
     found.end()
     # Spaces after a quotation are harmless, though not for Python's reader.
     assert (not found.fault) == strictly_quoted(re.sub('" +(?=[,\r\n]|$)', '"', text))
-    wide = Quotations(",", encoding="utf-16")
-    wide.feed(text.encode("utf-16"))
-    wide.end()
-    assert wide.fault == found.fault
 
 
 @pytest.mark.parametrize(
@@ -142,17 +136,6 @@ def test_a_quotation_that_is_left_open_is_refused_with_its_line(
             rows_of([file], InputOptions())
 
 
-def test_marks_after_a_backslash_need_an_escape(tmp_path: pathlib.Path) -> None:
-    file = input_file(tmp_path / "t.csv", b'a,b\n1,"say \\"so\\", he"\n')
-    assert len(rows_of([file], InputOptions(escape="\\"))) == 1
-    with pytest.raises(InputError, match=r"line 2 .* escape = "):
-        rows_of([file], InputOptions())
-    for line in (b'1,"two\\\nlines"', b"1,two\\\nlines", b"1,two\\\rlines"):
-        file = input_file(tmp_path / "t.csv", b"a,b\n" + line + b"\n")
-        with pytest.raises(InputError, match="that on line 2 has none"):
-            rows_of([file], InputOptions(escape="\\"))
-
-
 def test_the_command_for_rows_of_several_lines_works(tmp_path: pathlib.Path) -> None:
     file = input_file(tmp_path / "it's.csv", b'a;b\n1;"two\nlines, 5"" long"\n')
     with pytest.raises(InputError, match="on the same line") as refused:
@@ -175,19 +158,11 @@ def test_what_cannot_be_read_from_its_middle_is_one_part(
         return TableFormat(TableOptions(schema=schema), [file]).ranges(file, 50)
 
     assert len(ranges("t.csv", data)) > 2
-    assert len(ranges("t.csv", data, encoding="latin-1")) > 2
     assert len(ranges("t.csv.gz", gzip.compress(data * 99))) == 1
-    assert len(ranges("t.csv", data, escape="\\")) > 2
-    assert len(ranges("t.csv", data.decode().encode("utf-16"), encoding="utf-16")) == 1
     criteo, text = CriteoFormat(PrepareOptions()), b"1\t\n" * 100
     assert len(criteo.ranges(input_file(tmp_path / "day", text), 50)) > 2
     packed = input_file(tmp_path / "day.gz", gzip.compress(text * 99))
     assert len(criteo.ranges(packed, 50)) == 1
-
-
-def test_encodings_with_bytes_of_ascii_in_other_characters_are_known() -> None:
-    assert all(map(has_ascii_bytes, ("utf-8", "latin-1", "cp1252", "iso8859-15")))
-    assert not any(map(has_ascii_bytes, ("utf-16", "utf-7", "cp037", "shift_jis")))
 
 
 def test_lines_of_parts_are_those_of_the_file(tmp_path: pathlib.Path) -> None:

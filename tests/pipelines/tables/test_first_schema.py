@@ -119,7 +119,7 @@ def test_a_row_is_not_taken_for_a_header(tmp_path: pathlib.Path) -> None:
             path.write_text(path.read_text().replace(";", ","))
         with pytest.raises(InputError, match="dpsgd schema --header") as caught:
             first_schema(str(path), options=options)
-        assert "39" not in str(caught.value)
+        assert "39" not in str(caught.value).replace(str(tmp_path), "")
     path.write_text(path.read_text().replace(",", ";"))
     text = first_schema(str(path), label="income", options=told)
     assert list(kinds_of(text)) == ["age", "job", "income"]

@@ -18,8 +18,6 @@ version = 1
 missing_values = ["?"]
 delimiter = ";"
 header = ["y", "a"]
-escape = "!"
-encoding = "latin-1"
 
 [columns.y]
 kind = "label"
@@ -167,8 +165,6 @@ def column(lines: str, name: str = "age") -> str:
          "column y of .split. to be of kind date"),
         (f"version = 1\n{LABEL}[split]\nshares = [0, 1, 1]", "train share of shares"),
         (f"version = 1\n{LABEL}[input]\ndelimiter = '||'", "one ASCII character"),
-        (f"version = 1\n{LABEL}[input]\nencoding = 'klingon'", 'encoding = "latin-1"'),
-        (f"version = 1\n{LABEL}[input]\ndecimal = ';'", 'Write decimal = ","'),
     ],
 )  # fmt: skip
 def test_a_wrong_line_is_refused_by_file_column_and_remedy(
