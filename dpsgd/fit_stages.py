@@ -362,7 +362,8 @@ def _note(
     out: pathlib.Path, flags: Mapping[str, Any], table: Table, delta: float
 ) -> None:
     """Notes what is spent beside the table, or says that it cannot be noted."""
-    words = shlex.split(flags["train"].replace("=", " "))
+    # Also those within the flags of an --or.
+    words = " ".join(shlex.split(flags["train"])).replace("=", " ").split()
     open_ones = [text for word, text in _UNCOVERED.items() if word in words]
     fit = Fit(
         folder=str(out),

@@ -211,10 +211,10 @@ def test_metrics_that_no_epsilon_covers_are_noted(prepared: pathlib.Path) -> Non
     table = released.Table.of("census.csv")
     flags = {
         "epsilon": 3.0, "accept_epsilon": None,
-        "train": "--eval=out/data/test --hidden 8",
+        "train": "--eval=out/data/test --or '--hidden 8 --initial-weights w.npz'",
     }  # fmt: skip
     fit_stages._note(prepared, flags, table, 1e-5)
-    assert table.fits()[0].uncovered == ("exact metrics",)
+    assert table.fits()[0].uncovered == ("exact metrics", "initial weights")
 
 
 def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(

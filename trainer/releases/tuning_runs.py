@@ -56,6 +56,7 @@ from trainer.releases.tuning import NAME, TuneRequest, begun, check
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run.preflight import is_finished
+from trainer.run.reservation import of_weights
 from trainer.settings.request import Request
 
 _STATE = "runs.json"
@@ -157,6 +158,7 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
                 part=request.part,
                 folder=request.out,
                 begins=state.done == 0,
+                uncovered=of_weights(request.out, request.candidates),
             )
         reporter.say(
             f"searching: {request.law.mean:.1f} runs of {request.plan.num_steps} steps "

@@ -194,6 +194,7 @@ def charge_search(
     part: str,
     folder: pathlib.Path,
     begins: bool,
+    uncovered: Sequence[str] = (),
 ) -> None:
     """Gives a search the place of all runs, before its first noise is drawn.
 
@@ -203,6 +204,7 @@ def charge_search(
       part: Part of the table by which its runs are scored.
       folder: Folder of the search.
       begins: Whether none of its runs was scored.
+      uncovered: What no epsilon covers of it, in words.
 
     Raises:
       InputError: as `Budget.searched`, or a search that goes on and was never charged.
@@ -212,7 +214,7 @@ def charge_search(
         found = before.searched(search_id, part, str(folder))
         if not begins and found != before:
             raise _rolled_back(path, folder)
-        return found
+        return found.marked(uncovered)
 
     _replace(path, change)
 

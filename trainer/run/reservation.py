@@ -59,6 +59,7 @@ from accounting.core.statement import EARLIER_RUNS, PrivacyStatement
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, read_fields
 from pipelines.core.batches.manifest import Manifest
+from pipelines.files.paths import StrPath
 from pipelines.inputs.source_table import SourceTable
 from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE
@@ -643,9 +644,18 @@ def uncovered(request: Request) -> tuple[str, ...]:
     Args:
       request: The run.
     """
-    run, weights = request.run, request.settings.initial_weights
-    words = (
-        (request.held_out, f"the metrics of {run}, by --eval"),
-        (weights, f"the initial weights of {run}, which are declared public"),
-    )
-    return tuple(said for given, said in words if given is not None)
+    metrics = f"the metrics of {request.run}, by --eval"
+    of_eval = () if request.held_out is None else (metrics,)
+    return (*of_eval, *of_weights(request.run, [request.settings]))
+
+
+def of_weights(folder: StrPath, settings: Sequence[TrainSettings]) -> tuple[str, ...]:
+    """Returns that no epsilon covers initial weights, in words, if there are any.
+
+    Args:
+      folder: Folder of a run, or of a search.
+      settings: Settings of the run, or of all candidates.
+    """
+    if all(each.initial_weights is None for each in settings):
+        return ()
+    return (f"the initial weights of {folder}, which are declared public",)

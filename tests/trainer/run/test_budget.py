@@ -145,6 +145,7 @@ def test_a_run_is_charged_before_its_first_noise_and_once_if_it_is_resumed(
     settings = dataclasses.replace(first.settings, **weights)
     (said,) = reservation.uncovered(dataclasses.replace(first, settings=settings))
     assert said.startswith("the initial weights of ")
+    assert reservation.of_weights("search", [first.settings, settings])
 
 
 def test_a_run_that_is_more_than_were_reserved_is_refused(
