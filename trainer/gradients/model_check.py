@@ -65,6 +65,10 @@ _TOLERANCE = 1e-3
 _WIDE, _PLAIN, _BINARY = "wide", "plain", "binary"
 
 
+#: Outputs and losses of the rows of a batch.
+_Results = list[np.ndarray]
+
+
 def check_model(model: TrainableModel, manifest: Manifest) -> None:
     """Checks that the loss of each example depends on this example alone.
 
@@ -201,11 +205,11 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
         weights_of(state, before),
         weights_of(model.variables, _random_weights(model)),
     ):
-        probe = _probe(model, manifest)
+        probe, first, second = _probe(model, manifest)
         of_bits = _probe_of(model, manifest, _BINARY)
-        _check_repeats(model, probe)
+        _check_repeats(model, probe, first)
         if choose_path(model) != ONE_PASS:  # which is chosen if rows cannot mix
-            _check_rows_apart(model, probe)
+            _check_rows_apart(model, probe, first, second)
             _check_gradients_apart(model, of_bits)
         _check_known(model, _tensors(of_bits.first))
         _check_finite(model, of_bits)
@@ -239,16 +243,21 @@ def _num_rows(manifest: Manifest) -> int:
     return max(_FEWEST_ROWS, min(manifest.physical_batch_size, most))
 
 
-def _probe(model: TrainableModel, manifest: Manifest) -> _Probe:
-    """Returns the widest probe that the model takes without an error."""
+def _probe(
+    model: TrainableModel, manifest: Manifest
+) -> tuple[_Probe, _Results, _Results]:
+    """Returns the widest probe that the model takes, and the results of its batches."""
     for scale in (_WIDE, _PLAIN):
         probe = _probe_of(model, manifest, scale)
         # A column of floats may hold ids, and a layer may check its inputs.
         with contextlib.suppress(tf.errors.OpError):
-            _behaviour(model, probe.first)
-            _behaviour(model, probe.second)
-            return probe
-    return _probe_of(model, manifest, _BINARY)
+            return (
+                probe,
+                _behaviour(model, probe.first),
+                _behaviour(model, probe.second),
+            )
+    probe = _probe_of(model, manifest, _BINARY)
+    return probe, _behaviour(model, probe.first), _behaviour(model, probe.second)
 
 
 def _probe_of(model: TrainableModel, manifest: Manifest, scale: str) -> _Probe:
@@ -295,8 +304,7 @@ def _tensors(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
 # -- what is compared --------------------------------------------------------------
 
 
-def _check_repeats(model: TrainableModel, probe: _Probe) -> None:
-    first = _behaviour(model, probe.first)
+def _check_repeats(model: TrainableModel, probe: _Probe, first: _Results) -> None:
     for training in (True, False):
         again = _behaviour(model, probe.first, training=training)
         if not all(
@@ -306,15 +314,17 @@ def _check_repeats(model: TrainableModel, probe: _Probe) -> None:
             raise InputError(_training_differs(model.network))
 
 
-def _check_rows_apart(model: TrainableModel, probe: _Probe) -> None:
-    first = [value[probe.kept] for value in _behaviour(model, probe.first)]
-    second = [value[probe.places] for value in _behaviour(model, probe.second)]
+def _check_rows_apart(
+    model: TrainableModel, probe: _Probe, first: _Results, second: _Results
+) -> None:
+    common = [value[probe.kept] for value in first]
+    moved = [value[probe.places] for value in second]
     alone = [
         _behaviour(model, {name: value[[row]] for name, value in probe.first.items()})
         for row in probe.kept[:_ROWS_ALONE]
     ]
     by_itself = [np.concatenate(values) for values in zip(*alone, strict=True)]
-    for a, b, c in zip(first, second, by_itself, strict=True):
+    for a, b, c in zip(common, moved, by_itself, strict=True):
         if not (_close(a, b) and _close(a[:_ROWS_ALONE], c)):
             raise InputError(
                 "Expected the output and the loss of one example not to depend on the "
@@ -391,7 +401,7 @@ def _close(left: np.ndarray, right: np.ndarray) -> bool:
 
 def _behaviour(
     model: TrainableModel, columns: Mapping[str, np.ndarray], *, training: bool = True
-) -> list[np.ndarray]:
+) -> _Results:
     """Returns outputs and losses of some rows, after checking their shapes."""
     rows = _tensors(columns)
     num_rows = len(next(iter(columns.values())))
