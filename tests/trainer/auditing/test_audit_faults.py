@@ -29,7 +29,10 @@ from trainer.gradients.engine.backward_pass import BackwardPass
 from trainer.gradients.engine.gradient_parts import TableRows
 from trainer.tf_compat import tf
 
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.usefixtures("lean_results", "warm_starts"),
+]
 
 CLIP, NOISE, DELTA = 3.0, 1.0, 1e-5
 PLAN = DpSgdPlan(

@@ -20,7 +20,10 @@ from trainer.claims import lazy_noise
 from trainer.core.step import noise
 from trainer.gradients import clipping
 
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.usefixtures("lean_results", "warm_starts"),
+]
 
 CLIP, DELTA = 3.0, 1e-5
 PLAN = DpSgdPlan(
