@@ -6,7 +6,7 @@ that what was released of its rows counts for both.
 Formal guarantees:
   - Two inputs with one source file in common have a digest in common.
   - Of prepared rows the sources are the files that were read, also if `dpsgd bound` has
-    bounded users since; of others the files.
+    bounded users since, or before; of others the files.
   - Of files that were moved or written there since, both; they have no division.
   - Preparations whose ``division`` is equal put a row into one part, if they read the
     same files: it commits to their order, the split, how the cells that decide it are
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: Bytes and number of the samples of a text.
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
 _PARQUET_END = b"PAR1"
-SOURCES, FOOTERS = "sources", "footers"
+SOURCES, READ, FOOTERS = "sources", "read", "footers"
 #: Beside rows that `dpsgd bound` wrote: the table that they are from.  Sensitive.
 KEPT_NAME = "_source.json"
 
@@ -82,8 +82,38 @@ class SourceTable:
 
 
 def source_digests(paths: Iterable[str]) -> list[str]:
-    """Returns a digest of each source file, which tells it from others.  Sensitive."""
-    return [_source_digest(path) for path in paths]
+    """Returns digests of source files, which tell them from others.  Sensitive.
+
+    Of files that `dpsgd bound` or `dpsgd prepare` wrote they are those of the files
+    that it read.
+
+    Args:
+      paths: Files of this machine.
+    """
+    return read_from(paths)[SOURCES]
+
+
+def read_from(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Returns what a record of prepared rows says of the files that were read.
+
+    Args:
+      paths: Files of this machine.
+
+    Returns:
+      ``SOURCES``: see ``source_digests``; ``READ``: a digest of each file.  Sensitive.
+    """
+    sources, read = list[str](), list[str]()
+    known: dict[str, tuple[dict[str, str], list[str]]] = {}
+    for path in paths:
+        folder, _, name = os.path.realpath(path).rpartition("/")
+        if folder not in known:
+            known[folder] = _written(folder)
+            sources += known[folder][1]
+        read.append(_source_digest(path))
+        footers, before = known[folder]
+        if not before or footers.get(name) != read[-1]:
+            sources.append(read[-1])
+    return {SOURCES: sources, READ: read}
 
 
 def _source_digest(path: str) -> str:
@@ -143,16 +173,23 @@ def written_footers(folder: str) -> dict[str, str]:
       folder: What `dpsgd bound` wrote, or a part of what `dpsgd prepare` wrote; of
         others nothing is known.  Sensitive.
     """
+    return _written(folder)[0]
+
+
+def _written(folder: str) -> tuple[dict[str, str], list[str]]:
+    """Returns what ``written_footers`` does, and the digests of the sources."""
     above, _, part = folder.rpartition("/")
     for path, prefix in ((join(folder, KEPT_NAME), ""), (_record(above), f"{part}/")):
         if storage.exists(path):
             found = read_json(path)
             try:
+                sources = {**found, **found.get("settings", {})}.get(SOURCES, ())
                 footers = found[FOOTERS].items()
             except (KeyError, TypeError, AttributeError):
-                return {}  # edited, or of an earlier release
-            return {name.removeprefix(prefix): each for name, each in footers}
-    return {}
+                break  # edited, or of an earlier release
+            own = {name.removeprefix(prefix): each for name, each in footers}
+            return own, list(sources)
+    return {}, []
 
 
 def _record(folder: str) -> str:
@@ -181,7 +218,8 @@ def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
         return None
     try:
         record = read_json(path)
-        sources, dataset = record["settings"].get(SOURCES, ()), record["dataset"]
+        settings, dataset = record["settings"], record["dataset"]
+        sources = settings.get(SOURCES, ())
         sizes: collections.Counter[str] = collections.Counter()
         for name, file in record["files"].items():
             sizes[name.partition("/")[0]] += file["num_rows"]
@@ -192,10 +230,10 @@ def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
     found = {f"{part}/{os.path.basename(name)}": each for name, each in footers}
     if not found.items() <= written:  # such as files of another part
         return SourceTable(sources=(*sources, *listing.footers.values()))
-    has_users = "max_examples_per_user" in record["settings"] or BOUNDED in dataset
+    has_users = "max_examples_per_user" in settings or BOUNDED in dataset
     division = {
-        "order": sources,
-        "split": _split(dataset, record["settings"].get("on_bad_row") == "skip"),
+        "order": settings.get(READ, sources),
+        "split": _split(dataset, settings.get("on_bad_row") == "skip"),
         "rows": None if has_users else dict(sizes),
     }
     return SourceTable(

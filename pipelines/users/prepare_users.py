@@ -44,7 +44,7 @@ from pipelines.files.unfinished import (
     is_resumable,
     unfinished_folder,
 )
-from pipelines.inputs.source_table import KEPT_NAME, SOURCES, source_digests
+from pipelines.inputs.source_table import KEPT_NAME, read_from
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.job import prepare_job
@@ -134,7 +134,7 @@ def prepare_users(
             told = {
                 **options.settings,
                 **_told(settings, bound_held_out),
-                SOURCES: source_digests(each["path"] for each in files),
+                **read_from(each["path"] for each in files),
             }
             _write_record(folder.data, schema, told)
         folder.finish(done)

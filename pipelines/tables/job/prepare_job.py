@@ -56,7 +56,7 @@ from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file, write_atomically
 from pipelines.files.unfinished import Unfinished, unfinished_folder
-from pipelines.inputs.source_table import SOURCES, source_digests
+from pipelines.inputs.source_table import read_from
 from pipelines.job.runtime.plain_errors import StorageError
 from pipelines.job.runtime.tasks import Runtime, SoFar, Step
 from pipelines.tables.convert import (
@@ -336,8 +336,8 @@ def prepare(
                 job = _divided(folder, files, options, runtime, say)
                 total = _converted(folder, job, runtime)
             records = _write(job, total, runtime)
-            read = source_digests(file.path for file in files)
-            settings = {**options.settings, SOURCES: read}
+            read = read_from(file.path for file in files)
+            settings = {**options.settings, **read}
             write_record(folder.data, table.schema, settings, records)
             sizes = rows_of_splits(total, table.shares)
             written = sum(record.size for record in records.values())

@@ -6,6 +6,8 @@ import pathlib
 import shutil
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +20,7 @@ from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
+from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.prepare_users import prepare_users
 from tests.pipelines.conftest import write_text
@@ -66,6 +69,13 @@ SCHEMA: dict[str, Any] = {
         "when": {"kind": "date"},
     },
 }
+AGAIN = Schema.from_json(
+    {
+        "version": 1,
+        "columns": {"label": {"kind": "label", "task": "classes", "classes": 120}},
+        "split": {"by": "hash", "column": "label", "shares": [1, 0, 1], "salt": "x"},
+    }
+)
 BY_TIME = {"by": "time", "column": "when", "cut_users": True}
 
 
@@ -127,6 +137,32 @@ def test_other_malformed_rows_of_the_same_number_are_noticed(
     assert parts["first", "train"] & parts["other", "test"] == {30}
     assert not first.is_held_out(tables["other", "test"])
     assert not first.is_apart(tables["other", "test"].sources)
+
+
+def test_bounded_tables_that_are_prepared_are_of_the_table_before(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Two keys keep other rows of it, some of which are in both."""
+    rows = {"user": np.arange(60) % 30, "row": np.arange(60), "when": ["1"] * 60}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    columns = {"row": SCHEMA["columns"]["row"]}
+    split = {"by": "hash", "column": "row", "shares": [1, 0, 1]}
+    schema = Schema.from_json({"version": 1, "columns": columns, "split": split})
+    source = table_of(list_row_groups(str(tmp_path / "a.parquet")))
+    most = BoundSettings(user_column="user", max_examples_per_user=1, num_examples=60)
+    tables = []
+    for name in ("first", "other"):
+        bound(str(tmp_path / "a.parquet"), tmp_path / name, most)
+        out = tmp_path / f"{name}-prepared"
+        prepare(str(tmp_path / name), out, TableOptions(schema=schema))
+        tables.append(table_of(list_row_groups(str(out / "train"))))
+        assert tables[-1].sources == source.sources
+        again = tmp_path / f"{name}-again"
+        prepare(str(out / "train"), again, TableOptions(schema=AGAIN))
+        parts = [table_of(list_row_groups(str(again / x))) for x in ("train", "test")]
+        assert parts[0].sources == source.sources
+        assert not tables[-1].is_held_out(parts[1])
+    assert not tables[0].is_same(tables[1])
 
 
 def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) -> None:
