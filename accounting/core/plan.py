@@ -30,6 +30,9 @@ from accounting.core.versioned_json import header, read_fields
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 PLAN_VERSION = 1
+#: Beyond, the error of binomial tails exceeds `samplers.truncation.TAIL_SLACK`: it is
+#: 1e-7 at 10^16 examples.
+MOST_EXAMPLES = 10**12
 
 DETERMINISTIC = "deterministic"
 PERSISTENT_SHUFFLE = "persistent-shuffle"
@@ -59,7 +62,7 @@ class DpSgdPlan:
     Attributes:
       sampler: One of ``SAMPLERS``, or registered with `sampler_registry`.
       num_examples: Slots of the data set, real or ghost; public under the zero-out
-        relation.  At least 1.
+        relation.  At least 1, at most `MOST_EXAMPLES`.
       expected_batch_size: Expected examples per step; gradients are divided by it.  In
         [1, num_examples].
       num_steps: Noisy updates in the whole run.  At least 1.
@@ -92,7 +95,7 @@ class DpSgdPlan:
 
     def __post_init__(self) -> None:
         check_choice("sampler", self.sampler, sampler_registry.names())
-        check_int("num_examples", self.num_examples, at_least=1)
+        check_int("num_examples", self.num_examples, at_least=1, at_most=MOST_EXAMPLES)
         _check_batch_size(self.expected_batch_size, self.num_examples)
         check_int("num_steps", self.num_steps, at_least=1)
         check_int("num_epochs", self.num_epochs, at_least=1, at_most=self.num_steps)
