@@ -144,7 +144,7 @@ def _sweep_table(sweep: Sweep) -> Table:
     if estimated:
         table.add_column("TAN", justify="right", no_wrap=True)
     for place, value in enumerate(sweep.values):
-        number = f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
+        number = rounding.swept_text(value)
         for line, points in zip(sweep.lines, sweep.points, strict=True):
             point = points[place]
             cells = [number, line.name, _range(point.answer)]

@@ -8,6 +8,7 @@ known, so that a lower bound is never printed as a promise.
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -50,9 +51,9 @@ def delta_text(value: float, side: Callable[[float], int]) -> str:
     """
     if value == 0:
         return "0.0000"
-    exponent = math.floor(math.log10(value))
-    digits = side(value * 10.0 ** (2 - exponent))
-    return f"{digits * 10.0 ** (exponent - 2):.2e}"
+    rounding = decimal.ROUND_CEILING if side is math.ceil else decimal.ROUND_FLOOR
+    context = decimal.Context(prec=3, rounding=rounding)
+    return f"{float(context.create_decimal(repr(float(value)))):.2e}"
 
 
 def below(lower: float, upper: float) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 
 from accounting.core import accountant
 from accounting.core.neighboring_relation import brought
+from accounting.planning.rounding import swept_text
 from accounting.planning.sweeps import Point, Sweep, SweepLine
 
 #: Proven values with a smaller relative difference are one line in a plot.
@@ -191,14 +192,15 @@ class Group:
     def sentence(self, axis: str) -> str:
         """Returns what is known, in words; ``axis`` is what was varied."""
         lowers, uppers = ", ".join(self.lowers), ", ".join(self.uppers)
+        start, end = swept_text(self.start), swept_text(self.end)
         if self.proven:
             return (
-                f"Proven crossover between {axis}={self.start:g} and {self.end:g}: of "
+                f"Proven crossover between {axis}={start} and {end}: of "
                 f"{lowers}, which come first, with {uppers}."
             )
-        where = f"at {axis}={self.start:g}"
+        where = f"at {axis}={start}"
         if self.start < self.end:
-            where = f"from {axis}={self.start:g} to {self.end:g}"
+            where = f"from {axis}={start} to {end}"
         return f"Order not proven {where}: of {lowers} and {uppers}."
 
 

@@ -23,6 +23,11 @@ def least_text(answer: Answer) -> str:
     return _text(answer.least, answer.asked, math.floor)
 
 
+def swept_text(value: float) -> str:
+    """Returns a value of a sweep, unrounded: what is proven there holds there."""
+    return f"{int(value):,}" if float(value).is_integer() else repr(float(value))
+
+
 def is_exact(answer: Answer) -> bool:
     """Whether the bounds are equal up to rounding."""
     return answer.bounds.kind == EXACT

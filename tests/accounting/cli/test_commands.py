@@ -144,6 +144,9 @@ def test_a_sweep_at_given_noise_answers_epsilon_or_delta():
     found = [point["delta"]["upper"] for point in line["points"]]
     # QUESTION has two epochs.
     assert found[0] > 1e-5 >= found[1] * (1 - 1e-6)
+    # Six digits of a delta, rounded to nearest, would be one that is not proven.
+    base.remove("--json")
+    assert "1.234564e-06 " in run(*base, "delta", "--values", "1.234564e-6")
 
 
 def test_several_numbers_of_examples_of_a_user_are_a_sweep_or_its_lines(tmp_path):

@@ -14,7 +14,7 @@ from tests.accounting.plans import make_plan
 PLAN = make_plan("poisson", 10, 1, 1)
 
 
-@given(value=st.floats(1e-300, 1e4))
+@given(value=st.floats(5e-324, 1e4))
 def test_what_is_proven_is_rounded_up_and_lower_bounds_down(value: float) -> None:
     bounds = Bounds(upper=value, lower=value, method="m")
     noise = NoiseBounds(sufficient=value, necessary=value, method="m")
