@@ -148,8 +148,6 @@ class Finding:
       other_delta_claimed: Delta that is claimed at ``other_epsilon``.
       other_delta: Lower bound on delta at ``other_epsilon``.
       violated: Whether the claim is refuted.
-      rates: Upper bounds on the false positive and false negative rate of each
-        threshold, which hold jointly.
     """
 
     confidence: float
@@ -158,7 +156,6 @@ class Finding:
     other_delta_claimed: float
     other_delta: float
     violated: bool
-    rates: tuple[tuple[float, float], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -305,7 +302,6 @@ def _finding(
         other_delta_claimed=claim.profile.deltas[point],
         other_delta=max(found, 0.0),
         violated=lower > claim.epsilon or excess > 0,
-        rates=tuple(rates),
     )
 
 

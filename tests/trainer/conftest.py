@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.auditing import noise_bounds
 from accounting.core import accountant
 from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON, DpSgdPlan
 from pipelines.batches.folder import write_manifest
@@ -288,12 +287,6 @@ def answers_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     for name, function in _ANSWERS.items():
         monkeypatch.setattr(accountant, name, function)
-
-
-@pytest.fixture
-def rough_noise_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An audit's bounds on the noise, which take longest, are of fewer points."""
-    monkeypatch.setattr(noise_bounds, "_POINTS", 3)
 
 
 def _save_nothing(network: Any, inner: Any, path: str) -> None:

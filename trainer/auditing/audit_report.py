@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from accounting.auditing import audit, noise_bounds
+from accounting.auditing import audit
 from accounting.auditing.audit import Verdict
 from accounting.auditing.joint_tests import JointVerdict, Judged
-from accounting.auditing.noise_bounds import EffectiveNoise
 from accounting.auditing.residuals import Check
 from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.plan import DpSgdPlan
@@ -51,13 +48,6 @@ CANNOT_SEE = {
         _SEVERAL_ROWS,
     ),
 }
-
-
-_AS_CLAIMED = "if_batches_are_as_claimed"
-_IF_AS_CLAIMED = (
-    "*  if batches are made as claimed, and only the noise may differ; epsilon is the "
-    "accountant's for that noise"
-)
 
 
 def cannot_see(level: str, *, of_users: bool) -> tuple[str, ...]:
@@ -102,21 +92,11 @@ def report(
       notes: Notes on scaling.
       unseen: Faults that this audit cannot see.
     """
-    # Only if batches are made as claimed does a bound on epsilon bound the noise.
-    honest = verdict.claim.plan.sampler == audited.sampler
-
-    @functools.cache
-    def noise(found: Verdict) -> list[EffectiveNoise]:
-        if not honest:
-            return []
-        return noise_bounds.effective_noise(found.claim, found.findings)
-
     judged = [one for one in verdict.judged if one.checks]
     title = f"{audited.sampler} batches, {level} level"
     trials = [
         _trials(
             one.verdict,
-            noise(one.verdict),
             "" if one.name == level else f", {one.name} noise",
         )
         for one in verdict.judged
@@ -127,8 +107,6 @@ def report(
         above=[*_above(title, audited, verdict), *(f"scale: {one}" for one in notes)],
         tables=[*trials, *([_checks(judged, verdict)] if judged else [])],
         notes=[
-            "The first two lines decide: they assume nothing.",
-            *([_IF_AS_CLAIMED] if honest else []),
             f"verdict: {verdict.text}",
             "An audit of this kind cannot see:",
             *(f"  - {fault}" for fault in unseen),
@@ -140,7 +118,7 @@ def report(
             "notes": list(notes),
             "meaning": MEANING,
             "cannot_see": list(unseen),
-            **_findings(verdict, noise),
+            **verdict.to_json(),
         },
         verdict=verdict,
     )
@@ -157,27 +135,12 @@ def _above(title: str, plan: DpSgdPlan, verdict: JointVerdict) -> list[str]:
     ]
 
 
-def _findings(
-    verdict: JointVerdict, noise: Callable[[Verdict], list[EffectiveNoise]]
-) -> dict[str, Any]:
-    """Returns the findings as JSON, each verdict with the ``noise`` that it allows."""
-    fields = verdict.to_json()
-    for run, judged in zip(fields["runs"], verdict.judged, strict=True):
-        if judged.verdict is not None:
-            run[_AS_CLAIMED] = _described(noise(judged.verdict))
-    return {**fields, _AS_CLAIMED: _described(noise(verdict.closest))}
-
-
-def _described(noise: list[EffectiveNoise]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(found) for found in noise]
-
-
-def _trials(verdict: Verdict, noise: list[EffectiveNoise], kind: str) -> Table:
+def _trials(verdict: Verdict, kind: str) -> Table:
     sure = [audit.percent(found.confidence) for found in verdict.findings]
     return Table(
         title=f"{verdict.trials:,} trials{kind}",
         headings=["found, with confidence", *sure, "claimed"],
-        rows=_rows(verdict, noise),
+        rows=_rows(verdict),
     )
 
 
@@ -212,10 +175,10 @@ def _cell(check: Check, contradicted: Sequence[Check]) -> str:
     return f"{'! ' if check in contradicted else ''}{check.worst:.3g}"
 
 
-def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
+def _rows(verdict: Verdict) -> list[list[str]]:
     claim, findings = verdict.claim, verdict.findings
     last = findings[-1]
-    rows = [
+    return [
         [
             f"epsilon at delta {claim.delta!r}",
             *(f">= {lower_text(found.epsilon_lower_bound)}" for found in findings),
@@ -227,18 +190,3 @@ def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
             f"<= {delta_text(last.other_delta_claimed, math.ceil)}",
         ],
     ]
-    if effective:
-        noises = [found.noise_multiplier for found in effective]
-        rows += [
-            [
-                "noise multiplier *",
-                *("unknown" if x is None else f"<= {upper_text(x)}" for x in noises),
-                f"{claim.noise_multiplier:.4f}",
-            ],
-            [
-                "epsilon *",
-                *(f">= {lower_text(found.epsilon)}" for found in effective),
-                f"<= {upper_text(claim.epsilon)}",
-            ],
-        ]
-    return rows

@@ -311,7 +311,6 @@ def _settings(**changes: Any) -> AuditSettings:
     return AuditSettings(**{**fields, **more, **changes})
 
 
-@pytest.mark.usefixtures("rough_noise_bounds")
 @pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
 def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
     """Violated with probability at most 1e-6."""
@@ -323,7 +322,6 @@ def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
     assert "several rows of one person" not in report.fields["cannot_see"]
 
 
-@pytest.mark.usefixtures("rough_noise_bounds")
 def test_users_that_nobody_bounded_are_found() -> None:
     """The claim is for one row per user; canaries have ten."""
     report = run_audit(_settings(canary_rows=10))

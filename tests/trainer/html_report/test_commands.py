@@ -31,8 +31,6 @@ from trainer.html_report.page import render
 from trainer.settings import audit_settings
 from trainer.tf_compat import keras
 
-pytestmark = pytest.mark.usefixtures("rough_noise_bounds")
-
 SIZES = {"num_examples": 2000, "expected_batch_size": 100}
 SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
 
