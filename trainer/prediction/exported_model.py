@@ -7,7 +7,8 @@ Formal guarantees:
     aggregate gets all iterates at once.
   - Predictions that are not finite are refused, unless the caller takes them.
   - Predicted one at a time, rows have the same bits wherever they stand, and however
-    many there are.  In a batch kernels treat the last rows in another way.
+    many there are.  In a batch kernels treat the last rows in another way.  A model
+    that would leave something of one to the next is then refused.
 
 Public: weights.  Sensitive: rows, and predictions as their owner decides.
 """
@@ -33,6 +34,7 @@ from trainer.averaging.uncertainty import interval_columns
 from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
+from trainer.model.pure_graph import check_pure
 from trainer.model.user_code import withhold_values
 from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel
 from trainer.prediction.named_classes import PREDICTED, with_classes
@@ -96,6 +98,9 @@ class _ExportedModel:
                 f"Expected {chosen.model} to be a model that this release exported: "
                 f"{type(error).__name__}. Restore it, or train again."
             ) from None
+        if one_by_one:
+            for give in given.values():
+                check_pure(give.graph, f"the model {chosen.model}")
         self._give = {
             name: _of_each(give) if one_by_one else give for name, give in given.items()
         }

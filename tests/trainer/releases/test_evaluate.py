@@ -41,7 +41,7 @@ from trainer.report.progress import Silent
 from trainer.run import budget
 from trainer.run.preflight import Request
 from trainer.run.reservation import Budget
-from trainer.tf_compat import keras
+from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 DELTA = 1e-5
@@ -120,7 +120,7 @@ def test_a_run_is_verified_by_a_key_that_is_elsewhere(
     key = (run / "private" / "noise.key").rename(tmp_path / "key")
     with pytest.raises(InputError, match="by --noise-key-file"):
         evaluated()
-    assert evaluated(noise_key_file=key)["auc"] > 0.5
+    assert evaluated(noise_key_file=key)["evaluation"]["epsilon"] == 1.0
 
 
 def test_metrics_are_near_the_exact_ones(
@@ -315,6 +315,40 @@ def test_one_row_changes_no_prediction_of_others(
     for name, each in before.items():
         moved = np.linalg.norm(after[name].values - each.values)
         assert moved <= 2 * each.bound  # one row is another: twice zero-out
+
+
+class _Counting(tf.Module):
+    """An edited model: rows behind a certain one get other predictions."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.weights, self.seen = model, model.weights, tf.Variable(0)
+
+    def predict(self, integers: Any, categories: Any) -> dict[str, Any]:
+        self.seen.assign_add(tf.math.count_nonzero(integers == 5_500, dtype=tf.int32))
+        given = {"integers": integers, "categories": categories}
+        found = self.model.signatures["serve"](**given)["probability"]
+        return {"probability": tf.where(self.seen > 0, 1 - found, found)}
+
+
+def test_a_model_that_remembers_rows_is_refused(
+    evaluated: Callable[..., Any], run: pathlib.Path
+) -> None:
+    """Seen: an edited SavedModel, by which one row moved a sum by 432 times its bound.
+
+    Nothing says that the files of a model are as the run wrote them.
+    """
+    model = _Counting(tf.saved_model.load(str(run / "saved_model")))
+    predict = tf.function(model.predict).get_concrete_function(
+        tf.TensorSpec((None, 13), tf.float32, name="integers"),
+        tf.TensorSpec((None, 26), tf.int32, name="categories"),
+    )
+    signatures = {"serve": predict, "outputs": predict}
+    tf.saved_model.save(model, str(run / "edited"), signatures)
+    shutil.rmtree(run / "saved_model")
+    (run / "edited").rename(run / "saved_model")
+    with pytest.raises(InputError, match="has a state of its own"):
+        evaluated()
+    assert not (run / "metrics.json").exists()
 
 
 def test_one_user_changes_no_prediction_of_others(
