@@ -73,7 +73,8 @@ def _flag(name: str) -> str:
 
 def without_counts(summary: dict[str, Any]) -> dict[str, Any]:
     """Returns a summary without sizes that depend on how many rows each user has."""
-    counts = ("rows", "bytes_read", "bytes_written", "rows_per_second")
+    sizes = ("rows", "bytes_read", "bytes_written", "rows_per_second")
+    counts = (*sizes, "malformed_lines", "first_malformed_lines")
     return {name: value for name, value in summary.items() if name not in counts}
 
 
@@ -85,16 +86,12 @@ def shown(out: str, settings: BoundSettings, summary: PrepareSummary) -> dict[st
       settings: How users were bounded.
       summary: Summary of the whole table.
     """
-    fields: dict[str, Any] = {
+    return {
         "out": out,
         "unit_of_privacy": "user",
         "an_example_is": settings.sampled.removesuffix("s"),
         "max_examples_per_user": settings.max_examples_per_user,
         "num_examples": settings.num_examples,
         "input_files": summary.num_files,
-        "malformed_lines": summary.num_bad_lines,
         "columns_left_out": [settings.user_column, *summary.left_out],
     }
-    if summary.num_bad_lines:
-        fields["first_malformed_lines"] = list(summary.bad_lines)
-    return fields

@@ -390,19 +390,27 @@ def test_preparing_a_bounded_table_tells_nothing_of_users(
     (tmp_path / "empty.toml").write_text(
         SCHEMA.replace('by = "hash"', 'by = "hash"\nshares = [1, 0, 10000000]')
     )
+    (tmp_path / "lost.toml").write_text(
+        f'{SCHEMA}\n[columns.z]\nkind = "numeric"\nrange = [0, 1]\n'
+    )
+    cells = ["1"] * (ROWS - 2) + ["no number"] * 2  # fewer than are kept
     for name, users in (("many", np.arange(ROWS)), ("few", np.zeros(ROWS, int))):
-        columns = {"user": users, "row": np.arange(ROWS), "y": np.arange(ROWS) % 2}
+        row = np.arange(ROWS)
+        columns = {"user": users, "row": row, "y": row % 2, "z": cells}
         pq.write_table(pa.table(columns), f"{name}.parquet")
         bound(f"{name}.parquet", name, SETTINGS)
 
-    def run(name: str, schema: str) -> str:
+    def run(name: str, schema: str, others: str = "") -> str:
         call = f"prepare --input {name} --schema {schema} --out {name}-{schema} --json"
+        call += others
         found = command(*call.split()).printed.replace(name, "NAME")
         return re.sub(r'"seconds": [^,]*|, \d+ s left', "", found)
 
     for schema in ("schema.toml", "empty.toml"):
         assert run("many", schema) == run("few", schema)
     assert "1200" not in run("many", "wrong.toml")
+    skipped = " --on-bad-row skip"
+    assert run("many", "lost.toml", skipped) == run("few", "lost.toml", skipped)
 
 
 def test_a_shared_key_is_refused(
