@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.core import claims
-from trainer.core.step.kernel_faults import is_safe_together
+from trainer.core.step.kernel_faults import dense, is_safe_together
 from trainer.core.step.per_example import (
     ExampleGradients,
     cap_coordinates,
@@ -59,7 +59,7 @@ def example_gradient(
     gradients = tape.gradient(
         loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
-    return [tf.convert_to_tensor(value) for value in gradients]
+    return [*map(dense, gradients, sources)]
 
 
 class SingleExamples(ExampleGradients):
@@ -149,20 +149,14 @@ def _traced(
     copies = max(lengths, default=1)
     together = is_safe_together(traced.graph, traced.inputs[: len(specs)])
 
-    def of_one(example: Mapping[str, Any]) -> Any:
-        return traced(example)
-
     @functools.partial(tf.function, autograph=False)
     def of_columns(columns: Mapping[str, Any]) -> Any:
         if together:
-            return tf.vectorized_map(of_one, columns)
-        return tf.map_fn(of_one, columns, fn_output_signature=results)
-
-    def of_examples(columns: Mapping[str, Any]) -> Any:
-        return of_columns({name: columns[name] for name in specs})
+            return tf.vectorized_map(traced, columns)
+        return tf.map_fn(traced, columns, fn_output_signature=results)
 
     results = tf.nest.map_structure(
         lambda value: tf.TensorSpec(value.shape, value.dtype),
         traced.structured_outputs,
     )
-    return of_examples, copies
+    return lambda columns: of_columns({name: columns[name] for name in specs}), copies

@@ -1,4 +1,4 @@
-"""Products that TensorFlow's kernels compute wrongly are never computed in a step."""
+"""What TensorFlow computes wrongly is never computed in a step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.zoo import arrays, assert_close, batch, make_model, numbers
+from trainer.core.step.kernel_faults import is_safe_together
+from trainer.core.step.single_examples import example_gradient
+from trainer.core.step.tracing import trace_eagerly
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -59,3 +62,51 @@ def test_the_sum_is_that_of_a_loop(
 def test_a_product_that_reads_beyond_its_rows_is_not_known_to_keep_them_apart() -> None:
     assert choose_path(make_model(_network())) == ONE_PASS
     assert choose_path(make_model(_network(1))) == SINGLE_EXAMPLES
+
+
+def _of_ids(read: Callable[[Any], Any]) -> Any:
+    """A model of ids below 7, which is computed one example at a time."""
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    return keras.Model(ids, keras.layers.Dense(1)(read(ids)))
+
+
+class _Histogram(keras.layers.Layer):
+    """How many ids of a row are 0 to 3; any other is an error."""
+
+    def __init__(self, name_of_sum: str) -> None:
+        super().__init__()
+        self._sum = getattr(keras.ops, name_of_sum)
+
+    def call(self, ids: Any) -> Any:
+        places = tf.reshape(4 * tf.range(tf.shape(ids)[0])[:, None] + ids, (-1,))
+        ones = tf.ones_like(places, tf.float32)
+        found = self._sum(ones, places, num_segments=4 * tf.shape(ids)[0])
+        return keras.ops.maximum(tf.reshape(found, (-1, 4)), 0.0)
+
+
+@pytest.mark.parametrize("name_of_sum", ["segment_sum", "segment_max"])
+def test_no_segment_is_that_of_another_example(name_of_sum: str, rows: Any) -> None:
+    model = make_model(lambda: _of_ids(_Histogram(name_of_sum)))
+    step = tf.function(clipped_sum(model, l2_norm_clip=0.3), autograph=False)
+    data = rows(5)
+    data["categories"] %= 4
+    assert_close(arrays(step(*batch(data))), naive_sum(model, data, 0.3))
+    data["categories"][2, 3] = 5  # segment 1 of the next example
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(*batch(data))
+
+
+def test_tables_are_read_for_several_examples_at_a_time(rows: Any) -> None:
+    layer = keras.layers.Embedding(7, 3)
+    model = make_model(lambda: _of_ids(lambda ids: keras.ops.sum(layer(ids), 1)))
+    specs = {
+        name: tf.TensorSpec((1, *spec.shape[1:]), spec.dtype)
+        for name, spec in model.column_specs.items()
+    }
+    traced = trace_eagerly(lambda columns: example_gradient(model, columns), specs)
+    kinds = [op.type for op in traced.graph.get_operations()]
+    assert kinds.count("UnsortedSegmentSum") == 1
+    assert is_safe_together(traced.graph, traced.inputs[: len(specs)])
+    data = rows(5)
+    step = clipped_sum(model, l2_norm_clip=0.3, path=SINGLE_EXAMPLES)
+    assert_close(arrays(step(*batch(data))), naive_sum(model, data, 0.3))
