@@ -170,16 +170,13 @@ def long_line(file: InputFile) -> InputError:
     )
 
 
-def read_lines(
-    file: InputFile, block_bytes: int = _BLOCK_BYTES
-) -> Iterator[tuple[bytes, int]]:
+def read_lines(file: InputFile) -> Iterator[tuple[bytes, int]]:
     """Yields blocks of whole lines, and the number of bytes read so far.
 
     A line end is added to the last line if it has none.
 
     Args:
       file: Text, or a part of it.
-      block_bytes: Approximate size of a block in bytes.
 
     Raises:
       InputError: the file is unreadable, has changed, or has no lines of text.
@@ -194,7 +191,7 @@ def read_lines(
             if file.part:
                 stream = raw = TextRange(raw, file.part)
             rest = b""
-            while chunk := stream.read(block_bytes):
+            while chunk := stream.read(_BLOCK_BYTES):
                 cut = chunk.rfind(b"\n") + 1
                 if cut:
                     yield rest + chunk[:cut], raw.tell()

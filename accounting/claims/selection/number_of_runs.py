@@ -87,14 +87,10 @@ class NumberOfRuns:
             found += factor
         return found
 
-    def success(self, top: float = TOP) -> float:
-        """Returns the probability that a candidate of the best ``top`` is tried.
-
-        Args:
-          top: Share of the candidates, in (0, 1).
-        """
+    def success(self) -> float:
+        """Returns the probability that a candidate of the best ``TOP`` is tried."""
         runs = np.arange(1, len(self.shares) + 1)
-        return 1.0 - float(self.probabilities @ (1 - top) ** runs)
+        return 1.0 - float(self.probabilities @ (1 - TOP) ** runs)
 
     def draw(self, uniform: int) -> int:
         """Returns a number of runs.
