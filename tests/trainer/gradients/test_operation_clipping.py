@@ -20,6 +20,7 @@ from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
 from trainer.gradients.engine import gradient_parts
 from trainer.gradients.engine.backward_pass import backward
+from trainer.gradients.engine.gradient_parts import TableRows
 from trainer.gradients.engine.proof import obstacle, proof_of
 from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.losses import loss_of_ones_own
@@ -253,3 +254,13 @@ def test_too_many_time_steps_are_refused_with_a_remedy() -> None:
     model = make_model(make)
     with pytest.raises(InputError, match=r"at most 512 time steps.*520\. Shorten"):
         clipped_sum(model, l2_norm_clip=CLIP)
+
+
+def test_an_id_out_of_range_is_not_that_of_another_example() -> None:
+    ids = np.tile(np.arange(7, dtype=np.int32), (3, 10))  # too many to compare in pairs
+    ids[1, :2], ids[2, 0] = [-1, 7], 8  # 6 of the first row, 0 and 1 of others
+    slopes = tf.random.stateless_normal((3, 70, 2), (1, 2))
+    together = TableRows(tf.constant(ids), slopes, (7, 2)).squared_norm()
+    for row in range(3):
+        alone = TableRows(tf.constant(ids[[row]]), slopes[row : row + 1], (7, 2))
+        np.testing.assert_allclose(together[row], alone.squared_norm()[0], 1e-5)

@@ -268,7 +268,9 @@ class TableRows:
     def _by_segments(self) -> tuple[Any, Any]:
         # One number for each pair of example and row.
         rows = tf.reshape(tf.cast(self._ids, tf.int64), (tf.shape(self._ids)[0], -1))
-        offsets = tf.range(tf.shape(rows)[0], dtype=tf.int64) * self._shape[0]
+        # An id that is out of range may not be that of another example.
+        rows = tf.clip_by_value(rows, -1, self._shape[0])
+        offsets = tf.range(tf.shape(rows)[0], dtype=tf.int64) * (self._shape[0] + 2)
         pairs = tf.reshape(rows + offsets[:, None], (-1,))
         distinct, segments = tf.unique(pairs)
         count, places = tf.size(distinct), tf.range(tf.size(pairs))
