@@ -170,7 +170,14 @@ def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
     sizes = _Sizes.of(prepared, flags)
     settings = BatchSettings(expected_batch_size=sizes.batch, num_epochs=sizes.epochs)
     of_run = (*sizes.budget, *shlex.split(flags["train"]))
-    return time_of_run(prepared / "train", settings, _candidates(of_run)[0])
+    training = _candidates(of_run)[0] if flags["runs"] else _settings(of_run)
+    return time_of_run(prepared / "train", settings, training)
+
+
+def _settings(of_run: Sequence[str]) -> TrainSettings:
+    from trainer.cli.commands import train_request  # after --help
+
+    return train_request(of_run, batches=".", out=".").settings
 
 
 def folder_of_run(out: pathlib.Path, flags: Mapping[str, Any]) -> pathlib.Path:

@@ -21,7 +21,7 @@ from accounting.claims.selection.number_of_runs import SHAPES, as_good_as
 from accounting.composition import parts
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
-from dpsgd import fit_stages
+from dpsgd import fit_stages, rehearsal
 from dpsgd.command_line import cli
 from dpsgd.fit import _check_runs
 from pipelines.batches.folder import read_manifest
@@ -205,6 +205,21 @@ def test_a_dry_run_says_how_long_the_steps_of_the_run_take(made: Any) -> None:
     folder, dry, _ = made
     steps = read_manifest(folder / "census-fit" / "batches").plan.num_steps
     assert f"The {steps:,} steps of a run take about " in dry
+
+
+def test_a_dry_run_takes_every_flag_of_train(
+    prepared: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: what no search takes was refused, as "set for every run"."""
+    monkeypatch.setattr(rehearsal, "time_of_run", lambda *given: repr(given[-1].hidden))
+    flags: dict[str, Any] = dict.fromkeys(
+        ("max_examples_per_user", "delta", "batch_size", "epochs", "runs",
+         "allow_large_delta"),
+    )  # fmt: skip
+    flags |= {"epsilon": 3.0, "train": "--eval=test --noise-key-file=key --hidden 7"}
+    assert fit_stages._time_of_run(prepared, flags) == "(7,)"
+    with pytest.raises(InputError, match="set for every run"):
+        fit_stages._time_of_run(prepared, {**flags, "runs": 2})
 
 
 def test_metrics_that_no_epsilon_covers_are_noted(prepared: pathlib.Path) -> None:

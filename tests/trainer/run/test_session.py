@@ -128,7 +128,7 @@ def test_a_copy_of_the_process_takes_no_step(session: Any) -> None:
             with made.steps() as steps:
                 next(steps)
         except InputError as error:
-            os._exit(refused if "is a copy (fork)" in str(error) else 1)
+            os._exit(refused if "a copy (fork)" in str(error) else 1)
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == refused

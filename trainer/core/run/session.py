@@ -277,13 +277,13 @@ class Session:
     def _with_batches(
         self, noise: Iterator[list[np.ndarray]], remaining: range
     ) -> Iterator[StepInputs]:
-        first = remaining.start  # not that of now: others may have taken steps since
         share = Share(self.workers.rank, self.workers.count)
-        ledger = StepLedger(self.num_steps, first_step=first, share=share)
+        # Not the first step of now: others may have taken steps since.
+        ledger = StepLedger(self.num_steps, first_step=remaining.start, share=share)
         source = BatchSource(
             self.batches,
             self.manifest,
-            first_step=first,
+            first_step=remaining.start,
             share=share,
             records=self._records_id,
         )
@@ -299,8 +299,7 @@ class Session:
         if os.getpid() != self._process:
             raise InputError(
                 f"Expected step {step} in process {self._process}, which began the "
-                "run; this one is a copy (fork) of it, and the noise of a step may not "
-                "be used twice. Call fit in the process that began."
+                "run: a copy (fork) of it could use noise twice. Call fit there."
             )
         if self.is_within_step or step != self.num_steps_executed:
             raise InputError(

@@ -8,14 +8,14 @@ ones, and values of other ranks, came out right.)
 
 ``tf.vectorized_map`` computes the segments of all examples at once, each at an offset:
 what an example adds to a segment beyond its last, which is an error of that example
-alone, goes to the next example.
+alone, goes to the next example.  ``PadV2`` pads with zeros there, whatever was given.
 
 Formal guarantees:
   - A model of a batch that has such a product is not known to keep rows apart.
   - A product (1, m, k) of one example becomes such a product where examples are
     computed together; with one in its gradient they are computed one after the other.
   - So are they with sums by segments, unless which ones is constant or, as in
-    ``dense``, those beyond the last are dropped.
+    ``dense``, those beyond the last are dropped; and so are they with ``PadV2``.
 
 Public: everything here; the gradients of ``dense`` are sensitive.
 """
@@ -62,12 +62,12 @@ def is_safe_together(graph: Any, columns: Sequence[Any]) -> bool:
             of_example.add(op.name)
         if op.type == "Placeholder" or any(x.op.name in varying for x in op.inputs):
             varying.add(op.name)
-        if reads_beyond(op, rank=3) and not all(found[:2]):
+        if op.type == "PadV2" or (reads_beyond(op, rank=3) and not all(found[:2])):
             return False
         if op.type.startswith(_SEGMENTS) and not _stays_within(op, varying):
             return False
     inner = graph.as_graph_def().library.function
-    wrong = _PRODUCTS + _SEGMENTS
+    wrong = (*_PRODUCTS, *_SEGMENTS, "PadV2")
     return not any(
         node.op.startswith(wrong) for each in inner for node in each.node_def
     )

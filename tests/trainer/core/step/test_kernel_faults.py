@@ -64,6 +64,24 @@ def test_a_product_that_reads_beyond_its_rows_is_not_known_to_keep_them_apart() 
     assert choose_path(make_model(_network(1))) == SINGLE_EXAMPLES
 
 
+class _Padded(keras.layers.Layer):
+    def call(self, values: Any) -> Any:
+        return tf.tanh(tf.pad(values, [[0, 0], [1, 2]], constant_values=0.5))
+
+
+def test_what_is_padded_with_is_kept(rows: Any) -> None:
+    """Seen to fail: padded with zeros."""
+
+    def network() -> Any:
+        integers, values = numbers()
+        return keras.Model(integers, keras.layers.Dense(1)(_Padded()(values)))
+
+    model, data = make_model(network), rows(5)
+    step = clipped_sum(model, l2_norm_clip=0.3, path=SINGLE_EXAMPLES)
+    step = tf.function(step, autograph=False)
+    assert_close(arrays(step(*batch(data))), naive_sum(model, data, 0.3))
+
+
 def _of_ids(read: Callable[[Any], Any]) -> Any:
     """A model of ids below 7, which is computed one example at a time."""
     ids = keras.Input((26,), dtype="int32", name="categories")
