@@ -55,7 +55,7 @@ from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.workers import agreement
 from trainer.claims.workers.agreement import AgreedStopError
-from trainer.core.run import run_record, threads
+from trainer.core.run import run_record
 from trainer.core.run.batches import Element, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.checkpoints import Checkpoints
@@ -84,6 +84,7 @@ from trainer.run import (
     privacy,
     reservation,
     stored_run,
+    threads,
     traced_origin,
 )
 from trainer.run.preflight import Checked, Request

@@ -160,7 +160,12 @@ def keep_table(folder: pathlib.Path, table: SourceTable) -> None:
 
 
 def footers_of(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
-    """Returns name -> `footer_digest` of files in a folder.  Sensitive."""
+    """Returns name -> `footer_digest` of files in a folder.  Sensitive.
+
+    Args:
+      folder: The folder.
+      names: Names of the files in it.
+    """
     from pipelines.inputs.parquet_blocks import footer_digest  # after --help
 
     return {name: footer_digest(str(folder / name)) for name in names}

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.core.run import graph_digest, origin, threads
+from trainer.core.run import graph_digest, origin
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.origin import Origin
 from trainer.methods import registry
 from trainer.model import user_sources
 from trainer.model.trainable_model import TrainableModel
+from trainer.run import threads
 from trainer.run.preflight import Checked
 from trainer.tf_compat import raw_variable, tf
 

@@ -8,14 +8,17 @@ ones, and values of other ranks, came out right.)
 
 ``tf.vectorized_map`` computes the segments of all examples at once, each at an offset:
 what an example adds to a segment beyond its last, which is an error of that example
-alone, goes to the next example.  ``PadV2`` pads with zeros there, whatever was given.
+alone, goes to the next example.  ``Roll`` along axis -1 moves values from each example
+to the next, and ``PadV2`` pads with zeros, whatever was given.
 
 Formal guarantees:
   - A model of a batch that has such a product is not known to keep rows apart.
   - A product (1, m, k) of one example becomes such a product where examples are
     computed together; with one in its gradient they are computed one after the other.
   - So are they with sums by segments, unless which ones is constant or, as in
-    ``dense``, those beyond the last are dropped; and so are they with ``PadV2``.
+    ``dense``, those beyond the last are dropped.
+  - So are they with any operation that is not in ``KNOWN``: tests compare those with
+    each example alone, by random calls or in models.
 
 Public: everything here; the gradients of ``dense`` are sensitive.
 """
@@ -30,6 +33,28 @@ from trainer.tf_compat import tf
 #: Beginnings of the types of operations.
 _PRODUCTS = ("BatchMatMul",)
 _SEGMENTS = ("UnsortedSegment", "SparseSegment")
+#: Operations that ``tf.vectorized_map`` computes for each example as for one alone.
+KNOWN = frozenset("""
+    Abs Acos Acosh AddN AddV2 All Any ArgMax ArgMin AsString Asin Asinh Atan Atan2 Atanh
+    AvgPool AvgPoolGrad BatchMatMulV2 BatchToSpaceND BiasAdd BiasAddGrad BitwiseAnd
+    BitwiseOr BitwiseXor BroadcastTo Bucketize Cast Ceil ClipByValue ConcatV2 Conv2D
+    Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
+    Conv3DBackpropInputV2 Cos Cosh Cumprod Cumsum DepthwiseConv2dNative
+    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Digamma
+    DivNoNan Einsum Elu EluGrad Equal Erf Erfc Exp ExpandDims Expm1 Floor FloorDiv
+    FloorMod GatherV2 Greater GreaterEqual Identity IdentityN IsFinite IsInf IsNan
+    L2Loss LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogSoftmax
+    LogicalAnd LogicalNot LogicalOr LookupTableFindV2 MatMul Max MaxPool MaxPoolGrad
+    Maximum Mean Min Minimum MirrorPad MirrorPadGrad Mul Neg NotEqual OneHot OnesLike
+    Pack Pad Pow Prod Rank RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
+    ReluGrad Reshape ResizeBilinear ReverseV2 RightShift Round Rsqrt RsqrtGrad Select
+    SelectV2 Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Slice
+    Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad
+    SpaceToBatchND SparseSoftmaxCrossEntropyWithLogits Split Sqrt SqrtGrad Square
+    SquaredDifference Squeeze StopGradient StridedSlice StridedSliceGrad
+    StringToHashBucketFast StringToHashBucketStrong Sub Sum Tan Tanh TanhGrad Tile
+    TopKV2 Transpose Unpack Xlogy ZerosLike
+    """.split())  # noqa: SIM905  # fmt: skip
 
 
 def reads_beyond(op: Any, *, rank: int = 4) -> bool:
@@ -58,19 +83,15 @@ def is_safe_together(graph: Any, columns: Sequence[Any]) -> bool:
     of_example, varying = {value.op.name for value in columns}, set[str]()
     for op in graph.get_operations():  # in the order of their creation
         found = [value.op.name in of_example for value in op.inputs]
-        if any(found):
-            of_example.add(op.name)
         if op.type == "Placeholder" or any(x.op.name in varying for x in op.inputs):
             varying.add(op.name)
-        if op.type == "PadV2" or (reads_beyond(op, rank=3) and not all(found[:2])):
+        if reads_beyond(op, rank=3) and not all(found[:2]):
             return False
-        if op.type.startswith(_SEGMENTS) and not _stays_within(op, varying):
-            return False
-    inner = graph.as_graph_def().library.function
-    wrong = (*_PRODUCTS, *_SEGMENTS, "PadV2")
-    return not any(
-        node.op.startswith(wrong) for each in inner for node in each.node_def
-    )
+        if any(found):  # others are not converted
+            of_example.add(op.name)
+            if op.type not in KNOWN and not _stays_within(op, varying):
+                return False
+    return True
 
 
 def dense(gradient: Any, source: Any) -> Any:
@@ -88,6 +109,8 @@ def dense(gradient: Any, source: Any) -> Any:
 
 def _stays_within(op: Any, varying: set[str]) -> bool:
     """Whether sums are by constants, or drop segments beyond the last as ``dense``."""
+    if not op.type.startswith(_SEGMENTS):
+        return False
     if not any(value.op.name in varying for value in op.inputs[1:]):
         return True
     chosen, size = op.inputs[1].op, tf.get_static_value(op.inputs[2])

@@ -16,7 +16,7 @@ from tests.engines.harness.polling import wait_for
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import ONE_ID, same_results
 from trainer.cli.commands import train_request
-from trainer.core.run import threads
+from trainer.run import threads
 from trainer.train import train
 
 pytest.importorskip("mpi4py", reason="no MPI: pip install mpi4py mpich")

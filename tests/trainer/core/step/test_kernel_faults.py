@@ -64,17 +64,25 @@ def test_a_product_that_reads_beyond_its_rows_is_not_known_to_keep_them_apart() 
     assert choose_path(make_model(_network(1))) == SINGLE_EXAMPLES
 
 
-class _Padded(keras.layers.Layer):
-    def call(self, values: Any) -> Any:
-        return tf.tanh(tf.pad(values, [[0, 0], [1, 2]], constant_values=0.5))
+def _padded(values: Any) -> Any:
+    return tf.pad(values, [[0, 0], [1, 2]], constant_values=0.5)
 
 
-def test_what_is_padded_with_is_kept(rows: Any) -> None:
-    """Seen to fail: padded with zeros."""
+def _rolled(values: Any) -> Any:
+    return values + tf.roll(values, 1, -1)
+
+
+@pytest.mark.parametrize("change", [_padded, _rolled])
+def test_examples_are_not_converted_wrongly(change: Any, rows: Any) -> None:
+    """Seen to fail: padded with zeros, and rolled from one example to the next."""
+
+    class Changed(keras.layers.Layer):
+        def call(self, values: Any) -> Any:
+            return tf.tanh(change(values))
 
     def network() -> Any:
         integers, values = numbers()
-        return keras.Model(integers, keras.layers.Dense(1)(_Padded()(values)))
+        return keras.Model(integers, keras.layers.Dense(1)(Changed()(values)))
 
     model, data = make_model(network), rows(5)
     step = clipped_sum(model, l2_norm_clip=0.3, path=SINGLE_EXAMPLES)
