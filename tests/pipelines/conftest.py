@@ -170,6 +170,7 @@ def prepared_bytes(folder: StrPath) -> dict[str, bytes]:
         record = json.loads(found[name])
         assert record.pop("fingerprint")
         assert record["settings"].pop("sources")
+        assert record["settings"].pop("read")
         found[name] = pretty_json(record)
     return found
 

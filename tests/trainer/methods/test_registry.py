@@ -184,7 +184,7 @@ def test_the_grid_is_of_the_plan_the_clip_and_the_noise_of_the_run(
     # or of a multiplier of 1.
     plan = DpSgdPlan(
         sampler="truncated-poisson" if most else "poisson",
-        num_examples=1 << 40,
+        num_examples=10**12,
         expected_batch_size=1 << 30,
         num_steps=10,
         truncated_batch_size=most,
@@ -196,7 +196,7 @@ def test_the_grid_is_of_the_plan_the_clip_and_the_noise_of_the_run(
         l2_norm_clip=0.4,
         noise_multiplier=multiplier,
         num_values=sum(v.shape.num_elements() for v in model.variables),
-        most_examples=most or 1 << 40,
+        most_examples=most or 10**12,
     )
 
 

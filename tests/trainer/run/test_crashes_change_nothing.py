@@ -173,6 +173,10 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: pathlib.Path) -> None:
     assert checkpoints.load() is not None
 
 
+#: The file with another last byte.
+FLIPPED = b"flipped"
+
+
 def test_a_run_with_a_damaged_file_does_not_go_on(
     request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,8 +187,8 @@ def test_a_run_with_a_damaged_file_does_not_go_on(
     reporter = Silent()
     monkeypatch.setattr(reporter, "advance", steps.append)
     for name, damaged, message in (
-        ("iterates/step-00000006.npz", b"x", r"step-00000006\.npz.*was changed"),
-        (f"private/{CHECKPOINT_NAME}", b"x", "damaged"),
+        ("iterates/step-00000006.npz", FLIPPED, r"step-00000006\.npz.*was changed"),
+        (f"private/{CHECKPOINT_NAME}", FLIPPED, "damaged"),
         ("private/run.id", b"", r"run\.id"),
         ("private/run.id", b"0" * 32, r"run\.id"),
         ("private/run.id", b"xyz\n", r"run\.id"),
@@ -192,10 +196,11 @@ def test_a_run_with_a_damaged_file_does_not_go_on(
     ):
         path = request.run / name
         before = path.read_bytes()
+        flipped = before[:-1] + bytes([before[-1] ^ 1])
         if damaged is None:
             path.unlink()
         else:
-            path.write_bytes(before[:-1] + damaged if damaged == b"x" else damaged)
+            path.write_bytes(flipped if damaged is FLIPPED else damaged)
         with pytest.raises(InputError, match=message):
             train(request, reporter)
         path.write_bytes(before)

@@ -244,7 +244,7 @@ def test_a_plan_of_larger_steps_has_a_coarser_grid_or_none() -> None:
         plan_of(DIVISOR), sampler="poisson", truncated_batch_size=None
     )
     small = BoundedSum(gradients, plan, l2_norm_clip=1.0, noise_multiplier=1.0)
-    large = dataclasses.replace(plan, num_examples=1 << 40)
+    large = dataclasses.replace(plan, num_examples=10**12)
     found = BoundedSum(gradients, large, l2_norm_clip=1.0, noise_multiplier=1.0)
     assert small.unit is not None
     assert found.unit is not None
