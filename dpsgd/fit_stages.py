@@ -47,6 +47,7 @@ from trainer.cli.stages import run as run_stage
 from trainer.run.released import ROW, USER, Fit, Table
 
 if TYPE_CHECKING:
+    from trainer.settings.request import Request
     from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
@@ -63,6 +64,8 @@ _STEPS, _MOST_EPOCHS = 500, 8
 #: What a search tries beside the defaults.  All of it works on most tables: a search of
 #: few runs, as may be drawn, may have tried its worst candidate alone.
 _TRIED = ("--or=--learning-rate 0.003,0.01,0.03",)
+#: Flags that `dpsgd train` and `tune` require, where only others are asked for.
+_ANY_BUDGET = ("--epsilon=1", "--delta=1e-9")
 #: What no epsilon covers, by the word that asks `dpsgd train` for it.
 _UNCOVERED = {
     "--eval": "exact metrics",
@@ -170,14 +173,15 @@ def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
     sizes = _Sizes.of(prepared, flags)
     settings = BatchSettings(expected_batch_size=sizes.batch, num_epochs=sizes.epochs)
     of_run = (*sizes.budget, *shlex.split(flags["train"]))
-    training = _candidates(of_run)[0] if flags["runs"] else _settings(of_run)
+    training = _candidates(of_run)[0] if flags["runs"] else _request(of_run).settings
     return time_of_run(prepared / "train", settings, training)
 
 
-def _settings(of_run: Sequence[str]) -> TrainSettings:
+def _request(of_run: Sequence[str]) -> Request:
+    """Returns what the one run of these flags asks `dpsgd train` for."""
     from trainer.cli.commands import train_request  # after --help
 
-    return train_request(of_run, batches=".", out=".").settings
+    return train_request(of_run, batches=".", out=".")
 
 
 def folder_of_run(out: pathlib.Path, flags: Mapping[str, Any]) -> pathlib.Path:
@@ -233,7 +237,7 @@ def of_candidates(flags: Mapping[str, Any]) -> tuple[str, ...]:
       InputError: `dpsgd train` would refuse one of the candidates.
     """
     words = shlex.split(flags["train"])
-    if len(_candidates(["--epsilon=1", "--delta=1e-9", *words])) > 1:
+    if len(_candidates([*_ANY_BUDGET, *words])) > 1:
         return tuple(words)
     return (*words, *_TRIED)
 
@@ -342,13 +346,9 @@ def _ranges(
 
 def _key(flags: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the flag of the run's noise key; none if it is in the run."""
-    from trainer.cli.commands import train_request  # after --help
-
-    words = shlex.split(flags["train"])
     if flags["runs"]:  # which have keys of their own
         return ()
-    given = {"epsilon": 1.0, "delta": 1e-9, "batches": ".", "out": "."}
-    path = train_request(words, **given).noise_key_file
+    path = _request([*_ANY_BUDGET, *shlex.split(flags["train"])]).noise_key_file
     return () if path is None else (f"--noise-key-file={path}",)
 
 

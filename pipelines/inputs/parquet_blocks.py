@@ -41,7 +41,7 @@ from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
-from pipelines.inputs.source_table import KEPT_NAME, written_footers
+from pipelines.inputs.source_table import KEPT_NAME, PREPARED_NAME, written_footers
 from pipelines.inputs.type_kinds import not_numbers, with_nulls
 from pipelines.sampling.samplers import BlockRows
 
@@ -154,8 +154,6 @@ IsListed = Callable[[Block, str], bool]
 #: Key of the Parquet schema metadata with the description of a data set: a JSON object
 #: of public values.
 DATASET_METADATA_KEY = b"dpsgd.dataset"
-#: The record that `dpsgd prepare` writes beside the folders of its splits.
-PREPARED_NAME = "_prepared.json"
 
 
 def _open(path: str) -> IO[bytes] | pa.NativeFile:

@@ -44,6 +44,8 @@ _PARQUET_END = b"PAR1"
 SOURCES, READ, FOOTERS = "sources", "read", "footers"
 #: Beside rows that `dpsgd bound` wrote: the table that they are from.  Sensitive.
 KEPT_NAME = "_source.json"
+#: The record that `dpsgd prepare` writes beside the folders of its splits.
+PREPARED_NAME = "_prepared.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ def read_from(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _source_digest(path: str) -> str:
-    from pipelines.inputs.parquet_blocks import footer_digest  # after --help
+    from pipelines.inputs.parquet_blocks import footer_digest  # which imports this
 
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -166,7 +168,7 @@ def footers_of(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
       folder: The folder.
       names: Names of the files in it.
     """
-    from pipelines.inputs.parquet_blocks import footer_digest  # after --help
+    from pipelines.inputs.parquet_blocks import footer_digest  # which imports this
 
     return {name: footer_digest(str(folder / name)) for name in names}
 
@@ -184,7 +186,9 @@ def written_footers(folder: str) -> dict[str, str]:
 def _written(folder: str) -> tuple[dict[str, str], list[str]]:
     """Returns what ``written_footers`` does, and the digests of the sources."""
     above, _, part = folder.rpartition("/")
-    for path, prefix in ((join(folder, KEPT_NAME), ""), (_record(above), f"{part}/")):
+    records = (folder, KEPT_NAME, ""), (above, PREPARED_NAME, f"{part}/")
+    for place, record, prefix in records:
+        path = join(place, record)
         if storage.exists(path):
             found = read_json(path)
             try:
@@ -195,12 +199,6 @@ def _written(folder: str) -> tuple[dict[str, str], list[str]]:
             own = {name.removeprefix(prefix): each for name, each in footers}
             return own, list(sources)
     return {}, []
-
-
-def _record(folder: str) -> str:
-    from pipelines.inputs.parquet_blocks import PREPARED_NAME  # after --help
-
-    return join(folder, PREPARED_NAME)
 
 
 def _kept(folder: str) -> SourceTable | None:
@@ -218,7 +216,7 @@ def _kept(folder: str) -> SourceTable | None:
 
 def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
     """Returns the table of a part of prepared data; None if its record is not there."""
-    path = _record(folder)
+    path = join(folder, PREPARED_NAME)
     if not storage.exists(path):
         return None
     try:

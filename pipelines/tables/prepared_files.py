@@ -38,10 +38,10 @@ from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import flush_to_disk, write_atomically
-from pipelines.inputs.parquet_blocks import PREPARED_NAME, description_of, without_note
+from pipelines.inputs.parquet_blocks import description_of, without_note
 from pipelines.inputs.source_table import FOOTERS, footers_of
+from pipelines.inputs.source_table import PREPARED_NAME as RECORD_NAME
 
-RECORD_NAME = PREPARED_NAME
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
 _FIELDS = ("dataset", "settings", "files", FOOTERS, "fingerprint")
 

@@ -64,7 +64,6 @@ _TOLERANCE = 1e-3
 #: Scales of the probe's numbers; the first that a model takes without an error counts.
 _WIDE, _PLAIN, _BINARY = "wide", "plain", "binary"
 
-
 #: Outputs and losses of the rows of a batch.
 _Results = list[np.ndarray]
 
@@ -247,17 +246,16 @@ def _probe(
     model: TrainableModel, manifest: Manifest
 ) -> tuple[_Probe, _Results, _Results]:
     """Returns the widest probe that the model takes, and the results of its batches."""
-    for scale in (_WIDE, _PLAIN):
+
+    def tried(scale: str) -> tuple[_Probe, _Results, _Results]:
         probe = _probe_of(model, manifest, scale)
+        return probe, _behaviour(model, probe.first), _behaviour(model, probe.second)
+
+    for scale in (_WIDE, _PLAIN):
         # A column of floats may hold ids, and a layer may check its inputs.
         with contextlib.suppress(tf.errors.OpError):
-            return (
-                probe,
-                _behaviour(model, probe.first),
-                _behaviour(model, probe.second),
-            )
-    probe = _probe_of(model, manifest, _BINARY)
-    return probe, _behaviour(model, probe.first), _behaviour(model, probe.second)
+            return tried(scale)
+    return tried(_BINARY)
 
 
 def _probe_of(model: TrainableModel, manifest: Manifest, scale: str) -> _Probe:
