@@ -13,10 +13,9 @@ from accounting.cli.progress import Progress
 from accounting.core import accountant, deltas, neighboring_relation, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.validation import InputError
-from accounting.planning import axes, comparison, crossovers, sweeps, tuning
+from accounting.planning import axes, comparison, sweeps, tuning
 from accounting.planning.axes import TOTAL_NOISE_AXIS, USERS_AXIS
 from accounting.planning.comparison import Answer, Question
-from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Point, Sweep, SweepLine
 from accounting.planning.tuning import Price, Tuning
 
@@ -194,19 +193,17 @@ def _sweep(question: Question, flags: dict[str, Any]) -> None:
             estimates=flags["tan"],
             progress=progress.show,
         )
-        progress.show("crossovers")
-        flips = crossovers.find(found)
     if plot is not None:
         from accounting.planning import sweep_plots
 
-        sweep_plots.draw_sweep(found, flips, plot)
+        sweep_plots.draw_sweep(found, plot)
     if flags["as_json"]:
-        click.echo(json.dumps(_sweep_json(found, flips), indent=2))
+        click.echo(json.dumps(_sweep_json(found), indent=2))
     else:
-        plan_tables.print_sweep(found, flips)
+        plan_tables.print_sweep(found)
 
 
-def _sweep_json(sweep: Sweep, flips: list[Crossover]) -> dict[str, Any]:
+def _sweep_json(sweep: Sweep) -> dict[str, Any]:
     return {
         **_asked(sweep.question),
         "sweep": sweep.axis,
@@ -214,7 +211,6 @@ def _sweep_json(sweep: Sweep, flips: list[Crossover]) -> dict[str, Any]:
             {"name": line.name, "points": [_point_json(sweep, each) for each in points]}
             for line, points in zip(sweep.lines, sweep.points, strict=True)
         ],
-        "crossovers": [flip.to_json() for flip in flips],
     }
 
 

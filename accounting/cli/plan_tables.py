@@ -3,7 +3,6 @@
 Formal guarantees:
   - What is proven is rounded up, and lower bounds are rounded down.
   - A lower bound alone is printed as no guarantee.
-  - A lower bound never makes a crossover: there the order is called not proven.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from rich.table import Table
 
 from accounting.core import neighboring_relation
 from accounting.core.intervals import upper_text
-from accounting.planning import crossovers, rounding, tan, tuning
+from accounting.planning import rounding, tan, tuning
 from accounting.planning.comparison import NOISE, Answer, Question
-from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Sweep
 from accounting.planning.tuning import Price, Tuning
 
@@ -117,12 +115,11 @@ def _range(row: Answer) -> str:
     return f"{rounding.least_text(row)} .. {rounding.proven_text(row)}"
 
 
-def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
-    """Prints the bounds of each line at each value, and the crossovers.
+def print_sweep(sweep: Sweep) -> None:
+    """Prints the bounds of each line at each value.
 
     Args:
       sweep: The bounds.
-      found: The crossovers of the sweep's lines.
     """
     click.echo(sweep.title)
     Console().print(_sweep_table(sweep))
@@ -131,8 +128,6 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
             f"noise multiplier {tan.LEAST_NOISE:g} the true epsilon may be far larger."
         )
-    for group in crossovers.grouped(found):
-        click.echo(group.sentence(sweep.axis))
 
 
 def _sweep_table(sweep: Sweep) -> Table:

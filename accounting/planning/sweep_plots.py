@@ -14,10 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from accounting.planning import crossovers, rounding
+from accounting.planning import rounding
 from accounting.planning.axes import AXES
 from accounting.planning.comparison import DELTA, NOISE
-from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Point, Sweep
 from accounting.plots import new_figure, save
 
@@ -29,16 +28,14 @@ _MARKERS = "osD^vPX*<>"
 _DASHES = ("-", (0, (6, 2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 #: Of each power of ten, in a picture of few of them.
 _TICKS = {False: (1.0, 2.0, 5.0), True: (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)}
-_HATCHES = {True: ("//", "\\\\", "xx"), False: ("..", "oo", "**")}
 _LOWER = {"linestyle": ":", "linewidth": 1.2, "markerfacecolor": "white"}
 
 
-def draw_sweep(sweep: Sweep, found: list[Crossover], path: Path) -> None:
-    """Draws the lines of a sweep, and where the order of two lines flips.
+def draw_sweep(sweep: Sweep, path: Path) -> None:
+    """Draws the lines of a sweep.
 
     Args:
       sweep: Points of the lines.
-      found: Crossovers of its lines.
       path: File of the picture; its suffix determines the format.
     """
     figure, axes = new_figure(9.0, 5.0)
@@ -48,7 +45,6 @@ def draw_sweep(sweep: Sweep, found: list[Crossover], path: Path) -> None:
         handles.append(_sample(label="lower bound: no guarantee", **_LOWER, marker="o"))
         handles.append(Patch(color="0.8", label="between the bounds: not known"))
     handles += _draw_estimates(axes, sweep)
-    handles += _draw_crossovers(axes, sweep, found)
     _set_scales(axes, sweep)
     axes.set_title(sweep.title, size=10)
     figure.legend(
@@ -122,34 +118,6 @@ def _draw_estimates(axes: Any, sweep: Sweep) -> list[Line2D]:
             color="black", linestyle=(0, (1, 1)), linewidth=2, zorder=4, label=label,
         )
     )  # fmt: skip
-
-
-def _draw_crossovers(axes: Any, sweep: Sweep, found: list[Crossover]) -> list[Patch]:
-    """Hatches where orders flip, or are not proven, and says of which lines."""
-    shown = []
-    for index, group in enumerate(crossovers.grouped(found)):
-        hatches = _HATCHES[group.proven]
-        patch: dict[str, Any] = {
-            "facecolor": "none", "edgecolor": "0.75", "lw": 0,
-            "hatch": hatches[index % len(hatches)],
-        }  # fmt: skip
-        ends = _widened(sweep, group.start, group.end)
-        axes.axvspan(*ends, **patch, zorder=0)
-        lowers, uppers = ",\n".join(group.lowers), ",\n".join(group.uppers)
-        kind = "proven crossover" if group.proven else "order not proven"
-        label = f"{kind}:\n{lowers}\nand {uppers}"
-        shown.append(Patch(**patch, label=label))
-    return shown
-
-
-def _widened(sweep: Sweep, start: float, end: float) -> tuple[float, float]:
-    """Returns an interval that can be seen, also if it is one value."""
-    if start < end:
-        return start, end
-    if _is_linear(sweep):
-        margin = 0.01 * (sweep.values[-1] - sweep.values[0]) or 0.1
-        return start - margin, end + margin
-    return start / 1.1, end * 1.1
 
 
 def _is_linear(sweep: Sweep) -> bool:

@@ -95,23 +95,18 @@ def test_pictures_are_written(tmp_path, extra):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_sweep_shows_where_the_order_flips():
-    arguments = [
-        *("--num-examples", "36800000", "--batch-size", "65536", "--epochs", "1"),
-        *("--epsilon", "5", "--delta", "2.7e-8", "--sweep", "epsilon"),
-        *("--values", "16,32", "--sampler", "persistent-shuffle"),
-        *("--sampler", "poisson"),
-    ]
-    expected = {
-        "lower": "poisson",
-        "upper": "persistent-shuffle",
-        "start": 16.0,
-        "end": 32.0,
-        "proven": True,
-    }
-    assert json.loads(run(*arguments, "--json"))["crossovers"] == [expected]
-    said = "Proven crossover between epsilon=16 and 32: of poisson"
-    assert said in run(*arguments)
+def test_a_sweep_shows_where_the_order_flips():
+    """At 16 a shuffle needs more than Poisson batches, at 32 less: arXiv 2411.04205."""
+    text = run(
+        *("--num-examples", "36800000", "--batch-size", "65536"),
+        *("--epochs", "1", "--epsilon", "5", "--delta", "2.7e-8", "--json"),
+        *("--sweep", "epsilon", "--values", "16,32"),
+        *("--sampler", "persistent-shuffle", "--sampler", "poisson"),
+    )
+    shuffled, poisson = (line["points"] for line in json.loads(text)["lines"])
+    noise = "noise_multiplier"
+    assert poisson[0][noise]["sufficient"] < shuffled[0][noise]["necessary"]
+    assert shuffled[1][noise]["sufficient"] < poisson[1][noise]["sufficient"]
 
 
 def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
