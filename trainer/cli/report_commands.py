@@ -34,11 +34,6 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
     type=_FILE,
     help="Include an audit of the run: the output of `dpsgd audit RUN --json`.",
 )
-@click.option(
-    "--comparison",
-    type=click.Path(path_type=pathlib.Path),
-    help="Include the comparison that the run belongs to: a folder of `dpsgd compare`.",
-)
 @run_flags.budget(
     help="Include the budget that the run was trained with: all that it covers.",
 )

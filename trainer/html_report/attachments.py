@@ -1,11 +1,10 @@
-"""Audits, comparisons, budgets and fits that a report includes.
+"""Audits, budgets and fits that a report includes.
 
 Formal guarantees:
   - Only the fields that are named here are used.
   - An audit is accepted only if it is of the plan, the noise, the privacy unit and the
-    sampler's own claim of the run; a comparison only if it has runs of the same
-    sampler, batch size, method, learning rate, clip norm and noise; a budget only if
-    the run was charged in it; fits only if one of them made the run.
+    sampler's own claim of the run; a budget only if the run was charged in it; fits
+    only if one of them made the run.
 
 Public: everything.
 """
@@ -24,18 +23,12 @@ from trainer.core.run.run_record import RunRecord, read_run_id
 from trainer.run import budget, privacy, released
 from trainer.settings.audit_settings import TRAINER
 
-COMPARISON_NAME = "comparison.json"
 _AUDIT = (
     "level", "notes", "meaning", "cannot_see", "trials", "confidence", "verdict",
     "violated",
 )  # fmt: skip
 _CLAIM = ("epsilon", "delta", "noise_multiplier")
 _FINDING = ("confidence", "epsilon_lower_bound")
-_OUTCOME = (
-    "sampler", "expected_batch_size", "num_epochs", "method", "learning_rate",
-    "l2_norm_clip", "weights", "target_epsilon", "guarantee", "noise_multiplier",
-    "epsilon", "epsilon_lower_bound", "metric", "mean", "stddev", "num_seeds",
-)  # fmt: skip
 
 
 def read_audit(
@@ -77,50 +70,6 @@ def read_audit(
             f"plan, noise, sampler or privacy unit, or of one of several runs. {remedy}"
         )
     return found
-
-
-def read_comparison(
-    path: pathlib.Path, record: RunRecord, plan: DpSgdPlan
-) -> list[dict[str, Any]]:
-    """Returns the lines of a comparison; ``is_this`` marks those of the run's settings.
-
-    ``path`` may be the folder of ``comparison.json``.
-
-    Args:
-      path: A comparison.
-      record: Record of the run.
-      plan: Plan of the run.
-
-    Raises:
-      InputError: not a comparison, or one without the run's settings.
-    """
-    path = path / COMPARISON_NAME if path.is_dir() else path
-    remedy = "Name a folder that `dpsgd compare` wrote."
-    fields = read_json(path, remedy=remedy)
-    this = {
-        "sampler": plan.sampler,
-        "expected_batch_size": plan.expected_batch_size,
-        "method": record.method,
-        "learning_rate": record.optimizer.get("learning_rate"),
-        "l2_norm_clip": record.l2_norm_clip,
-        "noise_multiplier": record.noise_multiplier,
-    }
-    try:
-        lines = [{name: each[name] for name in _OUTCOME} for each in fields]
-    except (KeyError, TypeError):
-        raise InputError(f"Expected {path} to be a comparison. {remedy}") from None
-    for line in lines:
-        line["is_this"] = all(line[name] == value for name, value in this.items())
-    for line, each in zip(lines, fields, strict=True):
-        if each.get("sampled"):
-            line["sampler"] += f", {each['sampled']}, k={each['max_examples_per_user']}"
-    if not any(line["is_this"] for line in lines):
-        raise InputError(
-            f"Expected {path} to have runs like this one: {record.method} on "
-            f"{plan.sampler} batches, noise_multiplier={record.noise_multiplier}. Name "
-            "the comparison that the run is of, or omit it."
-        )
-    return lines
 
 
 def read_budget(path: pathlib.Path, run: pathlib.Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@
     RUN/certificate.json                    that the batches are certified, if they are
     RUN/metrics.json, RUN/curve.json        evaluation on held-out examples, if any
     AUDIT                                   the output of `dpsgd audit RUN --json`
-    COMPARISON                              comparison.json of `dpsgd compare`
 
 Formal guarantees:
   - Nothing sensitive: all values are named fields of these public files, or functions
@@ -15,7 +14,7 @@ Formal guarantees:
     record was not verified.
   - Epsilon is computed from record and manifest, as by ``dpsgd account``.
   - Curves and metrics are taken only from files that say they are of held-out examples.
-  - An audit or a comparison of another run is refused.
+  - An audit of another run is refused.
   - Equal files have equal reports.
 
 Public: everything.
@@ -47,7 +46,7 @@ from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
-REPORT_VERSION = 4
+REPORT_VERSION = 5
 
 
 def collect(
@@ -55,7 +54,6 @@ def collect(
     *,
     title: str | None = None,
     audit: pathlib.Path | None = None,
-    comparison: pathlib.Path | None = None,
     delta: float | None = None,
     allow_large_delta: bool = False,
     noise_key_file: pathlib.Path | None = None,
@@ -89,8 +87,6 @@ def collect(
         "training": _training(record),
         "evaluation": _evaluation(run, record),
         "audit": audit and attachments.read_audit(audit, record, manifest),
-        "comparison": comparison
-        and attachments.read_comparison(comparison, record, plan),
         "budget": budget and attachments.read_budget(budget, run),
         "fits": fits and attachments.read_fits(fits, run),
         "commands": commands.to_verify(

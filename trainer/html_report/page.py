@@ -44,7 +44,6 @@ def write_report(
     *,
     title: str | None = None,
     audit: StrPath | None = None,
-    comparison: StrPath | None = None,
     delta: float | None = None,
     allow_large_delta: bool = False,
     noise_key_file: StrPath | None = None,
@@ -59,7 +58,6 @@ def write_report(
       out: The HTML file to write.
       title: Title of the page; by default it names the run's folder.
       audit: File with the output of ``dpsgd audit RUN --json``; None for none.
-      comparison: Folder of a comparison, or its ``comparison.json``; None for none.
       delta: Delta to state epsilon at; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       noise_key_file: File of the noise key, if not in the run.
@@ -78,7 +76,6 @@ def write_report(
         pathlib.Path(run),
         title=title,
         audit=_path(audit),
-        comparison=_path(comparison),
         delta=delta,
         allow_large_delta=allow_large_delta,
         noise_key_file=_path(noise_key_file),

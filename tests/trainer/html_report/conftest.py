@@ -115,38 +115,3 @@ def audit_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
         return tmp_path / "audit.json"
 
     return make
-
-
-@pytest.fixture
-def comparison_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
-    """``comparison_of(num_seeds=2)``: a folder like that of `dpsgd compare`."""
-
-    def make(**changes: Any) -> pathlib.Path:
-        line = {
-            "sampler": PLAN.sampler,
-            "expected_batch_size": PLAN.expected_batch_size,
-            "num_epochs": PLAN.num_epochs,
-            "method": "dp-sgd",
-            "learning_rate": 0.1,
-            "l2_norm_clip": 1.0,
-            "weights": "last",
-            "target_epsilon": 1.5,
-            "guarantee": "proven",
-            "noise_multiplier": 0.9,
-            "epsilon": 1.49991,
-            "epsilon_lower_bound": None,
-            "metric": "auc",
-            "mean": 0.81,
-            "stddev": 0.01,
-            "num_seeds": 2,
-        }
-        other = {**line, "method": "non-private", "noise_multiplier": None}
-        other |= {"target_epsilon": None, "guarantee": None, "l2_norm_clip": None}
-        folder = tmp_path / "comparison"
-        folder.mkdir(exist_ok=True)
-        weak = {**line, "noise_multiplier": 0.5, "guarantee": "no guarantee"}
-        lines = [{**line, **changes}, {**other, "epsilon": None}, weak]
-        (folder / "comparison.json").write_bytes(pretty_json(lines))
-        return folder
-
-    return make

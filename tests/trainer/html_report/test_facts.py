@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,14 +66,6 @@ TAKEN = {
     "audit.trials", "audit.confidence", "audit.verdict", "audit.violated",
     "audit.claim.epsilon", "audit.claim.delta", "audit.claim.noise_multiplier",
     "audit.findings[].confidence", "audit.findings[].epsilon_lower_bound",
-    "comparison[].sampler", "comparison[].method", "comparison[].weights",
-    "comparison[].expected_batch_size", "comparison[].num_epochs",
-    "comparison[].learning_rate", "comparison[].l2_norm_clip",
-    "comparison[].target_epsilon", "comparison[].guarantee",
-    "comparison[].noise_multiplier",
-    "comparison[].epsilon", "comparison[].epsilon_lower_bound", "comparison[].metric",
-    "comparison[].mean", "comparison[].stddev", "comparison[].num_seeds",
-    "comparison[].is_this",
     "commands[].purpose", "commands[].command",
     "files.run_record.json", "files.manifest.json", "files.metrics.json",
     "files.curve.json",
@@ -109,14 +101,12 @@ def plant(run: pathlib.Path, secret: float) -> None:
     edit(run / "curve.json", points=[{**p, "batch_size": secret} for p in points])
 
 
-def test_nothing_sensitive_is_taken(
-    make_run: Any, audit_of: Any, comparison_of: Any
-) -> None:
+def test_nothing_sensitive_is_taken(make_run: Any, audit_of: Any) -> None:
     run, secret = make_run(dataset=of_colours()), 31415.9265
     plant(run, secret)
-    audit, comparison = audit_of(scores=[secret]), comparison_of(losses=[secret])
+    audit = audit_of(scores=[secret])
     edit(audit, keys=[secret])
-    found = collect(run, audit=audit, comparison=comparison)
+    found = collect(run, audit=audit)
     assert set(paths(found)) == TAKEN
     key = (run / "private" / "noise.key").read_text().strip()
     mac = (run / "private" / "run_record.mac").read_text().strip()
@@ -277,37 +267,6 @@ def test_a_run_sold_under_the_claim_of_another_sampler_is_refused(
     edit(audit, claim={**claim, "plan": {**claim["plan"], "sampler": "poisson"}})
     with pytest.raises(InputError, match="this run's own claim"):
         collect(run, audit=audit)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"noise_multiplier": 1.1}, "runs like this one"),
-        ({"learning_rate": 0.2}, "runs like this one"),
-        ({"expected_batch_size": 99}, "runs like this one"),
-        ({"metric": 0}, None),
-    ],
-)
-def test_a_comparison_of_other_runs_is_refused(
-    make_run: Any,
-    comparison_of: Callable[..., pathlib.Path],
-    changes: dict[str, Any],
-    says: str | None,
-) -> None:
-    run, folder = make_run(), comparison_of(**changes)
-    if says is None:
-        (folder / "comparison.json").write_text("[{}]")
-    with pytest.raises(InputError, match=says or "to be a comparison"):
-        collect(run, comparison=folder)
-
-
-def test_lines_of_rows_and_of_users_are_told_apart(
-    make_run: Any, comparison_of: Callable[..., pathlib.Path]
-) -> None:
-    folder = comparison_of(sampled="users", max_examples_per_user=5)
-    lines = collect(make_run(), comparison=folder)["comparison"]
-    names = [line["sampler"] for line in lines]
-    assert names[0] == f"{names[1]}, users, k=5"
 
 
 def test_equal_files_have_equal_reports(make_run: Any, tmp_path: pathlib.Path) -> None:

@@ -87,7 +87,7 @@ HARD = [
 
 
 @pytest.fixture
-def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
+def text(make_run: Any, audit_of: Any) -> str:
     """A page with everything on it, of a run with a long name and hard curves."""
     run = make_run("dynamic-shuffle-dp-sgd-eps3-seed0-" + "x" * 40)
     points = [{**point, "num_examples": 300} for point in HARD]
@@ -96,7 +96,7 @@ def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
         ("metrics.json", {**points[-1], "aggregates": {}, "uncertainty": None}),
     ):
         (run / name).write_text(json.dumps({"examples": "held-out", **more}))
-    found = facts.collect(run, audit=audit_of(), comparison=comparison_of())
+    found = facts.collect(run, audit=audit_of())
     return page.render(found)
 
 
