@@ -14,6 +14,8 @@ rounded ends, which could be nearer than tau_k.
 Formal guarantees:
   - What is mixed is at least tau_k apart in every coordinate, also where the two
     iterates are equal.
+  - The mixture gets the noise in double precision, and both are rounded once, together:
+    where tau_k is below the precision of a weight, mixtures do not become equal.
   - Every trainable coordinate is mixed, with a coefficient of its own.
   - Gradients are computed at the released iterate w_{k-1}.  The state is w_{k-1},
     w_{k-2} and the number of steps, without noisy gradients or mixtures.
@@ -89,7 +91,9 @@ class MixingOptimizer:
         self._count = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         signs, tau = np.random.default_rng(init_seed), mix_width * self._rate()
         self._previous = [
-            tf.Variable(v + tau * _signs(signs, v.shape), trainable=False)
+            tf.Variable(
+                v + tf.cast(tau, v.dtype) * _signs(signs, v.shape), trainable=False
+            )
             for v in variables
         ]
         self._coefficients = [
@@ -134,15 +138,17 @@ class MixingOptimizer:
         ):
             variable = raw_variable(variable)
             latest = tf.identity(variable)
-            gap = separated_gap(latest, before, self._width * rate)
-            mixture = (latest + before) / 2 + (coefficient - 0.5) * gap
-            variable.assign(mixture - rate * gradient)
+            ends = [tf.cast(weights, tf.float64) for weights in (latest, before)]
+            gap = separated_gap(*ends, self._width * rate)
+            mixture = sum(ends) / 2 + (tf.cast(coefficient, tf.float64) - 0.5) * gap
+            moved = mixture - rate * tf.cast(gradient, tf.float64)
+            variable.assign(tf.cast(moved, variable.dtype))
             before.assign(latest)
         self._count.assign_add(1)
 
     def _rate(self) -> Any:
         rate = self._learning_rate
-        return tf.cast(rate(self._count) if callable(rate) else rate, tf.float32)
+        return tf.cast(rate(self._count) if callable(rate) else rate, tf.float64)
 
 
 def separated_gap(latest: Any, previous: Any, width: Any) -> Any:

@@ -197,6 +197,16 @@ def test_every_coordinate_is_mixed_by_a_coefficient_of_its_own() -> None:
         assert len(np.unique((after - v) / (w - v))) > 0.99 * after.size
 
 
+def test_mixture_and_noise_are_rounded_once_where_tau_is_below_the_precision() -> None:
+    weights = tf.Variable(tf.ones(100))
+    optimizer = MixingOptimizer(2.0**-30, [weights], mix_width=1.0, init_seed=0)
+    coefficients = np.linspace(0, 1, 100, dtype=np.float32)
+    optimizer.before_step([coefficients])
+    # To the middle of two weights of float32: what is added to it decides.
+    optimizer.apply_gradients([(tf.fill([100], -(2.0**6)), weights)])
+    np.testing.assert_array_equal(weights.numpy() > 1, coefficients > 0.5)
+
+
 def test_the_state_is_the_last_two_iterates_and_nothing_that_is_hidden() -> None:
     model = make_model(both_inputs)
     optimizer = _optimizer(model, _settings())
