@@ -138,9 +138,9 @@ class MixingOptimizer:
         ):
             variable = raw_variable(variable)
             latest = tf.identity(variable)
-            ends = [tf.cast(weights, tf.float64) for weights in (latest, before)]
-            gap = separated_gap(*ends, self._width * rate)
-            mixture = sum(ends) / 2 + (tf.cast(coefficient, tf.float64) - 0.5) * gap
+            near, far = (tf.cast(weights, tf.float64) for weights in (latest, before))
+            gap = separated_gap(near, far, self._width * rate)
+            mixture = (near + far) / 2 + (tf.cast(coefficient, tf.float64) - 0.5) * gap
             moved = mixture - rate * tf.cast(gradient, tf.float64)
             variable.assign(tf.cast(moved, variable.dtype))
             before.assign(latest)
