@@ -6,8 +6,9 @@
 Formal guarantees:
   - number of runs, candidates and names of folders are drawn before the first run, and
     once: a search that is killed goes on with them.
-  - all runs are of the same rows and code, by which the theorem has one law for all: a
-    search is refused from the moment that these have changed.
+  - all runs are of the same noise, rows and code, by which the theorem has one law for
+    all: a search is refused from the moment that these, or ``tuning.NAME``, have
+    changed.
   - a run with a smaller score than an earlier one leaves nothing when the next begins,
     and at the end nothing is left but the winner; equal scores are of runs that are
     exchangeable, so that the first of them is one at random.
@@ -175,13 +176,14 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
 
 
 def _made_of(request: TuneRequest) -> str:
-    """Returns a digest of the rows, weights and code of a search.  Sensitive."""
+    """Returns a digest of the noise, rows, weights and code of a search.  Sensitive."""
     named = [user_sources.named_in(each).values() for each in request.candidates]
     modules = {spec.partition(":")[0] for specs in named for spec in specs}
     files = {each.initial_weights for each in request.candidates} - {None}
     weights = {str(file): pathlib.Path(file).read_bytes() for file in files if file}
     return fingerprint(
         {
+            "described": request.described,
             "rows": list_row_groups(request.source).digest,
             "scored": list_row_groups(os.fspath(request.scored)).digest,
             "code": user_sources.digests(modules),
@@ -193,7 +195,7 @@ def _made_of(request: TuneRequest) -> str:
 def _check_unchanged(request: TuneRequest, state: _State) -> None:
     if state.made_of != _made_of(request):
         raise InputError(
-            f"Expected the rows of --input {request.source} and --score "
+            f"Expected {NAME}, the rows of --input {request.source} and --score "
             f"{request.scored}, and the code and weights of the candidates, to be as "
             f"the search in {request.out} began; they have changed. Restore them, or "
             "begin another search, whose epsilon adds."

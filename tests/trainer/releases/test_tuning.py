@@ -320,6 +320,28 @@ def test_a_killed_search_goes_on_with_the_runs_that_were_drawn(
         _watched(root, out, 2, monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["noise_multiplier", "noise_of_score"])
+def test_a_search_goes_on_with_the_noise_that_it_began_with(
+    name: str,
+    root: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(*_: Any) -> None:
+        raise Planted
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
+    monkeypatch.setattr(tuning_runs, "_scored", die)
+    with pytest.raises(Planted):
+        _watched(root, out, 2, monkeypatch)
+    found = json.loads((out / "tuning.json").read_text())
+    found["price"][name] /= 10
+    (out / "tuning.json").write_text(json.dumps(found))
+    with pytest.raises(InputError, match=r"Expected tuning\.json, .* began"):
+        _watched(root, out, 2, monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("changed", "num_rows"),
     [("train", 200), ("val", 400), ("a_loss.py", 0), ("weights.npz", 0)],
