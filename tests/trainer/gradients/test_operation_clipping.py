@@ -264,3 +264,37 @@ def test_an_id_out_of_range_is_not_that_of_another_example() -> None:
     for row in range(3):
         alone = TableRows(tf.constant(ids[[row]]), slopes[row : row + 1], (7, 2))
         np.testing.assert_allclose(together[row], alone.squared_norm()[0], 1e-5)
+
+
+class _Read(keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        values, ids = inputs
+        return tf.gather(values, ids, batch_dims=1)
+
+
+def test_a_value_of_a_row_out_of_range_is_not_that_of_another_example() -> None:
+    """By a loss that is linear: TensorFlow reads no value, so that none is an error."""
+    values = keras.Input((4,), name="values")
+    ids = keras.Input((2,), dtype="int32", name="ids")
+    read = _Read()([keras.layers.Dense(2)(values), ids])
+    network = keras.Model([values, ids], read)
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        return tf.reduce_sum(outputs, 1) * tf.cast(labels, tf.float32)
+
+    model = TrainableModel(
+        network=network, description={}, loss=loss_of_ones_own("sum", loss)
+    )
+    step = tf.function(clipped_sum(model, l2_norm_clip=CLIP), autograph=False)
+
+    def of_row(ids: list[int], label: int) -> np.ndarray:
+        columns = {
+            "values": tf.ones((3, 4)),
+            "ids": tf.constant([[1, 1], ids, [1, 1]]),
+            "label": tf.constant([1, label, 1], tf.int8),
+        }
+        return np.concatenate([np.ravel(x) for x in step(columns, tf.ones(3))])
+
+    # Of the row before, -1 is the last value.
+    moved = np.linalg.norm(of_row([1, 1], 1) - of_row([-1, 1], -100))
+    assert moved <= 2 * MOST * CLIP
