@@ -237,21 +237,21 @@ def test_the_command_reserves_and_account_states(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "new.budget"
-    given = [str(path), "--batches", str(small_batches.path), "--runs", "3"]
-    given += ["--epsilon", "2", "--delta", "1e-4"]
+    given = [str(path), "--batches", str(small_batches.path), "--runs", "2"]
+    given += ["--epsilon", "3", "--delta", "1e-4"]
     made = CliRunner().invoke(budget_command, given)
     assert made.exit_code == 0, made.output
     shown = CliRunner().invoke(account, ["--budget", str(path)])
     assert shown.output == made.output
     lines = [line.split() for line in shown.output.splitlines()]
-    assert ["runs", "train", "2.0000", "3", "0"] in lines
-    assert ["evaluations", "held", "out", "2.0000", "3", "0"] in lines
-    assert ["statistics", "any", "other", "2.0000", "1", "0"] in lines
+    assert ["runs", "train", "3.0000", "2", "0"] in lines
+    assert ["evaluations", "held", "out", "3.0000", "2", "0"] in lines
+    assert ["statistics", "any", "other", "3.0000", "1", "0"] in lines
     fields = json.loads(
         CliRunner().invoke(account, ["--budget", str(path), "--json"]).output
     )
-    assert fields["num_runs"] == 3
-    assert fields["statement"]["epsilon"] <= 2
+    assert fields["num_runs"] == 2
+    assert fields["statement"]["epsilon"] <= 3
     assert [each["kind"] for each in fields["slots"]] == [
         "runs", "evaluations", "statistics",
     ]  # fmt: skip

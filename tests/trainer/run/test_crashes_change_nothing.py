@@ -26,7 +26,6 @@ from tests.trainer.run.whole_runs import (
     same_results,
 )
 from tests.warm_processes import warm_python
-from trainer import train as train_module
 from trainer.averaging.iterates import Iterates
 from trainer.core.run import authenticated_arrays
 from trainer.core.run.checkpoints import CHECKPOINT_NAME, Checkpoints, State
@@ -75,8 +74,7 @@ def test_a_crashed_run_continues_to_bit_identical_results(
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
     )
-    for step in (0, 8):
-        crash(request, step)
+    crash(request, 8)
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "broken")
 
@@ -107,19 +105,13 @@ def _half_a_checkpoint(path: pathlib.Path, data: bytes, **more: Any) -> None:
     write_atomically(path, data, **more)
 
 
-def _before_keep(self: Iterates, step: int, weights: Any) -> None:
-    if step == 8:
-        raise Planted
-    _KEEP(self, step, weights)
-
-
 def _after_keep(self: Iterates, step: int, weights: Any) -> None:
     _KEEP(self, step, weights)
     if step == 8:
         raise Planted
 
 
-def _before_results(*_: object, complete: bool = True, **__: Any) -> None:
+def _before_record(*_: object, complete: bool) -> None:
     if complete:  # the record of the first step is not
         raise Planted
 
@@ -128,18 +120,18 @@ _KEEP = Iterates.keep
 #: Where a run dies, in the order in which it comes there, and by what.
 _CRASHES: list[tuple[Any, str, Any]] = [
     (authenticated_arrays, "write_atomically", _half_a_checkpoint),
-    (Iterates, "keep", _before_keep),
     (Iterates, "keep", _after_keep),
-    (train_module, "export", _before_results),
-    (train_module, "pretty_json", _before_results),
-    (Session, "write_record", _before_results),
+    (Session, "write_record", _before_record),
 ]
 
 
 def test_a_run_that_is_stopped_and_crashes_wherever_it_writes_ends_bit_identical(
     request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A half-written checkpoint leaves the one before; so with iterates and results."""
+    """A half-written checkpoint leaves the one before; so with iterates and results.
+
+    What a kill cut short is removed when the run goes on.
+    """
     settings = private_settings(optimizer="sgd", keep_last=3, keep_every=2)
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     request = request_for(
@@ -151,7 +143,11 @@ def test_a_run_that_is_stopped_and_crashes_wherever_it_writes_ends_bit_identical
             patch.setattr(target, name, crash)
             with pytest.raises(Planted):
                 train(request)
+    (request.run / ".0a.saved_model").mkdir()
+    for name in (".0a.saved_model/part", ".0b.model.keras", "private/.0c.run.id"):
+        (request.run / name).write_bytes(b"half")
     train(request)
+    assert not list(request.run.rglob(".*"))
     assert same_results(tmp_path / "whole", tmp_path / "broken")
 
 
@@ -189,9 +185,7 @@ def test_a_run_with_a_damaged_file_does_not_go_on(
     for name, damaged, message in (
         ("iterates/step-00000006.npz", FLIPPED, r"step-00000006\.npz.*was changed"),
         (f"private/{CHECKPOINT_NAME}", FLIPPED, "damaged"),
-        ("private/run.id", b"", r"run\.id"),
         ("private/run.id", b"0" * 32, r"run\.id"),
-        ("private/run.id", b"xyz\n", r"run\.id"),
         ("private/run.id", None, "checkpoint of this run"),
     ):
         path = request.run / name
@@ -224,7 +218,6 @@ def test_a_run_does_not_continue_as_another_one(
     other = write_held_out(tmp_path / "other", rows(300, seed=98))
     settings: dict[str, dict[str, Any]] = {
         r"noise_multiplier=0\.9.*0\.8": {"noise_multiplier": 0.9},
-        r"l2_norm_clip=2\.0 to be 1\.0": {"l2_norm_clip": 2.0},
         r"hidden=\[5\] to be \[4\]": {"hidden": (5,)},
         "optimizer='sgd' to be 'adam'": {"optimizer": "sgd"},
     }
@@ -237,7 +230,7 @@ def test_a_run_does_not_continue_as_another_one(
     ):
         with pytest.raises(InputError, match=message):
             train(request_for(**{"checkpoint_every": 2, **changes}))
-    # The same examples elsewhere are the same examples.
+    # The same examples elsewhere are the same.
     shutil.copytree(held_out, tmp_path / "moved")
     train(request_for(held_out=tmp_path / "moved", checkpoint_every=2))
 
@@ -271,14 +264,3 @@ def test_a_run_killed_twice_ends_bit_identical(
         # The terminal is for progress: TensorFlow writes nothing to it.
         assert done.stdout + done.stderr == ""
     assert same_results(tmp_path / "whole", tmp_path / "killed")
-
-
-def test_what_a_kill_cut_short_is_removed_when_the_run_goes_on(
-    request_for: Any,
-) -> None:
-    request = request_for(run_id=ONE_ID)
-    (request.run / ".0a.saved_model").mkdir()
-    for name in (".0a.saved_model/part", ".0b.model.keras", "private/.0c.run.id"):
-        (request.run / name).write_bytes(b"half")
-    train(request)
-    assert not list(request.run.rglob(".*"))

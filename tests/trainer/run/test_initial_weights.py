@@ -91,9 +91,7 @@ def test_a_run_and_its_moving_average_start_at_the_weights_of_the_file(
     [
         ([KERNEL], "it has 1 of 2"),
         ([KERNEL[:, 0], BIAS], r"kernel.* has shape \(13, 1\), that of the file \(13,"),
-        ([BIAS, KERNEL], "has shape"),
         ([KERNEL * np.nan, BIAS], "no array of finite numbers"),
-        ([np.full((13, 1), "a"), BIAS], "no array of finite numbers"),
         ([np.full((13, 1), None), BIAS], "Object arrays cannot be loaded"),
     ],
 )

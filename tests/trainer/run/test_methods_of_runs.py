@@ -20,7 +20,6 @@ from tests.trainer.run.whole_runs import (
     load_model,
     private_settings,
     same_results,
-    weights_of,
 )
 from trainer.core.run.run_record import read_run
 from trainer.report.progress import Terminal
@@ -57,40 +56,6 @@ def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
     assert summary.statement["epsilon"] == of_dp_sgd.guarantee
     statement = privacy.run_statement(record, manifest, delta=None)
     assert statement.to_json() == summary.statement
-
-
-@pytest.mark.parametrize("method", ONE_AND_OTHERS)
-def test_radius_0_is_the_run_of_dp_sgd(
-    method: dict[str, Any], request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    free = {"noise_multiplier": 0.0, "optimizer": "sgd", "embedding_noise": "dense"}
-    name = next(key for key in method if key.endswith("radius"))
-    for run, changes in (
-        ("plain", {}),
-        ("zero", {**method, name: 0.0}),
-        ("moved", method),
-    ):
-        settings = private_settings(**free, **changes)
-        train(request_for(run, settings=settings, held_out=None))
-    plain, zero, moved = (weights_of(tmp_path / n) for n in ("plain", "zero", "moved"))
-    for left, right in zip(plain, zero, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
-    assert not all(np.allclose(a, b) for a, b in zip(plain, moved, strict=True))
-
-
-def test_lazy_noise_gives_the_same_run_of_bam(
-    request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    # An example's own move touches the rows that it reads, and no other.
-    free = {"noise_multiplier": 0.0, "optimizer": "sgd", "learning_rate": 1.0}
-    for kind in ("lazy", "dense"):
-        settings = private_settings(
-            **free, method="bam", bam_radius=0.25, embedding_noise=kind
-        )
-        train(request_for(kind, settings=settings, held_out=None))
-    lazy, dense = (weights_of(tmp_path / kind) for kind in ("lazy", "dense"))
-    for left, right in zip(lazy, dense, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
 
 
 def test_diagnostics_are_marked_and_private_and_change_nothing(

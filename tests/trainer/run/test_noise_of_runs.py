@@ -78,10 +78,8 @@ def test_runs_share_noise_only_if_key_id_and_settings_are_the_same(
         ("first", one, {}),
         ("again", one, {}),
         ("another key", {**one, "noise_key_file": tmp_path / "other.key"}, {}),
-        ("another clip", one, {"l2_norm_clip": 1.0001}),
         ("another rate", one, {"learning_rate": 0.01}),
         ("another id", {}, {}),
-        ("a third id", {}, {}),
     ):
         given = {"optimizer": "sgd", "embedding_noise": "dense", **more}
         settings = private_settings(**given)
@@ -89,6 +87,6 @@ def test_runs_share_noise_only_if_key_id_and_settings_are_the_same(
     assert same_results(tmp_path / "first", tmp_path / "again")
     assert not same_results(tmp_path / "first", tmp_path / "another key")
     num_variables = 5
-    found = np.array(drawn, object).reshape(7, 10 * num_variables)
+    found = np.array(drawn, object).reshape(5, 10 * num_variables)
     assert np.array_equal(found[0], found[1])
     assert len({*found[1:].ravel()}) == found[1:].size

@@ -130,7 +130,6 @@ def request_for(batches: Any, rows: Any, tmp_path: pathlib.Path) -> Any:
         ({"bad": "id"}, {"model": "make", "non_private_diagnostics": True}),
         ({"bad": "label"}, {"model": "dense", "loss": "loss"}),
         ({"bad_eval": "id"}, {"model": "make"}),
-        ({"bad_eval": "label"}, {"model": "dense", "loss": "loss"}),
         ({}, {"model": "make", "metric": "metric"}),
     ],
 )
