@@ -40,6 +40,9 @@ _OTHER_SIZE = "OMPI_COMM_WORLD_SIZE"
 #: Variable of ``mpiexec -pmi-port``, which tells the number to MPI alone.
 _PORT = "PMI_PORT"
 
+#: Variable of Slurm's ``srun``: number of processes, which may not be told to MPI.
+_STEP_SIZE = "SLURM_STEP_NUM_TASKS"
+
 #: Seconds that a worker waits for the others, which may be evaluating or saving.
 DEFAULT_TIMEOUT = 600.0
 
@@ -66,6 +69,12 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
         raise InputError(
             f"Expected mpiexec without -pmi-port: with {_PORT} it does not say how "
             "many processes it started, of which each would train alone. Omit it."
+        )
+    if _SIZE not in environment and environment.get(_STEP_SIZE, "1") != "1":
+        raise InputError(
+            f"Expected srun to start one process without {_SIZE}; {_STEP_SIZE} says "
+            f"{environment[_STEP_SIZE]}, of which each would train alone. Give `srun "
+            "--ntasks 1`, or start the workers by mpiexec."
         )
     return int(environment.get(_RANK, "0")), int(environment.get(_SIZE, "1"))
 

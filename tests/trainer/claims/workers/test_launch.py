@@ -26,6 +26,8 @@ from trainer.core.step.workers import Alone
         ({"PMI_SIZE": "1", "PMI_RANK": "0"}, (0, 1)),
         ({"PMI_SIZE": "3", "PMI_RANK": "2"}, (2, 3)),
         ({"OMPI_COMM_WORLD_SIZE": "1"}, (0, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "2", "PMI_SIZE": "3", "PMI_RANK": "2"}, (2, 3)),
     ],
 )
 def test_launchers_say_how_many_they_started(
@@ -60,6 +62,8 @@ def test_a_launcher_that_does_not_say_how_many_it_started_is_refused() -> None:
     """Seen to fail: each process of `mpiexec -pmi-port -n 2` trained alone."""
     with pytest.raises(InputError, match="without -pmi-port"):
         announced({"PMI_PORT": "host:33673", "PMI_ID": "1"})
+    with pytest.raises(InputError, match=r"SLURM_STEP_NUM_TASKS says 4, .* mpiexec"):
+        announced({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"})
 
 
 def test_mpi_keeps_to_the_device_that_was_named() -> None:
