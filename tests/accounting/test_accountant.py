@@ -89,7 +89,11 @@ def test_curves_are_the_points_at_once(small_plan):
 def test_epsilon_delta_and_noise_agree(small_plan, sampler):
     cap = 220 if sampler == "truncated-poisson" else None
     plan = small_plan(sampler, truncated_batch_size=cap)
-    noise = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-6).guarantee
+    found = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-6)
+    noise = found.guarantee
+    assert found.necessary is None or found.necessary <= noise
+    if sampler == "balls-and-bins":
+        assert noise <= found.necessary * 1.005
     assert accountant.delta(plan, noise_multiplier=noise, epsilon=2.0).guarantee <= 1e-6
     epsilon = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-6).guarantee
     assert epsilon == pytest.approx(2.0, rel=2e-3)
@@ -126,7 +130,7 @@ def check_interval(answer):
 
 
 @pytest.mark.slow
-@settings(max_examples=75, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(questions())
 def test_every_question_in_range_has_a_sensible_answer(question):
     plan, noise, epsilon, delta = question
@@ -137,7 +141,7 @@ def test_every_question_in_range_has_a_sensible_answer(question):
 
 
 @pytest.mark.slow
-@settings(max_examples=24, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, suppress_health_check=list(HealthCheck))
 @given(questions(("deterministic", "persistent-shuffle", "poisson")))
 def test_calibrated_noise_never_overshoots(question):
     plan, _, epsilon, delta = question

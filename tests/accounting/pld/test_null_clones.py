@@ -106,9 +106,7 @@ def test_simulated_shuffles_never_exceed_the_bound(orders):
     ("steps", "noise", "delta", "epsilon"),
     [
         (1000, 2.0, 1e-8, 0.4628),
-        (1000, 1.0, 1e-8, 5.6404),
         (562, 1.5, 2.7e-8, 2.4598),
-        (562, 2.0, 2.7e-8, 0.6056),
         (562, 1.01, 2.7e-8, 5.4348),
     ],
 )
@@ -204,19 +202,19 @@ def test_the_theorem_beyond_the_former_limit_of_steps(noise, h):
 
 def test_any_number_of_steps_has_an_answer_and_more_are_never_worse():
     """Across 2^17, where amplification once stopped, up to 1e9."""
-    counts = [2**14, 2**16, 2**17, 2**17 + 1, 2**20, 2**25, 10**9]
+    counts = [2**14, 2**17, 2**17 + 1, 2**25, 10**9]
     found = []
     for steps in counts:
         run = shuffles(steps, 1.0, size=100)
         found.append(null_clones.epsilon(run, 1e-8, 6.0))
     assert all(one < other * (1 + 1e-3) for other, one in itertools.pairwise(found))
-    assert found[2] == pytest.approx(found[3], rel=2e-4)
-    assert found[-1] < 0.05 < 1.0 < found[2]
+    assert found[1] == pytest.approx(found[2], rel=2e-4)
+    assert found[-1] < 0.05 < 1.0 < found[1]
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_batches_that_differ_by_one_are_nearly_as_good_as_equal_ones(size):
+def test_batches_that_differ_by_one_are_nearly_as_good_as_equal_ones():
     """One example more had once the price of half of the clones: 0.84 for 0.57."""
+    size = 1
     found = [
         null_clones.epsilon(shuffles(1000, 2.0, size=size, larger=larger), 1e-8, 3.0)
         for larger in (0, 1, 300, 999)
@@ -249,8 +247,7 @@ def repeated_losses(rng, steps, visits, present, other, noise, adapts):
     return losses if present else -losses
 
 
-@pytest.mark.parametrize("visits", [2, 5])
-@pytest.mark.parametrize("steps", [3, 20])
+@pytest.mark.parametrize(("steps", "visits"), [(3, 5), (20, 2)])
 def test_an_order_that_is_repeated_never_exceeds_the_bound(steps, visits):
     """Hoeffding, as above; seen to fail where the noise of one visit stands in beta."""
     rng = np.random.default_rng(2)
@@ -285,5 +282,5 @@ def test_more_steps_are_never_worse():
 def test_the_chosen_exponent_is_nearly_the_best(run, epsilon):
     chosen, found = null_clones.best_exponent(run, epsilon, null_clones.NUM_CELLS)
     assert null_clones.delta(run, epsilon) <= found * (1 + 1e-9)
-    tried = chosen * np.linspace(0.9, 1.1, 11)
+    tried = chosen * np.array([0.9, 0.96, 1.04, 1.1])
     assert found <= 1.01 * min(null_clones.delta_at(run, h, epsilon) for h in tried)

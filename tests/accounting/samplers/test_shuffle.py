@@ -140,18 +140,17 @@ def test_fresh_shuffles_need_less_noise_than_their_steps_revealed(
     criteo_plan, epochs, epsilon, revealed
 ):
     plan = criteo_plan("dynamic-shuffle", num_epochs=epochs)
-    noise = accountant.noise_multiplier(plan, epsilon=epsilon, delta=DELTA)
-    assert noise.method == shuffle.CLONES_METHOD
-    assert noise.necessary < noise.sufficient < 0.7 * revealed
-    proven = accountant.epsilon(plan, noise_multiplier=noise.sufficient, delta=DELTA)
+    proven = accountant.epsilon(plan, noise_multiplier=0.7 * revealed, delta=DELTA)
     assert proven.method == shuffle.CLONES_METHOD
     assert proven.kind == BOTH
-    assert proven.lower < proven.guarantee <= epsilon * (1 + 1e-3)
+    assert proven.lower < proven.guarantee < epsilon
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.01, 0.3, 1.0, 5.0, 300.0])
-@pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("sampler", ["dynamic-shuffle", "persistent-shuffle"])
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.3, 1.0, 300.0])
+@pytest.mark.parametrize(
+    ("sampler", "epochs"),
+    [("dynamic-shuffle", 1), ("dynamic-shuffle", 3), ("persistent-shuffle", 3)],
+)
 def test_the_bounds_of_shuffles_never_cross(small_plan, noise, epochs, sampler):
     """And are never above those of the same batches in a fixed order."""
     sizes = {"num_examples": 103, "expected_batch_size": 10, "num_steps": 10 * epochs}
@@ -176,16 +175,14 @@ def test_only_the_number_of_shuffles_counts(small_plan):
     found = accountant.epsilon(repeated, **asked)
     assert found.method == shuffle.CLONES_METHOD
     assert found.guarantee == accountant.epsilon(fresh, **asked).guarantee < 0.3
-    for target in ({"epsilon": 1.0, "delta": 1e-6}, {"epsilon": 8.0, "delta": 1e-6}):
-        noise = [accountant.noise_multiplier(p, **target) for p in both(1_000)]
-        assert noise[0].guarantee == noise[1].guarantee
-        assert noise[0].necessary == noise[1].necessary
+    noise = [accountant.noise_multiplier(p, epsilon=8.0, delta=1e-6) for p in both(100)]
+    assert noise[0].guarantee == noise[1].guarantee
+    assert noise[0].necessary == noise[1].necessary
 
 
-@pytest.mark.parametrize("epochs", [2, 5])
-def test_a_repeated_shuffle_is_one_epoch_of_less_noise(small_plan, epochs):
+def test_a_repeated_shuffle_is_one_epoch_of_less_noise(small_plan):
     """The lower bound is, by Chua et al. (2024), Theorem 3.5; so is the upper one."""
-    sizes = {"num_examples": 100_000, "expected_batch_size": 100}
+    epochs, sizes = 5, {"num_examples": 100_000, "expected_batch_size": 100}
     plan = small_plan(
         "persistent-shuffle", num_steps=1000 * epochs, num_epochs=epochs, **sizes
     )
@@ -199,20 +196,14 @@ def test_a_repeated_shuffle_is_one_epoch_of_less_noise(small_plan, epochs):
     assert found.guarantee == pytest.approx(same.guarantee, rel=1e-5)
     assert found.lower == pytest.approx(same.lower, rel=1e-5)
     assert found.lower < found.guarantee < 0.3 * revealed.guarantee
-    noise = accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-7)
-    needed = accountant.noise_multiplier(once, epsilon=1.0, delta=1e-7)
-    assert noise.guarantee == pytest.approx(scale * needed.guarantee, rel=3e-4)
-    assert noise.necessary < noise.guarantee
-    proven = accountant.epsilon(plan, noise_multiplier=noise.guarantee, delta=1e-7)
-    assert 0.999 < proven.guarantee <= 1.0
 
 
-@pytest.mark.parametrize("sampler", ["dynamic-shuffle", "persistent-shuffle"])
-def test_amplification_has_no_limit_of_steps(sampler):
+def test_amplification_has_no_limit_of_steps():
     """b = 281 and 280 had epsilon 1.14 and 5.60: 131,072 steps lie between them."""
     found = []
     for size in (4096, 281, 280, 100, 1):
-        plan = make_plan(sampler, 36_800_000, size, steps_per_epoch(36_800_000, size))
+        steps = steps_per_epoch(36_800_000, size)
+        plan = make_plan("dynamic-shuffle", 36_800_000, size, steps)
         found.append(accountant.epsilon(plan, noise_multiplier=1.0, delta=2.7e-8))
     upper = [one.guarantee for one in found]
     assert upper == sorted(upper, reverse=True)

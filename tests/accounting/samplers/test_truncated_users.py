@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("answers_once")
 EPSILONS = (0.0, 0.3, 1.0, 3.0)
 
 
+@functools.cache
 def sums(gradients, rate, cap):
     """The distribution of a step's sum: all samples, and all that may be kept."""
     found: Counter[int] = Counter()
@@ -188,7 +189,7 @@ def test_a_cap_that_hardly_binds_costs_hardly_anything(relation):
     """Where 10,602 was stated for 5 rows, and Poisson batches have 6.27."""
     found = [
         epsilon_of(tight_plan(cap), 5, relation).guarantee
-        for cap in (100, 120, 140, 150, 170)
+        for cap in (100, 120, 150, 170)
     ]
     assert found == sorted(found, reverse=True)
     untruncated = accountant.epsilon(
@@ -198,11 +199,11 @@ def test_a_cap_that_hardly_binds_costs_hardly_anything(relation):
         max_examples_per_user=5,
     ).guarantee
     assert found[0] < 35.0
-    assert found[3] < 1.005 * untruncated
-    assert found[4] < 1.0001 * untruncated
+    assert found[2] < 1.005 * untruncated
+    assert found[3] < 1.0001 * untruncated
 
 
-@pytest.mark.parametrize(("noise", "cap"), [(0.3, 130), (1.0, 100), (4.0, 130)])
+@pytest.mark.parametrize(("noise", "cap"), [(0.3, 130), (4.0, 100)])
 def test_no_proven_number_is_smaller(noise, cap):
     """Of the group of the rows, and of users with more rows."""
     plan = tight_plan(cap)
@@ -214,12 +215,11 @@ def test_no_proven_number_is_smaller(noise, cap):
     assert epsilon_of(plan, 2, noise=noise).guarantee <= by_groups
 
 
-@pytest.mark.parametrize("cap", [100, 150])
-def test_lower_bounds_of_users_stay_below(cap):
-    for rows in (2, 20):
-        for relation in (REPLACE_SPECIAL, ADD_OR_REMOVE_ONE):
-            found = epsilon_of(tight_plan(cap), rows, relation, 2.0, both=True)
-            assert 0.0 < found.lower <= found.guarantee
+@pytest.mark.parametrize("relation", [REPLACE_SPECIAL, ADD_OR_REMOVE_ONE])
+def test_lower_bounds_of_users_stay_below(relation):
+    for rows, cap in ((2, 150), (20, 100)):
+        found = epsilon_of(tight_plan(cap), rows, relation, 2.0, both=True)
+        assert 0.0 < found.lower <= found.guarantee
 
 
 def test_all_rows_of_a_user_fit_where_the_weights_underflow():
