@@ -44,7 +44,6 @@ def plans():
         poisson(num_steps=1),
         poisson(expected_batch_size=100),
         poisson(sampler="truncated-poisson", truncated_batch_size=8),
-        poisson(sampler="truncated-poisson", truncated_batch_size=40),
         poisson(sampler="balls-and-bins", **steps),
         poisson(sampler="balls-and-bins", **{**steps, "num_epochs": 1}),
         poisson(sampler="balls-and-bins", num_steps=3, num_epochs=3),

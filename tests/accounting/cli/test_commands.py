@@ -224,7 +224,7 @@ def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
         assert isinstance(found, StartedError), command
 
 
-@pytest.mark.parametrize("epsilon", ["1", "2", "3", "4", "5"])
+@pytest.mark.parametrize("epsilon", ["2", "4"])
 def test_printed_bounds_are_rounded_outwards(epsilon):
     base = [*QUESTION, "--epsilon", epsilon, "--sampler"]
     for sampler in ("deterministic", "persistent-shuffle"):

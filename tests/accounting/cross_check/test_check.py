@@ -46,7 +46,7 @@ def checked(plan, noise_multiplier=1.0, delta=1e-5, wrong=1.0, **asked):
 
 @pytest.fixture(autouse=True)
 def _few_samples(monkeypatch):
-    monkeypatch.setattr(simulation, "_NUM_VALUES", 6_000_000)
+    monkeypatch.setattr(simulation, "_NUM_VALUES", 2_000_000)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.accounting.plans import make_plan
 
 @pytest.fixture(autouse=True)
 def _few_samples(monkeypatch):
-    monkeypatch.setattr(opponent, "_NUM_VALUES", 1_000_000)
+    monkeypatch.setattr(opponent, "_NUM_VALUES", 400_000)
 
 
 def orders(steps, noise, num_orders=1, examples=None):

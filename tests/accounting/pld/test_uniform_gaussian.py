@@ -35,7 +35,6 @@ def exact(shift, width, order):
     [
         (0.2985, 33.58, 4),  # the authors' default configuration
         (2.985, 33.58, 3),  # the same without a bound on coordinates
-        (0.01, 0.5, 5),
         (0.01, 1.5, 12),
         (1e-3, 5.0, 2),
         (1.0, 400.0, 6),

@@ -91,9 +91,9 @@ def excess(p, q, runs, orders):
 @pytest.mark.parametrize("place", range(6))
 def test_the_bound_holds_for_every_law_of_k_every_score_ties_and_failing_runs(place):
     """All orders of four outcomes, with ties; a failing run has the worst score."""
-    orders = [np.array(one) for one in itertools.product(range(3), repeat=4)]
-    orders += [np.array(one) for one in itertools.permutations(range(4))]
-    assert max(excess(*pair, laws()[place], orders) for pair in pairs(12)) <= 1e-12
+    ranks = itertools.product(range(4), repeat=4)
+    orders = [np.array(one) for one in ranks if set(one) == set(range(max(one) + 1))]
+    assert max(excess(*pair, laws()[place], orders) for pair in pairs(8)) <= 1e-12
 
 
 @pytest.mark.parametrize("fault", ["other direction", "mean alone", "no events"])
@@ -217,8 +217,10 @@ def _attained(p, q):
     )[0]
 
 
-@pytest.mark.parametrize("mean", [10.0, 30.0])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    ("name", "mean"),
+    [("small 1", 30.0), ("small 3", 10.0), ("criteo 1", 10.0), ("criteo 3", 30.0)],
+)
 def test_no_attack_exceeds_the_bound_and_the_best_is_near(name, mean):
     plan, noise, epsilon = RUNS[name]
     run = parts.run(plan, noise)
