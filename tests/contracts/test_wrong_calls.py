@@ -251,12 +251,8 @@ def arguments_of(command: str, each: Row) -> list[str]:
     return mended(base, each.flags)
 
 
-def test_the_tables_hold_every_command_and_as_many_calls_as_were_tried() -> None:
+def test_the_tables_hold_every_command() -> None:
     assert set(TABLES) == set(command_line.COMMANDS)
-    data = ("batches", "verify", "synth", "prepare")
-    before = sum(len(TABLES[name]) for name in data)
-    assert before >= 165
-    assert len(CALLS) - before >= 45
 
 
 def test_every_command_that_takes_a_delta_refuses_a_large_one() -> None:
