@@ -90,15 +90,9 @@ def test_it_runs_without_the_checkout(
 ) -> None:
     assert "dpsgd train" in run(tmp_path, installed / "dpsgd", "--help")
     assert "truncated-poisson" in run(tmp_path, installed / "dpsgd", *PLAN)
-    code = (
-        "import dpsgd\n"
-        "from dpsgd import DpSgdPlan, PoissonBatches, read_batches\n"
-        "for thing in (dpsgd, read_batches, PoissonBatches):\n"
-        "    name = getattr(thing, '__module__', thing.__name__)\n"
-        "    print(__import__('sys').modules[name].__file__)\n"
-    )
-    files = run(tmp_path, installed / "python", "-c", code).split()
-    assert len(files) == 3
+    imports = "".join(f"import {name}; print({name}.__file__);" for name in PACKAGES)
+    files = run(tmp_path, installed / "python", "-c", imports).split()
+    assert len(files) == len(PACKAGES)
     assert all(pathlib.Path(file).is_relative_to(installed.parent) for file in files)
     assert not any(pathlib.Path(file).is_relative_to(root) for file in files)
 

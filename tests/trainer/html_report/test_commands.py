@@ -63,8 +63,8 @@ LARGE = {"target_delta": 0.02}
 KINDS: dict[str, dict[str, Any]] = {
     **{name: {"plan": small(name)} for name in SAMPLERS},
     "two epochs": {"plan": small("poisson", num_steps=12, num_epochs=2)},
-    "a few rows of each user": {"plan": small("poisson"), **users(3)},
-    "capped rows of users": {"plan": small("truncated-poisson"), **users(3)},
+    "a few rows of each user": {"plan": small("poisson"), **users(2)},
+    "capped rows of users": {"plan": small("truncated-poisson"), **users(2)},
     # So small a cap that zero-out and add-or-remove have other epsilons.
     "one row of each user": {
         "plan": small("truncated-poisson", truncated_batch_size=12), **users(1),
@@ -77,7 +77,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "plan": small("balls-and-bins"), **users(8, sampled="users"),
     },
     "make_private": {"plan": small("poisson"), **FITTED},
-    "make_private of users": {"plan": small("poisson"), **users(2), **FITTED},
     "make_private, stopped": {
         "plan": small("poisson"), **FITTED, "num_steps_executed": 3, "complete": False,
     },
@@ -259,7 +258,7 @@ def batches_of(visits: pathlib.Path) -> Callable[[str], pathlib.Path]:
 @pytest.mark.usefixtures("lean_results")
 @pytest.mark.parametrize(
     ("sampled", "trained"),
-    [("rows", "train"), ("users", "train"), ("rows", "make_private")],
+    [("rows", "train"), ("users", "make_private")],
 )
 def test_commands_of_a_real_run_on_users_that_were_bounded(
     sampled: str, trained: str, visits: pathlib.Path, tmp_path: pathlib.Path,
