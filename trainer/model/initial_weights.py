@@ -160,7 +160,9 @@ def take(network: Any, used: Sequence[Any], batches: StrPath, run: object) -> No
 
 def note(network: Any) -> None:
     """Notes the values that runs have given to the weights of a network."""
-    for variable in map(raw_variable, network.trainable_variables):
+    # Not those that are trainable now: a step trains what was so when it was compiled.
+    weights = (v for v in map(raw_variable, network.weights) if v.dtype.is_floating)
+    for variable in weights:
         digest = _digest(variable)
         if digest != getattr(variable, _START, digest):  # else public
             rows = _rows_of(variable)
