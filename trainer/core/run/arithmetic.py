@@ -71,5 +71,7 @@ def settle() -> None:
     variables()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.config.optimizer.set_jit(False)
-    fewer_bits = ("auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16")
-    tf.config.optimizer.set_experimental_options(dict.fromkeys(fewer_bits, False))
+    fewer_bits = ("", "_mkl", "_onednn_bfloat16")
+    tf.config.optimizer.set_experimental_options(
+        {f"auto_mixed_precision{name}": False for name in fewer_bits}
+    )
