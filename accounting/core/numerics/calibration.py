@@ -95,8 +95,8 @@ def _nearer(log_excess: Callable[[float], float], guess: float, stride: float) -
     for _ in range(_MOST_SECANTS):
         before, value = value, log_excess(point)
         slope = (value - before) / math.log(point / last) if point != last else 0.0
-        # Of two infinite values the slope is no number.
-        if not slope < 0.0 or abs(value / slope) < stride - 1:
+        # Infinite values have no slope.
+        if not -math.inf < slope < 0.0 or abs(value / slope) < stride - 1:
             break
         change = math.exp(min(max(-value / slope, -_FARTHEST), _FARTHEST))
         last, point = point, min(max(point * change, _LEAST), _MOST)
