@@ -493,7 +493,8 @@ def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_census(tmp_path / "census.csv")
-    flags = [*CHOICES, "--epsilon=16", "--runs=2", "--batch-size=512", "--epochs=1"]
+    # Of whole batches epsilon takes a fraction of a second, of others ten.
+    flags = [*CHOICES, "--epsilon=16", "--runs=2", "--batch-size=3200", "--epochs=2"]
     out, go_on = tmp_path / "census-fit", fit_stages.run_stage
 
     def kill(number: int, total: int, title: str, given: Any, **more: Any) -> None:
