@@ -41,7 +41,9 @@ _CLIENT = """
     server = socket.socket(socket.AF_UNIX)
     server.connect({path!r})
     request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+    launcher = [int(os.environ["PMI_FD"])] if "PMI_FD" in os.environ else []
+    streams = [0, 1, 2, *launcher]
+    socket.send_fds(server, [len(request).to_bytes(8, "big")], streams)
     server.sendall(request)
     answers = server.makefile()
     child = int(answers.readline())
@@ -102,7 +104,7 @@ def _answer(connection: socket.socket, program: str) -> None:
       connection: To the program that was started.
       program: Its path.
     """
-    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    size, streams, _, _ = socket.recv_fds(connection, 8, 4)
     with connection.makefile("rb") as sent:
         arguments, folder, environment = json.loads(
             sent.read(int.from_bytes(size, "big"))
@@ -113,12 +115,14 @@ def _answer(connection: socket.socket, program: str) -> None:
         connection.sendall(b"%d\n" % status)
         os._exit(0)
     connection.close()
-    for number, stream in enumerate(streams):
+    for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if streams[3:]:  # a socket of the launcher of MPI
+        os.environ["PMI_FD"] = str(streams[3])
     sys.executable = program
     _become(arguments)
 

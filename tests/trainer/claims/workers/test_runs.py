@@ -15,6 +15,7 @@ import pytest
 from tests.engines.harness.polling import wait_for
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import ONE_ID, same_results
+from tests.warm_processes import warm_python
 from trainer.cli.commands import train_request
 from trainer.run import threads
 from trainer.train import train
@@ -68,7 +69,7 @@ def start(arguments: list[str], count: int) -> subprocess.Popen[str]:
         f"TF_NUM_{kind.replace('_', '').upper()}_THREADS": str(number)
         for kind, number in threads.current().items()
     }
-    command = [sys.executable, "-m", "dpsgd", "train", *arguments]
+    command = [warm_python(), "-m", "dpsgd", "train", *arguments]
     return subprocess.Popen(
         [MPIEXEC, "-n", str(count), *command],
         env={**os.environ, **numbers, "PYTHONPATH": str(ROOT)},
