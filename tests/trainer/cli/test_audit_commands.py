@@ -206,8 +206,3 @@ def test_an_audit_says_what_it_cannot_see_and_that_a_run_is_simulated(
     assert len(unseen) > 3
     for fault in unseen:
         assert f"  - {fault}\n" in result.stdout
-
-
-def test_without_noise_there_is_nothing_to_audit() -> None:
-    error = _error("--sampler=poisson", *PLAN, "--noise-multiplier=0")
-    assert "nothing to audit" in error

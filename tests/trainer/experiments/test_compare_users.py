@@ -196,7 +196,6 @@ def test_slots_that_are_not_given_always_suffice() -> None:
     ("changes", "message"),
     [
         ({"samplers": ("dynamic-shuffle",)}, "to draw each example indep.*--samp"),
-        ({"users": {"user_column": "who"}}, "--user-column who to be a column of"),
         ({"users": {"max_examples_per_user": (1, 51)}}, "max_examples_per_user=51 <= "),
         ({"held_out": lambda table: table}, "no training examples"),
         (

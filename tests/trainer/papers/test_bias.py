@@ -6,17 +6,15 @@ import json
 import pathlib
 from typing import Any
 
-import numpy as np
 import pytest
 
 import trainer.train
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
-from tests.trainer.run.whole_runs import private_settings, weights_of
+from tests.trainer.run.whole_runs import private_settings
 from trainer.papers.bias import measure_bias
 from trainer.papers.settings import BiasSettings
 from trainer.settings.bias_settings import COLUMNS
-from trainer.settings.request import Request
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
@@ -83,26 +81,6 @@ def test_every_method_has_a_line_for_every_step_beside_no_public_file(
     other = private_settings(l2_norm_clip=0.2)
     with pytest.raises(InputError, match=r"dp-sgd\.settings\.json beside it has"):
         measure_bias(settings_for(trained=(other,)))
-
-
-def test_what_is_measured_changes_no_weight_of_dp_sat(
-    settings_for: Any, tmp_path: pathlib.Path
-) -> None:
-    # Without noise: the keys of two runs differ.
-    plain = private_settings(
-        method="dp-sat",
-        noise_multiplier=0.0,
-        **RADII["dp-sat"],
-        embedding_noise="dense",
-    )
-    settings = settings_for(trained=(plain,))
-    measure_bias(settings)
-    (request,) = settings.requests()
-    fields = {"batches": request.batches, "held_out": request.held_out}
-    run = tmp_path / "without"
-    trainer.train.train(Request(settings=plain, run=run, **fields))
-    for left, right in zip(weights_of(request.run), weights_of(run), strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 def test_nothing_to_measure_is_refused(settings_for: Any) -> None:

@@ -424,22 +424,9 @@ def test_rows_of_users_are_there_once(
         _of_users(users, os.fspath(tmp_path / "more"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"epsilon": 0.0}, "epsilon=0.0 > 0"),
-        ({"epsilon": float("inf")}, "epsilon=inf to be finite"),
-        ({"largest_loss": -1.0}, "largest_loss=-1.0 > 0"),
-        ({"delta": 0.5}, "delta=0.5 < 0.01"),
-        ({"average": "ema"}, "average='ema' to be one that"),
-        ({"epsilon": 0.001}, "held-out rows for epsilon=0.001; --input has 3000"),
-    ],
-)
-def test_wrong_settings_are_refused(
-    settings: dict[str, Any], says: str, evaluated: Callable[..., Any]
-) -> None:
-    with pytest.raises(InputError, match=says):
-        evaluated(**settings)
+def test_too_few_rows_are_refused(evaluated: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match=r"rows for epsilon=0\.001; --input has 3000"):
+        evaluated(epsilon=0.001)
 
 
 def test_a_prediction_that_is_not_finite_refuses_nothing(

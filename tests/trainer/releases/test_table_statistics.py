@@ -232,22 +232,6 @@ def test_a_table_of_users_is_refused(
         found_in()
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"epsilon": 0.0}, "epsilon=0.0 > 0"),
-        ({"delta": 0.5}, "delta=0.5 < 0.01"),
-        ({"table": "nosuch"}, "nosuch"),
-        ({"schema": "nosuch"}, "to be a readable schema"),
-    ],
-)
-def test_wrong_settings_are_refused(
-    settings: dict[str, Any], says: str, found_in: Callable[..., Any]
-) -> None:
-    with pytest.raises(InputError, match=says):
-        found_in(**settings)
-
-
 def test_another_schema_than_that_of_the_rows_is_refused(
     found_in: Callable[..., Any], tmp_path: pathlib.Path
 ) -> None:

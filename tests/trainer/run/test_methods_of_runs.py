@@ -61,7 +61,8 @@ def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
 def test_diagnostics_are_marked_and_private_and_change_nothing(
     request_for: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    free = {"noise_multiplier": 0.0, "method": "bam", "bam_radius": 0.1}
+    # Of the method that moves the variables themselves.
+    free = {"noise_multiplier": 0.0, "method": "dp-sat", "sat_radius": 0.1}
     free |= {"optimizer": "sgd", "embedding_noise": "dense"}
     train(request_for("without", settings=private_settings(**free), held_out=None))
     settings = private_settings(**free, non_private_diagnostics=True)
