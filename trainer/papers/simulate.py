@@ -12,7 +12,7 @@ that differ only in their learning rate share batches and initial weights.
 Formal guarantees:
   - Batches and runs are made as in a comparison; a stopped simulation resumes with the
     same settings, as a comparison does.
-  - Existing batches are used only if they have the requested plan.
+  - Existing batches are used only if they have the requested plan and rows.
   - Every error that can be found early is raised before any batch is made or any row is
     read.
   - The record of every run except the reference names the configuration it simulates.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from pipelines.batches.folder import read_manifest, write_manifest
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.json_files import pretty_json
 from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import write_held_out
 from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
@@ -72,7 +74,9 @@ class Work:
             dataset=dataset.description,
         )
         path.mkdir()
-        write_manifest(path, manifest, {}, seal_key="5" * 64)
+        table = dataclasses.asdict(table_of(dataset))
+        key = hashlib.sha256(path.name.encode()).hexdigest()
+        write_manifest(path, manifest, {}, seal_key=key, table=table)
         self.batches.append(path.name)
 
     def train(self, request: Request) -> None:

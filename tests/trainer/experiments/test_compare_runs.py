@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
@@ -90,8 +92,11 @@ def test_a_finished_run_of_code_that_was_edited_is_refused(finished: Any) -> Non
     assert runs.run(_trial()) == first
 
 
-def test_batches_of_another_plan_are_refused(
-    make_settings: Callable[..., ComparisonSettings], work: Work
+def test_batches_of_another_plan_of_other_rows_or_of_one_key_are_refused(
+    make_settings: Callable[..., ComparisonSettings],
+    rows: Callable[..., np.ndarray],
+    tmp_path: pathlib.Path,
+    work: Work,
 ) -> None:
     runs = Runs(make_settings(), silent)
     batches = BatchSettings(expected_batch_size=20, num_epochs=1)
@@ -102,3 +107,10 @@ def test_batches_of_another_plan_are_refused(
         other = dataclasses.replace(batches, **changed)
         with pytest.raises(InputError, match="to have the requested plan"):
             runs.make_batches("b", other, other.plan(NUM_EXAMPLES))
+    source = write_held_out(tmp_path / "other", rows(NUM_EXAMPLES, seed=9))
+    others = Runs(make_settings(source=str(source)), silent)
+    with pytest.raises(InputError, match=r"rows of .*/other as it is now"):
+        others.make_batches("b", batches, batches.plan(NUM_EXAMPLES))
+    shutil.copytree(tmp_path / "out/batches/b", tmp_path / "out/batches/copied")
+    with pytest.raises(InputError, match=r"that of b, and the epsilons .* do not add"):
+        runs.make_batches("copied", batches, batches.plan(NUM_EXAMPLES))

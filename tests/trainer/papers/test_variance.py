@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import shutil
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
+from pipelines.inputs.parquet_blocks import list_row_groups
+from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
-from tests.trainer.conftest import make_rows, write_held_out
+from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import load_model, private_settings
 from trainer.experiments.comparison import runs as compare_runs
 from trainer.papers.settings import VarianceSettings
@@ -49,14 +49,17 @@ def test_the_expected_share_is_that_of_independent_normal_predictions() -> None:
 
 
 @pytest.fixture
-def settings(
-    small_batches: Any, held_out: pathlib.Path, tmp_path: pathlib.Path
-) -> VarianceSettings:
+def settings(held_out: pathlib.Path, tmp_path: pathlib.Path) -> VarianceSettings:
     out = tmp_path / "out"
-    for seed in range(2):
-        name = f"truncated-poisson-b8-t10-seed{seed}"
-        shutil.copytree(small_batches.path, out / "batches" / name)
     source = write_held_out(tmp_path / "train", make_rows(200))
+    for seed in range(2):
+        write_batches(
+            out / "batches" / f"truncated-poisson-b8-t10-seed{seed}",
+            [make_rows(8, 10 * seed + step) for step in range(10)],
+            batches_id=str(seed) * 32,
+            seal_key=str(seed) * 64,
+            table=table_of(list_row_groups(str(source))),
+        )
     return VarianceSettings(
         source=str(source), held_out=held_out, out=out, seeds=2, metric="auc",
         batches=BatchSettings(
@@ -122,5 +125,5 @@ def test_deltas_that_add_up_to_a_large_one_are_refused(
 
 def test_batches_of_another_plan_are_refused(settings: VarianceSettings) -> None:
     object.__setattr__(settings.batches, "truncated_batch_size", 17)
-    with pytest.raises(InputError, match="they have another"):
+    with pytest.raises(InputError, match="they have others"):
         variance(settings)

@@ -9,7 +9,8 @@ Batches are made in a separate process, so that Beam and TensorFlow do not share
 Formal guarantees:
   - Finished batches and runs are not made again; an unfinished run continues where it
     was.
-  - Finished batches are used only if they have the requested plan.
+  - Finished batches are used only if they have the requested plan, rows of the same
+    table, and a key of their own.
   - A finished run is used only if it was made with the settings and folders of the
     trial and with the current code of the user.
   - A budget of the rows says that no epsilon covers the runs, before the first one.
@@ -20,6 +21,7 @@ Public: what the runs publish.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -28,7 +30,12 @@ from typing import Any, TypeVar
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_choice
-from pipelines.batches.folder import MANIFEST_NAME, read_checksums, read_manifest
+from pipelines.batches.folder import (
+    MANIFEST_NAME,
+    key_name,
+    read_checksums,
+    read_manifest,
+)
 from pipelines.files import separate_process
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
@@ -85,6 +92,7 @@ class Runs:
     ) -> None:
         self._experiment, self._say = experiment, say
         self._make_batches = make_batches
+        self._keys: dict[str, str] = {}
 
     def make_batches(
         self,
@@ -102,7 +110,8 @@ class Runs:
           source: Parquet input; that of the experiment if None.
 
         Raises:
-          InputError: the batches are refused, or have another plan.
+          InputError: the batches are refused, have another plan or other rows, or are
+            those of another folder.
         """
         folder = self._batches(name)
         if not (folder / MANIFEST_NAME).exists():
@@ -110,11 +119,23 @@ class Runs:
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"batches: {name}")
             separate_process.call(self._make_batches, source, str(folder), settings)
-        if read_manifest(folder).plan != plan:
+        table = SourceTable.from_json(read_checksums(folder).table)
+        if read_manifest(folder).plan != plan or table != self._table:
             raise InputError(
-                f"Expected the batches in {folder} to have the requested plan; "
-                "they have another. Give the same command, or another --out."
+                f"Expected the batches in {folder} to have the requested plan, and "
+                f"rows of {self._experiment.source} as it is now; they have others. "
+                "Give the same command, or another --out."
             )
+        if (other := self._keys.setdefault(key_name(folder), name)) != name:
+            raise InputError(
+                f"Expected the batches in {folder} to have a key of their own; it is "
+                f"that of {other}, and the epsilons of runs on both do not add. Remove "
+                "one of them, and give the same command."
+            )
+
+    @functools.cached_property
+    def _table(self) -> SourceTable:
+        return _trained(self._experiment)
 
     def _batches(self, name: str) -> pathlib.Path:
         return self._experiment.out / "batches" / name
