@@ -387,16 +387,16 @@ def _learned_before(record: RunRecord) -> tuple[str, ...]:
     )
 
 
-def write_statement(
+def stated(
     run: pathlib.Path,
     record: RunRecord,
     manifest: Manifest,
     *,
     allow_large_delta: bool = False,
 ) -> tuple[str, dict[str, Any]]:
-    """Writes the privacy statement of a run into its folder, or why it has none.
+    """Returns the privacy statement of a run, or why it has none, as text and as JSON.
 
-    Returns it as text and as JSON.  Other arguments as for `run_statement`.
+    Other arguments as for `run_statement`.
 
     Args:
       run: Folder of the run.
@@ -405,19 +405,30 @@ def write_statement(
       InputError: ``check_run`` refuses the run.
     """
     if record.method == NON_PRIVATE:
-        text = NOT_PRIVATE
-        fields: dict[str, Any] = {"private": False, "reason": text}
-    elif record.target_delta is None:
-        text, fields = NO_DELTA, {"epsilon": None, "reason": NO_DELTA}
-    else:
-        found = run_statement(
-            record,
-            manifest,
-            delta=None,
-            allow_large_delta=allow_large_delta,
-            certificate=read_certificate(run),
-        )
-        text, fields = found.to_text(), found.to_json()
+        return NOT_PRIVATE, {"private": False, "reason": NOT_PRIVATE}
+    if record.target_delta is None:
+        return NO_DELTA, {"epsilon": None, "reason": NO_DELTA}
+    found = run_statement(
+        record,
+        manifest,
+        delta=None,
+        allow_large_delta=allow_large_delta,
+        certificate=read_certificate(run),
+    )
+    return found.to_text(), found.to_json()
+
+
+def write_statement(
+    run: pathlib.Path, *args: Any, **more: Any
+) -> tuple[str, dict[str, Any]]:
+    """Writes what `stated` returns into the folder of a run, and returns it.
+
+    Args:
+      run: Folder of the run.
+      *args: As for `stated`.
+      **more: As for `stated`.
+    """
+    text, fields = stated(run, *args, **more)
     write_atomically(run / PRIVACY_NAME, pretty_json(fields))
     data = text.rstrip("\n").encode() + b"\n"
     write_atomically(run / PRIVACY_TEXT_NAME, data)

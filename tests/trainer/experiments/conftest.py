@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.batches.folder import read_manifest, write_manifest
+from pipelines.batches.folder import MANIFEST_NAME, read_manifest, write_manifest
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.files.json_files import pretty_json
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import write_held_out
-from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
+from trainer.core.run.run_record import METRICS_NAME, RECORD_NAME, RunRecord
 from trainer.experiments.comparison import runs as compare_runs
-from trainer.run import privacy
 from trainer.run.preflight import Request
 from trainer.settings.comparison_settings import ComparisonSettings
 from trainer.settings.train_settings import TrainSettings
@@ -32,21 +31,28 @@ PRIVATE = TrainSettings(target_epsilon=2.0, target_delta=1e-3, l2_norm_clip=1.0)
 def finish(request: Request, *, auc: float = 0.7) -> None:
     """Writes the files of a finished run that a comparison reads."""
     request.run.mkdir(parents=True)
-    stated: dict[str, Any] = {"private": False}
-    if request.settings.noise_multiplier is not None:
-        manifest = read_manifest(request.batches)
-        stated = privacy.plan_statement(
-            manifest.plan,
-            noise_multiplier=request.settings.noise_multiplier,
-            l2_norm_clip=request.settings.l2_norm_clip,
-            delta=request.settings.target_delta,
-            **privacy.unit_of(manifest.dataset, manifest.plan),
-        ).to_json()
+    manifest, settings = read_manifest(request.batches), request.settings
+    record = RunRecord(
+        method=settings.method,
+        method_settings=dict(settings.method_settings),
+        num_steps_executed=manifest.plan.num_steps,
+        complete=True,
+        noise_multiplier=settings.noise_multiplier,
+        l2_norm_clip=settings.l2_norm_clip,
+        clip_quantile=settings.clip_quantile,
+        expected_batch_size=manifest.plan.expected_batch_size,
+        target_delta=settings.target_delta,
+        manifest_fingerprint=manifest.fingerprint,
+        batches_id=manifest.batches_id,
+        optimizer=settings.describe_optimizer(),
+        model={},
+        versions={},
+    )
     told = {"examples": "held-out", "num_examples": 300, "uncertainty": None}
     for name, fields in (
         (METRICS_NAME, {"auc": auc, "log_loss": 0.5, "aggregates": {}, **told}),
-        (PRIVACY_NAME, stated),
-        (RECORD_NAME, {"complete": True}),
+        (MANIFEST_NAME, manifest.to_json()),
+        (RECORD_NAME, record.to_json()),
     ):
         (request.run / name).write_bytes(pretty_json(fields))
 

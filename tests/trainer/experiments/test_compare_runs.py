@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import shutil
 import sys
@@ -69,6 +70,22 @@ def test_a_finished_run_is_not_made_again(
     assert runs.run(_trial()) == first
     record, _ = read_run(runs.request(_trial()).run)
     assert record.noise_multiplier == 0.9
+
+
+def test_the_epsilon_of_a_run_is_that_of_its_record(finished: Any) -> None:
+    """Seen to fail: it was what ``privacy.json`` said, which is public."""
+    runs, first, _ = finished
+    run = runs.request(_trial()).run
+    record, stated = run / "run_record.json", run / "privacy.json"
+    before = record.read_text(), stated.read_text()
+    stated.write_text('{"epsilon": 0.01}')
+    assert runs.run(_trial()) == first
+    assert first["privacy"]["epsilon"] == json.loads(before[1])["epsilon"]
+    record.write_text(before[0].replace("0.9", "9.0"))
+    with pytest.raises(InputError, match="they were edited"):
+        runs.run(_trial())
+    record.write_text(before[0])
+    stated.write_text(before[1])
 
 
 def test_a_run_of_other_settings_is_refused(finished: Any) -> None:

@@ -13,6 +13,7 @@ Formal guarantees:
     table, and a key of their own.
   - A finished run is used only if it was made with the settings and folders of the
     trial and with the current code of the user.
+  - What is stated of a run is computed from its record, as by ``dpsgd account``.
   - A budget of the rows says that no epsilon covers the runs, before the first one.
 
 Public: what the runs publish.
@@ -48,7 +49,7 @@ from pipelines.inputs.parquet_blocks import (
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run import origin
-from trainer.core.run.run_record import METRICS_NAME, PRIVACY_NAME
+from trainer.core.run.run_record import METRICS_NAME
 from trainer.experiments.comparison.case import Trial
 from trainer.model.evaluation import check_files
 from trainer.model.metrics import METRICS, name_of
@@ -56,6 +57,7 @@ from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
 from trainer.report.metrics_files import read_metrics
 from trainer.run import budget as budgets
+from trainer.run import privacy
 from trainer.run.preflight import (
     Request,
     check_files_of,
@@ -162,12 +164,16 @@ class Runs:
         return request if is_unfinished(request) else None
 
     def result(self, trial: Trial) -> dict[str, Any]:
-        """Returns the published "metrics" and "privacy" of a finished run."""
-        run, remedy = self.request(trial).run, "Restore it, or train again."
-        return {
-            "metrics": read_metrics(run / METRICS_NAME),
-            "privacy": read_json(run / PRIVACY_NAME, remedy=remedy),
-        }
+        """Returns the "metrics" of a finished run, and the "privacy" of its record.
+
+        Raises:
+          InputError: a file is missing or was edited.
+        """
+        run = self.request(trial).run
+        record, manifest, _ = privacy.read(run, self._experiment.noise_key_file)
+        large = trial.settings.allow_large_delta
+        _, said = privacy.stated(run, record, manifest, allow_large_delta=large)
+        return {"metrics": read_metrics(run / METRICS_NAME), "privacy": said}
 
     def request(self, trial: Trial) -> Request:
         """Returns the request of a trial to the trainer.
