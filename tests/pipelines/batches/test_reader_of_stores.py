@@ -20,7 +20,7 @@ from pipelines.core.batches import ranges
 from pipelines.core.batches.share import ALL, Share
 from tests.pipelines.batches.test_reader import files_of, held
 
-SHARES = [ALL, Share(0, 2), Share(1, 2)]
+SHARES = [ALL, Share(1, 2)]
 
 
 @pytest.fixture
