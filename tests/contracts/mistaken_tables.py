@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import pathlib
 import shutil
 
@@ -44,16 +43,9 @@ def _write_tables(root: pathlib.Path) -> None:
         "twice": "age,age,churned\n1,2,no\n",
         "empty": "",
         "word": f"{HEAD}{ROWS}60,old,pro,2023-01-01,no\n",
-        "maybe": f"{HEAD}{ROWS}60,3,pro,2023-01-01,maybe\n",
-        "unlabelled": f"{HEAD}{ROWS}60,3,pro,2023-01-01,\n",
-        "dates": f"{HEAD}{ROWS}60,3,pro,31.12.2023,no\n",
-        "short": f"{HEAD}{ROWS}60,3\n",
     }
     for name, text in texts.items():
         (root / f"{name}.csv").write_text(text)
-    last = "60,3,caf\xe9,2023-01-01,no\n"
-    (root / "latin.csv").write_bytes(f"{HEAD}{ROWS}{last}".encode("latin-1"))
-    (root / "cut.csv.gz").write_bytes(gzip.compress((HEAD + ROWS * 50).encode())[:200])
     (root / "mixed").mkdir()
     for name in ("fake.parquet", "churn.xlsx", "mixed/a.csv"):
         shutil.copy(root / "churn.csv", root / name)
@@ -69,19 +61,8 @@ def _write_schemas(root: pathlib.Path) -> None:
     base = f"version = 1\n{LABEL}"
     schemas = {
         "good": GOOD,
-        "unquoted": GOOD.replace('"numeric"', "numeric"),
-        "no-version": GOOD.replace("version = 1\n", ""),
-        "no-label": f"version = 1\n{AGE}",
-        "unchosen": base + AGE.replace("numeric", "choose"),
-        "kind": base + AGE.replace("numeric", "number"),
-        "field": f"{base}{AGE}rnage = [0, 100]\n",
         "renamed": base + AGE.replace("age", "agee"),
         "no-user": f'{GOOD}[split]\nby = "hash"\ncolumn = "user"\n',
-        "one-class": GOOD.replace('["no", "yes"]', '["no"]'),
-        "no-range": f'version = 1\n{AGE}[columns.id]\nkind = "label"\n'
-        'task = "regression"\n',
-        "shares": f"{GOOD}[split]\nshares = [80, 20]\n",
-        "time": f'{GOOD}[split]\nby = "time"\ncolumn = "joined"\n',
         "text": f'{base}[columns.plan]\nkind = "numeric"\n',
         "list": f'{base}[columns.tags]\nkind = "category"\n',
         "strict": f'{base}{AGE}missing = "refuse"\n',

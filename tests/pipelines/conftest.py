@@ -40,6 +40,7 @@ from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.pipelines.memory_stores import STORES
+from tests.warm_processes import warm_python
 
 
 def write_table(path: pathlib.Path, first: int, count: int, row_group: int) -> None:
@@ -262,12 +263,13 @@ def readme_folder(
     """Where all blocks that need no extra have run, in order.  Not to be changed."""
     folder = tmp_path_factory.mktemp("readme")
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = f'dpsgd() {{ "{sys.executable}" -m dpsgd "$@"; }}\n'
+    python = os.fspath(warm_python())
+    command = f'dpsgd() {{ "{python}" -m dpsgd "$@"; }}\n'
     for language, text, extra in readme_blocks:
         if extra is None:
             shell = ["bash", "-euc", command + text]
             result = subprocess.run(
-                shell if language == "sh" else [sys.executable, "-c", text],
+                shell if language == "sh" else [python, "-c", text],
                 cwd=folder,
                 env=environment,
                 capture_output=True,

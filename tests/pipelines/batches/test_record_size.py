@@ -84,7 +84,7 @@ def test_the_bound_is_that_of_protocol_buffers() -> None:
     size=st.integers(1, 300),
     step=st.integers(0, 2**62),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_record_is_longer_than_its_bound_and_few_bytes_shorter(
     columns: list[Column], size: int, step: int
 ) -> None:

@@ -28,7 +28,7 @@ from tests.pipelines.waiting_job import waiting_job
 
 @pytest.fixture
 def started(
-    root: pathlib.Path, tmp_path: pathlib.Path
+    root: pathlib.Path, tmp_path: pathlib.Path, warm_starts: None
 ) -> Iterator[tuple[list[str], pathlib.Path, subprocess.Popen[str]]]:
     """A job of twenty blocks, once it has written its first spill file."""
     write_table(tmp_path / "rows.parquet", 0, 2000, 100)

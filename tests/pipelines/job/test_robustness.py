@@ -158,7 +158,11 @@ _TWO_PASSES = FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)
 @pytest.mark.parametrize(
     ("sampler", "fan_in"),
     [
-        *[(sampler, ONE_BY_ONE) for sampler in SAMPLERS],
+        # Shuffles that are repeated are made as those that are fresh.
+        ("poisson", ONE_BY_ONE),
+        ("truncated-poisson", ONE_BY_ONE),
+        ("balls-and-bins", ONE_BY_ONE),
+        ("dynamic-shuffle", ONE_BY_ONE),
         ("truncated-poisson", None),  # by value
         ("dynamic-shuffle", _TWO_PASSES),
     ],
@@ -504,13 +508,13 @@ def test_a_fault_is_one_line_without_rows_and_the_job_goes_on(
     message: str,
 ) -> None:
     source, out = tmp_path / "a.parquet", tmp_path / "o"
-    table = pa.table({"id": np.full(2000, CANARY)})
+    table = pa.table({"id": np.full(1000, CANARY)})
     pq.write_table(
-        table, source, row_group_size=400, use_dictionary=False, write_statistics=False
+        table, source, row_group_size=500, use_dictionary=False, write_statistics=False
     )
     sound = source.read_bytes()
     options = ["--input", source, "--out", out, "--key-file", key_file]
-    options += ["--batch-size=100", "--epochs=1", "--sampler=poisson"]
+    options += ["--batch-size=250", "--epochs=1", "--sampler=poisson"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, name, fault)
         code, *_ = ran = command("batches", *options)

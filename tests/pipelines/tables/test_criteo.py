@@ -205,7 +205,7 @@ odd_lines = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.one_of(lines_of(good_integers), lines_of(integers), odd_lines), min_size=1

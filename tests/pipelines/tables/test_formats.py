@@ -340,7 +340,7 @@ def both(arrow: pa.Table, rows: list[list[str]], schema: Schema) -> tuple[Any, A
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -478,6 +478,10 @@ def test_a_file_of_another_preparation_of_a_bounded_table_is_refused(
         (links / f"{size}.parquet").symlink_to(part)
         assert list_blocks(str(links / f"{size}.parquet")).bounded is not None
     _refused(links, "to be one folder of rows of users")
+    every = str(tmp_path / "by-*" / "train" / "*.parquet")
+    for read in (list_blocks, lambda path: prepare(path, tmp_path / "x", options)):
+        with pytest.raises(InputError, match="to be one folder of rows of users"):
+            read(every)
     both = tmp_path / "by-100" / "train"
     shutil.copy(part, both / "part-00001.parquet")
     with pytest.raises(InputError, match="may have more rows than"):
@@ -535,27 +539,6 @@ def test_prepare_keeps_the_note_of_text(tmp_path: pathlib.Path) -> None:
     by_fraction = dataclasses.replace(options.schema, split=Split())
     with pytest.raises(InputError, match="whose users are bounded: where a split"):
         prepare(str(tmp_path / "out"), tmp_path / "x", TableOptions(schema=by_fraction))
-
-
-def test_tables_prepared_of_one_bounded_table_are_refused_together(
-    tmp_path: pathlib.Path,
-) -> None:
-    """They have one note, and may have the same rows in other row groups."""
-    rows = pa.table({"user": USERS, "row": np.arange(ROWS), "y": USERS % 2})
-    pq.write_table(rows, tmp_path / "a.parquet")
-    most = dataclasses.replace(SETTINGS, num_examples=10 * ROWS)
-    bound(str(tmp_path / "a.parquet"), tmp_path / "out", most)
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    schema = Schema.read(tmp_path / "schema.toml")
-    for size in (100, 200):
-        options = TableOptions(schema=schema, row_group_rows=size)
-        prepare(str(tmp_path / "out"), tmp_path / f"by-{size}", options)
-        assert list_blocks(str(tmp_path / f"by-{size}" / "train")).bounded is not None
-    both = str(tmp_path / "by-*" / "train" / "*.parquet")
-    with pytest.raises(InputError, match="to be one folder of rows of users"):
-        list_blocks(both)
-    with pytest.raises(InputError, match="to be one folder of rows of users"):
-        prepare(both, tmp_path / "x", options)
 
 
 @pytest.mark.parametrize("pattern", ["", "a.csv", "*.csv"])
