@@ -132,24 +132,9 @@ def flip_a_byte(folder: pathlib.Path) -> None:
     path.write_bytes(data)
 
 
-def other_batches(folder: pathlib.Path) -> None:
-    shutil.rmtree(folder / "batches")
-    succeed(
-        folder, "batches", "--input=data/train", "--out=batches", "--batch-size=100",
-        "--epochs=2", "--physical-batch-size=64", *BUDGET,
-    )  # fmt: skip
-
-
-def fewer_steps(text: str) -> str:
-    fields = json.loads(text)
-    fields["steps_executed"] = 31
-    return json.dumps(fields)
-
-
 @pytest.mark.parametrize(
     ("fault", "command"),
     [
-        (flip_a_byte, ("verify", "batches")),
         (flip_a_byte, (*TRAIN, "--out=again")),
         (edit("batches/manifest.json", lambda t: t.replace(": 100", ": 99")),
          (*TRAIN, "--out=again")),
@@ -157,7 +142,6 @@ def fewer_steps(text: str) -> str:
          ("account", "run")),
         (edit("run/run_record.json", lambda t: t.replace("0.", "9.", 1)),
          ("account", "run")),
-        (edit("run/run_record.json", fewer_steps), ("account", "run")),
     ],
 )  # fmt: skip
 def test_the_chain_refuses_to_lie(
@@ -167,12 +151,6 @@ def test_the_chain_refuses_to_lie(
 ) -> None:
     fault(copy)
     refuse(copy, *command)
-
-
-def test_a_run_does_not_continue_on_other_batches(copy: pathlib.Path) -> None:
-    """Same plan, other key: the manifest differs in the commitment alone."""
-    other_batches(copy)
-    refuse(copy, *TRAIN, "--out=run")
 
 
 def test_nothing_public_holds_a_key_or_a_count_of_real_rows(

@@ -31,6 +31,7 @@ def one_weight(manifest: Any) -> Any:
     return keras.Model(values, keras.layers.Dense(1)(values[:, None]))
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_it_takes_steps_of_the_plan_reads_no_row_and_leaves_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,6 +42,7 @@ def test_it_takes_steps_of_the_plan_reads_no_row_and_leaves_nothing(
     pq.write_table(pa.table(columns), folder / "rows.parquet")
     _without_values(folder / "rows.parquet")
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(rehearsal, "_STEPS", 6)
     training = train_request(
         ["--epsilon=3", "--delta=1e-5", f"--model={__name__}:one_weight"],
         batches=".",

@@ -55,16 +55,6 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
         train(request)  # which is not replaced
 
 
-def test_the_target_is_met_by_the_noise_that_is_recorded(
-    lean_results: None, request_for: Any
-) -> None:
-    settings = private_settings(noise_multiplier=None, target_epsilon=2.0)
-    request = request_for(settings=settings)
-    summary = train(request)
-    assert summary.statement is not None
-    assert 1.9 < summary.statement["epsilon"] <= 2.0
-
-
 def test_a_run_without_delta_says_how_to_get_a_statement(
     lean_results: None, request_for: Any
 ) -> None:

@@ -49,10 +49,9 @@ def test_a_run_of_random_views_and_dropout_goes_on_with_the_same_bits(
     request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:
     settings = private_settings(**RANDOM)
-    summary = train(request_for("whole", run_id=ONE_ID, settings=settings))
-    request = request_for(
-        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
-    )
+    given = {"run_id": ONE_ID, "settings": settings, "held_out": None}
+    summary = train(request_for("whole", **given))
+    request = request_for("broken", checkpoint_every=3, **given)
     crash(request, 5)
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "broken")
