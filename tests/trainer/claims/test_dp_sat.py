@@ -67,8 +67,7 @@ def _train_in_numpy(rows: Any, radius: float) -> list[np.ndarray]:
     return _weights(model)
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
-@pytest.mark.parametrize("radius", [0.0, RHO])
+@pytest.mark.parametrize(("radius", "num_parts"), [(0.0, 1), (RHO, 3)])
 def test_it_is_the_algorithm_whatever_the_physical_batches(
     radius: float, num_parts: int, rows: Any
 ) -> None:

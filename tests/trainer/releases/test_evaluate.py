@@ -453,8 +453,10 @@ def test_a_prediction_that_is_not_finite_refuses_nothing(
 def test_a_budget_reserves_one_evaluation_of_each_run(
     root: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    manifest = batch_folder.read_manifest(root / "batches-run-a")
-    reserved = Budget.reserve(manifest, TABLE, num_runs=2, epsilon=2.0, delta=DELTA)
+    reserved = Budget(
+        table=TABLE, plan=batch_folder.read_manifest(root / "batches-run-a").plan,
+        unit={}, num_runs=2, epsilon=2.0, delta=DELTA, noise_multiplier=9.0,
+    )  # fmt: skip
     file = tmp_path / "table.budget"
     budget.create(file, reserved)
     noise = {"noise_multiplier": reserved.noise_multiplier, "target_delta": DELTA}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -20,7 +21,6 @@ from scipy import stats
 from accounting.claims.selection.best_of import epsilon_of_best
 from accounting.claims.selection.number_of_runs import NumberOfRuns, as_good_as
 from accounting.composition import parts
-from accounting.core import accountant
 from accounting.core.validation import InputError
 from accounting.planning.tuning import Tuning
 from pipelines.inputs.source_table import keep_table
@@ -73,19 +73,16 @@ def _price_of(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def noise_is_searched_once() -> Iterator[None]:
-    """Of runs: it is a function of what is asked, for which most searches here ask."""
-    found: dict[Any, Any] = {}
-    find = Tuning.for_epsilon
+def noise_is_known() -> Iterator[None]:
+    """Of the runs of ``EPSILON``; the tests of ``Tuning`` search for noise."""
 
-    def once(self: Tuning, *asked: Any) -> Any:
-        key = self, asked[:2]
-        if key not in found:
-            found[key] = find(self, *asked)
-        return found[key]
+    def price(self: Tuning, mode: str, epsilon: float, *_: Any) -> Any:
+        found = self.at_noise(mode, 0.64631)
+        assert 0.999 * epsilon < found.epsilon <= epsilon == EPSILON
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tuning, "for_epsilon", once)
+        patch.setattr(Tuning, "for_epsilon", functools.cache(price))
         yield
 
 
@@ -396,11 +393,9 @@ def test_a_search_is_charged_before_its_first_run_and_names_its_winner(
     for part in ("train", "val"):
         shutil.copytree(root / part, rows / part)
         keep_table(rows / part, dataclasses.replace(TABLE, part=part))
-    plan = BATCHES.plan(200)
-    noise = accountant.noise_multiplier(plan, epsilon=EPSILON, delta=DELTA).guarantee
     reserved = Budget(
-        table=TABLE, plan=plan, unit={}, num_runs=1, epsilon=EPSILON, delta=DELTA,
-        noise_multiplier=noise,
+        table=TABLE, plan=BATCHES.plan(200), unit={}, num_runs=1, epsilon=EPSILON,
+        delta=DELTA, noise_multiplier=9.0,
     )  # fmt: skip
     budget.create(file, reserved)
     monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
