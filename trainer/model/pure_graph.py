@@ -11,6 +11,7 @@ Formal guarantees:
     in the graph writes, what is read is constant while the graph runs.
   - It finds operations that call Python or use files, which TensorFlow may take for
     stateless: a file may be another one in the next step, or when a step is repeated.
+    So it does those that wait for other calls, whose rows they take together.
   - An assertion is no finding: it writes nothing.  It ends the run, as a division of
     integers by zero does.
 
@@ -38,10 +39,12 @@ TABLE_READS = frozenset(("LookupTableFindV2", "LookupTableSizeV2"))
 #: Operations that end a run, and write nothing.
 ASSERTIONS = frozenset(("Assert", "CheckNumerics"))
 
-#: Operations that call Python or use files, some of which TensorFlow calls stateless.
+#: Operations that call Python, use files, run a graph in a text, or wait for other
+#: calls, some of which TensorFlow calls stateless.
 OUTSIDE = frozenset(
     ("EagerPyFunc", "PyFunc", "PyFuncStateless", "MatchingFiles", "ReadFile",
-     "DebugIdentity", "DebugNanCount", "DebugNumericSummary")
+     "DebugIdentity", "DebugNanCount", "DebugNumericSummary", "DecodeProtoV2",
+     "EncodeProto", "DatasetFromGraph", "BatchFunction")
 )  # fmt: skip
 
 #: Operations that call functions, which are examined themselves.
@@ -63,9 +66,14 @@ _REASONS = (
     ),
     (("Print", "Summary"), "writes values of examples to a log", "Remove it."),
     (
-        ("File", "Debug"),
+        ("File", "Debug", "Proto"),
         "uses a file, which may differ when a step is repeated",
         "Read it before, into a constant.",
+    ),
+    (
+        ("BatchFunction",),
+        "waits for other examples, which its function gets together",
+        "Call the function itself.",
     ),
 )
 _WRITES = (

@@ -85,6 +85,31 @@ IMPURE: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: tf.raw_ops.DebugIdentity(input=x, debug_urls=["file:///tmp/x"]),
         "uses a file",
     ),
+    "a file that describes messages": (
+        lambda x: (
+            tf.io.decode_proto(
+                "", "m", ["x"], [tf.float32], descriptor_source="m.pb"
+            ).values[0]
+            + x
+        ),
+        "uses a file",
+    ),
+    "a graph in a text": (
+        lambda x: (
+            tf.cast(
+                tf.raw_ops.DatasetCardinality(
+                    input_dataset=tf.raw_ops.DatasetFromGraph(graph_def="")
+                ),
+                x.dtype,
+            )
+            + x
+        ),
+        "without noise",
+    ),
+    "a function that waits for other examples": (
+        tf.nondifferentiable_batch_function(1, 64, 1000)(lambda x: tf.cumsum(x, 0)),
+        "other examples",
+    ),
     "an assignment in a branch": (_in_a_branch, "without noise"),
     "an assignment in a loop": (_in_a_loop, "without noise"),
     "an assignment in an inner function": (_in_a_function, "without noise"),
