@@ -70,17 +70,6 @@ def test_balls_and_bins_has_the_same_bounds_under_add_or_remove(bound):
     assert default is other
 
 
-def test_poisson_agrees_with_dp_accounting_under_add_or_remove(small_plan):
-    plan = small_plan("poisson")
-    found = accountant.epsilon(plan, noise_multiplier=1.0, delta=1e-5, **ADD_OR_REMOVE)
-    theirs = pld_privacy_accountant.PLDAccountant(
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
-    gaussian = dp_accounting.GaussianDpEvent(1.0)
-    theirs.compose(dp_accounting.PoissonSampledDpEvent(0.01, gaussian), 200)
-    assert found.upper == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
-
-
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - OF_ANY_NUMBER))
 def test_add_or_remove_is_refused_with_a_reason(small_plan, sampler, entry):

@@ -63,14 +63,9 @@ def test_degenerate_ends():
     assert calibration.largest_insufficient_noise(lambda _: -1.0, 1.0) == 0.0
 
 
-def test_lower_epsilon_refutes():
-    found = calibration.lower_epsilon(lambda e: math.exp(-e), 20.0, 1e-5)
-    assert math.exp(-found) > 1e-5
-    assert found == pytest.approx(math.log(1e5), rel=2e-5)
-
-
-def test_lower_epsilon_refutes_without_an_upper_bound():
-    found = calibration.lower_epsilon(lambda e: math.exp(-e), math.inf, 1e-5)
-    assert math.exp(-found) > 1e-5
-    assert found == pytest.approx(math.log(1e5), rel=2e-5)
+def test_lower_epsilon_refutes_with_and_without_an_upper_bound():
+    for upper in (20.0, math.inf):
+        found = calibration.lower_epsilon(lambda e: math.exp(-e), upper, 1e-5)
+        assert math.exp(-found) > 1e-5
+        assert found == pytest.approx(math.log(1e5), rel=2e-5)
     assert calibration.lower_epsilon(lambda _: 1.0, math.inf, 1e-5) == math.inf

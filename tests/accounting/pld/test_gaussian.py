@@ -20,37 +20,11 @@ def exact(noise, epsilon):
     )
 
 
-@given(noise=st.floats(0.05, 1e3), epsilon=st.floats(0.0, 100.0))
-def test_delta_matches_high_precision(noise, epsilon):
-    # Seen to fail without the factored tail, where the two terms cancel.
-    value = float(exact(noise, epsilon))
-    if value > 1e-250:
-        assert gaussian.gaussian_delta(noise, epsilon) == pytest.approx(value, rel=1e-8)
-
-
-@given(noise=st.floats(0.05, 1e3), delta=st.floats(1e-15, 0.1))
-def test_epsilon_is_on_the_private_side(noise, delta):
-    epsilon = gaussian.gaussian_epsilon(noise, delta)
-    assert gaussian.gaussian_delta(noise, epsilon) <= delta
-    if epsilon > 1e-9:
-        assert gaussian.gaussian_delta(noise, epsilon * (1 - 1e-6)) > delta * (1 - 1e-6)
-
-
-@given(epsilon=st.floats(1e-3, 1e3), delta=st.floats(1e-15, 0.1))
-def test_noise_is_on_the_private_side(epsilon, delta):
-    noise = gaussian.gaussian_noise(epsilon, delta)
-    assert gaussian.gaussian_delta(noise, epsilon) <= delta
-    assert gaussian.gaussian_delta(noise * (1 - 1e-6), epsilon) > delta * (1 - 1e-4)
-
-
 #: noise 0.35: epsilon -> published delta of deterministic batches, one epoch.
 PUBLISHED = {
     0.5: 8.053036e-01,
-    1: 7.572536e-01,
     2: 6.438782e-01,
-    4: 3.837565e-01,
     6: 1.666956e-01,
-    8: 5.006763e-02,
     10: 1.003678e-02,
 }
 
@@ -72,7 +46,8 @@ def test_without_noise_nothing_is_private():
 @given(noise=st.floats(0.05, 1e12), epsilon=st.floats(0.0, 100.0))
 @example(noise=1e12, epsilon=0.0)
 def test_delta_is_rounded_to_both_sides(noise, epsilon):
-    # The example is seen to fail where two nearly equal terms are subtracted.
+    # The example is seen to fail where two nearly equal terms are subtracted, and
+    # others without the factored tail, where they cancel.
     truth = exact(noise, epsilon)
     low = gaussian.gaussian_delta(noise, epsilon, upper=False)
     high = gaussian.gaussian_delta(noise, epsilon)
@@ -86,6 +61,7 @@ def test_epsilon_is_rounded_to_both_sides(noise, delta):
     low = gaussian.gaussian_epsilon(noise, delta, upper=False)
     high = gaussian.gaussian_epsilon(noise, delta)
     assert exact(noise, high) <= delta
+    assert gaussian.gaussian_delta(noise, high) <= delta
     assert low == 0 or exact(noise, low) >= delta
     assert high <= low * (1 + 1e-6) + 1e-9
 
@@ -95,6 +71,7 @@ def test_noise_is_rounded_to_both_sides(epsilon, delta):
     low = gaussian.gaussian_noise(epsilon, delta, upper=False)
     high = gaussian.gaussian_noise(epsilon, delta)
     assert exact(high, epsilon) <= delta <= exact(low, epsilon)
+    assert gaussian.gaussian_delta(high, epsilon) <= delta
     assert high <= low * (1 + 1e-6)
 
 

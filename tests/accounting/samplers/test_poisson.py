@@ -29,8 +29,6 @@ NOISE_BY_EPSILON = {
     10: (0.4323, 0.4753),
     32: (0.2924, 0.3390),
 }
-#: Epochs -> noise for batches of 65,536.
-NOISE_BY_EPOCHS = {2: 0.5615, 4: 0.5786, 10: 0.6075}
 
 
 def check_least_noise(plan, epsilon, low, high):
@@ -72,12 +70,6 @@ def test_one_published_value_is_refuted_by_our_bounds(criteo_plan):
     assert answer.lower >= 0.98 * DELTA
 
 
-@pytest.mark.parametrize("epochs", NOISE_BY_EPOCHS)
-def test_published_noise_by_epochs(criteo_plan, epochs):
-    plan, expected = criteo_plan("poisson", num_epochs=epochs), NOISE_BY_EPOCHS[epochs]
-    check_least_noise(plan, 5.0, 0.999 * expected, 1.001 * expected)
-
-
 #: noise 0.35, T = 1000, q = 1/1000: epsilon -> dp_accounting's pessimistic and
 #: optimistic delta at a spacing of 1e-3.
 EXAMPLE = {
@@ -115,12 +107,11 @@ def test_published_epsilon(noise, size, steps, delta, published):
     assert answer.upper <= answer.lower * 1.001
 
 
-@pytest.mark.parametrize(
-    ("noise", "rate", "steps"), [(0.6, 0.05, 50), (1.0, 0.01, 1000), (5.0, 0.5, 10)]
-)
-def test_agrees_with_dp_accounting(noise, rate, steps):
+def test_agrees_with_dp_accounting():
+    """At a large rate; test_directions has a small one."""
     from dp_accounting.pld import privacy_loss_distribution
 
+    noise, rate, steps = 5.0, 0.5, 10
     plan = make_plan("poisson", 1000, round(1000 * rate), steps)
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=5e-4
@@ -177,18 +168,6 @@ def test_raw_bounds_meet_within_their_errors(steps):
         upper = poisson.OF_EXAMPLE.delta(plan, 0.8, epsilon).guarantee
         lower = poisson.OF_EXAMPLE.lower_delta(plan, 0.8, epsilon)
         assert upper * 0.995 <= lower <= upper
-
-
-def test_more_of_anything_costs_more():
-    def epsilon(noise=1.0, size=100, steps=300, delta=1e-6):
-        plan = make_plan("poisson", 10_000, size, steps)
-        return accountant.epsilon(plan, noise_multiplier=noise, delta=delta).upper
-
-    base = epsilon()
-    assert epsilon(noise=0.99) > base
-    assert epsilon(size=101) > base
-    assert epsilon(steps=303) > base
-    assert epsilon(delta=0.99e-6) > base
 
 
 @pytest.mark.filterwarnings("error")
