@@ -10,8 +10,8 @@ Formal guarantees:
     of such fields.  The private folder only tells whether the record was verified.
   - The privacy unit is the one that the batches record; without a note of `dpsgd bound`
     it is a row.
-  - With the noise key an edited run is refused; without it the report says that the
-    record was not verified.
+  - With the noise key an edited run is refused, and edited metrics of ``evaluate``;
+    without it the report says that the record was not verified.
   - Epsilon is computed from record and manifest, as by ``dpsgd account``.
   - Curves and metrics are taken only from files that say they are of held-out examples.
   - An audit of another run is refused.
@@ -40,7 +40,7 @@ from trainer.html_report import attachments, commands
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.model.target import target_of
 from trainer.report.fitness import warnings
-from trainer.report.metrics_files import read_curve, read_metrics
+from trainer.report.metrics_files import check_written, read_curve, read_metrics
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
@@ -85,7 +85,7 @@ def collect(
         "plan": _plan(plan),
         "batches": _batches(manifest),
         "training": _training(record),
-        "evaluation": _evaluation(run, record),
+        "evaluation": _evaluation(run, record, verified, noise_key_file),
         "audit": audit and attachments.read_audit(audit, record, manifest),
         "budget": budget and attachments.read_budget(budget, run),
         "fits": fits and attachments.read_fits(fits, run),
@@ -230,7 +230,12 @@ def _training(record: RunRecord) -> dict[str, Any]:
     return {**fields, **settings}
 
 
-def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
+def _evaluation(
+    run: pathlib.Path,
+    record: RunRecord,
+    verified: bool,
+    noise_key_file: pathlib.Path | None,
+) -> dict[str, Any] | None:
     """Returns metrics, curves and averages; None if the run was not evaluated.
 
     "by_fit" says whether `fit` of ``make_private`` measured them, and "step" is the
@@ -239,6 +244,8 @@ def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
     if not (run / METRICS_NAME).exists():
         return None
     metrics, curve = read_metrics(run / METRICS_NAME), run / CURVE_NAME
+    if verified and "evaluation" in metrics:
+        check_written(run, run_record.read_noise_key(run, noise_key_file))
     names = _in_order(metric_names(metrics))
     points = read_curve(curve, names) if curve.exists() else []
     guess = metrics.get("guessing")

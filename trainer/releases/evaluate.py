@@ -42,9 +42,8 @@ from accounting.core.versioned_json import header
 from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
-from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.json_files import read_json
 from pipelines.files.locks import locked
-from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import table_of
 from trainer.core.run import run_record
@@ -59,6 +58,7 @@ from trainer.releases.estimates import Count, Estimates
 from trainer.releases.held_out_sums import KeptRows
 from trainer.releases.price import Price, kept_rows, least_rows
 from trainer.releases.release import NoisySum, release
+from trainer.report.metrics_files import write_private
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run import privacy
@@ -86,6 +86,7 @@ class EvaluateRequest:
       has_range: Whether the labels of a regression have a public range.
       budget: Budget of several runs, in which it is charged; None for none.
       part: Part of the budget's table that the rows are; empty without a budget.
+      noise_key_file: File of the run's noise key; in the run if None.
     """
 
     held_out: HeldOut
@@ -96,6 +97,7 @@ class EvaluateRequest:
     has_range: bool
     budget: pathlib.Path | None
     part: str = ""
+    noise_key_file: str | os.PathLike[str] | None = None
 
 
 def check(
@@ -161,6 +163,7 @@ def check(
         has_range=has_range(manifest),
         budget=None if budget is None else pathlib.Path(budget),
         part=part,
+        noise_key_file=noise_key_file,
     )
 
 
@@ -287,7 +290,8 @@ def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, 
         if request.budget is not None:
             run_id = run_record.read_or_create_run_id(run)
             budgets.charge_evaluation(request.budget, run_id=run_id, part=request.part)
-        write_atomically(run / METRICS_NAME, pretty_json(metrics))
+        key = run_record.read_noise_key(run, request.noise_key_file)
+        write_private(run, metrics, key)
     return metrics
 
 

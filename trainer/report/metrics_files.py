@@ -4,18 +4,26 @@ Formal guarantees:
   - What is returned has the fields and types that a run writes.
   - The epsilon of a private evaluation is that of its noise, or more.
   - Numbers of other than held-out examples are refused: they are not private.
+  - ``check_written`` refuses private metrics that differ in one byte from what
+    ``write_private`` wrote, their claim included, unless the editor knows the key.
 
-Public: everything here.
+Public: everything here but the noise key.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import pathlib
 from collections.abc import Collection
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.files.json_files import read_json
+from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.core.keys import derive
+from pipelines.files.json_files import pretty_json, read_json, read_known
+from pipelines.files.storage import write_atomically
+from trainer.core.run.run_record import METRICS_NAME
 
 _HELD_OUT = "held-out"
 _WORDS = ("examples", "method")
@@ -24,6 +32,7 @@ _OF_EVALUATION = (
     "epsilon", "delta", "noise_multiplier", "largest_loss", "larger_losses"
 )  # fmt: skip
 _ROUNDING = 1e-9
+_RESTORE = "Restore it, or train again."
 
 
 def read_metrics(path: pathlib.Path) -> dict[str, Any]:
@@ -51,6 +60,34 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
     if not sound:
         raise _edited(path)
     return found
+
+
+def write_private(run: pathlib.Path, metrics: dict[str, Any], key: bytes) -> None:
+    """Writes the metrics of a private evaluation, and their authentication code.
+
+    Args:
+      run: Folder of the run.
+      metrics: JSON-serialisable.
+      key: Noise key of the run.  Sensitive.
+    """
+    data = pretty_json(metrics)
+    write_atomically(_mac_path(run), _mac(key, data), mode=0o600)
+    write_atomically(run / METRICS_NAME, data)
+
+
+def check_written(run: pathlib.Path, key: bytes) -> None:
+    """Refuses metrics that ``write_private`` has not written; arguments as there."""
+    path, mac = run / METRICS_NAME, read_known(_mac_path(run), remedy=_RESTORE)
+    if not hmac.compare_digest(mac, _mac(key, read_known(path))):
+        raise _edited(path)
+
+
+def _mac_path(run: pathlib.Path) -> pathlib.Path:
+    return run / PRIVATE_NAME / "metrics.mac"
+
+
+def _mac(key: bytes, data: bytes) -> bytes:
+    return derive(key, "metrics", hashlib.sha256(data).hexdigest()).hex().encode()
 
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +125,7 @@ def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    found = read_json(path, remedy="Restore it, or train again.")
+    found = read_json(path, remedy=_RESTORE)
     if not isinstance(found, dict):
         raise _edited(path)
     if found.get("examples") != _HELD_OUT:
@@ -101,8 +138,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 def _edited(path: pathlib.Path) -> InputError:
     return InputError(
-        f"Expected {path} to be as the run wrote it; it was edited. Restore it, or "
-        "train again."
+        f"Expected {path} to be as the run wrote it; it was edited. {_RESTORE}"
     )
 
 

@@ -13,10 +13,12 @@ import pytest
 import dpsgd
 from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json
+from pipelines.files.key_files import read_key_file
 from tests.trainer.html_report.conftest import of_colours
 from trainer.core.run.run_record import read_run
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
+from trainer.report.metrics_files import write_private
 from trainer.run.privacy import run_statement
 
 STATEMENT = {
@@ -129,10 +131,17 @@ def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
     run = make_run()
     assert "the evaluation set, and everything" in render(collect(run))
     edit(run / "metrics.json", **PRIVATE)
+    with pytest.raises(InputError, match=r"metrics\.mac to exist"):
+        collect(run)  # of metrics that `train --eval` wrote
+    metrics = json.loads((run / "metrics.json").read_bytes())
+    write_private(run, metrics, read_key_file(run / "private" / "noise.key"))
     found = render(collect(run))
     for words in ("These metrics are private.", "0.7900 to 0.8300", "0.1 to 0.2"):
         assert words in found
     assert "the evaluation set, and everything" not in found
+    edit(run / "metrics.json", evaluation={**PRIVATE["evaluation"], "claim": "(0.1)"})
+    with pytest.raises(InputError, match=r"metrics\.json to be as the run wrote it"):
+        collect(run)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from trainer.prediction import exported_model
 from trainer.prediction.predict import predict
 from trainer.releases import evaluate as private
 from trainer.releases.evaluate import evaluate
+from trainer.report import metrics_files
 from trainer.report.progress import Silent
 from trainer.run import budget
 from trainer.run.preflight import Request
@@ -174,10 +175,10 @@ def test_a_run_is_evaluated_once(
 def test_nothing_is_shown_before_it_is_on_disk(
     evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, run: pathlib.Path
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(private, "write_atomically", fail)
+    monkeypatch.setattr(metrics_files, "write_atomically", fail)
     with pytest.raises(OSError, match="full"):
         evaluated()
     assert not (run / "metrics.json").exists()
