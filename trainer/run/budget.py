@@ -31,6 +31,7 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json, read_json
@@ -92,7 +93,7 @@ def create(path: pathlib.Path, budget: Budget) -> None:
     """
     path = path.resolve()  # as in `_replace`
     # One lock for all budgets of a folder, and for its note: two are made at once.
-    with _alone(path, path.parent / released.NAME):
+    with _alone(path, released.alone(path.parent)):
         released.check_no_fit(path.parent, budget.table.sources)
         if path.exists():
             raise InputError(
@@ -307,7 +308,7 @@ def close(path: pathlib.Path) -> Budget:
 def _replace(path: pathlib.Path, change: Callable[[Budget], Budget]) -> Budget:
     """Replaces a budget by what ``change`` makes of it, while no other process does."""
     path = path.resolve()  # a link stays one: its place would have a budget of its own
-    with _alone(path, path):
+    with _alone(path, locked_beside(path)):
         before = read(path)
         after = change(before)
         if after != before:
@@ -320,10 +321,10 @@ def _write(path: pathlib.Path, budget: Budget) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: pathlib.Path, locked: pathlib.Path) -> Iterator[None]:
+def _alone(path: pathlib.Path, lock: AbstractContextManager[None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked_beside(locked))
+            stack.enter_context(lock)
         except OSError as error:
             raise InputError(
                 f"Expected budget={path} to be in a folder that can be written: "

@@ -25,11 +25,12 @@ Public: what fits spent, and their folders.  Sensitive: the file, as the digests
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from accounting.core import deltas
@@ -192,7 +193,7 @@ class Table:
           InputError: as `check_added`.
         """
         try:
-            with locked_beside(self.note):
+            with alone(self.folder):
                 # Also those of other notes: a page reads this one alone.
                 noted = {e.id: e for e in (*_noted(self.note), *self.fits())}
                 name = _id_of(out) or secrets.token_hex(16)
@@ -210,6 +211,25 @@ class Table:
     def is_noted(self, out: pathlib.Path) -> bool:
         """Whether the fit in a folder is among those of the table."""
         return _id_of(out) in {each.id for each in self.fits()}
+
+
+@contextlib.contextmanager
+def alone(folder: pathlib.Path) -> Iterator[None]:
+    """Locks the notes of a folder and of the current one, where budgets may be, too.
+
+    Args:
+      folder: Folder in which a fit is noted, or a budget made.
+
+    Raises:
+      InputError, OSError: as `locked_beside` of the first; where nobody can write the
+        second, nobody makes a budget.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked_beside(folder / NAME))
+        if pathlib.Path().resolve() != folder.resolve():
+            with contextlib.suppress(OSError):
+                stack.enter_context(locked_beside(NAME))
+        yield
 
 
 def _noted(note: pathlib.Path) -> list[Fit]:

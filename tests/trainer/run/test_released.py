@@ -239,12 +239,20 @@ def test_after_a_fit_no_budget_is_made(
     released.check_no_fit(table.folder, Table.of(str(folder / "data/b.csv")).sources)
 
 
+@pytest.mark.parametrize(
+    ("place", "here"), [("data", ""), ("here", "here"), ("place", "data")]
+)
 def test_of_budgets_and_fits_that_begin_at_once_one_is_refused(
-    folder: pathlib.Path, reserve: Any, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    here: str,
+    folder: pathlib.Path,
+    reserve: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seen: two budgets of one table, in files of other names, and a fit beside one."""
     table = Table.of(str(folder / "data/a.csv"))
-    paths = [table.folder / name for name in ("first", "second")]
+    monkeypatch.chdir(make(folder, here))
+    paths = [make(folder, place) / name for name in ("first", "second")]
     out, write = make(folder, "out"), budget._write
 
     def meanwhile(path: pathlib.Path, found: Budget) -> None:
