@@ -205,6 +205,8 @@ class Table:
                     data = pretty_json({**header(**_HEADER), "fits": fields})
                     write_atomically(self.note, data, mode=0o600)
         except OSError:
+            if not self.is_noted(out):
+                check_added(self.releases(), fit, accepted)
             return False
         return True
 

@@ -307,7 +307,7 @@ def test_what_no_epsilon_covers_stays_in_the_sum(folder: pathlib.Path) -> None:
     assert "but for 9 rows of out, which no epsilon covers" in claim
 
 
-def test_a_folder_without_access_is_not_noted_and_a_damaged_note_is_refused(
+def test_a_folder_without_access_is_read_but_not_noted_and_a_damaged_note_refused(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, out = Table.of(str(folder / "data/a.csv")), make(folder, "out")
@@ -318,6 +318,12 @@ def test_a_folder_without_access_is_not_noted_and_a_damaged_note_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr("pipelines.files.locks.os.open", refuse)
         assert not table.add(out, fit_of(table, out), accepted=None)
+    table.add(out, fit_of(table, out), accepted=None)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.files.locks.os.open", refuse)
+        assert not table.add(out, fit_of(table, out), accepted=None)  # it goes on
+        with pytest.raises(InputError, match="Expected nothing released"):
+            table.add(make(folder, "b"), fit_of(table, folder / "b"), accepted=None)
     header = {"format": "dpsgd-released", "version": 1}
     for fields in ({"fits": []}, {**header, "fits": [{}]}, {**header, "fits": [1]}):
         text = json.dumps(fields)
