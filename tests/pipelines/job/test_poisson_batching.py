@@ -121,7 +121,6 @@ def test_bytes_depend_on_the_key_and_not_on_threads_or_the_shuffle(
     monkeypatch.setattr(poisson_batching, "local_threads", lambda *_: 4)
     assert run("threads") == one
     engine = PipelineOptions(["--runner=BundleBasedDirectRunner"])
-    assert run("files", options=engine) == one
     assert run("by-value", options=engine, shuffle="engine") == one
     create_key_file(jobs.folder / "other.key")
     other = run("other", key_file=jobs.folder / "other.key")

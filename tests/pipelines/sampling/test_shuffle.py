@@ -83,9 +83,9 @@ def test_a_persistent_shuffle_keeps_its_order_and_a_dynamic_one_does_not() -> No
 
 @pytest.fixture(scope="module")
 def orders() -> list[tuple[int, ...]]:
-    """The order of 4 rows in 2 blocks under each of 4,000 keys."""
+    """The order of 4 rows in 2 blocks under each of 2,000 keys."""
     plan = plan_of("dynamic-shuffle", 4, 1, epochs=1)
-    return [tuple(all_steps(plan, seed, [1, 3])[0].tolist()) for seed in range(4_000)]
+    return [tuple(all_steps(plan, seed, [1, 3])[0].tolist()) for seed in range(2_000)]
 
 
 def p_uniform(orders: list[tuple[int, ...]]) -> float:
