@@ -135,8 +135,9 @@ def test_a_page_says_whether_epsilon_includes_a_search(make_run: Any) -> None:
     assert says in best
 
 
-@pytest.mark.parametrize("record", [{}, {"target_delta": None}, {"simulates": "it"}])
-@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize(
+    ("rows", "record"), [(0, {"target_delta": None}), (3, {}), (3, {"simulates": "it"})]
+)
 def test_no_page_has_backticks(
     rows: int, record: dict[str, Any], make_run: Any, audit_of: Any
 ) -> None:
