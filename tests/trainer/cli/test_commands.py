@@ -21,6 +21,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from tests.contracts.test_imports import FRAMEWORKS, loaded
 from tests.trainer.conftest import write_run_folder
+from tests.trainer.run.whole_runs import LINEAR
 from trainer.cli import account_body
 from trainer.cli.commands import _in_short, account, train_command
 from trainer.core.run.run_record import NOISE_KEY_NAME
@@ -336,7 +337,7 @@ def test_train_prints_metrics_first_and_the_statement_in_three_lines(
     clip = [] if "--method=non-private" in flags else ["--l2-norm-clip=1"]
     result = _call(
         train_command, f"--batches={small_batches.path}", f"--eval={held_out}",
-        "--out=my run", "--hidden=4", "--embedding-dim=2", *clip, *flags,
+        "--out=my run", f"--model={LINEAR}", *clip, *flags,
     )  # fmt: skip
     assert result.exception is None, result.output
     lines_printed = result.stdout.splitlines()
@@ -385,7 +386,7 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     arguments = [
         "dpsgd", "train", f"--batches={small_batches.path}", f"--eval={held_out}",
         f"--out={tmp_path / 'run'}", "--l2-norm-clip=1", "--noise-multiplier=1",
-        "--hidden=4", "--embedding-dim=2", "--checkpoint-every=1",
+        f"--model={LINEAR}", "--checkpoint-every=1",
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
     with monkeypatch.context() as patch:

@@ -11,21 +11,22 @@ import pytest
 import trainer.train
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
-from tests.trainer.run.whole_runs import private_settings
+from tests.trainer.flat_settings import train_settings
+from tests.trainer.run.whole_runs import LINEAR
 from trainer.papers.bias import measure_bias
 from trainer.papers.settings import BiasSettings
 from trainer.settings.bias_settings import COLUMNS
+from trainer.settings.train_settings import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
-RADII: dict[str, dict[str, Any]] = {
-    "dp-sgd": {},
-    "bam": {"bam_radius": 0.1},
-    "dp-sat": {"sat_radius": 0.1},
-}
+MEASURED: dict[str, dict[str, Any]] = {"dp-sgd": {}, "bam": {"bam_radius": 0.1}}
 
 
-MEASURED = ("dp-sgd", "bam")
+def settings_of(**changes: Any) -> TrainSettings:
+    """Of runs of a linear model."""
+    fields = {"noise_multiplier": 0.8, "target_delta": 1e-3}
+    return train_settings(model=LINEAR, **fields, **changes)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def settings_for(
 ) -> Any:
     def make(*methods: str, **changes: Any) -> BiasSettings:
         trained = tuple(
-            private_settings(method=name, l2_norm_clip=0.1, **RADII[name])
+            settings_of(method=name, l2_norm_clip=0.1, **MEASURED[name])
             for name in methods
         )
         fields = {
@@ -78,7 +79,7 @@ def test_every_method_has_a_line_for_every_step_beside_no_public_file(
     monkeypatch.setattr(trainer.train, "train", None)
     assert measure_bias(settings).to_json() == fields
     assert len(measure_bias(settings_for("dp-sgd")).to_json()["methods"]) == 1
-    other = private_settings(l2_norm_clip=0.2)
+    other = settings_of(l2_norm_clip=0.2)
     with pytest.raises(InputError, match=r"dp-sgd\.settings\.json beside it has"):
         measure_bias(settings_for(trained=(other,)))
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.trainer.run.whole_runs import (
     AVERAGES,
+    LINEAR,
     ONE_ID,
     load_model,
     private_settings,
@@ -64,8 +65,8 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
 def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
     request_for: Any,
 ) -> None:
-    none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0}
-    over = {**AVERAGES, "uncertainty": None, "noise_multiplier": 0.0}
+    none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0, "model": LINEAR}
+    over = {**AVERAGES, **none, "uncertainty": None}
     over |= {"train_over": "uta", "aggregate_from": 8}
     requests = [
         request_for(name, settings=private_settings(**settings), held_out=None)
@@ -94,7 +95,7 @@ def test_an_aggregate_of_ones_own_is_trained_over_kept_and_exported(
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = private_settings(
         tail=3, aggregate="medians:median", train_over="custom", aggregate_from=8,
-        keep_last=3, keep_every=1, export=("past_custom",),
+        keep_last=3, keep_every=1, export=("past_custom",), model=LINEAR,
     )  # fmt: skip
     whole, killed = (
         request_for(name, settings=settings, run_id=ONE_ID, checkpoint_every=2)

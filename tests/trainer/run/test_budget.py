@@ -18,7 +18,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import key_name
 from tests.at_once import at_once
 from tests.trainer.conftest import TABLE
-from tests.trainer.run.whole_runs import private_settings
+from tests.trainer.run.whole_runs import LINEAR, private_settings
 from trainer.cli.commands import account
 from trainer.cli.releases.budget_commands import budget_command
 from trainer.core.step.dp_step import Step
@@ -74,7 +74,7 @@ def request_of(
                 "held_out": None,
                 "budget": file,
                 "settings": dataclasses.replace(
-                    private_settings(optimizer="sgd"), **more
+                    private_settings(optimizer="sgd", model=LINEAR), **more
                 ),
                 **changes,
             },

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.run.whole_runs import SMALL, private_settings
+from tests.trainer.run.whole_runs import LINEAR, SMALL, private_settings
 from trainer.core.run.run_record import RUN_NAMES, exported_names, read_run
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
@@ -58,7 +58,7 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
 def test_a_run_without_delta_says_how_to_get_a_statement(
     lean_results: None, request_for: Any
 ) -> None:
-    request = request_for(settings=private_settings(target_delta=None))
+    request = request_for(settings=private_settings(target_delta=None, model=LINEAR))
     summary = train(request)
     assert "dpsgd account RUN --delta" in summary.text
     fields = json.loads((request.run / "privacy.json").read_text())

@@ -19,6 +19,7 @@ from pipelines.files.storage import write_atomically
 from tests.trainer.conftest import write_held_out
 from tests.trainer.run.whole_runs import (
     AVERAGES,
+    LINEAR,
     ONE_ID,
     Planted,
     child_of,
@@ -60,6 +61,7 @@ pytestmark = pytest.mark.usefixtures("lean_results")
             "linf_factor": 4,
             "optimizer": "sgd",
             "learning_rate_schedule": "linear",
+            "model": LINEAR,
             "train_over": None,
             "aggregate_from": None,
         },
@@ -132,7 +134,9 @@ def test_a_run_that_is_stopped_and_crashes_wherever_it_writes_ends_bit_identical
 
     What a kill cut short is removed when the run goes on.
     """
-    settings = private_settings(optimizer="sgd", keep_last=3, keep_every=2)
+    settings = private_settings(
+        optimizer="sgd", keep_last=3, keep_every=2, model=LINEAR
+    )
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=5
@@ -176,7 +180,9 @@ FLIPPED = b"flipped"
 def test_a_run_with_a_damaged_file_does_not_go_on(
     request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = private_settings(optimizer="sgd", keep_last=3, keep_every=2)
+    settings = private_settings(
+        optimizer="sgd", keep_last=3, keep_every=2, model=LINEAR
+    )
     request = request_for(settings=settings, checkpoint_every=1)
     crash(request, 7)
     steps: list[int] = []

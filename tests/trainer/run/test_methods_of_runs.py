@@ -17,6 +17,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, write_manifest
 from tests.trainer.run.whole_runs import (
     AVERAGES,
+    LINEAR,
     load_model,
     private_settings,
     same_results,
@@ -43,7 +44,8 @@ ONE_AND_OTHERS = [
 def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
     method: dict[str, Any], request_for: Any
 ) -> None:
-    request = request_for(settings=private_settings(**method), held_out=None)
+    settings = private_settings(**method, model=LINEAR)
+    request = request_for(settings=settings, held_out=None)
     summary = train(request)
     assert summary.statement is not None
     kind = method["method"].replace("-", "").upper()
@@ -63,7 +65,7 @@ def test_diagnostics_are_marked_and_private_and_change_nothing(
 ) -> None:
     # Of the method that moves the variables themselves.
     free = {"noise_multiplier": 0.0, "method": "dp-sat", "sat_radius": 0.1}
-    free |= {"optimizer": "sgd", "embedding_noise": "dense"}
+    free |= {"optimizer": "sgd", "model": LINEAR}
     train(request_for("without", settings=private_settings(**free), held_out=None))
     settings = private_settings(**free, non_private_diagnostics=True)
     request = request_for("with", settings=settings, held_out=None)

@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.files.key_files import create_key_file
 from tests.trainer.run.whole_runs import (
+    LINEAR,
     ONE_ID,
     SMALL,
     private_settings,
@@ -81,12 +82,11 @@ def test_runs_share_noise_only_if_key_id_and_settings_are_the_same(
         ("another rate", one, {"learning_rate": 0.01}),
         ("another id", {}, {}),
     ):
-        given = {"optimizer": "sgd", "embedding_noise": "dense", **more}
-        settings = private_settings(**given)
+        settings = private_settings(optimizer="sgd", model=LINEAR, **more)
         train(request_for(name, held_out=None, settings=settings, **changes))
     assert same_results(tmp_path / "first", tmp_path / "again")
     assert not same_results(tmp_path / "first", tmp_path / "another key")
-    num_variables = 5
+    num_variables = 2
     found = np.array(drawn, object).reshape(5, 10 * num_variables)
     assert np.array_equal(found[0], found[1])
     assert len({*found[1:].ravel()}) == found[1:].size

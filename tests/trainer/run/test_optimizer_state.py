@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
+from tests.trainer.run.whole_runs import LINEAR, ONE_ID, private_settings, same_results
 from trainer.tf_compat import keras
 from trainer.train import train
 
@@ -148,8 +148,9 @@ def _check_resumes(
     optimizer: str, request_for: Any, crash: Any, tmp_path: pathlib.Path
 ) -> None:
     settings = private_settings(
-        optimizer=optimizer, learning_rate=0.05, learning_rate_schedule="cosine"
-    )
+        optimizer=optimizer, learning_rate=0.05, learning_rate_schedule="cosine",
+        model=LINEAR,
+    )  # fmt: skip
     # Metrics are functions of the weights: without held-out examples it takes less.
     given = {"run_id": ONE_ID, "settings": settings, "held_out": None}
     train(request_for("whole", **given))
@@ -181,7 +182,9 @@ def test_a_killed_run_of_a_composed_optimizer_ends_bit_identical(
 def test_an_optimizer_that_needs_the_fit_of_keras_is_refused(
     what: str, own: Any, request_for: Any
 ) -> None:
-    request = request_for(settings=private_settings(optimizer=own("", _OF_FIT[what])))
+    request = request_for(
+        settings=private_settings(optimizer=own("", _OF_FIT[what]), model=LINEAR)
+    )
     with pytest.raises(InputError, match=r"scale of the loss|use_ema") as caught:
         train(request)
     assert "\n" not in str(caught.value)
@@ -198,7 +201,9 @@ def test_state_that_an_optimizer_does_not_declare_is_saved(
 def test_state_that_no_checkpoint_holds_is_refused_before_the_run_has_a_folder(
     kind: str, own: Any, request_for: Any
 ) -> None:
-    settings = private_settings(optimizer=own(_REFUSED[kind], "Own(rate)"))
+    settings = private_settings(
+        optimizer=own(_REFUSED[kind], "Own(rate)"), model=LINEAR
+    )
     request = request_for(settings=settings)
     with pytest.raises(InputError, match=rf"its operation {kind} has state") as caught:
         train(request)
@@ -213,6 +218,8 @@ def test_what_a_metric_changes_for_the_next_steps_is_refused(
     """Seen to fail: a killed run repeated steps at the rate from the beginning."""
     optimizer = own(_SET_BY_A_METRIC, "keras.optimizers.SGD(Falling())")
     metric = optimizer.replace(":make", ":halve")
-    settings = private_settings(optimizer=optimizer, metric=metric, **method)
+    settings = private_settings(
+        optimizer=optimizer, metric=metric, model=LINEAR, **method
+    )
     with pytest.raises(InputError, match=r"variable falling .* has changed it"):
         train(request_for(settings=settings, checkpoint_every=2))

@@ -14,7 +14,7 @@ from apache_beam.utils import retry
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from tests.pipelines.memory_stores import MemoryStore
-from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
+from tests.trainer.run.whole_runs import LINEAR, ONE_ID, private_settings, same_results
 from trainer.core.run.batches import BatchSource
 from trainer.core.run.run_record import read_run
 from trainer.run.preflight import check
@@ -64,7 +64,7 @@ def test_a_run_whose_store_fails_goes_on_and_ends_with_the_bytes_of_one_here(
     MemoryStore.listeners.append(listen)
     monkeypatch.setattr(retry.Clock, "sleep", lambda self, seconds: None)
     read = functools.partial(read_run, noise_key_file=tmp_path / "noise.key")
-    settings = private_settings(optimizer="sgd")
+    settings = private_settings(optimizer="sgd", model=LINEAR)
     given = {"run_id": ONE_ID, "settings": settings, "checkpoint_every": 1}
     with pytest.raises(InputError, match="goes on from its last checkpoint") as error:
         train(request_for("there", batches=stored, **given))

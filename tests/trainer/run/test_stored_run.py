@@ -14,6 +14,7 @@ from accounting.core.validation import InputError
 from tests.pipelines.memory_stores import STORES
 from tests.trainer.run.whole_runs import (
     AVERAGES,
+    LINEAR,
     ONE_ID,
     Planted,
     private_settings,
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("lean_results")
 RECORD = "run_record.json"
 CHECKPOINT = "private/checkpoint.npz"
 RUN_ID = "private/run.id"
-_SETTINGS = private_settings(optimizer="sgd")  # which is traced in half the time
+_SETTINGS = private_settings(optimizer="sgd", model=LINEAR)
 
 
 class Store:
@@ -130,7 +131,7 @@ def test_the_objects_of_a_finished_run_are_the_files_of_the_run_here(
     stored: Any, store: Store, tmp_path: pathlib.Path
 ) -> None:
     """But for the noise key, which is not copied."""
-    request = stored(settings=private_settings(**AVERAGES))
+    request = stored(settings=private_settings(**AVERAGES, model=LINEAR))
     summary = train(request)
     assert store.files == files_of(request.run)
     assert summary.run == store.url

@@ -14,6 +14,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.files import locks
 from tests.trainer.run.whole_runs import (
+    LINEAR,
     ONE_ID,
     child_of,
     private_settings,
@@ -57,7 +58,7 @@ def test_of_two_at_once_the_second_is_refused_and_a_killed_one_is_taken_over(
     request_for: Any,
 ) -> None:
     """The first of two ends as it would alone; so does what goes on after a kill."""
-    settings = private_settings(optimizer="sgd")
+    settings = private_settings(optimizer="sgd", model=LINEAR)
     first, killed = (
         request_for(name, run_id=ONE_ID, settings=settings, checkpoint_every=2)
         for name in ("first", "killed")

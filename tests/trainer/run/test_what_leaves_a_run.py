@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.run.whole_runs import linear, private_settings
+from tests.trainer.run.whole_runs import LINEAR, linear, private_settings
 from trainer import train as module
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
@@ -84,8 +84,9 @@ def test_averages_iterates_checkpoints_metrics_and_exports_see_committed_weights
     for owner, name in outlets:
         watch.at(owner, name)
     settings = private_settings(
-        method="dp-sat", sat_radius=0.5, keep_last=3, keep_every=2, ema_decay=0.9
-    )
+        method="dp-sat", sat_radius=0.5, keep_last=3, keep_every=2, ema_decay=0.9,
+        model=LINEAR,
+    )  # fmt: skip
     train(request_for(settings=settings, checkpoint_every=3))
     assert len(set(watch.committed)) == 11  # of ten steps
     assert set(watch.seen) == {name for _, name in outlets}
