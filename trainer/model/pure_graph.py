@@ -44,7 +44,8 @@ ASSERTIONS = frozenset(("Assert", "CheckNumerics"))
 OUTSIDE = frozenset(
     ("EagerPyFunc", "PyFunc", "PyFuncStateless", "MatchingFiles", "ReadFile",
      "DebugIdentity", "DebugNanCount", "DebugNumericSummary", "DecodeProtoV2",
-     "EncodeProto", "DatasetFromGraph", "BatchFunction")
+     "EncodeProto", "DatasetFromGraph", "Batch", "BatchFunction", "Unbatch",
+     "UnbatchGrad")
 )  # fmt: skip
 
 #: Operations that call functions, which are examined themselves.
@@ -71,8 +72,8 @@ _REASONS = (
         "Read it before, into a constant.",
     ),
     (
-        ("BatchFunction",),
-        "waits for other examples, which its function gets together",
+        ("Batch", "Unbatch"),
+        "waits for other examples, to compute them together",
         "Call the function itself.",
     ),
 )

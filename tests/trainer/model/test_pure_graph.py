@@ -110,6 +110,16 @@ IMPURE: dict[str, tuple[Callable[[Any], Any], str]] = {
         tf.nondifferentiable_batch_function(1, 64, 1000)(lambda x: tf.cumsum(x, 0)),
         "other examples",
     ),
+    "a batch of other examples": (
+        lambda x: tf.raw_ops.Batch(
+            in_tensors=[x],
+            num_batch_threads=1,
+            max_batch_size=64,
+            batch_timeout_micros=1000,
+            grad_timeout_micros=1000,
+        )[0][0],
+        "other examples",
+    ),
     "an assignment in a branch": (_in_a_branch, "without noise"),
     "an assignment in a loop": (_in_a_loop, "without noise"),
     "an assignment in an inner function": (_in_a_function, "without noise"),
