@@ -41,7 +41,12 @@ from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
-from pipelines.inputs.source_table import KEPT_NAME, PREPARED_NAME, written_footers
+from pipelines.inputs.source_table import (
+    KEPT_NAME,
+    ORDERED_BY,
+    PREPARED_NAME,
+    written_footers,
+)
 from pipelines.inputs.type_kinds import not_numbers, with_nulls
 from pipelines.sampling.samplers import BlockRows
 
@@ -262,8 +267,9 @@ def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
 
 
 def without_note(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a description without the note about bounded users."""
-    return {name: value for name, value in description.items() if name != BOUNDED}
+    """Returns a description without the notes about bounded users and about order."""
+    notes = (BOUNDED, ORDERED_BY)
+    return {name: value for name, value in description.items() if name not in notes}
 
 
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:

@@ -44,6 +44,8 @@ _PARQUET_END = b"PAR1"
 SOURCES, READ, FOOTERS = "sources", "read", "footers"
 #: Beside rows that `dpsgd bound` wrote: the table that they are from.  Sensitive.
 KEPT_NAME = "_source.json"
+#: In a description: the column by which all rows were ordered.
+ORDERED_BY = "ordered_by"
 #: The record that `dpsgd prepare` writes beside the folders of its splits.
 PREPARED_NAME = "_prepared.json"
 

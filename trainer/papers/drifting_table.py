@@ -14,6 +14,7 @@ Formal guarantees:
     rows within a half is a random permutation.
   - The table appears complete or not at all; an existing table is used only if it was
     made from the same files, column and sizes.
+  - Its description says that its rows were ordered, as do statements of runs on it.
 
 The order depends on all rows: no privacy is claimed.  Public: everything, since the
 rows must be public.
@@ -24,6 +25,7 @@ References:
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 import numpy as np
@@ -35,7 +37,12 @@ from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
 from pipelines.files.unfinished import staged_folder
 from pipelines.inputs.input_files import find_files
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import (
+    DATASET_METADATA_KEY,
+    description_of,
+    list_blocks,
+)
+from pipelines.inputs.source_table import ORDERED_BY
 
 #: Number of rows in a row group.
 _GROUP_ROWS = 16_384
@@ -137,7 +144,10 @@ def write(
     write_atomically(note, pretty_json(asked))
     with staged_folder(str(out)) as staged:
         path = pathlib.Path(staged) / "part-00000.parquet"
-        pq.write_table(table.take(pa.array(rows)), path, row_group_size=_GROUP_ROWS)
+        told = {**description_of(table.schema, source), ORDERED_BY: column}
+        noted = {DATASET_METADATA_KEY: json.dumps(told).encode()}
+        ordered = table.take(pa.array(rows)).replace_schema_metadata(noted)
+        pq.write_table(ordered, path, row_group_size=_GROUP_ROWS)
 
 
 def values_of(table: pa.Table, column: str) -> np.ndarray:

@@ -17,6 +17,7 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded, UserBound
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
+from pipelines.inputs.source_table import ORDERED_BY
 from trainer.core import claims
 from trainer.core.run import run_record
 from trainer.core.run.run_record import (
@@ -341,7 +342,7 @@ def run_statement(
     )
     whole = dataclasses.replace(
         whole,
-        learned_before=_learned_before(record),
+        learned_before=(*_learned_before(record), *_order_of(manifest)),
         batches_certified=_are_certified(record, certificate),
         claims={name: claims.CLAIMS[name] for name in record.relies_on},
     )
@@ -384,6 +385,17 @@ def _learned_before(record: RunRecord) -> tuple[str, ...]:
     return (
         "the initial weights: the run started from weights that the user declares "
         f"public (SHA-256 {weights['sha256']})",
+    )
+
+
+def _order_of(manifest: Manifest) -> tuple[str, ...]:
+    """Returns that the order of the rows is not covered, where all of them made it."""
+    column = manifest.dataset.get(ORDERED_BY)
+    if column is None:
+        return ()
+    return (
+        f"the order of the rows, and with it the steps of each: by {column}, from all "
+        "of them",
     )
 
 

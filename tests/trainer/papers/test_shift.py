@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from accounting.core.plan import DETERMINISTIC, DpSgdPlan
 from accounting.core.validation import InputError
+from pipelines.inputs.parquet_blocks import description_of
 from pipelines.sampling.samplers import BlockRows, sample_block
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import private_settings
@@ -78,8 +78,10 @@ def test_a_table_is_written_in_its_order_with_its_description(
         write(str(source), out, column="integers:0", batch_size=20, period=5)
     with pytest.raises(InputError, match="in the requested order"):
         write(str(source), out, column="integers:1", batch_size=20, period=5)
-    found = pq.read_table(out)
-    assert found.schema.equals(pq.read_table(source).schema, check_metadata=True)
+    found, before = pq.read_table(out), pq.read_table(source).schema
+    assert found.schema.equals(before)
+    told = description_of(found.schema, "")
+    assert told == {**description_of(before, ""), "ordered_by": "integers:0"}
     values = np.nan_to_num(rows["integers"][:, 0].astype(float), nan=-np.inf)
     ranked = np.sort(values)
     first = np.array(found["integers"].to_pylist(), float)[:, 0]
@@ -127,16 +129,15 @@ def _settings(tmp_path: pathlib.Path, **changes: Any) -> ShiftSettings:
 
 
 def test_last_weights_and_averages_are_judged_along_the_way(
-    lean_results: None, small_batches: Any, held_out: pathlib.Path,
-    tmp_path: pathlib.Path,
-) -> None:  # fmt: skip
+    lean_results: None, held_out: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     write_held_out(tmp_path / "train", make_rows(200))
     settings = _settings(tmp_path)
-    batches = settings.out / "batches" / "deterministic-seed0"
-    shutil.copytree(small_batches.path, batches)
     found = shift(settings)
     (run,) = (settings.out / "runs").glob("*-seed0")
     metrics = json.loads((run / "metrics.json").read_text())
+    stated = (run / "privacy.txt").read_text().replace("\n", " ")
+    assert "the order of the rows" in " ".join(stated.split())
     assert [course.weights for course in found.courses] == ["last", "ema", "uta"]
     for course in found.courses:
         of = {"last": metrics, **metrics["aggregates"]}[course.weights]
