@@ -254,7 +254,7 @@ def _check_taken_up_again(
     )
     other = _simulate(*common, "--num-steps=7")
     assert isinstance(other.exception, InputError)
-    assert "have another" in str(other.exception)
+    assert "they have others" in str(other.exception)
 
 
 def test_an_unknown_metric_is_refused_with_those_that_are_there() -> None:
