@@ -128,18 +128,25 @@ def test_the_sum_equals_a_loop_that_moves_the_weights(
         assert_close(arrays(found), wanted)
 
 
-def test_it_equals_the_loop_for_any_loss(rows: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "size", "path"),
+    [
+        ("mean_squared_error", 1, ONE_PASS),
+        ("sparse_categorical_crossentropy", 3, SINGLE_EXAMPLES),
+    ],
+)
+def test_it_equals_the_loop_for_any_loss(
+    name: str, size: int, path: str, rows: Any
+) -> None:
     def make() -> Any:
         integers, values = numbers()
         values = keras.layers.Dense(5, activation="tanh")(values)
-        return keras.Model(integers, keras.layers.Dense(3)(values))
+        return keras.Model(integers, keras.layers.Dense(size)(values))
 
     model, data = make_model(make), rows(NUM_ROWS)
-    loss = loss_by_name("sparse_categorical_crossentropy")
-    model = dataclasses.replace(model, loss=loss)
+    model = dataclasses.replace(model, loss=loss_by_name(name))
     wanted = loop_sum(model, data)
-    for path in (ONE_PASS, SINGLE_EXAMPLES):
-        assert_close(arrays(_sum(model, path=path)(*batch(data, padding=2))), wanted)
+    assert_close(arrays(_sum(model, path=path)(*batch(data, padding=2))), wanted)
 
 
 @pytest.mark.parametrize("make", [dense_per_position, layer_normalization])
