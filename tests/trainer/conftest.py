@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tensorflow.python.eager import context
 
 from accounting.core import accountant
 from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON, DpSgdPlan
@@ -237,6 +238,20 @@ def small_batches(batch_folder: Callable[..., BatchFolder]) -> BatchFolder:
 def held_out(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder of 300 held-out examples in three row groups."""
     return write_held_out(tmp_path / "held_out", make_rows(300, seed=99))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels_are_kept() -> Iterator[None]:
+    """A seed, or a new session of Keras, forgets no kernel within a module of tests.
+
+    Else TensorFlow makes that of every operation anew: a seventh of a small test.  No
+    test draws by kernels that keep state, which is why TensorFlow forgets them.
+    """
+    forget = context.pywrap_tfe.TFE_ContextClearCaches
+    context.pywrap_tfe.TFE_ContextClearCaches = lambda _: None
+    yield
+    context.pywrap_tfe.TFE_ContextClearCaches = forget
+    context.context().clear_kernel_cache()
 
 
 #: Default models that were checked in this process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from trainer.gradients.clipping import SINGLE_EXAMPLES
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
-NUM_ROWS = 8
+NUM_ROWS = 5
 
 # As every run of `train`: some losses are other operations then.
 tf.config.experimental.enable_op_determinism()
@@ -156,9 +157,10 @@ def make_model(make: Callable[[], Any], seed: int = 0) -> TrainableModel:
     """A model with weights that hide nothing."""
     keras.utils.set_random_seed(seed)
     model = TrainableModel(network=make(), description={"make": make})
+    random = np.random.default_rng(seed)
     for variable in model.variables:
         # Biases start at 0 and embeddings near it; clipping should meet all of them.
-        variable.assign(tf.random.normal(variable.shape, stddev=0.7))
+        variable.assign(random.normal(0, 0.7, variable.shape).astype("f4"))
     return model
 
 
@@ -179,6 +181,43 @@ def batch(
 def arrays(gradients: list[Any]) -> list[np.ndarray]:
     """Dense arrays of gradients."""
     return [tf.convert_to_tensor(gradient).numpy() for gradient in gradients]
+
+
+def norm_of(gradients: list[np.ndarray]) -> float:
+    """The norm of all values together."""
+    return math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in gradients))
+
+
+def clipped_total(
+    gradients: list[list[np.ndarray]], clip: float, cap: float = math.inf
+) -> list[np.ndarray]:
+    """The sum of the gradients of examples, each clipped by itself."""
+    total = [np.zeros(g.shape, "f8") for g in gradients[0]]
+    for of_example in gradients:
+        norm = norm_of(of_example)
+        scale = 1.0 if norm <= clip else clip / norm
+        for target, g in zip(total, of_example, strict=True):
+            target += np.clip(g * scale, -cap, cap)
+    return total
+
+
+def tape_gradients(model: TrainableModel, row: dict[str, Any]) -> list[np.ndarray]:
+    """The gradient of the only row of a batch."""
+    with tf.GradientTape() as tape:
+        loss = model.losses(row)[0]
+    return arrays(tape.gradient(loss, model.variables))
+
+
+def naive_gradients(model: TrainableModel, rows: np.ndarray) -> list[list[np.ndarray]]:
+    """The gradients of rows, each by a tape of its own."""
+    return [tape_gradients(model, batch(row)[0]) for row in rows[:, np.newaxis]]
+
+
+def naive_sum(
+    model: TrainableModel, rows: np.ndarray, clip: float, cap: float = math.inf
+) -> list[np.ndarray]:
+    """The sum of clipped gradients by a loop over the rows."""
+    return clipped_total(naive_gradients(model, rows), clip, cap)
 
 
 def assert_close(

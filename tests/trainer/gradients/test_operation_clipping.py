@@ -12,8 +12,15 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.architectures import OPERATIONS
-from tests.trainer.gradients.test_clipping import naive_sum
-from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
+from tests.trainer.zoo import (
+    NUM_ROWS,
+    arrays,
+    assert_close,
+    batch,
+    make_model,
+    naive_sum,
+    numbers,
+)
 from trainer.core.step import single_examples
 from trainer.core.step.single_examples import SingleExamples
 from trainer.gradients.clipping import ONE_PASS as PATH
@@ -238,7 +245,7 @@ def test_recurrent_layers_are_what_they_were_afterwards() -> None:
 def test_memory_counts_the_steps_of_recurrent_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, steps in (("lstm", 4), ("depthwise", 1)):
+    for name, steps in (("lstm", 4), ("strides and padding", 1)):
         model = make_model(OPERATIONS[name])
         size = sum(v.shape.num_elements() for v in model.variables)
         monkeypatch.setattr(single_examples, "MOST_GRADIENT_VALUES", 12 * size)

@@ -186,8 +186,9 @@ def model_variables(network: Any) -> list[Any]:
 
 def draw_weights(network: Any) -> None:
     """Gives weights other values than zeros, which would hide what others do."""
-    for variable in network.trainable_variables:
-        variable.assign(tf.random.normal(variable.shape, stddev=0.7, seed=1))
+    for i, variable in enumerate(network.trainable_variables):
+        drawn = tf.random.stateless_normal(variable.shape, (1, i), stddev=0.7)
+        variable.assign(drawn)
 
 
 def rate_of_steps(ends: list[int], rates: list[float]) -> Any:

@@ -13,8 +13,15 @@ from accounting.core.validation import InputError
 from tests.trainer.architectures import _of_numbers, _of_sequence, _seq, layers
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows
-from tests.trainer.gradients.test_clipping import CLIP, naive_sum
-from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
+from tests.trainer.gradients.test_clipping import CLIP
+from tests.trainer.zoo import (
+    NUM_ROWS,
+    arrays,
+    assert_close,
+    batch,
+    make_model,
+    naive_sum,
+)
 from trainer.core.step.noise import row_seeds
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
