@@ -58,6 +58,13 @@ def _seq(*parts: Any) -> Callable[[Any], Any]:
     return apply
 
 
+def together(*bodies: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The outputs of all side by side; each is a way to get a gradient wrong."""
+    return lambda values: ops.concatenate(
+        [layers.Flatten()(body(values)) for body in bodies], 1
+    )
+
+
 def _by_tf(function: Callable[[Any], Any]) -> Any:
     """A layer that calls a function of TensorFlow."""
     return layers.Lambda(function)
@@ -313,7 +320,6 @@ def _own_gradient(values: Any) -> Any:
 
 #: One forward and backward pass for all rows.
 GHOST: dict[str, Make] = {
-    **{make.__name__: make for make in zoo.FAST},
     "activations": _of_numbers(_activations),
     "skip, add and multiply": _of_numbers(
         lambda v: ops.concatenate(
@@ -332,63 +338,70 @@ GHOST: dict[str, Make] = {
     "highway": _of_numbers(_highway),
     "pairwise difference": _of_numbers(_pairwise),
     "attention by hand": _of_sequence(_by_hand),
-    "attention layer": _of_sequence(lambda v: layers.Attention()([v, v])),
-    "dense per step": _of_sequence(_dense(3, activation="tanh")),
-    "average pooling": _of_sequence(layers.GlobalAveragePooling1D()),
-    "max pooling": _of_sequence(layers.GlobalMaxPooling1D()),
+    "of steps": _of_sequence(
+        together(
+            lambda v: layers.Attention()([v, v]),
+            _dense(3, activation="tanh"),
+            layers.GlobalAveragePooling1D(),
+            layers.GlobalMaxPooling1D(),
+            layers.ZeroPadding1D(2),
+            layers.Permute((2, 1)),
+        )
+    ),
     "pooling of windows": _of_numbers(
         _seq(_grid, layers.MaxPooling2D, layers.Flatten, _dense())
     ),
-    "padding": _of_sequence(lambda v: layers.ZeroPadding1D(2)(v)),
-    "permute": _of_sequence(lambda v: layers.Permute((2, 1))(v)),
-    "l2 normalised": _of_numbers(
-        _seq(_dense(), _by_tf(lambda v: tf.math.l2_normalize(v, 1)))
+    "functions of a layer": _of_numbers(
+        together(
+            _seq(_dense(), _by_tf(lambda v: tf.math.l2_normalize(v, 1))),
+            _seq(_dense(), layers.Lambda(lambda v: v * 2.0)),
+            lambda v: keras.Sequential([keras.Sequential([layers.Dense(4)])])(v),
+            _seq(layers.Normalization(mean=0.5, variance=2.0), layers.Rescaling(0.5)),
+            _seq(_dense(), layers.BatchNormalization(trainable=False)),
+        )
     ),
     "mean of ids": _of_ids(lambda rows: ops.mean(rows, 1)),
     "masked dense": _masking,
-    "nested twice": _of_numbers(
-        lambda v: keras.Sequential([keras.Sequential([layers.Dense(4)])])(v)
-    ),
-    "lambda layer": _of_numbers(_seq(_dense(), layers.Lambda(lambda v: v * 2.0))),
     "two towers": _two_towers,
-    "known mean, rescaled": _of_numbers(
-        _seq(layers.Normalization(mean=0.5, variance=2.0), layers.Rescaling(0.5))
-    ),
     "discretised": _discretised,
-    "integer lookup": _looked_up(layers.IntegerLookup(vocabulary=[1, 2, 3, 4, 5])),
-    "string lookup": _looked_up(
-        lambda ids: layers.StringLookup(vocabulary=["1", "2"])(
-            _by_tf(tf.strings.as_string)(ids)
+    "lookups": _looked_up(
+        together(
+            layers.IntegerLookup(vocabulary=[1, 2, 3, 4, 5]),
+            _seq(_by_tf(tf.strings.as_string), layers.StringLookup(vocabulary=["1"])),
+            layers.Hashing(5),
         )
     ),
-    "hashing": _looked_up(layers.Hashing(5)),
-    "dropout": _of_numbers(_seq(_dense(), layers.Dropout(0.5))),
-    "dropout of nothing": _of_numbers(_seq(_dense(), layers.Dropout(0.0))),
-    "dropout in inference": _of_numbers(
-        lambda v: layers.Dropout(0.5)(layers.Dense(4)(v), training=False)
-    ),
-    "stored statistics": _of_numbers(
-        _seq(_dense(), layers.BatchNormalization(trainable=False))
+    "dropout": _of_numbers(
+        together(
+            _seq(_dense(), layers.Dropout(0.5)),
+            _seq(_dense(), layers.Dropout(0.0)),
+            lambda v: layers.Dropout(0.5)(layers.Dense(4)(v), training=False),
+        )
     ),
 }
 
 #: One forward and backward pass, with the uses of weights found in the traced graph.
 OPERATIONS: dict[str, Make] = {
-    **{make.__name__: make for make in zoo.OTHER},
     "table in a lambda": _table_in_a_lambda,
     "table untracked": _table_untracked,
     "table used twice": _table_used_twice,
     "siamese": _of_numbers(_siamese),
-    "weights of one's own": _of_numbers(lambda v: _OwnWeights()(v)),
-    "weighted activation": _of_numbers(_dense(activation=layers.PReLU())),
-    "prelu layer": _of_numbers(_seq(_dense(), layers.PReLU)),
-    "layer normalisation": _of_numbers(layers.LayerNormalization()),
-    "group normalisation": _of_sequence(lambda v: layers.GroupNormalization(2)(v)),
-    "unit normalisation": _of_numbers(
-        _seq(_dense(), layers.UnitNormalization, layers.LayerNormalization)
+    "weights of numbers": _of_numbers(
+        together(
+            lambda v: _OwnWeights()(v),
+            _seq(_dense(), layers.PReLU),
+            layers.LayerNormalization(),
+            _seq(_dense(), layers.UnitNormalization, layers.LayerNormalization),
+        )
     ),
-    "time distributed": _of_sequence(
-        lambda v: layers.TimeDistributed(layers.Dense(3))(v)
+    "weighted activation": _of_numbers(_dense(activation=layers.PReLU())),
+    "group normalisation": _of_sequence(lambda v: layers.GroupNormalization(2)(v)),
+    "weights of steps": _of_sequence(
+        together(
+            lambda v: layers.TimeDistributed(layers.Dense(3))(v),
+            lambda v: layers.Conv1D(3, 3)(v),
+            lambda v: layers.EinsumDense("abc,cd->abd", output_shape=(4, 3))(v),
+        )
     ),
     "simple rnn": _of_sequence(lambda v: layers.SimpleRNN(3, return_sequences=True)(v)),
     "lstm": _of_sequence(lambda v: layers.LSTM(2)(v)),
@@ -404,42 +417,37 @@ OPERATIONS: dict[str, Make] = {
         _seq(_clip_of_images, lambda v: layers.ConvLSTM2D(1, 2)(v), layers.Flatten)
     ),
     "places": _of_ids(lambda rows: _Positions()(rows)),
-    "convolution 3d": _of_numbers(
-        _seq(_clip_of_images, lambda v: layers.Conv3D(2, 2)(v), layers.Flatten)
-    ),
-    "convolution of each step": _of_numbers(
+    "convolutions of clips": _of_numbers(
         _seq(
             _clip_of_images,
-            lambda v: layers.TimeDistributed(layers.Conv2D(2, 2))(v),
-            layers.Flatten,
+            together(
+                lambda v: layers.Conv3D(2, 2)(v),
+                lambda v: layers.TimeDistributed(layers.Conv2D(2, 2))(v),
+            ),
         )
     ),
     "strides and padding": _of_numbers(
         _seq(_grid, layers.Conv2D(2, 2, strides=2, padding="same"), layers.Flatten)
     ),
-    "resized": _of_numbers(
+    "convolutions": _of_numbers(
         _seq(
             _grid,
-            lambda v: layers.Resizing(2, 2)(v),
-            layers.Conv2D(2, 2),
-            layers.Flatten,
+            together(
+                layers.Conv2D(2, 2),
+                _seq(layers.Conv2D(2, 2), layers.DepthwiseConv2D(2)),
+                _seq(layers.Resizing(2, 2), layers.Conv2D(2, 2)),
+            ),
         )
     ),
     "causal attention": _of_ids(
         lambda rows: layers.MultiHeadAttention(2, 2)(rows, rows, use_causal_mask=True),
         mask_zero=True,
     ),
-    "convolution 1d": _of_sequence(lambda v: layers.Conv1D(3, 3)(v)),
-    "convolution 2d": _of_numbers(_seq(_grid, layers.Conv2D(2, 2), layers.Flatten)),
-    "depthwise": _of_numbers(_seq(_grid, layers.DepthwiseConv2D(2), layers.Flatten)),
     "separable": _of_numbers(_seq(_grid, layers.SeparableConv2D(2, 2), layers.Flatten)),
     "multi-head attention": _of_sequence(
         lambda v: layers.MultiHeadAttention(2, 2)(v, v)
     ),
     "transformer": _of_sequence(_attention_block),
-    "einsum dense": _of_sequence(
-        lambda v: layers.EinsumDense("abc,cd->abd", output_shape=(4, 3))(v)
-    ),
 }
 
 #: The gradient of one row at a time.

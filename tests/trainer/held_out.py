@@ -1,7 +1,7 @@
 """Architectures that were written after the engine, as users of Keras 3 write them.
 
 ``HELD_OUT`` stay apart by rows; ``MIXING`` are functions of all rows of a batch, before
-a layer, after it, and both.
+a layer, and after it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.trainer import zoo
+from tests.trainer.architectures import together
 from trainer.tf_compat import keras, tf
 
 layers, ops = keras.layers, keras.ops
@@ -40,11 +41,11 @@ def _images(body: Body) -> Make:
 
 
 def _words(body: Body) -> Make:
-    """A model of (batch, 6, 4) masked embeddings; id 0 fills up."""
+    """A model of (batch, 3, 4) masked embeddings; id 0 fills up."""
 
     def make() -> Any:
         ids = keras.Input((26,), dtype="int32", name="categories")
-        rows = layers.Embedding(7, 4, mask_zero=True)(ids[:, :6])
+        rows = layers.Embedding(7, 4, mask_zero=True)(ids[:, :3])
         return keras.Model(ids, layers.Dense(1)(body(rows)))
 
     return make
@@ -154,43 +155,53 @@ def _both(layer: type, **more: Any) -> Body:
 
 HELD_OUT: dict[str, Make] = {
     "loop in a subclass": _loop,
-    "dropout of a layer's own": _numbers(lambda v: _OwnDropout()(layers.Dense(6)(v))),
-    "TensorFlow and Keras in one layer": _numbers(lambda v: _Mixed()(v)),
-    "layers in a list": _numbers(lambda v: _Gated()(v)),
+    "layers of one's own": _numbers(
+        together(
+            lambda v: _OwnDropout()(layers.Dense(6)(v)),
+            lambda v: _Mixed()(v),
+            lambda v: _Gated()(v),
+        )
+    ),
     "sequential": _sequential(late=False),
     "sequential that is built late": _sequential(late=True),
     "shared tower": _shared,
     "towers by cosine": _towers,
-    "bilinear": _numbers(_bilinear),
-    "rms normalisation": _numbers(lambda v: layers.RMSNormalization()(v)),
-    "activation with weights": _numbers(lambda v: layers.Dense(4, layers.PReLU())(v)),
-    "einsum over steps": _steps(lambda v: layers.EinsumDense("bij,jk->bik", (4, 2))(v)),
+    "products and norms": _numbers(
+        together(
+            _bilinear,
+            lambda v: layers.RMSNormalization()(v),
+            lambda v: layers.Dense(4, layers.PReLU())(v),
+        )
+    ),
     "query groups": _steps(lambda v: layers.GroupQueryAttention(2, 4, 2)(v, v)),
-    "attention with dropout": _steps(
-        lambda v: layers.MultiHeadAttention(2, 2, dropout=0.5)(v, v)
+    "attention": _steps(
+        together(
+            lambda v: layers.MultiHeadAttention(2, 2, dropout=0.5)(v, v),
+            lambda v: layers.MultiHeadAttention(1, 2)(v, v, use_causal_mask=True),
+            lambda v: layers.AdditiveAttention()([v, v]),
+        )
     ),
-    "attention that is causal": _steps(
-        lambda v: layers.MultiHeadAttention(1, 2)(v, v, use_causal_mask=True)
-    ),
-    "additive attention": _steps(lambda v: layers.AdditiveAttention()([v, v])),
     "repeated vector": _numbers(
         lambda v: layers.SimpleRNN(2)(layers.RepeatVector(3)(layers.Dense(2)(v)))
     ),
     "convolution and recurrence": _steps(
         lambda v: layers.GRU(2)(layers.Conv1D(3, 2, padding="causal")(v))
     ),
-    "spatial dropout": _steps(lambda v: layers.SpatialDropout1D(0.5)(v)),
-    "upsampled and cropped": _steps(
-        lambda v: layers.Cropping1D(1)(layers.UpSampling1D(2)(v))
-    ),
-    "squeeze and excitation": _images(_squeeze),
-    "depthwise and groups": _images(
-        lambda v: layers.GroupNormalization(2)(
-            layers.DepthwiseConv2D(2, depth_multiplier=2)(v)
+    "of steps": _steps(
+        together(
+            lambda v: layers.EinsumDense("bij,jk->bik", (4, 2))(v),
+            lambda v: layers.SpatialDropout1D(0.5)(v),
+            lambda v: layers.Cropping1D(1)(layers.UpSampling1D(2)(v)),
         )
     ),
-    "largest of windows": _images(
-        lambda v: layers.GlobalMaxPooling2D()(layers.Conv2D(3, 2)(v))
+    "of images": _images(
+        together(
+            _squeeze,
+            lambda v: layers.GroupNormalization(2)(
+                layers.DepthwiseConv2D(2, depth_multiplier=2)(v)
+            ),
+            lambda v: layers.GlobalMaxPooling2D()(layers.Conv2D(3, 2)(v)),
+        )
     ),
     "masked mean": _words(lambda v: layers.GlobalAveragePooling1D()(v)),
     "masked lstm with dropout": _words(
@@ -253,7 +264,6 @@ _MIXES: dict[str, Body] = {
 _PLACES: dict[str, Callable[[Body], Body]] = {
     "inputs": lambda mix: lambda v: layers.Dense(4, "tanh")(_layer(mix)(v)),
     "hidden": lambda mix: lambda v: _layer(mix)(layers.Dense(4, "tanh")(v)),
-    "both": lambda mix: lambda v: _layer(mix)(layers.Dense(4)(_layer(mix)(v))),
 }
 
 
@@ -265,5 +275,4 @@ MIXING: dict[str, Make] = {
     f"{name} of {place}": _numbers(around(mix))
     for name, mix in _MIXES.items()
     for place, around in _PLACES.items()
-    if (name, place) != ("reversed", "both")  # which is no mixture
 }

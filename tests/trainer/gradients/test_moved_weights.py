@@ -13,7 +13,15 @@ from tests.trainer.architectures import OPERATIONS
 from tests.trainer.bounded import bam_sum
 from tests.trainer.claims.test_bam import loop_sum
 from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
-from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
+from tests.trainer.zoo import (
+    NUM_ROWS,
+    OTHER,
+    arrays,
+    assert_close,
+    batch,
+    make_model,
+    numbers,
+)
 from trainer.claims import bam
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path
@@ -36,6 +44,9 @@ def _mostly_thorough(names: Iterable[str], plain: Sequence[str]) -> list[Any]:
     ]
 
 
+MODELS = OPERATIONS | {make.__name__: make for make in OTHER}
+
+
 def _never(*arguments: Any) -> Any:
     raise AssertionError("computed one example at a time")
 
@@ -47,10 +58,10 @@ def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     "name",
-    _mostly_thorough(OPERATIONS, ["table used twice", "lstm", "strides and padding"]),
+    _mostly_thorough(MODELS, ["table used twice", "lstm", "strides and padding"]),
 )
 def test_one_pass_equals_a_loop_that_moves_the_weights(name: str, rows: Any) -> None:
-    model, data = make_model(OPERATIONS[name]), rows(NUM_ROWS)
+    model, data = make_model(MODELS[name]), rows(NUM_ROWS)
     found = _sum(model)(*batch(data, padding=4, fill=math.nan))
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS), 2e-5)
 

@@ -49,8 +49,8 @@ MODELS = {
     **{
         name: {**GHOST, **OPERATIONS, **VECTORIZED}[name]
         for name in (
-            "causal attention", "convolution 3d", "depthwise", "dilated convolution",
-            "gru", "string lookup", "strides and padding",
+            "causal attention", "convolutions", "convolutions of clips",
+            "dilated convolution", "gru", "lookups", "strides and padding",
         )
     },
 }  # fmt: skip
