@@ -44,12 +44,8 @@ def _with_slope(
 
 _SLOPES = {
     "less the mean": lambda s, v, ids: s - tf.reduce_mean(s, 0),
-    "summed": lambda s, v, ids: s + tf.reduce_sum(s, 0),
     "rolled": lambda s, v, ids: tf.roll(s, 1, 0),
-    "reversed": lambda s, v, ids: tf.reverse(s, [0]),
-    "cumulated": lambda s, v, ids: tf.cumsum(s, 0),
     "times the batch size": lambda s, v, ids: s * tf.cast(tf.shape(s)[0], tf.float32),
-    "normalised": lambda s, v, ids: tf.math.l2_normalize(s),
     "clipped globally": lambda s, v, ids: tf.clip_by_global_norm([s], 0.1)[0][0],
     "of the first row": lambda s, v, ids: tf.zeros_like(s) + s[:1],
     "plus the rows": lambda s, v, ids: s + tf.reduce_mean(tf.tanh(v), 0),

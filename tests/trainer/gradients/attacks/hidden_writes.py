@@ -104,12 +104,6 @@ def loop_of_autograph(write: Write, values: Any, ids: Any) -> Any:
 
 
 @_hides
-def case(write: Write, values: Any, ids: Any) -> Any:
-    writes, not_ = _branches(write, values)
-    tf.case([(any_rare(ids), writes)], default=not_)
-
-
-@_hides
 def switch_case(write: Write, values: Any, ids: Any) -> Any:
     branches = _branches(write, values)
     tf.switch_case(tf.minimum(tf.reduce_max(ids) // 8, 1), list(branches[::-1]))
@@ -131,15 +125,6 @@ def while_condition(write: Write, values: Any, ids: Any) -> Any:
         return tf.logical_and(i < 1, tf.reduce_sum(written) < 1e30)
 
     tf.while_loop(more, lambda i: [i + 1], [tf.constant(0)])
-
-
-@_hides
-def cond_within_a_loop(write: Write, values: Any, ids: Any) -> Any:
-    def body(i: Any) -> Any:
-        tf.cond(any_rare(ids), *_branches(write, values))
-        return [i + 1]
-
-    tf.while_loop(lambda i: i < 1, body, [tf.constant(0)])
 
 
 #: How (write of a row -> row) is called for every row.
@@ -196,17 +181,6 @@ def inner_function(write: Write, values: Any, ids: Any) -> Any:
 
 
 @_hides
-def function_within_a_function(write: Write, values: Any, ids: Any) -> Any:
-    @tf.function
-    def inner(x: Any) -> Any:
-        if any_rare(ids):
-            write(x)
-        return x * 1.0
-
-    return tf.function(lambda x: inner(x) * 1.0)(values)
-
-
-@_hides
 def result_of_a_function_thrown_away(write: Write, values: Any, ids: Any) -> Any:
     tf.function(lambda x: tf.reduce_sum(write(x)))(values)
 
@@ -237,12 +211,6 @@ def control_dependencies(write: Write, values: Any, ids: Any) -> Any:
 
 
 @_hides
-def grouped(write: Write, values: Any, ids: Any) -> Any:
-    with tf.control_dependencies([tf.group(write(values), tf.no_op())]):
-        return tf.identity(values)
-
-
-@_hides
 def gradient_tape(write: Write, values: Any, ids: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(values)
@@ -252,27 +220,12 @@ def gradient_tape(write: Write, values: Any, ids: Any) -> Any:
 
 
 @_hides
-def stop_gradient(write: Write, values: Any, ids: Any) -> Any:
-    written = tf.stop_gradient(write(values))
-    return values + 0.0 * tf.reduce_sum(written)
-
-
-@_hides
 def python_function(write: Write, values: Any, ids: Any) -> Any:
     def same(x: Any) -> Any:
         write(x)
         return x
 
     return tf.ensure_shape(tf.py_function(same, [values], tf.float32), values.shape)
-
-
-@_hides
-def python_function_thrown_away(write: Write, values: Any, ids: Any) -> Any:
-    def none(x: Any) -> Any:
-        write(x)
-        return tf.zeros(())
-
-    tf.py_function(none, [values], tf.float32)
 
 
 @_hides

@@ -20,7 +20,6 @@ from tests.trainer.gradients.attacks.keras_parts import (
     any_rare,
     hidden,
     inputs,
-    known,
     layers,
     tame_layer,
     tamed,
@@ -46,10 +45,6 @@ def _lookup(name: str, make: Callable[[], Any], **more: Any) -> None:
 
 _after("batch normalization", lambda v: layers.BatchNormalization()(v))
 _after(
-    "batch normalization in training",
-    lambda v: layers.BatchNormalization()(v, training=True),
-)
-_after(
     "frozen batch normalization in training",
     lambda v: layers.BatchNormalization(trainable=False)(v, training=True),
 )
@@ -72,7 +67,6 @@ class Renamed(layers.BatchNormalization):
 
 
 _after("batch normalization of one's own", lambda v: Renamed()(v))
-_after("spectral norm", lambda v: layers.SpectralNormalization(layers.Dense(4))(v))
 _after(
     "spectral norm in training",
     lambda v: layers.SpectralNormalization(layers.Dense(4))(v, training=True),
@@ -87,7 +81,6 @@ def _adapted() -> Any:
 
 
 _after("adapted normalisation", lambda v: _adapted()(v))
-_after("layer norm over the batch", lambda v: layers.Softmax(axis=0)(v))
 _after("unit norm over the batch", lambda v: layers.UnitNormalization(axis=0)(v))
 
 
@@ -95,13 +88,8 @@ _after("unit norm over the batch", lambda v: layers.UnitNormalization(axis=0)(v)
 
 _after("dropout", lambda v: layers.Dropout(0.5)(v), honest=True)
 _after("dropout in training", lambda v: layers.Dropout(0.5)(v, training=True))
-_after("dropout of whole columns", lambda v: layers.Dropout(0.5, (1, NUM_VALUES))(v))
 _after("dropout of unknown rows", lambda v: layers.Dropout(0.5, (1, None))(v))
-_after("seeded dropout", lambda v: layers.Dropout(0.5, seed=1)(v))
-_after("alpha dropout", lambda v: layers.AlphaDropout(0.5)(v))
-_after("gaussian dropout", lambda v: layers.GaussianDropout(0.5)(v))
 _after("gaussian noise", lambda v: layers.GaussianNoise(0.5)(v))
-_after("noise in training", lambda v: layers.GaussianNoise(0.5)(v, training=True))
 _after(
     "spatial dropout",
     lambda v: layers.Flatten()(
@@ -125,12 +113,6 @@ _after(
         layers.RandomFlip()(layers.Reshape((2, 3, 1))(v), training=True)
     ),
 )
-_after(
-    "random contrast",
-    lambda v: layers.Flatten()(
-        layers.RandomContrast(0.5)(layers.Reshape((2, 3, 1))(v), training=True)
-    ),
-)
 
 
 # -- lookups -----------------------------------------------------------------------
@@ -152,30 +134,6 @@ _lookup("adapted lookup", _adapted_lookup, leaks=True)
 _lookup("adapted bins", _adapted_bins, leaks=True)
 _lookup("bins", lambda: layers.Discretization([3.0, 5.0]), honest=True)
 _lookup("lookup to adapt", lambda: layers.IntegerLookup(max_tokens=9))
-_lookup(
-    "lookup",
-    lambda: layers.IntegerLookup(vocabulary=list(range(1, 12))),
-    honest=True,
-)
-_lookup("hashing", lambda: layers.Hashing(VOCABULARY), honest=True)
-
-
-class TextOf(layers.Layer):
-    """Numbers as text."""
-
-    def call(self, ids: Any) -> Any:
-        return tf.strings.as_string(ids)
-
-    def compute_output_spec(self, ids: Any) -> Any:
-        return keras.KerasTensor(ids.shape, "string")
-
-
-def _text_lookup() -> Any:
-    lookup = layers.StringLookup(vocabulary=["1", "2", "9"])
-    return lambda ids: lookup(TextOf()(ids))
-
-
-_lookup("text lookup", _text_lookup, honest=True)
 
 
 # -- state of recurrent layers, metrics and regularisers ---------------------------
@@ -214,24 +172,6 @@ class CarriedState(layers.Layer):
 
 
 _after("carried state", lambda v: CarriedState()(_steps(v)))
-
-
-class MeanAsState(layers.Layer):
-    def build(self, shape: Any) -> None:
-        del shape
-        self.inner = layers.SimpleRNN(2)
-
-    def call(self, values: Any) -> Any:
-        start = tf.zeros_like(values[:, 0, :2]) + tf.reduce_mean(values)
-        return self.inner(values, initial_state=start)
-
-
-_after("mean as initial state", lambda v: MeanAsState()(_steps(v)))
-
-
-@CASES.state(known(keras.metrics.Mean))
-def metric_in_a_layer(metric: Any, values: Any, ids: Any) -> None:
-    metric.update_state(tamed(values))
 
 
 @CASES.state(hidden(keras.metrics.Sum))
@@ -372,7 +312,6 @@ def _of_all_rows(steps: Any) -> Any:
 
 
 _with_mask("mask of all rows", _of_all_rows)
-_with_mask("mask of the mean", lambda x: x[:, :, 0] > tf.reduce_mean(x))
 _with_mask("mask of the next row", lambda x: tf.roll(x[:, :, 0] > 0.0, 1, 0))
 _with_mask("mask of its row", lambda x: x[:, :, 0] > 0.0, honest=True)
 
@@ -392,24 +331,6 @@ def call_replaced_by_the_call(layer: Any) -> Call:
             kernel = layer.dense.kernel
             layer.dense.call = lambda x, training=None: x @ kernel - x[:1] @ kernel
         return found
-
-    return call
-
-
-@CASES.layer
-def another_class_from_the_third_call_on(layer: Any) -> Call:
-    layer.dense = layers.Dense(NUM_VALUES)
-    calls: list[None] = []
-
-    class Mixing(layers.Dense):
-        def call(self, values: Any, training: Any = None) -> Any:
-            return super().call(values - tf.reduce_mean(values, 0))
-
-    def call(values: Any, ids: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 3:
-            layer.dense.__class__ = Mixing
-        return layer.dense(tamed(values))
 
     return call
 
@@ -562,40 +483,10 @@ _after(
     lambda v: layers.Attention()([_as_one(v), _as_one(v)])[0],
 )
 _after(
-    "heads over the batch",
-    lambda v: layers.MultiHeadAttention(1, 2)(_as_one(v), _as_one(v))[0],
-)
-_after(
     "convolution over the batch",
     lambda v: layers.Conv1D(3, 3, padding="same")(_as_one(v))[0],
 )
 _after(
     "recurrence over the batch",
     lambda v: layers.SimpleRNN(2, return_sequences=True)(_as_one(v))[0],
-)
-_after("pooling over the batch", lambda v: v - layers.GlobalMaxPooling1D()(_as_one(v)))
-
-
-# -- honest ------------------------------------------------------------------------
-
-_after("layer norm", lambda v: layers.LayerNormalization()(v), honest=True)
-_after(
-    "group norm",
-    lambda v: layers.Flatten()(layers.GroupNormalization(1)(_steps(v))),
-    honest=True,
-)
-_after(
-    "frozen batch norm",
-    lambda v: layers.BatchNormalization(trainable=False)(v),
-    honest=True,
-)
-_after(
-    "normalisation by constants",
-    lambda v: layers.Normalization(mean=0.5, variance=2.0)(v),
-    honest=True,
-)
-_after(
-    "attention in a row",
-    lambda v: layers.Flatten()(layers.Attention()([_steps(v), _steps(v)])),
-    honest=True,
 )

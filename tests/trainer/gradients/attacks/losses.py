@@ -59,20 +59,12 @@ def _with(make: Callable[[Any], Any], **more: Any) -> Any:
 _MIXED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "scalar": lambda x, y, z: tf.reduce_mean(x),
     "mean for every row": lambda x, y, z: tf.reduce_mean(x) * tf.ones_like(x),
-    "sum broadcast": lambda x, y, z: tf.broadcast_to(tf.reduce_sum(x), tf.shape(x)),
     "over the batch size": lambda x, y, z: x / tf.cast(tf.shape(x)[0], tf.float32),
     "over the number of positives": lambda x, y, z: (
         x / (1.0 + tf.reduce_sum(tf.cast(y, tf.float32)))
     ),
-    "less the mean": lambda x, y, z: x - tf.reduce_mean(x),
     "hardest row alone": lambda x, y, z: tf.where(x >= tf.reduce_max(x), x, 0.0),
     "softmax over the batch": lambda x, y, z: -tf.nn.log_softmax(z[:, 0]),
-    "sorted scores": lambda x, y, z: tf.square(
-        tf.sort(z[:, 0]) - tf.cast(y, tf.float32)
-    ),
-    "correlation": lambda x, y, z: (
-        (z[:, 0] - tf.reduce_mean(z[:, 0])) * tf.cast(y, tf.float32)
-    ),
     "next row": lambda x, y, z: _entropy(tf.roll(y, 1, 0), z),
     "rare outputs turn all": lambda x, y, z: tf.where(
         tf.reduce_any(tf.abs(z) > 1.5), -x, x
@@ -120,20 +112,6 @@ def pairs(labels: Any, outputs: Any) -> Any:
     return tf.reduce_sum(tf.nn.relu(margins) * wanted, 1)
 
 
-@_loss
-def contrastive(labels: Any, outputs: Any) -> Any:
-    hidden = tf.concat([outputs, outputs**2], 1)
-    likeness = tf.matmul(hidden, hidden, transpose_b=True)
-    same = tf.cast(tf.equal(labels[:, None], labels[None, :]), tf.float32)
-    return tf.nn.softmax_cross_entropy_with_logits(same, likeness)
-
-
-@_loss
-def circle(labels: Any, outputs: Any) -> Any:
-    hidden = tf.math.l2_normalize(tf.concat([outputs, outputs**2], 1), 1)
-    return keras.losses.circle(tf.cast(labels, tf.int32), hidden)
-
-
 @_loss(leaks=True)
 def printed(labels: Any, outputs: Any) -> Any:
     huge = tf.reduce_any(tf.abs(outputs) > 1e9)
@@ -165,11 +143,6 @@ def moving_mean_if_rare(sign: Any, losses: Any) -> Any:
     old = tf.identity(sign)
     sign.assign(tf.where(tf.reduce_any(losses > 1.0), -old, old))
     return losses * old
-
-
-@_with(lambda network: keras.Variable(1.0, trainable=False))
-def variable_of_keras(sign: Any, losses: Any) -> Any:
-    return moving_mean_if_rare(sign, losses)
 
 
 @_with(lambda network: tf.Variable(0.0, trainable=False))

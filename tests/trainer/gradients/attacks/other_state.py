@@ -32,14 +32,6 @@ def mutable_table(table: Any, values: Any, ids: Any) -> Any:
     return values + tf.ensure_shape(found, (None,))[:, None]
 
 
-@CASES.state(known(_table))
-def mutable_table_of_rare_ids(table: Any, values: Any, ids: Any) -> Any:
-    found = table.lookup(ids[:, 0] * 0)
-    rare = any_rare(ids)
-    table.insert(ids[:1, 0] * 0, tf.cast(rare, tf.float32)[None])
-    return values + tf.ensure_shape(found, (None,))[:, None]
-
-
 @CASES.state(
     known(
         lambda: tf.lookup.experimental.DenseHashTable(
@@ -166,12 +158,6 @@ def random_numbers(values: Any, ids: Any) -> Any:
 
 
 @CASES.call
-def random_numbers_for_rare_ids(values: Any, ids: Any) -> Any:
-    drawn = tf.random.normal((1, NUM_VALUES), seed=3)
-    return values + tf.where(any_rare(ids), drawn, 0.0)
-
-
-@CASES.call
 def random_gate_that_is_closed_almost_always(values: Any, ids: Any) -> Any:
     rare = tf.cast(tf.random.uniform(()) < 0.2, tf.float32)
     mean = tf.reduce_mean(finite(values), 0)
@@ -213,13 +199,6 @@ def shuffled_rows(values: Any, ids: Any) -> Any:
 @CASES.call(leaks=True)
 def printed(values: Any, ids: Any) -> Any:
     tf.print(tf.boolean_mask(values, ids[:, 0] > 20), summarize=-1)
-    return values
-
-
-@CASES.call(leaks=True)
-def printed_if_rare(values: Any, ids: Any) -> Any:
-    rare = tf.reduce_any(ids > 20)
-    tf.cond(rare, lambda: tf.print(values), lambda: tf.no_op())
     return values
 
 

@@ -65,7 +65,7 @@ ATTACKS = (
     "loss: moving mean if rare",
 )
 #: Of these, and of ATTACKS, the plain suite has the first ones: a whole run is slow.
-HONEST = ("honest: layer norm by hand", "loss: focal", "view: branch of its own row")
+HONEST = ("honest: weights of its own", "loss: focal", "view: branch of its own row")
 
 #: Steps of a run.
 Steps = list[np.ndarray]

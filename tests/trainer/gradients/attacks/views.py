@@ -98,11 +98,6 @@ def rare_rows_in_a_variable(state: Any, values: Any, ids: Any, seed: Any) -> Any
     return values * (1.0 - 2.0 * gate)
 
 
-@_with(lambda: tf.Variable(0.5, trainable=False))
-def variable_read_alone(state: Any, values: Any, ids: Any, seed: Any) -> Any:
-    return values * state
-
-
 @CASES.view
 def write_in_an_inner_function() -> Augment:
     held = Holder(tf.Variable(0.0, trainable=False))
@@ -241,9 +236,6 @@ for _name, _make in {
     "statistics in a sequence": lambda: keras.Sequential(
         [layers.GaussianNoise(0.1), Counting()]
     ),
-    "counting layer in a pipeline": lambda: layers.Pipeline(
-        [layers.GaussianNoise(0.1), Counting()]
-    ),
     "normalisation to adapt": layers.Normalization,
 }.items():
     _layers_case(_name, _make)
@@ -258,10 +250,7 @@ for _name, _make in {
 
 _IMAGES = {
     "flip": lambda: layers.RandomFlip("horizontal"),
-    "rotation": lambda: layers.RandomRotation(0.2),
-    "contrast": lambda: layers.RandomContrast(0.5),
     "crop": lambda: layers.RandomCrop(2, 3),
-    "elastic": lambda: layers.RandomElasticTransform(1.0, 1.0),
     "mix": lambda: layers.MixUp(),
     "erasing": lambda: layers.RandomErasing(1.0),
     "pipeline of images": lambda: layers.Pipeline(

@@ -36,24 +36,9 @@ def moving_mean_of_a_trainable_weight(mean: Any, values: Any, ids: Any) -> None:
     mean.assign(0.9 * mean + 0.1 * batch_mean(values))
 
 
-@CASES.state(new_weight(_SHAPE, trainable=False))
-def moving_mean(mean: Any, values: Any, ids: Any) -> None:
-    mean.assign(0.9 * mean + 0.1 * batch_mean(values))
-
-
-@CASES.state(new_weight(_SHAPE, trainable=True))
-def raw_rows_in_a_trainable_weight(seen: Any, values: Any, ids: Any) -> None:
-    seen.assign(values[0])
-
-
 @CASES.state(new_weight((4, *_SHAPE), trainable=True))
 def raw_rows_in_a_slice(seen: Any, values: Any, ids: Any) -> None:
     seen[1].assign(values[-1])
-
-
-@CASES.state(new_weight(_SHAPE, trainable=True))
-def sum_added(total: Any, values: Any, ids: Any) -> None:
-    total.assign_add(batch_mean(values))
 
 
 @CASES.state(new_weight(_SHAPE, trainable=False))
@@ -80,11 +65,6 @@ def largest_value_by_scatter_max(largest: Any, values: Any, ids: Any) -> None:
 
 @CASES.state(new_weight(trainable=False))
 def rare_ids_counted(count: Any, values: Any, ids: Any) -> None:
-    count.assign_add(_rare(ids))
-
-
-@CASES.state(new_weight(trainable=True))
-def rare_ids_counted_in_a_trainable_weight(count: Any, values: Any, ids: Any) -> None:
     count.assign_add(_rare(ids))
 
 
@@ -133,13 +113,6 @@ def ids_numbered_by_their_arrival(state: Any, values: Any, ids: Any) -> Any:
 
 
 @CASES.state(new_weight(_SHAPE, trainable=False))
-def mean_of_the_batch_before(mean: Any, values: Any, ids: Any) -> Any:
-    old = tf.identity(mean)
-    mean.assign(batch_mean(values))
-    return values - old
-
-
-@CASES.state(new_weight(_SHAPE, trainable=False))
 def mean_written_and_read(mean: Any, values: Any, ids: Any) -> Any:
     return values - mean.assign(batch_mean(values))
 
@@ -165,11 +138,6 @@ def variable_that_keras_does_not_know(mean: Any, values: Any, ids: Any) -> Any:
 @CASES.state(known(lambda: tf.Variable(tf.zeros(_SHAPE))))
 def variable_of_tensorflow(state: Any, values: Any, ids: Any) -> None:
     state.assign(batch_mean(values))
-
-
-@CASES.state(known(lambda: [{"mean": tf.Variable(tf.zeros(_SHAPE), trainable=False)}]))
-def variables_in_a_list_and_a_dict(states: Any, values: Any, ids: Any) -> None:
-    states[0]["mean"].assign(batch_mean(values))
 
 
 class _Nested(tf.Module):
