@@ -125,10 +125,10 @@ def test_without_noise_and_clip_it_is_ordinary_training(
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["sam", "hvp"])
 def test_bam_takes_the_gradients_of_its_variant(
-    variant: str, private: Any, small_batches: Any, tmp_path: pathlib.Path
+    private: Any, small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
+    variant = "hvp"  # not the default
     settings = {"bam_radius": 0.5, "bam_variant": variant}
     # Of a linear model the variants differ in length alone: nothing is clipped.
     free = {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}
@@ -149,20 +149,11 @@ def test_bam_takes_the_gradients_of_its_variant(
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "--bam-radius for method='bam'"),
-        ({"bam_radius": -1.0}, "bam_radius=-1.0 >= 0"),
-        ({"bam_radius": 0.1, "bam_variant": "x"}, "bam_variant='x' to be one of sam"),
-        ({"bam_radius": 0.1, "sat_radius": 0.1}, "belongs to --method dp-sat"),
-    ],
-)
 def test_settings_of_bam_are_honoured_or_refused(
-    settings: dict[str, Any], message: str, private: Any, tmp_path: pathlib.Path
+    private: Any, tmp_path: pathlib.Path
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        private(method="bam", **settings)
+    with pytest.raises(InputError, match="bam_variant='x' to be one of sam"):
+        private(method="bam", bam_radius=0.1, bam_variant="x")
     assert not (tmp_path / "run").exists()
 
 
@@ -264,33 +255,35 @@ class _Own(keras.callbacks.Callback):
     monitor = "loss"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: keras.callbacks.EarlyStopping("loss"), "monitor='loss' of EarlySt"),
-        (lambda: keras.callbacks.ReduceLROnPlateau("non_private_loss"), "covered by"),
-        (lambda: keras.callbacks.EarlyStopping(), "validation_data in fit"),
-        (_Own, "monitor='loss' of _Own"),
-        (
-            lambda: keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True),
-            "validation_data in fit",
-        ),
-        (lambda: keras.callbacks.CallbackList([_Own()]), "not a CallbackList"),
-        (lambda: keras.callbacks.BackupAndRestore("x"), "ModelCheckpoint"),
-        (
-            lambda: keras.callbacks.TensorBoard(write_steps_per_second=True),
-            "write_steps_per_second=False",
-        ),
-        (lambda: keras.callbacks.TensorBoard(profile_batch=2), "profile_batch=0"),
-        (lambda: 3, "callbacks of Keras 3; int"),
-    ],
+#: What makes a callback, and why `fit` refuses it.
+_REFUSED_CALLBACKS = (
+    (lambda: keras.callbacks.EarlyStopping("loss"), "monitor='loss' of EarlySt"),
+    (lambda: keras.callbacks.ReduceLROnPlateau("non_private_loss"), "covered by"),
+    (lambda: keras.callbacks.EarlyStopping(), "validation_data in fit"),
+    (_Own, "monitor='loss' of _Own"),
+    (
+        lambda: keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True),
+        "validation_data in fit",
+    ),
+    (lambda: keras.callbacks.CallbackList([_Own()]), "not a CallbackList"),
+    (lambda: keras.callbacks.BackupAndRestore("x"), "ModelCheckpoint"),
+    (
+        lambda: keras.callbacks.TensorBoard(write_steps_per_second=True),
+        "write_steps_per_second=False",
+    ),
+    (lambda: keras.callbacks.TensorBoard(profile_batch=2), "profile_batch=0"),
+    (lambda: 3, "callbacks of Keras 3; int"),
 )
+
+
 def test_callbacks_that_decide_by_or_write_what_is_not_released_are_refused(
-    make: Any, message: str, private: Any, tmp_path: pathlib.Path
+    private: Any, tmp_path: pathlib.Path
 ) -> None:
-    with pytest.raises(InputError, match=message) as error:
-        _compiled(private()).fit(callbacks=[make()])
-    assert "\n" not in str(error.value)
+    model = _compiled(private())
+    for make, message in _REFUSED_CALLBACKS:
+        with pytest.raises(InputError, match=message) as error:
+            model.fit(callbacks=[make()])
+        assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -108,12 +108,11 @@ def differing(
     "changes",
     [
         {},
-        {"optimizer": "adam", "learning_rate": 0.05},
         {"train_over": "uta", "aggregate_from": 3},
         {"method": "dp-sat", "sat_radius": 0.5},
         {"method": "model-mix", "mix_width": 0.5, "linf_factor": 4},
     ],
-    ids=["sgd", "adam", "train-over", "dp-sat", "model-mix"],
+    ids=["sgd", "train-over", "dp-sat", "model-mix"],
 )
 def test_exported_averages_are_those_of_the_kept_iterates(
     changes: dict[str, Any], differing: Callable[..., set[str]]
