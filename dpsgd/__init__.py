@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accounting.core.statement import PrivacyStatement as PrivacyStatement
     from accounting.core.statement import privacy_statement as privacy_statement
     from accounting.core.validation import InputError as InputError
-    from accounting.planning import budget as budget
+    from accounting.planning import groups as groups
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
     from pipelines.batches.folder import read_certificate as read_certificate

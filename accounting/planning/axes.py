@@ -97,7 +97,7 @@ def _with_count(question: Question, value: int) -> Question:
         value,
         at_least=1,
         at_most=MOST_EXAMPLES_PER_USER,
-        remedy="In Python, dpsgd.budget.user_epsilon bounds larger ones by groups.",
+        remedy="In Python, dpsgd.groups.user_epsilon bounds larger ones by groups.",
     )
     return dataclasses.replace(question, max_examples_per_user=count)
 

@@ -13,7 +13,7 @@ from accounting.core import accountant, neighboring_relation, statement
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError
-from accounting.planning import budget
+from accounting.planning import groups
 from tests.accounting.plans import make_plan
 
 ADD_OR_REMOVE = {"neighboring_relation": neighboring_relation.ADD_OR_REMOVE_ONE}
@@ -118,7 +118,7 @@ def test_published_epsilon_of_poisson_under_replace_one():
     plan = DpSgdPlan(sampler="poisson", **PUBLISHED)
     found = published_epsilon(plan, REPLACE).guarantee
     assert 2.477 < found < 2.4785
-    group = budget.group_epsilon(plan, noise_multiplier=1.1, delta=1e-5, group_size=2)
+    group = groups.group_epsilon(plan, noise_multiplier=1.1, delta=1e-5, group_size=2)
     assert group == pytest.approx(3.420, abs=1e-3)
 
 

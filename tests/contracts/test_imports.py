@@ -54,7 +54,7 @@ CHAINS = [
     (HEAVY, """accounting pipelines trainer dpsgd accounting.core.plan
      accounting.core.validation accounting.core.sampler_registry
      accounting.core.accountant accounting.core.statement accounting.cli.commands
-     accounting.planning.comparison accounting.planning.budget
+     accounting.planning.comparison accounting.planning.groups
      trainer.settings.method_settings pipelines.files.storage pipelines.files.folders
      pipelines.job.batch_settings"""),
     (HEAVY - {"numpy"}, "trainer.settings.request trainer.cli.report_commands"),

@@ -14,7 +14,7 @@ from accounting.core.pld import user_pairs
 from accounting.core.pld.dominating_pairs import Pair
 from accounting.core.pld.privacy_profile import Profile
 from accounting.core.samplers import truncated_poisson, truncated_users
-from accounting.planning import budget
+from accounting.planning import groups
 from tests.accounting.plans import make_plan
 
 pytestmark = pytest.mark.usefixtures("answers_once")
@@ -211,7 +211,7 @@ def test_no_proven_number_is_smaller(noise, cap):
         found = [epsilon_of(plan, rows, relation, noise).guarantee for rows in (1, 2)]
         assert found == sorted(found)
     asked = {"noise_multiplier": noise, "delta": 1e-6}
-    by_groups = budget.group_epsilon(plan, group_size=2, **asked)
+    by_groups = groups.group_epsilon(plan, group_size=2, **asked)
     assert epsilon_of(plan, 2, noise=noise).guarantee <= by_groups
 
 

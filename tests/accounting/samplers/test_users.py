@@ -12,7 +12,7 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs, user_pairs
 from accounting.core.samplers import truncation
 from accounting.core.validation import InputError
-from accounting.planning import budget
+from accounting.planning import groups
 from tests.accounting.plans import make_plan
 
 LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
@@ -55,7 +55,7 @@ def test_published_epsilon_of_groups_and_the_other_ones_of_users(
     plan = DpSgdPlan(sampler="poisson", **fields)
     asked = {"noise_multiplier": noise, "delta": delta}
     for rows, published in of_groups.items():
-        found = budget.group_epsilon(plan, group_size=rows, **asked)
+        found = groups.group_epsilon(plan, group_size=rows, **asked)
         assert found == pytest.approx(published, rel=5e-3)
     for rows, published in of_users.items():
         found = accountant.epsilon(plan, max_examples_per_user=rows, **asked)
@@ -104,7 +104,7 @@ def test_deterministic_batches_of_users_are_a_gaussian_of_their_sensitivity(smal
         dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     ).compose(dp_accounting.GaussianDpEvent(1.0), 2)
     assert found.guarantee == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-3)
-    assert found.guarantee == budget.user_epsilon(
+    assert found.guarantee == groups.user_epsilon(
         plan, noise_multiplier=3.0, delta=1e-5, max_examples_per_user=3
     )
 
