@@ -52,6 +52,9 @@ APART: dict[str, Callable[[Any], Any]] = {
     "einsum with weights": lambda v: tf.einsum("bij,jk->bik", v, tf.ones((3, 2))),
     "table": lambda v: tf.gather(tf.ones((9, 2)), tf.cast(v[:, 0] > 0, tf.int32)),
     "gather of places": lambda v: tf.gather(v, [2, 0], axis=1),
+    "gather within rows": lambda v: tf.gather(
+        v, tf.cast(v[:, :, 0] > 0, tf.int32), axis=1, batch_dims=1
+    ),
     "one hot": lambda v: tf.one_hot(tf.cast(v[:, 0] > 0, tf.int32), 2),
     "number at a size of a row": lambda v: (
         v * tf.gather(tf.range(9.0), tf.shape(v)[1:2]) + tf.range(9.0)[tf.shape(v)[1]]
@@ -138,8 +141,11 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "positions as rows": lambda v: tf.reduce_sum(tf.reshape(v, (-1, 3)), 1),
     "batch against positions": lambda v: v[:, 0, 0] + v[:, :1, 0],
     "gather of rows": lambda v: tf.gather(v, tf.argsort(v[:, 0, 0])),
-    "gather within rows, whose gradient is by ids of the batch": lambda v: tf.gather(
-        v, tf.cast(v[:, :, 0] > 0, tf.int32), axis=1, batch_dims=1
+    "gather of rows at ids of rows": lambda v: tf.gather(
+        v, tf.cast(v[:, 0, 0] > 0, tf.int32)
+    ),
+    "gather within rows, behind another axis": lambda v: tf.gather(
+        v, tf.cast(v[:, :, 0] > 0, tf.int32), axis=2, batch_dims=1
     ),
     "sorted batch": lambda v: tf.sort(v, axis=0),
     "unique": lambda v: tf.cast(tf.unique(v[:, 0, 0]).idx, v.dtype),

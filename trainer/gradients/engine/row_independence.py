@@ -545,12 +545,15 @@ def _batch_mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 def _gather(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     params, indices, _ = kinds
     axis, rank = static_value(op.inputs[2]), op.inputs[0].shape.rank
-    # The gradient at ids of rows: an id that is out of range would be of another row.
-    if axis is None or not rank or op.get_attr("batch_dims"):
+    if axis is None or not rank:
         return None
+    place, batch_dims = int(axis) % rank, op.get_attr("batch_dims")
     if isinstance(params, _Constant):
-        return indices if int(axis) % rank == 0 else None
-    return params if isinstance(indices, _Constant) and int(axis) % rank else None
+        return indices if place == batch_dims == 0 else None
+    if isinstance(indices, _Constant):
+        return params if place and batch_dims == 0 else None
+    # A copy of the graph has a gradient for these: see `traced_losses`.
+    return params if params == indices and place == batch_dims >= 1 else None
 
 
 def _resource_gather(op: Any, kinds: Sequence[Kind]) -> Kind | None:

@@ -7,6 +7,8 @@ a second time that could give another graph.
 Formal guarantees:
   - ``copy_into`` computes what the traced graph computes, for any number of rows.
   - The graph only computes its results (see ``model.pure_graph``).
+  - In the copy a gather within rows hands the slope at an id that is out of range to no
+    value.  TensorFlow's gradient takes that for an id of the row before or after.
 
 Public: the graph.  Sensitive: columns.
 """
@@ -22,6 +24,9 @@ from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.pure_graph import check_pure
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
+
+#: Name of the gradient of a gather within rows.
+_WITHIN_ROWS = "dpsgd: values within rows"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,6 +129,8 @@ def copy_into(
         # operations; its code would differentiate the traced graph, not the copy.
         node.attr.pop("_gradient_op_type", None)
         node.attr.pop("_class", None)  # the place of a placeholder that is replaced
+        if node.op == "GatherV2" and node.attr["batch_dims"].i:
+            node.attr["_gradient_op_type"].s = _WITHIN_ROWS.encode()
     kept = _reading_rows(kept)
     read = {each.partition(":")[0] for node in kept for each in node.input}
     del definition.node[:]
@@ -136,6 +143,25 @@ def copy_into(
     )
     names = [node.name for node in kept]
     return GraphCopy(ops=dict(zip(names, copies, strict=True)), inputs=inputs)
+
+
+@tf.RegisterGradient(_WITHIN_ROWS)
+def _of_values_within_rows(op: Any, slope: Any) -> tuple[Any, None, None]:
+    """Returns the gradient of ``tf.gather``, whose axis follows its batch axes."""
+    values, ids, axis = op.inputs
+    size = tf.shape(values, ids.dtype)[axis]
+    inside = tf.reshape(
+        (ids >= 0) & (ids < size),
+        tf.pad(tf.shape(ids), [[0, tf.rank(slope) - tf.rank(ids)]], constant_values=1),
+    )
+    read = tf.gather(
+        values,
+        tf.clip_by_value(ids, 0, size - 1),
+        axis=axis,
+        batch_dims=op.get_attr("batch_dims"),
+    )
+    (found,) = tf.gradients(read, [values], [tf.where(inside, slope, 0)])
+    return found, None, None
 
 
 def _reading_rows(nodes: Sequence[Any]) -> list[Any]:
