@@ -128,25 +128,18 @@ def test_the_sum_equals_a_loop_that_moves_the_weights(
         assert_close(arrays(found), wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "path"),
-    [
-        ("mean_squared_error", 1, ONE_PASS),
-        ("sparse_categorical_crossentropy", 3, SINGLE_EXAMPLES),
-    ],
-)
-def test_it_equals_the_loop_for_any_loss(
-    name: str, size: int, path: str, rows: Any
-) -> None:
+def test_it_equals_the_loop_for_any_loss(rows: Any) -> None:
     def make() -> Any:
         integers, values = numbers()
         values = keras.layers.Dense(5, activation="tanh")(values)
-        return keras.Model(integers, keras.layers.Dense(size)(values))
+        return keras.Model(integers, keras.layers.Dense(3)(values))
 
     model, data = make_model(make), rows(NUM_ROWS)
-    model = dataclasses.replace(model, loss=loss_by_name(name))
+    loss = loss_by_name("sparse_categorical_crossentropy")
+    model = dataclasses.replace(model, loss=loss)
     wanted = loop_sum(model, data)
-    assert_close(arrays(_sum(model, path=path)(*batch(data, padding=2))), wanted)
+    for path in (ONE_PASS, SINGLE_EXAMPLES):
+        assert_close(arrays(_sum(model, path=path)(*batch(data, padding=2))), wanted)
 
 
 @pytest.mark.parametrize("make", [dense_per_position, layer_normalization])
