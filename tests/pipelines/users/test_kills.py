@@ -173,13 +173,15 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-COMMANDS = ("synth", "prepare", "bound", "users", "own-key")
-ENGINES = ("prepare-engine", "users-engine")
+COMMANDS = (
+    "synth", "prepare", "prepare-engine", "bound", "users",
+    "users-engine", "own-key",
+)  # fmt: skip
 
 
-def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *told: int | str) -> None:
+def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *numbers: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _KILLS, str(folder), *map(str, told)],
+        [sys.executable, "-c", _KILLS, str(folder), *map(str, numbers), *COMMANDS],
         cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -189,11 +191,11 @@ def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *told: int | str) 
 def test_a_kill_in_the_clean_up_leaves_nothing_and_the_same_command_ends_it(
     root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    kill_and_repeat(root, folder, 37, 4, *COMMANDS)
+    kill_and_repeat(root, folder, 37, 4)
 
 
 @pytest.mark.thorough
 def test_a_kill_at_any_change_of_the_disk_is_mended_by_the_same_command(
     root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    kill_and_repeat(root, folder, 1, 1, *COMMANDS, *ENGINES)
+    kill_and_repeat(root, folder, 1, 1)
