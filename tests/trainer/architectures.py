@@ -49,10 +49,22 @@ def _of_ids(body: Callable[[Any], Any], **table: Any) -> Make:
     return make
 
 
+def _named(part: Any) -> Any:
+    """A layer of the class; one that is made already gets a name of its own.
+
+    Once another test has cleared Keras' session, a new layer may have that name.
+    """
+    if isinstance(part, type):
+        return part()
+    if isinstance(part, layers.Layer):
+        part.name = f"part_{id(part)}"
+    return part
+
+
 def _seq(*parts: Any) -> Callable[[Any], Any]:
     def apply(values: Any) -> Any:
         for part in parts:
-            values = part()(values) if isinstance(part, type) else part(values)
+            values = _named(part)(values)
         return values
 
     return apply
@@ -61,7 +73,7 @@ def _seq(*parts: Any) -> Callable[[Any], Any]:
 def together(*bodies: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The outputs of all side by side; each is a way to get a gradient wrong."""
     return lambda values: ops.concatenate(
-        [layers.Flatten()(body(values)) for body in bodies], 1
+        [layers.Flatten()(_named(body)(values)) for body in bodies], 1
     )
 
 

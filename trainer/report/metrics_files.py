@@ -76,7 +76,15 @@ def write_private(run: pathlib.Path, metrics: dict[str, Any], key: bytes) -> Non
 
 
 def check_written(run: pathlib.Path, key: bytes) -> None:
-    """Refuses metrics that ``write_private`` has not written; arguments as there."""
+    """Refuses metrics that ``write_private`` has not written.
+
+    Args:
+      run: As of ``write_private``.
+      key: As of ``write_private``.
+
+    Raises:
+      InputError: they were edited.
+    """
     path, mac = run / METRICS_NAME, read_known(_mac_path(run), remedy=_RESTORE)
     if not hmac.compare_digest(mac, _mac(key, read_known(path))):
         raise _edited(path)

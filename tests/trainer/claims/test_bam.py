@@ -104,7 +104,7 @@ def loop_sum(
         with _moved(model, gradient(row), radius):
             found = gradient(row)
         for target, value in zip(total, found, strict=True):
-            target += value * min(1.0, clip / _norm(found))
+            target += value * clip / max(clip, _norm(found))
     return total
 
 
