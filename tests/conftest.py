@@ -45,6 +45,7 @@ def pytest_collection_finish() -> None:
     Clearing Keras' session collects, for a second each time, once for every training.
     """
     gc.freeze()
+    gc.set_threshold(30_000)  # a trace makes as many objects in a moment
     gc.enable()
 
 
