@@ -148,7 +148,8 @@ def test_the_objects_of_a_finished_run_are_the_files_of_the_run_here(
 
 def check_kills(
     stored: Any, store: Store, here: Request, numbers: Callable[[int], Iterable[int]]
-) -> None:
+) -> list[dict[str, bytes]]:
+    """Returns the files before each change of the whole run."""
     train(here)
     expected = without_models(files_of(here.run))
     train(stored())
@@ -160,6 +161,7 @@ def check_kills(
         assert without_models(store.files) == expected, number
     with pytest.raises(InputError, match="a finished run"):
         train(stored())
+    return left
 
 
 @pytest.fixture
@@ -180,13 +182,12 @@ def test_a_run_killed_at_each_change_of_the_store_goes_on(
     stored: Any, store: Store, here: Request
 ) -> None:
     first = store.files
-    check_kills(stored, store, here, lambda total: range(1, total))
+    left = check_kills(stored, store, here, lambda total: range(1, total))
     # A kill does leave what was there before the change.
-    left, total = store.before[-1], len(store.changes)
-    store.restart(first, killed_at=total)
+    store.restart(first, killed_at=len(left))
     with pytest.raises(Planted):
         train(stored())
-    assert without_models(store.files) == without_models(left)
+    assert without_models(store.files) == without_models(left[-1])
 
 
 def test_the_id_is_in_the_store_before_the_first_step(
