@@ -84,7 +84,7 @@ def proven(steps):
         (3, 3, 5, 0.3, 1),
         (1, 3, 6, 0.4, 3),
         (2, 4, 6, 0.8, 4),
-        (1, 1, 5, 0.4, 2),
+        (1, 1, 3, 0.6, 2),
     ],
 )
 def test_bounds_hold_for_all_small_data_sets(own, most, num_examples, rate, cap, noise):
