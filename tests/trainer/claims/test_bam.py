@@ -21,11 +21,13 @@ from tests.trainer.zoo import (
     assert_close,
     batch,
     both_inputs,
+    clipped_total,
     dense_per_position,
     layer_normalization,
     linear,
     make_model,
     many_ids_in_one_table,
+    norm_of,
     numbers,
     pairs,
 )
@@ -76,17 +78,13 @@ def _gradient_of(model: TrainableModel) -> Callable[[np.ndarray], list[np.ndarra
     return lambda row: [one.astype("f8") for one in arrays(traced(batch(row)[0]))]
 
 
-def _norm(values: list[np.ndarray]) -> float:
-    return math.sqrt(sum(float((value**2).sum()) for value in values))
-
-
 @contextlib.contextmanager
 def _moved(
     model: TrainableModel, direction: list[np.ndarray], length: float
 ) -> Iterator[None]:
     """The model's own variables, moved."""
     before = [variable.numpy() for variable in model.variables]
-    scale = length / _norm(direction) if _norm(direction) else 0.0
+    scale = length / norm_of(direction) if norm_of(direction) else 0.0
     for variable, value in zip(model.variables, direction, strict=True):
         variable.assign_add(scale * value)
     yield
@@ -97,15 +95,11 @@ def _moved(
 def loop_sum(
     model: TrainableModel, rows: np.ndarray, clip: float = CLIP, radius: float = RADIUS
 ) -> list[np.ndarray]:
-    gradient = _gradient_of(model)
-    total = [np.zeros(variable.shape, "f8") for variable in model.variables]
-    for index in range(len(rows)):
-        row = rows[index : index + 1]
+    gradient, found = _gradient_of(model), []
+    for row in rows[:, np.newaxis]:
         with _moved(model, gradient(row), radius):
-            found = gradient(row)
-        for target, value in zip(total, found, strict=True):
-            target += value * clip / max(clip, _norm(found))
-    return total
+            found.append(gradient(row))
+    return clipped_total(found, clip)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +200,7 @@ def test_each_row_contributes_at_most_the_clip(
 ) -> None:
     data, gradient_sum = rows(NUM_ROWS), _shared(make, variant)
     norms = [
-        _norm(arrays(gradient_sum(*batch(data[i : i + 1], padding=NUM_ROWS + 3))))
+        norm_of(arrays(gradient_sum(*batch(data[i : i + 1], padding=NUM_ROWS + 3))))
         for i in range(NUM_ROWS)
     ]
     assert max(norms) <= CLIP * (1 + 1e-5)

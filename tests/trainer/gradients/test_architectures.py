@@ -44,6 +44,11 @@ ALL_REFUSED = REFUSED | {
 }
 
 
+def test_there_are_enough_of_them() -> None:
+    assert len(ACCEPTED) >= 70
+    assert len(ALL_REFUSED) == len(REFUSED) + len(MIXING) >= 40
+
+
 #: Traces that take seconds; the plain suite has a shorter model of each kind.
 LONG_TRACES = (
     "masked lstm", "bidirectional", "convolutional lstm", "stacked cells", "gru",
