@@ -44,8 +44,9 @@ from accounting.core.validation import check_float
 
 #: False positive rates in statements and reports.
 RATES = (0.001, 0.01, 0.1)
-#: False positive rates of a curve.
-CURVE_RATES = (0.0, *(10 ** (-power / 4) for power in range(24, 0, -1)), 0.75, 1.0)
+#: False positive rates of a curve, of two digits: what is printed is what is bounded.
+_POWERS = (float(f"{10 ** (-power / 4):.1e}") for power in range(24, 0, -1))
+CURVE_RATES = (0.0, *_POWERS, 0.75, 1.0)
 #: Bound on the relative rounding error of the formulas below.
 _ROUNDING = 1e-12
 

@@ -6,10 +6,12 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
 import sys
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -192,7 +194,7 @@ def test_account_ends_with_1_where_a_cross_check_disagrees(
 def test_account_prints_and_draws_the_trade_off_and_rounds_mu_up(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Three epochs at noise 1.1: 1.5745916-GDP."""
+    """Three epochs at noise 1.1: 1.5745916-GDP, whose best tests are known."""
     picture = tmp_path / "a.png"
     asked = (*PLAN[1:], "--sampler=deterministic", "--epochs=3", "--trade-off")
     asked = (*asked, f"--plot={picture}")
@@ -211,6 +213,11 @@ def test_account_prints_and_draws_the_trade_off_and_rounds_mu_up(
     text = _call(account, *asked).output
     assert f"1 % -> {math.ceil(1000 * tests[0.01]) / 10:g} %" in text
     assert "at most; 1.5746-GDP" in text
+    normal, shown = NormalDist(), re.findall(r"^ +(\S+) % -> (\S+) %$", text, re.M)
+    assert len(shown) == len(tests)
+    for rate, most in shown[1:-1]:  # as they are printed
+        best = normal.cdf(normal.inv_cdf(float(rate) / 100) + math.sqrt(3) / 1.1)
+        assert 100 * best <= float(most)
 
 
 def test_account_cross_checks_a_run(
