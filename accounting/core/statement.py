@@ -19,7 +19,7 @@ from accounting.core import neighboring_relation as relations
 from accounting.core import trade_off as trade_off_bounds
 from accounting.core.intervals import lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
-from accounting.core.plan import DpSgdPlan
+from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.trade_off import TradeOff
 from accounting.core.validation import InputError, check_float
 from accounting.core.versioned_json import installed_version
@@ -44,12 +44,14 @@ DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
 #: Parts of the project outside of what a reviewer reads, and what a claim relies on
 #: them for.
 BATCH_JOB, BOUND_JOB = "batch job", "bound job"
-#: Theorems of `accounting.claims` that give samplers their epsilon.
+#: Theorems outside of the core that give samplers their epsilon.
+ADDED_SAMPLER = "added sampler"
 NULL_CLONES, RANDOM_ALLOCATION = "null clones", "random allocation"
 RELIANCES = {
     BATCH_JOB: "sampled the batches as the plan says; they are not certified "
     "(`dpsgd verify --resample` does it)",
     BOUND_JOB: "kept at most so many rows of each user, before batches were sampled",
+    ADDED_SAMPLER: "its bound, which is not of this project, holds for its batches",
     NULL_CLONES: "other steps hide the step of an example in a shuffle",
     RANDOM_ALLOCATION: "an example is in one uniformly random step of each epoch",
 }
@@ -139,6 +141,7 @@ class PrivacyStatement:
         relied = {
             BATCH_JOB: self.batches_certified is False,
             BOUND_JOB: self.unit is not None,
+            ADDED_SAMPLER: self.plan.sampler not in SAMPLERS,
         }
         jobs = (name for name, is_relied in relied.items() if is_relied)
         found = self.trade_off

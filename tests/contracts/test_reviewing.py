@@ -13,7 +13,8 @@ from trainer.core import claims
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reviewing.md").read_text(encoding="utf-8")
-CLAIMS = {*claims.CLAIMS, statement.NULL_CLONES, statement.RANDOM_ALLOCATION}
+CLAIMS = {*claims.CLAIMS, *statement.RELIANCES}
+CLAIMS -= {statement.BATCH_JOB, statement.BOUND_JOB}
 MENTIONS = sorted(set(re.findall(r"`([\w/]+\.py(?:::[\w.]+)?)`", PAGE)))
 
 

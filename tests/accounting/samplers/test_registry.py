@@ -160,6 +160,7 @@ def test_a_sampler_from_outside_is_planned_accounted_for_and_stated(
     said = statement.privacy_statement(plan, noise_multiplier=noise, delta=1e-5)
     assert "one coin per step, for all examples at once" in said.to_text()
     assert said.to_json()["discretization"] == "none, closed form"
+    assert said.relies_on == ("added sampler",)  # its bound is not of the core
     assert said.is_guarantee
 
 
