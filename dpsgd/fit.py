@@ -10,6 +10,7 @@ Formal guarantees:
   - No value of the table is looked at to choose a kind, a size or a setting.
   - Model, metrics and ranges together have the epsilon and delta of the run where the
     result says so: a row is in one part of the table, and each part gives one of them.
+    They are computed from the record of the run; edited ones are refused.
   - The choices of a folder are those it began with, or it is refused.
   - One process at a time makes the stages of a folder.
   - Another fit of the same table is refused, or its price accepted: see `released`.
@@ -214,6 +215,25 @@ def _check_earlier(
     released.check_added(table.releases(), fit, flags["accept_epsilon"])
 
 
+def _published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns "metrics" and "privacy" of the run, which nobody edited.
+
+    Raises:
+      InputError: somebody did, or the noise key is not there.
+    """
+    from trainer.core.run.run_record import METRICS_NAME, read_noise_key, read_run
+    from trainer.report.metrics_files import read_metrics
+    from trainer.run import privacy  # after --help: the accountant
+
+    file = fit_stages.noise_key_file(flags)
+    record, manifest = read_run(run, noise_key_file=file)
+    large = flags["allow_large_delta"]
+    _, said = privacy.stated(run, record, manifest, allow_large_delta=large)
+    path = run / METRICS_NAME
+    metrics = read_metrics(path, read_noise_key(run, file)) if path.exists() else {}
+    return {"metrics": metrics, "privacy": said}
+
+
 def _say_result(
     out: pathlib.Path,
     table: released.Table,
@@ -222,11 +242,7 @@ def _say_result(
     as_json: bool,
 ) -> None:
     run = fit_stages.folder_of_run(out, flags) / "run"
-    paths = {name: run / f"{name}.json" for name in ("metrics", "privacy")}
-    read = {
-        name: json.loads(path.read_bytes()) if path.exists() else {}
-        for name, path in paths.items()
-    }
+    read = _published(run, flags)
     together, releases = _together(out, read, flags), table.releases()
     of_all = released.together(releases) if len(releases) > 1 else None
     if as_json:

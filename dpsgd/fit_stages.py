@@ -156,7 +156,8 @@ def _stages(
         yield _search(out, flags, sizes, of_val)
     else:
         yield from _train(out, flags, sizes)
-    key = _key(flags)
+    file = noise_key_file(flags)
+    key = () if file is None else (f"--noise-key-file={file}",)
     yield _evaluate(out, home, (*key, *sizes.allowance), is_evaluated)
     page = out / "report.html"
     fits = (f"--fits={table.folder}",) if table.is_noted(out) else ()
@@ -344,12 +345,15 @@ def _ranges(
     return Stage(title, last, given)
 
 
-def _key(flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the flag of the run's noise key; none if it is in the run."""
+def noise_key_file(flags: Mapping[str, Any]) -> pathlib.Path | None:
+    """Returns the file of the run's noise key; None if it is in the run.
+
+    Args:
+      flags: The flags of the command.
+    """
     if flags["runs"]:  # which have keys of their own
-        return ()
-    path = _request([*_ANY_BUDGET, *shlex.split(flags["train"])]).noise_key_file
-    return () if path is None else (f"--noise-key-file={path}",)
+        return None
+    return _request([*_ANY_BUDGET, *shlex.split(flags["train"])]).noise_key_file
 
 
 def _evaluate(

@@ -284,6 +284,8 @@ def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
     )
     page.unlink()
     before = model.stat().st_mtime_ns
+    said = model.with_name("privacy.json")
+    said.write_text(said.read_text().replace("1e-05", "1e-30"))  # a public file
     again = run(folder, *CHOICES, "--json")
     assert json.loads(again.stdout) == json.loads(done.stdout)
     assert "[8/8]" in again.stderr
@@ -291,6 +293,12 @@ def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
         assert f"[{number}/8]" not in again.stderr
     assert page.exists()
     assert model.stat().st_mtime_ns == before
+    metrics = model.with_name("metrics.json")
+    written = metrics.read_bytes()
+    metrics.write_bytes(written.replace(b'"auc": 0.', b'"auc": 0.9'))
+    again = run(folder, *CHOICES, "--json")
+    metrics.write_bytes(written)
+    assert "to be as the run wrote it; it was edited" in again.stderr
 
 
 def test_a_table_that_grew_since_the_fit_began_is_refused(
@@ -340,8 +348,8 @@ def test_one_process_at_a_time_makes_the_stages_of_a_folder(
 def test_evaluation_and_page_get_the_noise_key_of_the_run() -> None:
     for words in ("--noise-key-file=a/key --hidden 8", "--noise-key-file a/key"):
         given = {"train": words, "runs": None}
-        assert fit_stages._key(given) == ("--noise-key-file=a/key",)
-    assert fit_stages._key({"train": "--hidden 8", "runs": None}) == ()
+        assert str(fit_stages.noise_key_file(given)) == "a/key"
+    assert fit_stages.noise_key_file({"train": "--hidden 8", "runs": None}) is None
 
 
 def test_the_file_of_choices_gives_the_same_choices(

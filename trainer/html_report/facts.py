@@ -40,7 +40,7 @@ from trainer.html_report import attachments, commands
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.model.target import target_of
 from trainer.report.fitness import warnings
-from trainer.report.metrics_files import check_written, read_curve, read_metrics
+from trainer.report.metrics_files import read_curve, read_metrics
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
@@ -243,9 +243,8 @@ def _evaluation(
     """
     if not (run / METRICS_NAME).exists():
         return None
-    metrics, curve = read_metrics(run / METRICS_NAME), run / CURVE_NAME
-    if verified and "evaluation" in metrics:
-        check_written(run, run_record.read_noise_key(run, noise_key_file))
+    key = run_record.read_noise_key(run, noise_key_file) if verified else None
+    metrics, curve = read_metrics(run / METRICS_NAME, key), run / CURVE_NAME
     names = _in_order(metric_names(metrics))
     points = read_curve(curve, names) if curve.exists() else []
     guess = metrics.get("guessing")

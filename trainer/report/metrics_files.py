@@ -4,15 +4,14 @@ Formal guarantees:
   - What is returned has the fields and types that a run writes.
   - The epsilon of a private evaluation is that of its noise, or more.
   - Numbers of other than held-out examples are refused: they are not private.
-  - ``check_written`` refuses private metrics that differ in one byte from what
-    ``write_private`` wrote, their claim included, unless the editor knows the key.
+  - With the noise key ``read_metrics`` refuses private metrics that differ in one byte
+    from what ``write_private`` wrote, their claim included.
 
 Public: everything here but the noise key.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import pathlib
 from collections.abc import Collection
@@ -20,11 +19,13 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.core.keys import derive
 from pipelines.files.json_files import pretty_json, read_json, read_known
 from pipelines.files.storage import write_atomically
+from trainer.core.run.authenticated_arrays import mac
 from trainer.core.run.run_record import METRICS_NAME
 
+#: Of the authentication code.
+_LABEL = "metrics"
 _HELD_OUT = "held-out"
 _WORDS = ("examples", "method")
 _OF_INTERVALS = ("level", "mean_width")
@@ -35,11 +36,12 @@ _ROUNDING = 1e-9
 _RESTORE = "Restore it, or train again."
 
 
-def read_metrics(path: pathlib.Path) -> dict[str, Any]:
+def read_metrics(path: pathlib.Path, key: bytes | None = None) -> dict[str, Any]:
     """Returns the metrics of a finished run.
 
     Args:
       path: Its ``metrics.json``.
+      key: Its noise key, which tells whether private metrics were edited.  Sensitive.
 
     Raises:
       InputError: missing, damaged, edited, or not of held-out examples.
@@ -53,6 +55,8 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
         if private is not None:
             points += [_checked(private), found["intervals"], *found["calibration"]]
             points.append(dict(enumerate(_ends(found["intervals"]))))
+            if key is not None:
+                _check_written(path, key)
         count = found["num_examples"]  # None: of a data set of unknown length
         sound = (count is None or count >= 0) and all(map(_has_numbers, points))
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -71,31 +75,18 @@ def write_private(run: pathlib.Path, metrics: dict[str, Any], key: bytes) -> Non
       key: Noise key of the run.  Sensitive.
     """
     data = pretty_json(metrics)
-    write_atomically(_mac_path(run), _mac(key, data), mode=0o600)
+    write_atomically(_mac_path(run), mac(data, key, _LABEL), mode=0o600)
     write_atomically(run / METRICS_NAME, data)
 
 
-def check_written(run: pathlib.Path, key: bytes) -> None:
-    """Refuses metrics that ``write_private`` has not written.
-
-    Args:
-      run: As of ``write_private``.
-      key: As of ``write_private``.
-
-    Raises:
-      InputError: they were edited.
-    """
-    path, mac = run / METRICS_NAME, read_known(_mac_path(run), remedy=_RESTORE)
-    if not hmac.compare_digest(mac, _mac(key, read_known(path))):
+def _check_written(path: pathlib.Path, key: bytes) -> None:
+    written = read_known(_mac_path(path.parent), remedy=_RESTORE)
+    if not hmac.compare_digest(written, mac(read_known(path), key, _LABEL)):
         raise _edited(path)
 
 
 def _mac_path(run: pathlib.Path) -> pathlib.Path:
     return run / PRIVATE_NAME / "metrics.mac"
-
-
-def _mac(key: bytes, data: bytes) -> bytes:
-    return derive(key, "metrics", hashlib.sha256(data).hexdigest()).hex().encode()
 
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:

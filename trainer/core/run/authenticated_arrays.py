@@ -49,8 +49,8 @@ def write(
     buffer = io.BytesIO()
     np.savez(buffer, **cast(dict, arrays))
     with buffer.getbuffer() as view:
-        mac = _mac(view, key, label)
-    buffer.write(mac)
+        code = mac(view, key, label)
+    buffer.write(code)
     # A view and not a copy: the arrays may be most of the memory.
     with buffer.getbuffer() as view:
         write_atomically(path, cast(bytes, view), mode=mode)
@@ -69,11 +69,12 @@ def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]
 def parse(data: bytes, *, key: bytes, label: str) -> dict[str, np.ndarray]:
     """Returns the arrays in the ``data`` of a file; as `read`, see `write`."""
     view = memoryview(data)[:-KEY_BYTES]
-    if not hmac.compare_digest(data[-KEY_BYTES:], _mac(view, key, label)):
+    if not hmac.compare_digest(data[-KEY_BYTES:], mac(view, key, label)):
         raise DamagedError
     with np.load(io.BytesIO(view), allow_pickle=False) as arrays:
         return dict(arrays)
 
 
-def _mac(data: memoryview, key: bytes, label: str) -> bytes:
+def mac(data: bytes | memoryview, key: bytes, label: str) -> bytes:
+    """Returns the message authentication code of ``data``, for a key and a purpose."""
     return derive(key, label, hashlib.sha256(data).hexdigest())
