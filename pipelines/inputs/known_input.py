@@ -1,9 +1,8 @@
 """Keyed digests by which workers know the data set, and which reveal nothing about it.
 
 Formal guarantees, up to the PRF assumption on keyed BLAKE2b:
-  - ``check_block`` accepts a block only if every field (place, name and rows) equals
-    that of the data set's block with the same ordinal; ``is_listed`` accepts its file
-    only with the same footer, which holds the types of the columns.
+  - ``is_listed`` accepts the file of a block only with the footer that was listed,
+    which holds the types of the columns and the rows of every row group.
   - Every digest of the input that is sent to workers is keyed.
   - One sampling key gives independent choices for two inputs that differ in the names,
     the rows or the footers of their files: choices derive from ``data_set_key``.
@@ -22,7 +21,7 @@ from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
 from pipelines.inputs.parquet_blocks import Block, Listing
 
-#: A block of another data set passes with probability 2**-128.
+#: Another file passes with probability 2**-128.
 _TAG_BYTES = 16
 
 
@@ -33,7 +32,7 @@ class KnownInput:
     Attributes:
       input_id: Commitment to the sampling key and the digest of the input.
       tags: Keyed digests: first one that identifies the key; then, for each block,
-        that of the block and that of the footer of its file.
+        that of the footer of its file.
     """
 
     input_id: str
@@ -53,38 +52,17 @@ class KnownInput:
             )
         return key
 
-    def check_block(self, data_set_key: bytes, block: object) -> None:
-        """Refuses an element that is not a block of the data set.
-
-        Args:
-          data_set_key: From ``KnownInput.data_set_key``.
-          block: Element that a worker received.
-
-        Raises:
-          InputError: it is not a block, or one of another data set.
-        """
-        if not isinstance(block, Block):
-            raise not_a_block(block)
-        if self._tag_of(block, 0) != _block_tag(data_set_key, block):
-            raise InputError(
-                f"Expected block {block.label} to be one of the given data set: its "
-                "place, name, rows or columns differ. Write "
-                "`beam.Create(dataset.blocks)` with that data set alone."
-            )
-
     def is_listed(self, data_set_key: bytes, block: Block, footer: str) -> bool:
         """Returns whether the file of a block is the one that was listed.
 
         Args:
           data_set_key: From ``KnownInput.data_set_key``.
-          block: Block that ``check_block`` accepted.
+          block: Block of the data set.
           footer: Current ``footer_digest`` of its file.
         """
-        return self._tag_of(block, 1) == _footer_tag(data_set_key, block, footer)
-
-    def _tag_of(self, block: Block, which: int) -> bytes:
-        start = (1 + 2 * block.ordinal + which) * _TAG_BYTES
-        return self.tags[start : start + _TAG_BYTES] if block.ordinal >= 0 else b""
+        start = (1 + block.ordinal) * _TAG_BYTES
+        listed = self.tags[start : start + _TAG_BYTES]
+        return listed == _footer_tag(data_set_key, block, footer)
 
 
 def know_input(sampling_key: bytes, dataset: Listing) -> KnownInput:
@@ -96,28 +74,13 @@ def know_input(sampling_key: bytes, dataset: Listing) -> KnownInput:
     """
     input_id = commitment(sampling_key, "input", dataset.digest)
     key = derive(sampling_key, "data set", input_id)
-    tags = [_tag(key, "key")]
-    for block in dataset.blocks:
-        tags.append(_block_tag(key, block))
-        tags.append(_footer_tag(key, block, dataset.footers[block.name]))
-    return KnownInput(input_id, b"".join(tags))
-
-
-def not_a_block(element: object) -> InputError:
-    """Returns the error for an element that is not a block."""
-    return InputError(
-        f"Expected a block in place of a {type(element).__name__}. Write "
-        "`pipeline | beam.Create(dataset.blocks) | PoissonBatches(...)`, which reads "
-        "the rows itself."
-    )
+    footers = dataset.footers
+    listed = (_footer_tag(key, block, footers[block.name]) for block in dataset.blocks)
+    return KnownInput(input_id, b"".join([_tag(key, "key"), *listed]))
 
 
 def _tag(data_set_key: bytes, *labels: str | int) -> bytes:
     return derive(data_set_key, "tag", *labels)[:_TAG_BYTES]
-
-
-def _block_tag(data_set_key: bytes, block: Block) -> bytes:
-    return _tag(data_set_key, "block", *dataclasses.astuple(block))
 
 
 def _footer_tag(data_set_key: bytes, block: Block, footer: str) -> bytes:

@@ -130,8 +130,7 @@ def run_on_engine(
     pipeline = beam.Pipeline(options=options)
     _ = (
         pipeline
-        | beam.Create(list(items))
-        | beam.Reshuffle()
+        | beam.Create(list(items))  # spread over the workers
         | beam.Map(_unless_stopped, task).with_output_types(type(None))
     )
     run_to_end(pipeline)

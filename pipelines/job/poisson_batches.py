@@ -17,7 +17,7 @@ from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.paths import StrPath, absolute, join
-from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.fan_in import choose_fan_in
 from pipelines.job.job_folder import (
     SPILL_NAME,
@@ -35,16 +35,15 @@ from pipelines.job.poisson_batching import (
 )
 from pipelines.job.sizing import make_layout
 from pipelines.job.steps.map_step import Secrets
-from pipelines.job.transforms import WriteBatches
+from pipelines.job.transforms import WriteBatches, check_begin
 
 
-@beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(str)
 class PoissonBatches(beam.PTransform):
-    """Samples blocks and writes the batches of a whole training run.
+    """Samples rows and writes the batches of a whole training run.
 
-    Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of
-    the files written.  Once the pipeline has ended, ``finish`` writes the manifest.
+    Applied to a pipeline.  Output: the names of the files written.  Once the pipeline
+    has ended, ``finish`` writes the manifest.
 
     Args:
       plan: How batches are sampled; ``poisson`` or ``truncated-poisson``.
@@ -65,7 +64,7 @@ class PoissonBatches(beam.PTransform):
     Example:
       >>> batches = PoissonBatches(plan, dataset, "batches")  # doctest: +SKIP
       >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:  # doctest: +SKIP
-      ...     _ = pipeline | beam.Create(dataset.blocks) | batches
+      ...     _ = pipeline | batches
       >>> manifest = batches.finish()  # doctest: +SKIP
     """
 
@@ -93,19 +92,21 @@ class PoissonBatches(beam.PTransform):
         self._out = absolute(out)
         self._key_file = None if key_file is None else absolute(key_file)
 
-    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
+    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """Opens the folder and wires the groups that are not written yet.
 
         Raises:
-          InputError: the folder, the key or the options of the pipeline are refused.
+          InputError: there is a step before, or the folder, the key or the options of
+            the pipeline are refused.
         """
-        runner_of(blocks.pipeline.options)  # refuses runners that may lose elements
-        runner = type(blocks.pipeline.runner).__name__
+        check_begin(begin)
+        runner_of(begin.pipeline.options)  # refuses runners that may lose elements
+        runner = type(begin.pipeline.runner).__name__
         shuffle = choose_shuffle(self._shuffle, runner)
         key_file, _ = self._open()
         folder = join(self._out, PRIVATE_NAME, SPILL_NAME)
         fan_in = choose_fan_in(self._layout, self._dataset)
-        return blocks | "WriteBatches" >> WriteBatches(
+        return begin | "WriteBatches" >> WriteBatches(
             self._layout,
             self._out,
             Secrets(key_file=key_file),

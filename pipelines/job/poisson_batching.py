@@ -87,11 +87,9 @@ def runner_of(options: PipelineOptions) -> str:
     return name
 
 
-def _run_pipeline(
-    dataset: Dataset, write: WriteBatches, options: PipelineOptions, local: bool
-) -> None:
+def _run_pipeline(write: WriteBatches, options: PipelineOptions, local: bool) -> None:
     pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
-    _ = pipeline | "Blocks" >> beam.Create(dataset.blocks) | "WriteBatches" >> write
+    _ = pipeline | "WriteBatches" >> write
     run_to_end(pipeline)
 
 
@@ -151,7 +149,7 @@ def write_batches(
                         groups=pending, spill=spill,
                     )  # fmt: skip
                     try:
-                        _run_pipeline(dataset, write, options, local)
+                        _run_pipeline(write, options, local)
                     except InputError:
                         check_lock()  # a new owner of the job may have removed files
                         raise

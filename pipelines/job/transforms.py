@@ -19,8 +19,8 @@ Formal guarantees:
   - Every step of every requested group is written, even if no example chose it.
   - No element is lost or counted twice: a group is written only from exactly one piece
     of every block, whatever the engine delivered.
-  - Only rows of the data set are sampled: a block whose place, name, rows or columns
-    are not those of the data set is refused before it is read (``known_input``).
+  - Only rows of the data set are sampled: the transform makes the blocks itself, and a
+    file that is not the listed one is refused before it is read (``known_input``).
   - The bytes of a file depend only on (key, plan, input, layout): not on the engine,
     the way rows travel, the number of workers, or how often and in which order bundles
     run.
@@ -40,8 +40,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import apache_beam as beam
 import numpy as np
 
+from accounting.core.validation import InputError
 from pipelines.files.key_files import read_key_file
-from pipelines.inputs.known_input import KnownInput, know_input, not_a_block
+from pipelines.inputs.known_input import KnownInput, know_input
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.fan_in import FanIn
 from pipelines.job.job_folder import check_dataset
@@ -84,51 +85,30 @@ class _Await(beam.PTransform):
         )
 
 
-@beam.typehints.with_input_types(Block)
-@beam.typehints.with_output_types(tuple[Block, ...])
-class _SpreadBlocks(beam.PTransform):
-    """Block -> the blocks that share a file, spread over the workers.
+def check_begin(begin: object) -> None:
+    """Refuses a step before the transform, which reads the data set itself.
 
-    On Flink a bounded read is one subtask.
+    Raises:
+      InputError: the transform is not the first of a pipeline.
     """
-
-    def __init__(self, blocks_per_file: int) -> None:
-        super().__init__()
-        self._blocks_per_file = blocks_per_file
-
-    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        return (
-            blocks
-            | "Number" >> beam.Map(_with_file, self._blocks_per_file)
-            | "File" >> beam.GroupByKey()  # (file, [Block])
-            | "Blocks" >> beam.Map(_of_file)
-            | "Spread" >> beam.Reshuffle()
+    if not isinstance(begin, beam.pvalue.PBegin):
+        raise InputError(
+            "Expected no step before the batches: they read the data set themselves. "
+            "Write `pipeline | PoissonBatches(plan, dataset, ...)`."
         )
 
 
-def _with_file(block: Block, blocks_per_file: int) -> tuple[int, Block]:
-    if not isinstance(block, Block):
-        raise not_a_block(block)
-    return block.ordinal // blocks_per_file, block
-
-
-def _of_file(file: tuple[int, Iterable[Block]]) -> tuple[Block, ...]:
-    return tuple(file[1])
-
-
-@beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(str)
 class WriteBatches(beam.PTransform):
     """Samples blocks and writes the batches of some groups.
 
-    Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of
-    the files written.
+    Applied to a pipeline.  Output: the names of the files written.
 
     Args:
       layout: Layout of the job.
       directory: Folder for the files, from ``open_job``; local or in a store.
       secrets: Where workers find the sampling key and the boundaries.
-      dataset: The input, whose blocks are the elements.
+      dataset: The input.
       groups: Groups to write; all by default.
       spill: Shuffle through files; by default rows go through the engine.
 
@@ -136,10 +116,9 @@ class WriteBatches(beam.PTransform):
       InputError: ``layout`` was made for another data set.
 
     Example:
-      >>> _ = (pipeline | beam.Create(dataset.blocks)
-      ...      | WriteBatches(layout, "batches",
-      ...                     Secrets(key_file="sampling.key"),
-      ...                     dataset=dataset))  # doctest: +SKIP
+      >>> _ = pipeline | WriteBatches(layout, "batches",
+      ...                             Secrets(key_file="sampling.key"),
+      ...                             dataset=dataset)  # doctest: +SKIP
     """
 
     def __init__(
@@ -162,28 +141,29 @@ class WriteBatches(beam.PTransform):
         self._dataset = dataset
         self._spill = spill
 
-    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
+    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """Wires map, reduce, map.
 
         Raises:
-          InputError: the key file is refused.
+          InputError: there is a step before, or the key file is refused.
         """
+        check_begin(begin)
         known = know_input(read_key_file(self._secrets.key_file), self._dataset)
         if self._spill is None:
-            return self._through_engine(blocks, known)
-        return self._through_files(blocks, known, self._spill)
+            return self._through_engine(begin, known)
+        return self._through_files(begin, known, self._spill)
 
     def _through_files(
-        self, blocks: beam.PCollection, known: KnownInput, spill: Spill
+        self, begin: beam.pvalue.PBegin, known: KnownInput, spill: Spill
     ) -> beam.PCollection:
         layout, directory = self._layout, self._directory
         num_blocks = len(self._dataset.blocks)
-        sample = SpillBlocksFn(layout, self._secrets, known, spill, num_blocks)
+        sample = SpillBlocksFn(layout, self._secrets, known, spill)
         write = WriteSpilledFn(layout, directory, num_blocks, spill)
         done: Sequence[int] = range(num_blocks)
         found = (
-            blocks
-            | "SpreadBlocks" >> _SpreadBlocks(spill.fan_in.blocks_per_file)
+            begin
+            | "Files" >> beam.Create(self._files(spill.fan_in))  # blocks of a file
             | "SampleAndPack" >> beam.ParDo(sample)  # (0, ordinal)
         )
         if spill.fan_in.files_per_merge:
@@ -201,6 +181,11 @@ class WriteBatches(beam.PTransform):
             | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name
         )
 
+    def _files(self, fan_in: FanIn) -> list[tuple[Block, ...]]:
+        """Returns the blocks of each file of the map step."""
+        blocks, size = self._dataset.blocks, fan_in.blocks_per_file
+        return [blocks[at : at + size] for at in range(0, len(blocks), size)]
+
     def _sorting_tasks(self, fan_in: FanIn) -> list[int]:
         """Returns the tasks of the second pass for the groups to write."""
         layout, merges = self._layout, fan_in.num_merges(len(self._dataset.blocks))
@@ -210,14 +195,14 @@ class WriteBatches(beam.PTransform):
         return (parts[:, None] * merges + np.arange(merges)).ravel().tolist()
 
     def _through_engine(
-        self, blocks: beam.PCollection, known: KnownInput
+        self, begin: beam.pvalue.PBegin, known: KnownInput
     ) -> beam.PCollection:
-        num_blocks = len(self._dataset.blocks)
+        blocks = self._dataset.blocks
         sample = SampleBlockFn(self._layout, self._secrets, known, self._groups)
-        write = WriteGroupFn(self._layout, self._directory, num_blocks)
+        write = WriteGroupFn(self._layout, self._directory, len(blocks))
         return (
-            blocks
-            | "SpreadBlocks" >> beam.Reshuffle()  # Block
+            begin
+            | "Blocks" >> beam.Create(blocks)  # Block
             | "SampleAndPack" >> beam.ParDo(sample)  # Element
             | "GroupBySteps" >> beam.GroupByKey()  # (group, [(ordinal, packed rows)])
             | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name

@@ -1,8 +1,8 @@
 """The map step: blocks to packed rows by step, in files or through the engine.
 
 Formal guarantees:
-  - Only rows of the data set are sampled: a block whose place, name, rows or columns
-    are not those of the data set is refused before it is read (``known_input``).
+  - Only rows of the data set are sampled: a file that is not the listed one is refused
+    before it is read (``known_input``).
   - Every block has a piece for every group or part, even if no example chose it.
   - A complete file is not written again.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import apache_beam as beam
 import numpy as np
@@ -27,7 +27,7 @@ from pipelines.job.boundaries import BoundariesFile
 from pipelines.job.packing import Layout, PackedRows, sample_and_pack
 from pipelines.job.runtime.plain_errors import plain_errors
 from pipelines.job.spill import Spill, is_written, spill_path, write_spill
-from pipelines.job.steps.bundles import BundleFn, check_delivery
+from pipelines.job.steps.bundles import BundleFn
 
 Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
 
@@ -72,10 +72,6 @@ class _Sampler:
             self._key = self._known.data_set_key(sampling_key)
             self._boundaries = None if file is None else file.load(plan, self._key)
 
-    def _check(self, block: Block) -> None:
-        with plain_errors():
-            self._known.check_block(self._key, block)
-
     def _pack(self, blocks: Sequence[Block]) -> PackedRows:
         is_listed = functools.partial(self._known.is_listed, self._key)
         return sample_and_pack(
@@ -100,7 +96,6 @@ class SampleBlockFn(_Sampler, beam.DoFn):
         self._groups = groups
 
     def process(self, block: Block) -> Iterator[Element]:
-        self._check(block)
         with plain_errors():
             packed = self._pack([block])
             for group in self._groups:
@@ -120,13 +115,11 @@ class SpillBlocksFn(_Sampler, BundleFn):
         secrets: Secrets,
         known: KnownInput,
         spill: Spill,
-        num_blocks: int,
     ) -> None:
         edges = _part_edges(layout, spill)
         _Sampler.__init__(self, layout, secrets, known, edges)
         BundleFn.__init__(self, spill.num_threads)
         self._spill = spill
-        self._num_blocks = num_blocks
 
     def _spill_blocks(self, blocks: Sequence[Block]) -> None:
         path = spill_path(self._spill.folder, blocks[0].ordinal)
@@ -136,18 +129,10 @@ class SpillBlocksFn(_Sampler, BundleFn):
                 write_packed(path, self._pack(blocks), self._spill)
         progress.advance(progress.BLOCKS, len(blocks))
 
-    def process(self, blocks: Iterable[Block]) -> Iterator[tuple[int, int]]:
-        # Sorted: the order of arrival must not matter.
-        run = sorted(blocks, key=lambda block: block.ordinal)
-        for block in run:
-            self._check(block)
-        size = self._spill.fan_in.blocks_per_file
-        first = run[0].ordinal // size * size
-        expected = range(first, min(first + size, self._num_blocks))
-        check_delivery((block.ordinal for block in run), expected)
-        self._run(self._spill_blocks, run)
-        self._blocks_read.inc(len(run))
-        yield from ((0, block.ordinal) for block in run)
+    def process(self, blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
+        self._run(self._spill_blocks, blocks)
+        self._blocks_read.inc(len(blocks))
+        yield from ((0, block.ordinal) for block in blocks)
 
 
 def _part_edges(layout: Layout, spill: Spill) -> np.ndarray:

@@ -146,9 +146,7 @@ def records_by_stage(
     """Returns address -> number of blocks sampled, and -> number of groups written.
 
     A block, and then a group, is a record that a task reads from Spark's shuffle.  The
-    stage that samples ends in the last GroupByKey of a job of one pass (an earlier one
-    only tells which blocks share a file, of whose rows nothing is read); the last stage
-    writes.
+    stage that samples ends in the GroupByKey of a job of one pass; the last one writes.
 
     Args:
       events: The entries of Spark's event log.

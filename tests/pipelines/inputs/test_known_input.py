@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 import numpy as np
@@ -21,32 +20,23 @@ KEY = insecure_key(0)
 ERROR_RATE = 1e-6
 
 
-def test_every_block_of_the_data_set_is_accepted_and_no_other(dataset: Dataset) -> None:
+def test_a_file_is_accepted_only_with_the_footer_that_was_listed(
+    dataset: Dataset,
+) -> None:
     known = know_input(KEY, dataset)
     key = known.data_set_key(KEY)
     for block in dataset.blocks:
-        known.check_block(key, block)
-        for field in dataclasses.fields(block):
-            value = getattr(block, field.name)
-            others = ["x"] if isinstance(value, str) else [value + 1, -1, 10**9]
-            for other in others:
-                changed = dataclasses.replace(block, **{field.name: other})
-                with pytest.raises(InputError, match=r"beam\.Create\(dataset\.blocks"):
-                    known.check_block(key, changed)
         footer = dataset.footers[block.name]
         assert known.is_listed(key, block, footer)
         assert not known.is_listed(key, block, footer[::-1])
         assert not known.is_listed(insecure_key(1), block, footer)
-    with pytest.raises(InputError, match="place of a dict") as error:
-        known.check_block(key, {"id": 77})
-    assert "77" not in str(error.value)
 
 
 def test_what_travels_tells_nothing_about_the_input(dataset: Dataset) -> None:
     one, other = (know_input(insecure_key(seed), dataset) for seed in (0, 1))
     assert one.input_id != other.input_id
-    tags = [found.tags[i : i + 16] for found in (one, other) for i in range(0, 176, 16)]
-    assert len(set(tags)) == 2 * 11
+    tags = [found.tags[i : i + 16] for found in (one, other) for i in range(0, 96, 16)]
+    assert len(set(tags)) == 2 * 6
     for hidden in (dataset.digest, *dataset.footers.values()):
         assert bytes.fromhex(hidden)[:16] not in tags
         assert one.input_id not in hidden

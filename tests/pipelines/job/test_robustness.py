@@ -188,7 +188,7 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
         folder = out / "private" / "spill"
         folder.mkdir(mode=0o700)
         spill = Spill(folder=str(folder), num_threads=2, fan_in=fan_in)
-        sample: Any = map_step.SpillBlocksFn(layout, secrets, known, spill, len(blocks))
+        sample: Any = map_step.SpillBlocksFn(layout, secrets, known, spill)
         size = fan_in.blocks_per_file
         files = [tuple(blocks[at : at + size]) for at in range(0, len(blocks), size)]
         done = chaos.shuffle(chaos.run(sample, files))

@@ -93,7 +93,7 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
     spill = Spill(folder=str(out / "private" / "spill"))
     known = know_input(read_key_file(jobs.key_file), jobs.dataset)
     secrets = Secrets(key_file=str(jobs.key_file))
-    sample = SpillBlocksFn(layout, secrets, known, spill, len(blocks))
+    sample = SpillBlocksFn(layout, secrets, known, spill)
     sample.setup()
     sample.start_bundle()
     write = WriteSpilledFn(layout, str(out), len(blocks), spill)
