@@ -15,6 +15,7 @@ Public: everything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -30,6 +31,8 @@ _STRIDE = 8
 _MOST_FLAT = 8
 _MOST_POINTS = 1 << 17
 _LEAST_EPSILON, _MOST_EPSILON = 1e-6, 1e4
+#: Where searches for epsilon may start.
+_STARTS = tuple(1.1**power for power in range(70))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +54,15 @@ class Profile:
           delta: In (0, 1).
           relative: Relative error of the search.
         """
+
+        @functools.cache
+        def excess(epsilon: float) -> float:
+            return log_ratio(max(self.deltas(epsilon)), delta)
+
+        # The cost of a cap rises with epsilon: a search by leaps might miss its place.
+        start = next((point for point in _STARTS if excess(point) <= 0.0), 1.0)
         return threshold(
-            lambda epsilon: log_ratio(max(self.deltas(epsilon)), delta),
-            1.0,
-            relative=relative,
-            least=_LEAST_EPSILON,
-            most=_MOST_EPSILON,
+            excess, start, relative=relative, least=_LEAST_EPSILON, most=_MOST_EPSILON
         )[1]
 
 

@@ -56,6 +56,15 @@ def test_relations_and_users_are_the_accountants(asked):
     assert found == pytest.approx(exact.guarantee, rel=1e-4)
 
 
+def test_an_epsilon_before_the_cost_of_a_cap_rises_is_found():
+    """Of 10.8: leaps led from 8 to 128, where a cap of 400 costs more than delta."""
+    capped = {"sampler": "truncated-poisson", "truncated_batch_size": 400}
+    plan = dataclasses.replace(SMALL, **capped)
+    exact = accountant.epsilon(plan, noise_multiplier=0.5, delta=DELTA).guarantee
+    assert exact > 8
+    assert parts.run(plan, 0.5).epsilon(DELTA) == pytest.approx(exact, rel=1e-4)
+
+
 def test_no_noise_is_an_infinite_epsilon():
     assert parts.run(SMALL, 0.0).epsilon(DELTA) == math.inf
 
