@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from accounting.core.validation import InputError
 from pipelines.core.batches.certificate import Certificate, digest_of_seal
 from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
 from pipelines.core.keys import commitment
@@ -153,6 +154,31 @@ def read_certificate(directory: StrPath) -> Certificate | None:
     """
     path = join(directory, CERTIFICATE_NAME)
     return Certificate.from_json(read_json(path)) if exists(path) else None
+
+
+def check_certificate(
+    directory: StrPath, manifest: Manifest, checksums: Checksums
+) -> bool:
+    """Whether batches are certified; refuses a certificate of others.
+
+    Args:
+      directory: Folder of the batches.
+      manifest: Their manifest.
+      checksums: Their checksums.
+
+    Raises:
+      InputError: unreadable, or about other batches.
+    """
+    found = read_certificate(directory)
+    if found is None:
+        return False
+    records = digest_of_seal(checksums.seal.hex())
+    if not found.is_about(manifest.fingerprint, records):
+        raise InputError(
+            f"Expected {join(directory, CERTIFICATE_NAME)} to be about these batches. "
+            "Remove it, or run `dpsgd verify --resample`."
+        )
+    return True
 
 
 def copy_certificate(directory: StrPath, run: StrPath) -> None:

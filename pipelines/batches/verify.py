@@ -22,16 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import (
-    CERTIFICATE_NAME,
     KEY_NAME,
     PRIVATE_NAME,
+    check_certificate,
     is_same_key,
-    read_certificate,
     read_checksums,
     read_manifest,
 )
 from pipelines.batches.reader import read_from
-from pipelines.core.batches.certificate import digest_of_seal
 from pipelines.core.batches.manifest import BatchFile, Checksums, Manifest
 from pipelines.core.batches.reader import changed, check_file
 from pipelines.core.threads import in_order, num_cores
@@ -112,15 +110,11 @@ def verify(
             f"Expected {join(directory, PRIVATE_NAME, KEY_NAME)} to be the key of "
             "these batches; it was changed. Restore it: they are as they were."
         )
-    certificate = read_certificate(directory)
-    certified = certificate is not None and certificate.is_about(
-        manifest.fingerprint, digest_of_seal(checksums.seal.hex())
-    )
-    if certificate is not None and not certified:
-        findings.append(
-            f"Expected {join(directory, CERTIFICATE_NAME)} to be about these batches. "
-            "Remove it, or run `dpsgd verify --resample`."
-        )
+    certified = False
+    try:
+        certified = check_certificate(directory, manifest, checksums)
+    except InputError as error:
+        findings.append(str(error))
     return Verification(
         num_files=len(manifest.files),
         num_steps=manifest.plan.num_steps,

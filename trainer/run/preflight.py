@@ -24,6 +24,7 @@ from pipelines.batches.folder import (
     CHECKSUMS_NAME,
     MANIFEST_NAME,
     PRIVATE_NAME,
+    check_certificate,
     key_name,
     read_checksums,
     read_manifest,
@@ -281,14 +282,15 @@ def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) ->
 def check_files(directory: StrPath, manifest: Manifest) -> None:
     """Refuses a folder in which a batch file is missing or has another size.
 
-    Digests are checked later, as the files are read.
+    So it does one with a certificate of other batches.  Digests are checked later, as
+    the files are read.
 
     Args:
       directory: Folder of the batches, here or in a store.
       manifest: Manifest of the batches.
 
     Raises:
-      InputError: a file is missing, or of another size.
+      InputError: a file is missing, or of another size; or as ``check_certificate``.
     """
     checksums, found = read_checksums(directory), _sizes(directory)
     for file in manifest.files:
@@ -298,6 +300,7 @@ def check_files(directory: StrPath, manifest: Manifest) -> None:
                 "written; it is missing or was changed. Restore it, or make the "
                 "batches again."
             )
+    check_certificate(directory, manifest, checksums)
 
 
 def _sizes(directory: StrPath) -> dict[str, int]:

@@ -29,6 +29,7 @@ from tests.trainer.run.whole_runs import open_session
 from trainer.core.run.run_record import read_run
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
+from trainer.run import preflight
 from trainer.run.privacy import run_statement
 from trainer.settings.train_settings import TrainSettings
 
@@ -107,6 +108,19 @@ def test_an_edited_certificate_is_refused(run: pathlib.Path, sealed: Any) -> Non
         path.write_text(json.dumps({**fields, **changes}))
         with pytest.raises(InputError):
             run_statement(*read_run(run), delta=None, certificate=read_certificate(run))
+
+
+def test_batches_that_changed_since_they_were_certified_train_nothing(
+    sealed: Any,
+) -> None:
+    """Seen to fail: the run was trained to its end, and then had no statement."""
+    preflight.check_files(sealed.path, sealed.manifest)
+    sums = read_checksums(sealed.path).files
+    write_manifest(sealed.path, sealed.manifest, sums, seal_key="6" * 64)
+    with pytest.raises(
+        InputError, match=r"certificate\.json to be about these batches"
+    ):
+        preflight.check_files(sealed.path, sealed.manifest)
 
 
 def test_a_run_records_its_batches_and_keeps_their_certificate(
