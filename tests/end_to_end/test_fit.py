@@ -186,6 +186,57 @@ def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
     table.note.write_bytes(before)  # for other tests
 
 
+def test_a_dry_run_says_how_long_the_steps_of_the_run_take(made: Any) -> None:
+    folder, dry, _ = made
+    steps = read_manifest(folder / "census-fit" / "batches").plan.num_steps
+    assert f"The {steps:,} steps of a run take about " in dry
+
+
+def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
+    folder, _, done = made
+    page, model = (
+        folder / "census-fit" / name for name in ("report.html", "run/model.keras")
+    )
+    page.unlink()
+    before = model.stat().st_mtime_ns
+    said = model.with_name("privacy.json")
+    said.write_text(said.read_text().replace("1e-05", "1e-30"))  # a public file
+    again = run(folder, *CHOICES, "--json")
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    assert "[8/8]" in again.stderr
+    for number in (3, 4, 5, 6, 7):
+        assert f"[{number}/8]" not in again.stderr
+    assert page.exists()
+    assert model.stat().st_mtime_ns == before
+    metrics = model.with_name("metrics.json")
+    written = metrics.read_bytes()
+    metrics.write_bytes(written.replace(b'"auc": 0.', b'"auc": 0.9'))
+    again = run(folder, *CHOICES, "--json")
+    metrics.write_bytes(written)
+    assert "to be as the run wrote it; it was edited" in again.stderr
+
+
+def test_other_choices_are_refused_once_something_was_made(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, *_ = made
+    monkeypatch.chdir(folder)
+    kept = (folder / "census-fit" / "fit.toml").read_bytes()
+    assert "hold fit.toml of this command" in refusal(*CHOICES, "--epsilon=4")
+    assert (folder / "census-fit" / "fit.toml").read_bytes() == kept
+
+
+def test_the_file_of_choices_gives_the_same_choices(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, *_ = made
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(fit_stages, "_time_of_run", lambda *_: "")
+    arguments = ["fit", "--config=census-fit/fit.toml", "--dry-run"]
+    said = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert said.exit_code == 0
+
+
 @pytest.fixture
 def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A folder of `fit` beside its table, with a schema; each part has 4,000 rows."""
@@ -199,12 +250,6 @@ def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
     monkeypatch.setattr(fit_stages, "_check_sources", lambda *_: None)  # no stage ran
     return out
-
-
-def test_a_dry_run_says_how_long_the_steps_of_the_run_take(made: Any) -> None:
-    folder, dry, _ = made
-    steps = read_manifest(folder / "census-fit" / "batches").plan.num_steps
-    assert f"The {steps:,} steps of a run take about " in dry
 
 
 def test_a_dry_run_takes_every_flag_of_train(
@@ -277,30 +322,6 @@ def test_a_split_that_cuts_users_is_refused(
     assert "a split that keeps users whole" in said
 
 
-def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
-    folder, _, done = made
-    page, model = (
-        folder / "census-fit" / name for name in ("report.html", "run/model.keras")
-    )
-    page.unlink()
-    before = model.stat().st_mtime_ns
-    said = model.with_name("privacy.json")
-    said.write_text(said.read_text().replace("1e-05", "1e-30"))  # a public file
-    again = run(folder, *CHOICES, "--json")
-    assert json.loads(again.stdout) == json.loads(done.stdout)
-    assert "[8/8]" in again.stderr
-    for number in (3, 4, 5, 6, 7):
-        assert f"[{number}/8]" not in again.stderr
-    assert page.exists()
-    assert model.stat().st_mtime_ns == before
-    metrics = model.with_name("metrics.json")
-    written = metrics.read_bytes()
-    metrics.write_bytes(written.replace(b'"auc": 0.', b'"auc": 0.9'))
-    again = run(folder, *CHOICES, "--json")
-    metrics.write_bytes(written)
-    assert "to be as the run wrote it; it was edited" in again.stderr
-
-
 def test_a_table_that_grew_since_the_fit_began_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,16 +346,6 @@ def test_a_table_that_grew_since_the_fit_began_is_refused(
         assert not pathlib.Path(out.partition("=")[2], "batches").exists()
 
 
-def test_other_choices_are_refused_once_something_was_made(
-    made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, *_ = made
-    monkeypatch.chdir(folder)
-    kept = (folder / "census-fit" / "fit.toml").read_bytes()
-    assert "hold fit.toml of this command" in refusal(*CHOICES, "--epsilon=4")
-    assert (folder / "census-fit" / "fit.toml").read_bytes() == kept
-
-
 def test_one_process_at_a_time_makes_the_stages_of_a_folder(
     prepared: pathlib.Path,
 ) -> None:
@@ -350,17 +361,6 @@ def test_evaluation_and_page_get_the_noise_key_of_the_run() -> None:
         given = {"train": words, "runs": None}
         assert str(fit_stages.noise_key_file(given)) == "a/key"
     assert fit_stages.noise_key_file({"train": "--hidden 8", "runs": None}) is None
-
-
-def test_the_file_of_choices_gives_the_same_choices(
-    made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, *_ = made
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(fit_stages, "_time_of_run", lambda *_: "")
-    arguments = ["fit", "--config=census-fit/fit.toml", "--dry-run"]
-    said = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert said.exit_code == 0
 
 
 def test_parts_with_too_few_rows_give_no_ranges(
