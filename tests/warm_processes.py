@@ -11,7 +11,7 @@ Not for tests of what happens at import: those start a Python of their own.
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import functools
 import gc
 import importlib
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import uuid
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -62,39 +63,45 @@ _CLIENT = """
 def warm_python() -> pathlib.Path:
     """Returns a program that takes ``-c CODE`` or ``-m MODULE``, and arguments.
 
-    Its server ends with this process.
+    Its server ends with this process; workers of pytest share that of all of them.
     """
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="warm-"))
-    atexit.register(shutil.rmtree, folder)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    owner = os.getppid() if run else os.getpid()
+    folder = pathlib.Path(tempfile.gettempdir(), f"warm-{run or uuid.uuid4().hex}")
+    folder.mkdir(mode=0o700, exist_ok=True)
     python, path = folder / "python", folder / "socket"
-    client = textwrap.dedent(_CLIENT).format(path=os.fspath(path))
-    python.write_text(f"#!{sys.executable} -IS\n{client}")
-    python.chmod(0o755)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm_processes", path],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    atexit.register(server.communicate)  # closes its input, and waits
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            client = textwrap.dedent(_CLIENT).format(path=os.fspath(path))
+            python.write_text(f"#!{sys.executable} -IS\n{client}")
+            python.chmod(0o755)
+            server = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm_processes", path, f"{owner}"],
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
     return python
 
 
-def _serve(path: str) -> None:
-    """Forks for every connection, until standard input ends; returns in forks too."""
+def _serve(path: pathlib.Path, owner: int) -> None:
+    """Forks for every connection, until a process ends; returns in forks too."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(os.fspath(path))
     listener.listen()
     print("ready", flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+    owned = os.pidfd_open(owner)
+    while owned not in select.select([owned, listener], [], [])[0]:
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _answer(connection, os.fspath(pathlib.Path(path).with_name("python")))
+            _answer(connection, os.fspath(path.with_name("python")))
             return
         connection.close()
+    shutil.rmtree(path.parent)
 
 
 def _answer(connection: socket.socket, program: str) -> None:
@@ -150,4 +157,4 @@ if __name__ == "__main__":
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # no fork looks through what it shares
-    _serve(sys.argv[1])
+    _serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
