@@ -30,11 +30,17 @@ import textwrap
 import uuid
 from typing import Any
 
+from dpsgd.command_line import COMMANDS
+
 ROOT = pathlib.Path(__file__).parent.parent
 #: What commands and blocks of documentation import, by way of what imports it.
 _IMPORTED = (
-    "dpsgd.command_line", "matplotlib.figure", "pipelines.job.make_batches",
-    "scipy.stats", "trainer.keras_model", "trainer.train",
+    *sorted({place.partition(":")[0] for place, _ in COMMANDS.values()}),
+    "accounting.core.samplers.truncated_poisson", "accounting.cross_check.check",
+    "matplotlib.figure", "pipelines.cli.batch_job", "pipelines.cli.data_work",
+    "pipelines.job.make_batches", "pyarrow.compute", "pyarrow.csv", "scipy.stats",
+    "trainer.html_report.page", "trainer.keras_model",
+    "trainer.prediction.exported_model", "trainer.releases.evaluate", "trainer.train",
 )  # fmt: skip
 #: Sends its arguments and streams to the server, and ends as the fork ends.
 _CLIENT = """
