@@ -162,5 +162,6 @@ def _become(arguments: list[str]) -> None:
 if __name__ == "__main__":
     for name in _IMPORTED:
         importlib.import_module(name)
+    os.fsync = os.fstat  # type: ignore[assignment]  # as in the tests themselves
     gc.freeze()  # no fork looks through what it shares
     _serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
