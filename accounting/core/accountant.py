@@ -54,6 +54,8 @@ __all__ = [
 
 #: More steps are refused, since rounding errors would add up.
 MOST_STEPS = 10**9
+#: The square of much larger noise leaves the range of numbers.
+MOST_NOISE = 1e12
 #: Noise for a smaller delta is not computed: its bounds leave the range of numbers.
 LEAST_TARGET_DELTA = 1e-200
 #: Relative width at which searches for epsilon end, or less.
@@ -90,8 +92,9 @@ def check_delta(delta: float) -> float:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> float:
-    """Returns ``noise_multiplier`` if it is a finite number >= 0."""
-    return check_float("noise_multiplier", noise_multiplier, at_least=0.0)
+    """Returns ``noise_multiplier`` if it is a number from 0 to `MOST_NOISE`."""
+    asked = "noise_multiplier", noise_multiplier
+    return check_float(*asked, at_least=0.0, at_most=MOST_NOISE)
 
 
 def epsilon(

@@ -67,7 +67,7 @@ def test_bad_epsilon_is_refused(small_plan, epsilon):
         accountant.delta(small_plan("poisson"), noise_multiplier=1.0, epsilon=epsilon)
 
 
-@pytest.mark.parametrize("noise", [-1.0, math.inf, math.nan, True])
+@pytest.mark.parametrize("noise", [-1.0, 1e13, math.inf, math.nan, True])
 def test_bad_noise_is_refused(small_plan, noise):
     with pytest.raises(InputError, match=r"^Expected noise_multiplier="):
         accountant.epsilon(small_plan("poisson"), noise_multiplier=noise, delta=1e-5)
