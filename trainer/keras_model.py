@@ -296,6 +296,8 @@ class PrivateModel(keras.Model):
         """Raises InputError: only ``fit`` trains, with steps of the plan."""
         raise InputError("Expected fit; train_on_batch would train without privacy.")
 
+    train_step = train_on_batch  # of Keras's own loops
+
     def evaluate(self, *args: Any, **more: Any) -> Any:
         """Evaluates the network, as Keras does; no error quotes an example."""
         return withhold_values(super().evaluate, tf.errors.OpError)(*args, **more)

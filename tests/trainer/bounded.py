@@ -62,7 +62,7 @@ def bam_sum(model: TrainableModel, *, l2_norm_clip: float, **more: Any) -> Gradi
     return clipped(bam_gradients(model, **more), l2_norm_clip=l2_norm_clip)
 
 
-class OnGrid(StepSum):
+class OnGrid(BoundedSum):
     """A sum on a grid that a test chooses, whatever it is a sum of."""
 
     function: Any
@@ -70,7 +70,7 @@ class OnGrid(StepSum):
     def __init__(
         self, grid: Grid, divisor: int, function: Any = None, **more: Any
     ) -> None:
-        super().__init__(function, plan_of(divisor))
+        StepSum.__init__(self, function, plan_of(divisor))
         self.set(grid=grid, function=function, **{"bound": 1.0, **more})
 
     def set(self, **values: Any) -> None:

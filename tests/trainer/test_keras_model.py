@@ -873,6 +873,7 @@ def test_what_is_not_supported_is_refused_in_one_line(
         (lambda: model.fit(sample_weight="w"), "column of the batches: label"),
         (lambda: model.fit(sample_weight="label"), "not the label"),
         (lambda: model.train_on_batch(*data), "without privacy"),
+        (lambda: model.train_step(data), "without privacy"),
         (lambda: private(method="dp-sat"), "dp-sat"),
         (lambda: private(method="model-mix"), "model-mix"),
         (lambda: private(clip_quantile=0.5), "--l2-norm-clip 1.0 is fixed"),

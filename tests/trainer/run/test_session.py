@@ -19,6 +19,7 @@ from trainer.core.run import session as module
 from trainer.core.run.batches import BatchSource
 from trainer.core.run.run_record import read_run
 from trainer.core.run.session import Session
+from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import step_noise
 from trainer.keras_model import make_private
 from trainer.run.preflight import Request
@@ -174,6 +175,16 @@ def test_a_step_of_another_clip_noise_or_plan_is_refused(
     made = session(step)
     step.bounded.set(**other)
     with pytest.raises(InputError, match=message):
+        made.use(step, optimizer={}, model={})
+
+
+def test_a_sum_that_only_says_that_it_is_bounded_is_refused(session: Any) -> None:
+    """Seen to fail: nothing clips it, and the run took it for its own."""
+    step: Any = StepOfTests()
+    made, plan = session(step), step.bounded.plan
+    said, step.bounded = vars(step.bounded), StepSum(lambda columns, weight: [], plan)
+    vars(step.bounded).update(said)
+    with pytest.raises(InputError, match="is_bounded=False of the step"):
         made.use(step, optimizer={}, model={})
 
 

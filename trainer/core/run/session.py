@@ -56,7 +56,7 @@ from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.run_record import RunRecord, StepLedger
-from trainer.core.step.bounded_sum import StepSum
+from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import DrawStep, LaterNoise, row_seeds
 from trainer.core.step.workers import Alone, Workers
@@ -241,7 +241,9 @@ class Session:
         return self._captured
 
     def _check_step(self, bounded: StepSum) -> None:
+        is_private = self.noise_multiplier is not None
         for name, found, wanted in (
+            ("is_bounded", isinstance(bounded, BoundedSum), is_private),
             ("plan", bounded.plan, self.manifest.plan),
             ("noise_multiplier", bounded.noise_multiplier, self.noise_multiplier),
             ("l2_norm_clip", bounded.l2_norm_clip, self.settings.l2_norm_clip),
