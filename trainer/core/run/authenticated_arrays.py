@@ -76,5 +76,11 @@ def parse(data: bytes, *, key: bytes, label: str) -> dict[str, np.ndarray]:
 
 
 def mac(data: bytes | memoryview, key: bytes, label: str) -> bytes:
-    """Returns the message authentication code of ``data``, for a key and a purpose."""
+    """Returns the message authentication code of data, ``KEY_BYTES`` bytes.
+
+    Args:
+      data: What is authenticated.
+      key: Secret key.
+      label: Purpose of the data, as of `write`.
+    """
     return derive(key, label, hashlib.sha256(data).hexdigest())
