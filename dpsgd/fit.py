@@ -179,10 +179,8 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in of_fit.items()]
     files = {"fit.toml": "".join(lines), "schema.toml": text}
-    found = {one.name for one in out.iterdir()} if out.exists() else set()
-    others = found - {*files, LOCK_NAME}
+    others = {one.name for one in out.iterdir()} - {*files, LOCK_NAME}
     if not others:  # nothing was made by other choices
-        out.mkdir(parents=True, exist_ok=True)
         for name, content in reversed(files.items()):
             write_atomically(out / name, content.encode())
         return
@@ -391,8 +389,9 @@ def fit(**flags: Any) -> None:
     out = pathlib.Path(flags["out"] or f"{stem}-fit")
     table = released.Table.of(flags["table"])
     _check_earlier(table, out, flags, text)
-    _keep_choices(out, flags, text)
-    with locked(out, out):  # two at once would find ranges twice
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out, out):  # two at once would find ranges twice, of other choices
+        _keep_choices(out, flags, text)
         fit_stages.run(out, flags, table, aside=as_json)
     if not flags["dry_run"]:
         _say_result(out, table, flags, as_json=as_json)

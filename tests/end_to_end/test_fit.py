@@ -574,3 +574,8 @@ def test_choices_may_change_while_nothing_was_made(
     assert "Expected stage 1, dpsgd prepare, to succeed" in refusal(*wrong)
     monkeypatch.setattr(fit_stages, "run_stage", stop)
     assert refusal(*CHOICES) == "reached prepare"
+    out = tmp_path / "census-fit"
+    kept = (out / "fit.toml").read_bytes()
+    with locked(out, out):  # as by a fit that has begun its first stage
+        assert "no other job to write census-fit" in refusal(*CHOICES, "--epsilon=1")
+    assert (out / "fit.toml").read_bytes() == kept
