@@ -32,9 +32,10 @@ task = "binary"
 
 #: ``python -c ... FOLDER EVERY CLEAN COMMAND...``; for each command it kills at every
 #: n-th change and, of the last ones, which are those of the clean-up, at every m-th and
-#: at the last four.
+#: at the last four.  If m is 1, also at the last change of each kind: of an event, and
+#: of a name without its numbers.
 _KILLS = """
-import os, pathlib, shutil, signal, sys
+import os, pathlib, re, shutil, signal, sys
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables import synthetic
 from pipelines.tables.job import prepare_job
@@ -77,7 +78,7 @@ COMMANDS = {
         rows, out, BoundSettings(**settings), runtime=here),
 }
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
-left = None
+left, kinds = None, []
 
 def is_ours(path):
     "Whether a path is in the folder; rmtree gives names without one."
@@ -96,11 +97,13 @@ def audit(event, arguments):
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     left -= 1
+    name = re.sub("[0-9a-f]{8,}|[0-9]", "", os.path.basename(arguments[0]))
+    kinds.append(event + name)
 
 sys.addaudithook(audit)
 
 def run(command, place, allowed):
-    "Runs the command in a fork; returns its status, and the number of its changes."
+    "Runs the command in a fork; returns its status, and the kinds of its changes."
     global left
     ends, told = os.pipe()
     if os.fork() == 0:
@@ -110,13 +113,13 @@ def run(command, place, allowed):
         except BaseException as error:
             print(place.name, repr(error), file=sys.stderr, flush=True)
             code = 1
-        used, left = allowed - left, None
-        os.write(told, b"%d" % used)
+        left = None
+        os.write(told, os.fsencode("\\0".join(kinds)))
         os._exit(code)
     os.close(told)
     _, status = os.wait()
     with os.fdopen(ends) as pipe:
-        return os.waitstatus_to_exitcode(status), pipe.read()
+        return os.waitstatus_to_exitcode(status), pipe.read().split("\\0")
 
 def files(place):
     return {str(path.relative_to(place)): path.read_bytes() if path.is_file() else b""
@@ -125,22 +128,24 @@ def files(place):
 def check(command):
     whole = folder / command / "whole"
     whole.mkdir(parents=True)
-    status, changes = run(command, whole, MANY)
+    status, found = run(command, whole, MANY)
     assert status == 0, command
-    changes, wanted = int(changes), files(whole)
+    changes, wanted = len(found), files(whole)
+    last = {kind: number for number, kind in enumerate(found) if clean == 1}
     assert all(name.split("/")[0] == "out" for name in wanted), wanted.keys()
     deaths = sorted({*range(0, changes, every), *range(changes - 4, changes),
+                     *last.values(),
                      *range(max(0, changes - 25), changes, clean)})
     finished = 0
     for number in deaths:
         place = folder / command / str(number)
         place.mkdir()
-        status, used = run(command, place, number)
-        assert status == -signal.SIGKILL, (command, number, changes, status, used)
+        status, _ = run(command, place, number)
+        assert status == -signal.SIGKILL, (command, number, changes, status)
         resumes = (place / "out.unfinished" / "job.json").exists()
         ended = any(place.glob("out/*")) and not resumes
-        status, used = run(command, place, MANY)
-        assert status == (1 if ended else 0), (command, number, changes, status, used)
+        status, _ = run(command, place, MANY)
+        assert status == (1 if ended else 0), (command, number, changes, status)
         finished += ended
         found = files(place)
         if command == "own-key":  # another key chooses other rows
@@ -173,15 +178,14 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-COMMANDS = (
-    "synth", "prepare", "prepare-engine", "bound", "users",
-    "users-engine", "own-key",
-)  # fmt: skip
+COMMANDS = ("synth", "prepare", "bound", "users-engine", "own-key")
+#: Made of the jobs of the others.
+COMPOSED = ("prepare-engine", "users")
 
 
-def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *numbers: int) -> None:
+def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *told: int | str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _KILLS, str(folder), *map(str, numbers), *COMMANDS],
+        [sys.executable, "-c", _KILLS, str(folder), *map(str, told)],
         cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -191,11 +195,11 @@ def kill_and_repeat(root: pathlib.Path, folder: pathlib.Path, *numbers: int) -> 
 def test_a_kill_in_the_clean_up_leaves_nothing_and_the_same_command_ends_it(
     root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    kill_and_repeat(root, folder, 37, 4)
+    kill_and_repeat(root, folder, 37, 4, *COMMANDS, *COMPOSED)
 
 
 @pytest.mark.thorough
 def test_a_kill_at_any_change_of_the_disk_is_mended_by_the_same_command(
     root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    kill_and_repeat(root, folder, 1, 1)
+    kill_and_repeat(root, folder, 7, 1, *COMMANDS)
