@@ -164,4 +164,5 @@ if __name__ == "__main__":
         importlib.import_module(name)
     os.fsync = os.fstat  # type: ignore[assignment]  # as in the tests themselves
     gc.freeze()  # no fork looks through what it shares
+    gc.set_threshold(30_000)  # as in tests/conftest.py
     _serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
