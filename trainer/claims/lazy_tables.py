@@ -2,8 +2,8 @@
 
 Formal guarantees:
   - ``choose`` takes a table only under these conditions: plain SGD without momentum,
-    decay, clipping or constraint; the rows of a step are known before any weight is
-    read; and between two flushes only steps read the table.
+    decay or clipping, and no constraint of any weight; the rows of a step are known
+    before any weight is read; and between two flushes only steps read the table.
 
 Public: everything here.
 """
@@ -23,7 +23,7 @@ from trainer.methods import registry
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
-from trainer.tf_compat import keras, raw_variable
+from trainer.tf_compat import keras
 
 #: Unless asked for, a table is lazy only with this many rows per row that a step reads.
 _ROWS_PER_READ = 2
@@ -57,11 +57,11 @@ def _obstacle(
         return settings.lazy_obstacle
     if not is_plain_sgd(optimizer):
         return "the optimizer is not plain SGD"
-    constrained = {
-        raw_variable(one).ref() for one in model.optimized if one.constraint is not None
-    }
-    if reads is None or any(table.ref() in constrained for table in reads.tables):
+    if reads is None:
         return "the model has no Embedding whose rows are known before it is read"
+    # Of any weight: its function may read a table, of which rows lack noise.
+    if any(one.constraint is not None for one in model.optimized):
+        return "the model has a constraint, which may read or change other rows"
     return None
 
 

@@ -597,7 +597,16 @@ def test_models_without_rows_that_are_known_beforehand_are_refused(
     dense = TrainableModel(network=network, description={})
     with pytest.raises(InputError, match="no Embedding"):
         _choose(dense, small_batches.manifest, embedding_noise="lazy")
-    constrained = _model()
-    constrained.optimized[0]._constraint = keras.constraints.NonNeg()
-    with pytest.raises(InputError, match="no Embedding"):
-        _choose(constrained, small_batches.manifest, embedding_noise="lazy")
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_constraints_of_any_weight_are_refused(weight: int, small_batches: Any) -> None:
+    """Seen to fail: that of a kernel read a table, and wrote what it held there.
+
+    A row that no example had read was found in the released kernel without any noise.
+    """
+    model = _model()
+    table = model.variables[0]
+    model.optimized[weight]._constraint = lambda value: value * 0 + table[7, 0]
+    with pytest.raises(InputError, match="has a constraint, which may read"):
+        _choose(model, small_batches.manifest, embedding_noise="lazy")
