@@ -15,6 +15,8 @@ Formal guarantees:
   - if no row is scored and trained on, model and score together have the larger
     epsilon.
   - what is published is the winner and its score.  `tuning_runs` keeps the rest secret.
+  - price and claim are those that were computed when it began: an edited ``NAME`` is
+    refused, before its first run, between runs and at the end.
   - with a budget it is charged before its first run begins, once also if it is stopped
     and goes on.
   - *not* covered: how long it took; rows in --score that were trained on under another
@@ -60,7 +62,7 @@ from trainer.run.preflight import check_files_of, with_loss
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 
-NAME = "tuning.json"
+NAME, STATE_NAME = "tuning.json", "runs.json"
 AUTO, AUC, LOG_LOSS, ACCURACY = "auto", "auc", "log_loss", "accuracy"
 SCORES = (AUTO, AUC, LOG_LOSS, ACCURACY, SQUARED_ERROR)
 #: Task -> its scores, the one of ``AUTO`` first.
@@ -176,7 +178,15 @@ def check(
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
     _check_noise(alone, task, dataset, num_rows, scored)
-    described = begun(out, asked) or _priced(of_runs, asked, say)
+    described = begun(out, asked)
+    if described is None or not _is_sealed(out, described):
+        priced = _priced(of_runs, asked, say)
+        if described not in (
+            None,
+            {**priced, "winner": described and described["winner"]},
+        ):
+            raise changed(out)
+        described = described or priced
     found = _request(described, settings, source, scored, out, batches)
     _check_noise(found.price.noise_multiplier, task, dataset, num_rows, scored)
     if budget is None:
@@ -393,6 +403,23 @@ def begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
             "--out for it."
         )
     return found
+
+
+def _is_sealed(out: pathlib.Path, described: dict[str, Any]) -> bool:
+    """Whether a digest in the private folder tells if a search was edited.
+
+    There is none before the first run, and none when there is a winner.
+    """
+    return described["winner"] is None and (out / PRIVATE_NAME / STATE_NAME).exists()
+
+
+def changed(out: pathlib.Path) -> InputError:
+    """Returns the refusal of a search that is not as it began in ``out``."""
+    return InputError(
+        f"Expected {NAME}, the rows of --input and --score, and the code and weights "
+        f"of the candidates, to be as the search in {out} began; they have changed. "
+        "Restore them, or begin another search, whose epsilon adds."
+    )
 
 
 def _priced(

@@ -53,14 +53,20 @@ from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import LOWER_IS_BETTER
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
-from trainer.releases.tuning import NAME, TuneRequest, begun, check
+from trainer.releases.tuning import (
+    NAME,
+    STATE_NAME,
+    TuneRequest,
+    begun,
+    changed,
+    check,
+)
 from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run.preflight import is_finished
 from trainer.run.reservation import of_weights
 from trainer.settings.request import Request
 
-_STATE = "runs.json"
 _TRAIN = "trainer.train:train"
 _RUN, _BATCHES = "run", "batches"
 
@@ -149,7 +155,7 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
             return request.described
         write_atomically(request.out / NAME, pretty_json(request.described))
         make_private_folder(private, remedy="Choose another --out.")
-        path = private / _STATE
+        path = private / STATE_NAME
         state = _read(path) if path.exists() else _State.drawn(request)
         _write(path, state)
         if request.budget is not None:
@@ -194,12 +200,7 @@ def _made_of(request: TuneRequest) -> str:
 
 def _check_unchanged(request: TuneRequest, state: _State) -> None:
     if state.made_of != _made_of(request):
-        raise InputError(
-            f"Expected {NAME}, the rows of --input {request.source} and --score "
-            f"{request.scored}, and the code and weights of the candidates, to be as "
-            f"the search in {request.out} began; they have changed. Restore them, or "
-            "begin another search, whose epsilon adds."
-        )
+        raise changed(request.out)
 
 
 def _read(path: pathlib.Path) -> _State:

@@ -339,6 +339,27 @@ def test_a_search_goes_on_with_the_noise_that_it_began_with(
         _watched(root, out, 2, monkeypatch)
 
 
+@pytest.mark.parametrize("winner", [None, {}])
+def test_a_search_without_runs_is_priced_again(
+    winner: Any,
+    root: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing seals ``tuning.json`` before the first run, nor beside a winner."""
+    out = tmp_path / "out"
+    (out / "private").mkdir(parents=True)
+    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
+    asked = checked(root, tmp_path / "new").described["asked"]
+    found = {**_price_of(asked), "winner": winner}
+    (out / "tuning.json").write_text(json.dumps(found))
+    assert checked(root, out).described == found
+    found["price"]["noise_of_score"] /= 10
+    (out / "tuning.json").write_text(json.dumps(found))
+    with pytest.raises(InputError, match=r"Expected tuning\.json, .* began"):
+        checked(root, out)
+
+
 @pytest.mark.parametrize(
     ("changed", "num_rows"),
     [("train", 200), ("val", 400), ("a_loss.py", 0), ("weights.npz", 0)],
