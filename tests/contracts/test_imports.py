@@ -93,17 +93,6 @@ def test_help_loads_nothing_heavy(root: pathlib.Path) -> None:
     assert not loaded(root, (HEAVY - {"numpy", "rich"}, lines))
 
 
-PLAN = "--num-examples=10000 --batch-size=100 --epochs=1 --delta=1e-6"
-
-
-def test_plan_and_account_load_no_framework(root: pathlib.Path) -> None:
-    lines = [
-        f"dpsgd account {PLAN} --sampler=poisson --noise-multiplier=0.5",
-        f"dpsgd plan {PLAN} --epsilon=5 --sampler=truncated-poisson",
-    ]
-    assert not loaded(root, (FRAMEWORKS, lines))
-
-
 def test_the_import_contracts_hold(root: pathlib.Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c"

@@ -57,8 +57,14 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
     return write_run_folder(tmp_path / "run", small_batches)
 
 
-def test_account_loads_neither_tensorflow_nor_beam(run: pathlib.Path) -> None:
-    assert not loaded(ROOT, (FRAMEWORKS, [f"dpsgd account {run}"]))
+def test_plan_and_account_load_neither_tensorflow_nor_beam(run: pathlib.Path) -> None:
+    plan = "--num-examples=10000 --batch-size=100 --epochs=1 --delta=1e-6"
+    lines = [
+        f"dpsgd account {plan} --sampler=poisson --noise-multiplier=0.5",
+        f"dpsgd plan {plan} --epsilon=5 --sampler=truncated-poisson",
+        f"dpsgd account {run}",
+    ]
+    assert not loaded(ROOT, (FRAMEWORKS, lines))
 
 
 def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> None:
