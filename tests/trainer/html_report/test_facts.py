@@ -139,9 +139,10 @@ def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
     for words in ("These metrics are private.", "0.7900 to 0.8300", "0.1 to 0.2"):
         assert words in found
     assert "the evaluation set, and everything" not in found
-    edit(run / "metrics.json", evaluation={**PRIVATE["evaluation"], "claim": "(0.1)"})
-    with pytest.raises(InputError, match=r"metrics\.json to be as the run wrote it"):
-        collect(run)
+    for other in ({**PRIVATE["evaluation"], "claim": "(0.1)"}, None):
+        edit(run / "metrics.json", evaluation=other)
+        with pytest.raises(InputError, match=r"metrics\.json to be as the run wrote"):
+            collect(run)
 
 
 @pytest.mark.parametrize(
