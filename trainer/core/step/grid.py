@@ -153,9 +153,6 @@ def make(
             f"rounding would take half of the clip. Take less noise, a smaller model, "
             "or a lower --truncated-batch-size."
         )
-    return Grid(exponent=exponent - bits, clip=_float32_below(clip))
-
-
-def _float32_below(value: float) -> float:
-    """Returns a float32 below ``value``, since TensorFlow clips by a float32."""
-    return float(np.nextafter(np.float32(value), np.float32(0)))
+    # TensorFlow clips by a float32: by one below.
+    below = np.nextafter(np.float32(clip), np.float32(0))
+    return Grid(exponent=exponent - bits, clip=float(below))
