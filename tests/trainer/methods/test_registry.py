@@ -242,6 +242,7 @@ def test_a_method_says_whether_it_reads_whole_tables(
 # -- a run -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("lean_results")
 def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
     register: Register, small_batches: Any, held_out: Any, tmp_path: pathlib.Path
 ) -> None:

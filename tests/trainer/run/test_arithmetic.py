@@ -70,6 +70,7 @@ def _assert_undone() -> None:
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
 
 
+@pytest.mark.usefixtures("lean_results")
 def test_train_undoes_what_the_process_was_told(
     request_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
