@@ -49,6 +49,22 @@ _OTHERS = {"AvgPool3D", "Conv2DBackpropInput", "Conv3D", "Einsum", "IdentityN",
            "Squeeze"}  # fmt: skip
 KINDS = sorted({*row_independence._RULES} - _OTHERS)
 
+#: What makes rows of some rank of the values, (rows, *SHAPE); images of some.
+_ROWS = [
+    lambda v: v,
+    lambda v: v[:, 0],
+    lambda v: v[:, 0, 0],
+    lambda v: v[:, 0, 0, 0],
+    lambda v: v[:, :1, 0],
+    lambda v: tf.reshape(v, (-1, 4)),
+    lambda v: tf.transpose(v, (1, 0, 2, 3)),
+]
+_IMAGE_ROWS = [
+    lambda v: v,
+    lambda v: tf.reshape(v, (-1, 3, 2, 4)),
+    lambda v: tf.reshape(v, (-1, 1, 3, 4)),
+]
+
 
 def _whole(value: Any, dtype: Any) -> Any:
     found = tf.cast(tf.abs(value), tf.int32)
@@ -98,13 +114,9 @@ class Call:
         """Rows of some rank; mostly the same ones in all places of a call."""
         if dtype in self._rows and self._chance(0.7):
             return self._rows[dtype]
-        v = self._values
-        images = [v, tf.reshape(v, (-1, 3, 2, 4)), tf.reshape(v, (-1, 1, 3, 4))]
-        choices = self._made or (images if self._kind in _IMAGES else None) or [
-            v, v[:, 0], v[:, 0, 0], v[:, 0, 0, 0], v[:, :1, 0], tf.reshape(v, (-1, 4)),
-            tf.transpose(v, (1, 0, 2, 3)),
-        ]  # fmt: skip
+        choices = self._made or (_IMAGE_ROWS if self._kind in _IMAGES else _ROWS)
         found = choices[self._random.integers(0, len(choices))]
+        found = found if self._made else found(self._values)
         found = self._rows[dtype] = _converted(found, dtype)
         if self._chance(0.5):
             self._length = found.shape.rank
@@ -123,8 +135,8 @@ class Call:
 
     def _numbers(self) -> Any:
         """Sizes of the batch, or a constant vector."""
-        size = tf.shape([self._values, *self._made][-1])[0]
         if self._chance(0.3):
+            size = tf.shape([self._values, *self._made][-1])[0]
             sizes = [[size, -1], [size, size], [2 * size, 3], [size, 3]]
             return tf.stack(sizes[self._length % 4])
         low, high = [(0, 2), (1, 2), (0, 4), (-1, 3)][self._random.integers(0, 4)]
