@@ -76,13 +76,14 @@ def _apart(kind: str) -> list[bool]:
             one = tf.function(_call(kind, seed), autograph=False).get_concrete_function(
                 tf.TensorSpec(examples.shape[1:])
             )
+            if not (one.outputs and _is_converted(one, kind)):
+                continue
             alone = [one(tf.constant(example)) for example in examples]
             together = _vectorized(one)(tf.constant(examples))
         except ERRORS:  # an impossible call
             continue
-        if alone[0] and _is_converted(one, kind):
-            pairs = zip(zip(*alone, strict=True), together, strict=True)
-            found.append(all(_equal(each, whole) for each, whole in pairs))
+        pairs = zip(zip(*alone, strict=True), together, strict=True)
+        found.append(all(_equal(each, whole) for each, whole in pairs))
     return found
 
 
