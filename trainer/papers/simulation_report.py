@@ -113,7 +113,7 @@ class _Found:
             NOT_PRIVATE,
             f"The reference, {plan.expected_batch_size:,} expected rows in "
             f"{plan.num_steps:,} steps at noise multiplier "
-            f"{self.protocol.reference.noise_multiplier:.4f}, has epsilon "
+            f"{self.protocol.reference.noise_multiplier!r}, has epsilon "
             f"{self.epsilon} at delta {settings.delta!r}, by the accountant. TAN's "
             f"closed form estimates {self.tan.epsilon:.2f} (eta {self.tan.eta:.4f}).",
             *([f"{self.tan.warning} {_HEURISTIC}"] if self.tan.warning else []),
