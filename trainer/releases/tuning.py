@@ -179,14 +179,12 @@ def check(
     alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
     _check_noise(alone, task, dataset, num_rows, scored)
     described = begun(out, asked)
-    if described is None or not _is_sealed(out, described):
+    if described is None:
+        described = _priced(of_runs, asked, say)
+    elif not _is_sealed(out, described):
         priced = _priced(of_runs, asked, say)
-        if described not in (
-            None,
-            {**priced, "winner": described and described["winner"]},
-        ):
+        if described != {**priced, "winner": described["winner"]}:
             raise changed(out)
-        described = described or priced
     found = _request(described, settings, source, scored, out, batches)
     _check_noise(found.price.noise_multiplier, task, dataset, num_rows, scored)
     if budget is None:
