@@ -11,6 +11,7 @@ Not for tests of what happens at import: those start a Python of their own.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import gc
@@ -124,8 +125,13 @@ def _answer(connection: socket.socket, program: str) -> None:
         )
     if child := os.fork():
         connection.sendall(b"%d\n" % child)
+        ended = os.pidfd_open(child)
+        # What started it may be killed: no fork outlives it, and spins in MPI.
+        if ended not in select.select([ended, connection], [], [])[0]:
+            os.kill(child, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        connection.sendall(b"%d\n" % status)
+        with contextlib.suppress(OSError):
+            connection.sendall(b"%d\n" % status)
         os._exit(0)
     connection.close()
     for number, stream in enumerate(streams[:3]):

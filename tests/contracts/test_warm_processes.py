@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import select
 import signal
 import subprocess
 
@@ -29,3 +30,16 @@ def test_a_killed_warm_process_ends_by_its_signal(
     )  # fmt: skip
     assert done.stdout == f"argument {tmp_path} 1\n"
     assert done.returncode == -number
+
+
+def test_a_warm_process_ends_when_what_started_it_is_killed() -> None:
+    """Seen to fail: a worker of MPI spun for the rest of the tests."""
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    started = subprocess.Popen(
+        [warm_python(), "-c", code], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    ended = os.pidfd_open(int(started.stdout.readline()))
+    started.kill()
+    assert select.select([ended], [], [], 60)[0]
+    started.communicate()
