@@ -34,7 +34,7 @@ from accounting.core import sampler_registry
 from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.numerics.calibration import lower_epsilon, round_up
+from accounting.core.numerics.calibration import MOST_NOISE, lower_epsilon, round_up
 from accounting.core.numerics.root_finding import log_ratio, threshold
 from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
@@ -54,8 +54,6 @@ __all__ = [
 
 #: More steps are refused, since rounding errors would add up.
 MOST_STEPS = 10**9
-#: The square of much larger noise leaves the range of numbers.
-MOST_NOISE = 1e12
 #: Noise for a smaller delta is not computed: its bounds leave the range of numbers.
 LEAST_TARGET_DELTA = 1e-200
 #: Relative width at which searches for epsilon end, or less.

@@ -11,7 +11,8 @@ from accounting.core.numerics.root_finding import log_ratio, threshold
 #: Relative distance of a sufficient and an insufficient value that ends a search.
 TOLERANCE = 1e-4
 _FINE_TOLERANCE = 2e-6
-_LEAST, _MOST = 1e-6, 1e12
+#: The noise that a search tries.  The square of much more leaves the range of numbers.
+_LEAST, MOST_NOISE = 1e-6, 1e12
 #: Largest number of secants before a search, and the largest logarithm of a change.
 _MOST_SECANTS, _FARTHEST = 12, 3.0
 #: Derivative of ``ln(-ln delta)`` by the logarithm of the noise, of a Gaussian tail.
@@ -78,10 +79,10 @@ def _search(
     log_excess = functools.cache(log_excess)
     if log_excess(0.0) <= 0:
         return 0.0, 0.0
-    guess = _nearer(log_excess, guess, stride)
     return threshold(
-        log_excess, guess, relative=tolerance, stride=stride, least=_LEAST, most=_MOST
-    )
+        log_excess, _nearer(log_excess, guess, stride),
+        relative=tolerance, stride=stride, least=_LEAST, most=MOST_NOISE,
+    )  # fmt: skip
 
 
 def _nearer(log_excess: Callable[[float], float], guess: float, stride: float) -> float:
@@ -89,7 +90,7 @@ def _nearer(log_excess: Callable[[float], float], guess: float, stride: float) -
 
     It is a choice alone: `threshold` decides.
     """
-    guess = min(max(guess, _LEAST), _MOST)
+    guess = min(max(guess, _LEAST), MOST_NOISE)
     last, value = guess, log_excess(guess)
     point = guess * stride if value > 0 else guess / stride
     for _ in range(_MOST_SECANTS):
@@ -99,7 +100,7 @@ def _nearer(log_excess: Callable[[float], float], guess: float, stride: float) -
         if not -math.inf < slope < 0.0 or abs(value / slope) < stride - 1:
             break
         change = math.exp(min(max(-value / slope, -_FARTHEST), _FARTHEST))
-        last, point = point, min(max(point * change, _LEAST), _MOST)
+        last, point = point, min(max(point * change, _LEAST), MOST_NOISE)
     return point
 
 
@@ -143,7 +144,7 @@ def approximate_noise(
 
     last, before = 0.0, 0.0
     for _ in range(_MOST_SECANTS):
-        point = min(max(guess, _LEAST), _MOST)
+        point = min(max(guess, _LEAST), MOST_NOISE)
         found = log_delta(point)
         value = bent(found)
         # Nearer points differ by rounding, too.

@@ -57,7 +57,12 @@ def write(
 
 
 def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]:
-    """Returns the arrays by name; arguments as for `write`.
+    """Returns the arrays by name.
+
+    Args:
+      path: Path of the file.
+      key: As of `write`.
+      label: As of `write`.
 
     Raises:
       FileNotFoundError: there is no file.
@@ -67,7 +72,16 @@ def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]
 
 
 def parse(data: bytes, *, key: bytes, label: str) -> dict[str, np.ndarray]:
-    """Returns the arrays in the ``data`` of a file; as `read`, see `write`."""
+    """Returns the arrays by name.
+
+    Args:
+      data: Contents of a file that `write` wrote.
+      key: As of `write`.
+      label: As of `write`.
+
+    Raises:
+      DamagedError: as `read`.
+    """
     view = memoryview(data)[:-KEY_BYTES]
     if not hmac.compare_digest(data[-KEY_BYTES:], mac(view, key, label)):
         raise DamagedError
