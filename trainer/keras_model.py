@@ -273,7 +273,8 @@ class PrivateModel(keras.Model):
             train`` exports goes into the folder of the run, for ``dpsgd predict``.
 
         Raises:
-          InputError: the model was not compiled, or the run has not begun.
+          InputError: the model was not compiled, the run has not begun, or a name in
+            the SavedModel would tell how many rows the batches had.
         """
         model, session = self._compiled(), self._session
         if filepath is not None:

@@ -68,6 +68,8 @@ with _quiet_standard_error():
     import tensorflow as tf
     from keras.src.backend.tensorflow import image as keras_image
     from keras.src.backend.tensorflow import random as keras_random
+    from tensorflow.core.protobuf import saved_model_pb2
+    from tensorflow.python import pywrap_tfe
     from tensorflow.python.framework.ops import gradient_registry
 
     try:
@@ -151,7 +153,9 @@ __all__ = [
     "keras_image",
     "keras_random",
     "plain_errors",
+    "pywrap_tfe",
     "raw_variable",
+    "saved_model_pb2",
     "tf",
     "withheld_logs",
 ]

@@ -17,7 +17,7 @@ Formal guarantees:
   - A model that passes ``check_export`` can be exported, as far as that depends on the
     model.
   - Both contain the weights, but no other state of the training such as that of the
-    optimizer.
+    optimizer, and no name that tells what was computed (see ``own_numbers``).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.core.run.run_record import exported_names
 from trainer.export import serving
+from trainer.export.own_numbers import check_numbers, own_numbers
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
 from trainer.model.layers.function_model import has_keras_format
 from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
@@ -158,14 +159,16 @@ def _save_tensorflow(network: Any, inner: Any, path: str) -> None:
     archive = keras.export.ExportArchive()
     archive.track(network)
     specs = [_specs(network.input)]
-    for endpoint, model, name in (
-        (SERVING_SIGNATURE, network, network.output_names[0]),
-        (OUTPUTS_SIGNATURE, inner, OUTPUTS_SIGNATURE),
-    ):
-        give = _function_of_columns(model, name)
-        archive.add_endpoint(endpoint, give, input_signature=specs)
-    archive.add_variable_collection("weights", network.trainable_variables)
-    archive.write_out(path, verbose=False)
+    with own_numbers():
+        for endpoint, model, name in (
+            (SERVING_SIGNATURE, network, network.output_names[0]),
+            (OUTPUTS_SIGNATURE, inner, OUTPUTS_SIGNATURE),
+        ):
+            give = _function_of_columns(model, name)
+            archive.add_endpoint(endpoint, give, input_signature=specs)
+        archive.add_variable_collection("weights", network.trainable_variables)
+        archive.write_out(path, verbose=False)
+    check_numbers(pathlib.Path(path))
 
 
 def _specs(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ Formal guarantees:
     exchangeable, so that the first of them is one at random.
   - a score that is missing or no number is the worst.
   - messages and names of folders tell neither how many runs there are nor how far the
-    search is; nor do the winner's files, since each run has a process of its own:
-    TensorFlow numbers the functions of all models that a process exports.
+    search is; nor do the winner's files, since each run has a process of its own, whose
+    counters start anew, and names of its own (see ``own_numbers``).
   - *not* covered: how long it took; what a file system keeps of removed files.
 
 Public: ``tuning.NAME``, run and batches of the winner.  Sensitive: all else.
