@@ -475,6 +475,12 @@ VECTORIZED: dict[str, Make] = {
         _seq(_grid, layers.Conv2D(2, 2), layers.Conv2D(2, 1, groups=2), layers.Flatten)
     ),
     "table through an op": _table_through_an_op,  # Keras turns it
+    "masked bidirectional": _of_ids(
+        lambda rows: layers.Bidirectional(layers.SimpleRNN(2, return_sequences=True))(
+            rows
+        ),
+        mask_zero=True,
+    ),
     "cell in slices": _of_sequence(
         lambda v: layers.GRU(2, reset_after=False)(v[:, :2])
     ),

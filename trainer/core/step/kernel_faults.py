@@ -9,14 +9,15 @@ ones, and values of other ranks, came out right.)
 ``tf.vectorized_map`` computes the segments of all examples at once, each at an offset:
 what an example adds to a segment beyond its last, which is an error of that example
 alone, goes to the next example.  ``Roll`` along axis -1 moves values from each example
-to the next, and ``PadV2`` pads with zeros, whatever was given.
+to the next, and ``PadV2`` pads with zeros, whatever was given.  A ``Slice`` to the end
+from a place of the example's own is as long as that of the other example with the most.
 
 Formal guarantees:
   - A model of a batch that has such a product is not known to keep rows apart.
   - A product (1, m, k) of one example becomes such a product where examples are
     computed together; with one in its gradient they are computed one after the other.
-  - So are they with sums by segments, unless which ones is constant or, as in
-    ``dense``, those beyond the last are dropped.
+  - So are they with sums by segments and with slices, unless which ones is constant or,
+    as in ``dense``, segments beyond the last are dropped.
   - So are they with any operation that is not in ``KNOWN``: tests compare those with
     each example alone, by random calls or in models.
 
@@ -32,7 +33,7 @@ from trainer.tf_compat import tf
 
 #: Beginnings of the types of operations.
 _PRODUCTS = ("BatchMatMul",)
-_SEGMENTS = ("UnsortedSegment", "SparseSegment")
+_CHOICES = ("Slice", "UnsortedSegment", "SparseSegment")
 #: Operations that ``tf.vectorized_map`` computes for each example as for one alone.
 KNOWN = frozenset("""
     Abs Acos Acosh AddN AddV2 All Any ArgMax ArgMin AsString Asin Asinh Atan Atan2 Atanh
@@ -48,8 +49,8 @@ KNOWN = frozenset("""
     Maximum Mean Min Minimum MirrorPad MirrorPadGrad Mul Neg NotEqual OneHot OnesLike
     Pack Pad Pow Prod Rank RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
     ReluGrad Reshape ResizeBilinear ReverseV2 RightShift Round Rsqrt RsqrtGrad Select
-    SelectV2 Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Slice
-    Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad
+    SelectV2 Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Softmax
+    SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad
     SpaceToBatchND SparseSoftmaxCrossEntropyWithLogits Split Sqrt SqrtGrad Square
     SquaredDifference Squeeze StopGradient StridedSlice StridedSliceGrad
     StringToHashBucketFast StringToHashBucketStrong Sub Sum Tan Tanh TanhGrad Tile
@@ -108,8 +109,8 @@ def dense(gradient: Any, source: Any) -> Any:
 
 
 def _stays_within(op: Any, varying: set[str]) -> bool:
-    """Whether sums are by constants, or drop segments beyond the last as ``dense``."""
-    if not op.type.startswith(_SEGMENTS):
+    """Whether choices are constant, or drop segments beyond the last as ``dense``."""
+    if not op.type.startswith(_CHOICES):
         return False
     if not any(value.op.name in varying for value in op.inputs[1:]):
         return True

@@ -4,6 +4,9 @@ Recurrent layers loop over their time steps, or call a fused kernel.  Neither a
 vectorised map nor the proof that rows do not mix (``row_independence``) supports these.
 Keras has other code with the same outputs, which this context selects.
 
+Unrolled and backwards, Keras 3.15 sets outputs of masked steps to zero by the mirrored
+mask, as in Bidirectional.  A layer that goes backwards is given its sequences so.
+
 Formal guarantees:
   - Outputs, masks and states are the same, up to rounding.
   - Afterwards the layers have their own settings, also after an exception.
@@ -51,7 +54,8 @@ def _unrolled(
     inner_loop: Callable[..., Any],
     lengths: list[int],
     sequences: Any,
-    *args: Any,
+    initial_state: Any,
+    mask: Any,
     **more: Any,
 ) -> Any:
     """Calls the loop of a layer, unrolled if the number of time steps is static.
@@ -61,8 +65,9 @@ def _unrolled(
       inner_loop: Its loop.
       lengths: List to which the number of time steps is appended.
       sequences: Inputs, (batch, time, ...).
-      args: Other arguments of the loop.
-      more: Keyword arguments of the loop.
+      initial_state: Where the loop begins.
+      mask: Which time steps count, (batch, time); None for all.
+      more: Other arguments of the loop.
     """
     steps = sequences.shape[1]
     if steps is not None and steps > MOST_TIME_STEPS:
@@ -73,6 +78,9 @@ def _unrolled(
         )
     if steps is not None:
         lengths.append(steps)
-    plain = {"unroll": steps is not None, "use_cudnn": False}
+    plain = {"unroll": steps is not None, "use_cudnn": False, "go_backwards": False}
+    if layer.go_backwards:
+        sequences = keras.ops.flip(sequences, 1)
+        mask = None if mask is None else keras.ops.flip(mask, 1)
     with mock.patch.dict(vars(layer), plain):
-        return inner_loop(sequences, *args, **more)
+        return inner_loop(sequences, initial_state, mask, **more)

@@ -122,6 +122,33 @@ def test_no_segment_is_that_of_another_example(name_of_sum: str, rows: Any) -> N
         step(*batch(data))
 
 
+class _End(keras.layers.Layer):
+    """The mean from the place of the first id on, or of two values from there on."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+
+    def call(self, ids: Any) -> Any:
+        values = tf.cast(ids, tf.float32)
+
+        def mean(row: Any) -> Any:
+            return tf.reduce_mean(tf.slice(row[0], row[1][:1], [self._size]))
+
+        if values.shape[0] == 1:
+            return mean((values[0], ids[0]))[None, None]
+        return tf.map_fn(mean, (values, ids), fn_output_signature=tf.float32)[:, None]
+
+
+@pytest.mark.parametrize("size", [-1, 2])
+def test_no_slice_is_as_long_as_that_of_another_example(size: int, rows: Any) -> None:
+    """Seen to fail: an error of a step, and on other devices a mean with zeros."""
+    model, data = make_model(lambda: _of_ids(_End(size))), rows(5)
+    data["categories"][:, 0] = [5, 0, 3, 6, 1]
+    step = tf.function(clipped_sum(model, l2_norm_clip=0.3), autograph=False)
+    assert_close(arrays(step(*batch(data))), naive_sum(model, data, 0.3))
+
+
 def test_tables_are_read_for_several_examples_at_a_time(rows: Any) -> None:
     layer = keras.layers.Embedding(7, 3)
     model = make_model(lambda: _of_ids(lambda ids: keras.ops.sum(layer(ids), 1)))
