@@ -60,6 +60,7 @@ from trainer.core.run.batches import Element
 from trainer.core.run.session import Session, StepInputs
 from trainer.core.step.dp_step import Step
 from trainer.export.export import export, save_tensorflow
+from trainer.export.own_numbers import own_numbers
 from trainer.fitting.callbacks import check_callbacks
 from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
@@ -263,7 +264,8 @@ class PrivateModel(keras.Model):
 
     def save(self, *args: Any, **more: Any) -> None:
         """Saves the plain network."""
-        self.network.save(*args, **more)
+        with own_numbers():
+            self.network.save(*args, **more)
 
     def export(self, filepath: Any = None) -> None:
         """Writes a SavedModel that takes named columns and returns predictions.

@@ -68,6 +68,7 @@ with _quiet_standard_error():
     import tensorflow as tf
     from keras.src.backend.tensorflow import image as keras_image
     from keras.src.backend.tensorflow import random as keras_random
+    from keras.src.saving import serialization_lib
     from tensorflow.core.protobuf import saved_model_pb2
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.framework.ops import gradient_registry
@@ -156,6 +157,7 @@ __all__ = [
     "pywrap_tfe",
     "raw_variable",
     "saved_model_pb2",
+    "serialization_lib",
     "tf",
     "withheld_logs",
 ]

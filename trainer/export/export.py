@@ -35,7 +35,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.core.run.run_record import exported_names
 from trainer.export import serving
-from trainer.export.own_numbers import check_numbers, own_numbers
+from trainer.export.own_numbers import check_numbers, in_order, own_numbers
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
 from trainer.model.layers.function_model import has_keras_format
 from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
@@ -96,7 +96,8 @@ def export(
     network = predicting_model(model, manifest)
     keras_name, tensorflow_name = exported_names(average)
     if has_keras_format(network):
-        _appear(run / keras_name, network.save)
+        with own_numbers():
+            _appear(run / keras_name, network.save)
     _appear(
         run / tensorflow_name,
         lambda path: _save_tensorflow(network, model.network, path),
@@ -165,7 +166,8 @@ def _save_tensorflow(network: Any, inner: Any, path: str) -> None:
             (OUTPUTS_SIGNATURE, inner, OUTPUTS_SIGNATURE),
         ):
             give = _function_of_columns(model, name)
-            archive.add_endpoint(endpoint, give, input_signature=specs)
+            traced = archive.add_endpoint(endpoint, give, input_signature=specs)
+            in_order(traced.get_concrete_function())
         archive.add_variable_collection("weights", network.trainable_variables)
         archive.write_out(path, verbose=False)
     check_numbers(pathlib.Path(path))

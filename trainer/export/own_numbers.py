@@ -1,13 +1,19 @@
-"""Names in a SavedModel that do not tell what its process computed.
+"""Files of a model that do not tell what their process computed beside it.
 
 TensorFlow names functions, and what they capture, by a counter of the process, which
 every eager tensor advances: in the files of a trained model it told how many physical
-batches the training had, hence how many rows Poisson sampling drew.
+batches the training had, hence how many rows Poisson sampling drew.  Keras names what
+layers share by its address, and a traced function lists its variables in the order of
+theirs.  Where memory is free depends on what was computed and freed before, such as
+another run of the process.
 
 Formal guarantees:
   - What is traced in ``own_numbers`` has numbers that depend only on what was traced in
-    it before.
+    it before, and what Keras saves in it has numbers of its own.
+  - A function lists its variables in the order of its reads, after ``in_order``.
   - A SavedModel with a function that was traced elsewhere is refused.
+
+Not covered: what the user saves without this package, such as by ``network.export``.
 
 Public: the names.
 """
@@ -17,10 +23,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from accounting.core.validation import InputError
-from trainer.tf_compat import pywrap_tfe, saved_model_pb2
+from trainer.tf_compat import pywrap_tfe, saved_model_pb2, serialization_lib
 
 #: No process counts so far, so that no other function has one of these names.
 _FIRST = 10**15
@@ -29,13 +36,33 @@ _NUMBERS = itertools.count(_FIRST)
 
 @contextlib.contextmanager
 def own_numbers() -> Iterator[None]:
-    """TensorFlow's names take their numbers from a counter of exports meanwhile."""
+    """Names take their numbers meanwhile from a counter of exports, not the process."""
     counter = pywrap_tfe.TFE_Py_UID
     pywrap_tfe.TFE_Py_UID = lambda: next(_NUMBERS)
+    serialization_lib.id = _numbers()
     try:
         yield
     finally:
         pywrap_tfe.TFE_Py_UID = counter
+        vars(serialization_lib).pop("id", None)
+
+
+def _numbers() -> Callable[[Any], int]:
+    """Returns what stands in for ``id``: the number of an object among those it saw."""
+    # They are kept: else another object could have the address of one.
+    seen: dict[int, tuple[int, Any]] = {}
+    return lambda one: seen.setdefault(id(one), (len(seen), one))[0]
+
+
+def in_order(function: Any) -> None:
+    """Lets a traced function list its variables in the order in which it reads them.
+
+    Args:
+      function: A ``ConcreteFunction``.
+    """
+    graph = function.graph
+    places = {id(handle): place for place, (handle, _) in enumerate(graph.captures)}
+    graph.variables = sorted(graph.variables, key=lambda one: places[id(one.handle)])
 
 
 def check_numbers(saved_model: pathlib.Path) -> None:
