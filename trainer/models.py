@@ -159,11 +159,15 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
       manifest: Manifest of the batches.
 
     Raises:
-      InputError: the model contains TF Privacy's own clip and noise.
+      InputError: the model contains TF Privacy's own clip and noise, or says itself how
+        it is trained.
     """
     network = as_keras(network)
+    _check_no_training_of_its_own(network)
     if isinstance(network, keras.Sequential) and network.built:
-        return keras.Model(network.inputs, network.outputs, name=network.name)
+        plain = type(network) is keras.Sequential  # another may have a call of its own
+        outputs = network.outputs if plain else network(*network.inputs)
+        return keras.Model(network.inputs, outputs, name=network.name)
     if not isinstance(getattr(network, "inputs", None), list):
         network = _of_all_columns(network, manifest)
     if not all(layer.built for layer in network._flatten_layers()):
@@ -173,6 +177,18 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
         )
         tf.function(network, autograph=False).get_concrete_function(specs)
     return network
+
+
+def _check_no_training_of_its_own(network: Any) -> None:
+    """Refuses what Keras's own ``fit`` calls, and no step of a plan does."""
+    for name in ("train_step", "compute_loss"):
+        found = getattr(getattr(network, name), "__func__", None)
+        if found is not getattr(keras.Model, name):
+            raise InputError(
+                f"Expected a model that is trained by a loss (labels, outputs); {name} "
+                f"of {type(network).__name__} would not be called. Give what it "
+                "computes as the loss, and a model without it."
+            )
 
 
 def _of_all_columns(network: Any, manifest: Manifest) -> Any:

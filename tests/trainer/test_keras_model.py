@@ -849,6 +849,30 @@ def test_without_a_clip_norm_it_adapts_in_fit(private: Any, tmp_path: Any) -> No
     assert "the count that it follows" in model.privacy_statement().to_text()
 
 
+class _WithTrainStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        raise NotImplementedError
+
+
+class _WithLoss(keras.Model):
+    def compute_loss(self, *args: Any, **more: Any) -> Any:
+        raise NotImplementedError
+
+
+class _LossOfBatches(keras.losses.MeanSquaredError):
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        return 2.0 * super().__call__(*args, **more)
+
+
+@pytest.mark.parametrize("kind", [_WithTrainStep, _WithLoss])
+def test_training_of_its_own_is_not_ignored_in_silence(kind: Any, private: Any) -> None:
+    """Seen to fail: the loss of compile was trained in its place."""
+    plain = _network()
+    with pytest.raises(InputError, match="would not be called") as caught:
+        private(network=kind(plain.inputs, plain.outputs))
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_not_supported_is_refused_in_one_line(
     private: Any, data: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -857,7 +881,11 @@ def test_what_is_not_supported_is_refused_in_one_line(
         model.fit()
     with pytest.raises(InputError, match="loss_weights"):
         model.compile("sgd", "mse", loss_weights=[1.0])
-    for loss, message in (("hinge", "whole batch"), (["mse"], "one loss")):
+    for loss, message in (
+        ("hinge", "whole batch"),
+        (["mse"], "one loss"),
+        (_LossOfBatches(), "into call"),
+    ):
         with pytest.raises(InputError, match=message):
             model.compile("sgd", loss)
     _compiled(model)

@@ -14,6 +14,7 @@ from accounting.core.validation import InputError
 from trainer.model.losses import loss_of_ones_own
 from trainer.models import (
     TrainableModel,
+    as_functional,
     check_model,
     identity,
     make_model,
@@ -212,6 +213,21 @@ def test_wrong_inputs_and_outputs_are_refused(manifest: Any) -> None:
     ):
         with pytest.raises(InputError, match=message):
             check_model(TrainableModel(network=network, description={}), manifest)
+
+
+class _Doubled(keras.Sequential):
+    def call(self, values: Any, **more: Any) -> Any:
+        return 2.0 * super().call(values, **more)
+
+
+@pytest.mark.parametrize("kind", [keras.Sequential, _Doubled])
+def test_a_sequential_model_is_the_one_that_keras_calls(
+    kind: Any, manifest: Any
+) -> None:
+    """Seen to fail: what was trained were the layers without the call."""
+    network = kind([keras.Input((13,), name="integers"), keras.layers.Dense(1)])
+    rows = tf.ones((2, 13))
+    np.testing.assert_array_equal(as_functional(network, manifest)(rows), network(rows))
 
 
 def test_a_model_of_ones_own(

@@ -84,7 +84,6 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
     proof.check_function(model)  # before any code of the model runs on numbers
     with one_line_errors(f"the model with loss={model.loss.name!r}"):
         _check_behaviour(model, manifest)
-        _check_losses(model.network)
         columns = _probe_of(model, manifest, _BINARY).first.items()
         rows = _tensors({name: value[:_FEWEST_ROWS] for name, value in columns})
         check_range(model.loss, lambda: model.outputs(rows), model.variables)
@@ -310,6 +309,7 @@ def _check_repeats(model: TrainableModel, probe: _Probe, first: _Results) -> Non
             for a, b in zip(first, again, strict=True)
         ):
             raise InputError(_training_differs(model.network))
+        _check_losses(model.network)
 
 
 def _check_rows_apart(

@@ -132,6 +132,11 @@ def loss_of_keras(loss: Any, weights: Mapping[str, float] | None = None) -> Loss
             "the names of the outputs."
         )
     is_object = isinstance(loss, keras.losses.Loss)
+    if is_object and type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise InputError(
+            f"Expected a loss whose call says all; __call__ of {type(loss).__name__}, "
+            "which is for a whole batch, is not used. Put what it does into call."
+        )
     if str(getattr(loss, "__module__", "")).partition(".")[0] == "tf_keras":
         raise InputError(
             f"Expected a loss of Keras 3; {loss!r} is of tf_keras. Take the one of the "

@@ -59,6 +59,7 @@ _FEWER_BITS = [f"auto_mixed_precision{x}" for x in ("", "_mkl", "_onednn_bfloat1
 def _tell(told: bool) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(told)
     tf.config.optimizer.set_jit(told)
+    tf.config.run_functions_eagerly(told)  # seen to fail: a step ended in an error
     tf.config.optimizer.set_experimental_options(dict.fromkeys(_FEWER_BITS, told))
 
 
@@ -67,6 +68,7 @@ def _assert_undone() -> None:
     assert not any(options[name] for name in _FEWER_BITS)
     assert not options["remapping"]
     assert not tf.config.optimizer.get_jit()
+    assert not tf.config.functions_run_eagerly()
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
 
 

@@ -10,7 +10,8 @@ Formal guarantees:
     starts, unless it is known to leave float32 as it is.
   - After ``settle``, TensorFlow neither rounds the factors of products on a GPU
     (TensorFloat-32), nor rewrites a graph to fewer bits, nor compiles it by XLA of its
-    own accord.  A session settles it before its steps, whatever was set until then.
+    own accord, nor runs its Python in its place (``run_functions_eagerly``).  A session
+    settles it before its steps, whatever was set until then.
 
 Public: everything.
 """
@@ -71,6 +72,7 @@ def settle() -> None:
     variables()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.config.optimizer.set_jit(False)
+    tf.config.run_functions_eagerly(False)
     fewer_bits = ("", "_mkl", "_onednn_bfloat16")
     tf.config.optimizer.set_experimental_options(
         {f"auto_mixed_precision{name}": False for name in fewer_bits}

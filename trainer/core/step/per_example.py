@@ -14,10 +14,10 @@ Formal guarantees:
   - With ``linf_norm_clip``, each coordinate of this vector is then clipped to it.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included; so
     does one whose label the loss does not accept, whatever a method says.
-  - A row whose gradient is not finite, or whose norm overflows float32, contributes
-    exactly nothing.  Its contribution is a function of the row within the clip, so that
-    the sensitivity is unchanged.  The number of such rows is sensitive, and is never
-    reported.
+  - A row whose gradient is not finite, or the square of whose norm overflows float32,
+    contributes exactly nothing.  Its contribution is a function of the row within the
+    clip, so that the sensitivity is unchanged.  The number of such rows is sensitive,
+    and is never reported.
   - Computing a sum changes no variable, and what runs is what was checked: a traced
     graph without an operation that writes, draws, or calls Python.
   - Gradients that the core did not form name a claim, or are refused.

@@ -198,7 +198,17 @@ class RareLoss(layers.Layer):
         return values
 
 
+class TrainingLoss(layers.Layer):
+    """Adds a loss in training alone."""
+
+    def call(self, values: Any, training: bool = False) -> Any:
+        if training:
+            self.add_loss(tf.reduce_mean(values))
+        return values
+
+
 _after("added loss", lambda v: AddedLoss()(v), leaks=True)
+_after("loss added in training", lambda v: TrainingLoss()(v), leaks=True)
 _after("loss added in the step", lambda v: RareLoss()(v))
 _after("activity", lambda v: layers.ActivityRegularization(l2=0.1)(v), leaks=True)
 _after(

@@ -81,6 +81,7 @@ ALWAYS = (
     "variable: overwritten with its gradient",
     "variable: dense of mixed_bfloat16",
     "keras: added loss",
+    "keras: loss added in training",
     "keras: mask of all rows",
     "ops write: cond",
     "ops: custom gradient that writes",
