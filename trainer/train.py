@@ -195,7 +195,7 @@ def _check_workers(settings: TrainSettings, workers: Workers) -> None:
 def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
     settings = checked.request.settings
     # Names of layers contain counters; a resumed run must have the same names.
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(settings.init_seed)
     tf.config.experimental.enable_op_determinism()
     model = models.make_model(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import decimal
 import fractions
+import functools
 import math
 import pathlib
 from collections.abc import Callable
@@ -113,8 +114,8 @@ def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
         )
 
 
-def render(found: dict[str, Any]) -> str:
-    """Returns the page of the content that ``facts.collect`` returned."""
+@functools.cache
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("trainer", "html_report"),
         autoescape=True,
@@ -123,8 +124,12 @@ def render(found: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= _FILTERS
-    template = environment.get_template(_TEMPLATE)
-    return template.render(
+    return environment.get_template(_TEMPLATE)
+
+
+def render(found: dict[str, Any]) -> str:
+    """Returns the page of the content that ``facts.collect`` returned."""
+    return _template().render(
         **found,
         charts=_charts(found["evaluation"]),
         certified=CERTIFIED,
