@@ -281,7 +281,6 @@ def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
         "input_files": summary.num_files,
         "malformed_lines": summary.num_bad_lines,
         "bytes_read": summary.bytes_read,
-        "bytes_written": summary.bytes_written,
         "seconds": round(seconds, 2),
         "rows_per_second": round(sum(summary.num_rows.values()) / seconds),
     }

@@ -223,7 +223,6 @@ class PrepareSummary:
     num_bad_lines: int
     bad_lines: tuple[str, ...]
     bytes_read: int
-    bytes_written: int
     left_out: tuple[str, ...] = ()
     has_users: bool = False
 
@@ -405,7 +404,6 @@ def summarize(
     table: Format,
     count: RowCount,
     counts: Sequence[int],
-    bytes_written: int,
 ) -> PrepareSummary:
     """Returns the summary of finished work.
 
@@ -414,7 +412,6 @@ def summarize(
       table: Their format.
       count: Count of all rows.
       counts: Number of rows per split.
-      bytes_written: Bytes of all output files.
     """
     return PrepareSummary(
         num_files=len(files),
@@ -422,7 +419,6 @@ def summarize(
         num_bad_lines=count.num_bad,
         bad_lines=tuple(count.bad_lines),
         bytes_read=sum(file.size for file in files),
-        bytes_written=bytes_written,
         left_out=tuple(table.left_out),
         has_users=table.has_users,
     )

@@ -26,8 +26,8 @@ Formal guarantees:
   - A file of the input that changes after it was listed, until it was converted, is
     refused.
   - Every row is read once.
-  - No message holds content of a row and, of a table with users, none says how many
-    rows there are.
+  - No message depends on what a row holds, unless it is malformed, but for sizes of the
+    input; of a table with users, none says how many rows there are.
 
 One task reads all of a file that ``file_parts`` does not divide, such as compressed
 text.
@@ -340,8 +340,7 @@ def prepare(
             settings = {**options.settings, **read}
             write_record(folder.data, table.schema, settings, records)
             sizes = rows_of_splits(total, table.shares)
-            written = sum(record.size for record in records.values())
-            done = dataclasses.asdict(summarize(files, table, total, sizes, written))
+            done = dataclasses.asdict(summarize(files, table, total, sizes))
         folder.finish(done)
         return PrepareSummary.from_json(done)
 

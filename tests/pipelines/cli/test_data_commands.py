@@ -6,6 +6,7 @@ import gzip
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -93,6 +94,27 @@ def test_skipped_lines_are_counted_and_named(
     assert summary["first_malformed_lines"] == [f"{bad}:1: not 40 fields"]
     for outcome in (failed, result):
         assert "canary" not in outcome.output + str(outcome.exception)
+
+
+def test_what_prepare_says_does_not_depend_on_what_rows_hold(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Seen to fail with the size of the compressed files."""
+    table, made, said = tmp_path / "t.csv", tmp_path / "schema.toml", []
+    made.write_text(
+        'version = 1\n[columns.age]\nkind = "numeric"\n[columns.paid]\nkind = "label"\n'
+        'task = "binary"\nclasses = ["0", "1"]\n'
+    )
+    for ages in (range(100, 500), [100] * 400):
+        table.write_text("age,paid\n" + "".join(f"{age},{age % 2}\n" for age in ages))
+        result = run_prepare(
+            "--input", table, "--schema", made, "--out", tmp_path / "data", "--json"
+        )
+        summary = json.loads(result.stdout)
+        del summary["seconds"], summary["rows_per_second"]
+        said.append(summary)
+        shutil.rmtree(tmp_path / "data")
+    assert said[0] == said[1]
 
 
 def test_a_schema_is_written_and_read(tmp_path: pathlib.Path) -> None:
