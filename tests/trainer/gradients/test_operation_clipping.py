@@ -248,8 +248,8 @@ def test_memory_counts_the_steps_of_recurrent_layers(
     for name, steps in (("lstm", 4), ("strides and padding", 1)):
         model = make_model(OPERATIONS[name])
         size = sum(v.shape.num_elements() for v in model.variables)
-        monkeypatch.setattr(single_examples, "MOST_GRADIENT_VALUES", 12 * size)
-        assert SingleExamples(model).chunk_rows == 12 // steps
+        monkeypatch.setattr(single_examples, "MOST_GRADIENT_VALUES", 192 * size)
+        assert SingleExamples(model).chunk_rows == 192 // steps
 
 
 def test_too_many_time_steps_are_refused_with_a_remedy() -> None:

@@ -11,6 +11,8 @@ Formal guarantees:
     (up to a relative error of 1e-4, also where its terms cancel), which depends only on
     this row and the weights of the model.  With an adaptive clip, this vector has one
     coordinate more, and all of them are functions of its norm of the step, too.
+  - That is so with rounding, too: places of a batch are computed by the same
+    instructions, since their number is made a multiple of 16 (or is one).
   - With ``linf_norm_clip``, each coordinate of this vector is then clipped to it.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included; so
     does one whose label the loss does not accept, whatever a method says.
@@ -195,14 +197,22 @@ def _split(rows: Any, num_rows: int, chunk_rows: int) -> Any:
     num_chunks = -(-num_rows // chunk_rows)
 
     def split(value: Any) -> Any:
-        rest = [[0, 0]] * (len(value.shape) - 1)
-        padded = tf.pad(value, [[0, num_chunks * chunk_rows - num_rows], *rest])
         shape = tf.concat([[num_chunks, chunk_rows], tf.shape(value)[1:]], 0)
         return tf.ensure_shape(
-            tf.reshape(padded, shape), (num_chunks, chunk_rows, *value.shape[1:])
+            tf.reshape(value, shape), (num_chunks, chunk_rows, *value.shape[1:])
         )
 
+    rows = _padded(rows, num_chunks * chunk_rows - num_rows)
     return tf.nest.map_structure(split, rows)
+
+
+def _padded(rows: Any, more: int) -> Any:
+    """Returns nested tensors with ``more`` rows of zeros after their own."""
+
+    def pad(value: Any) -> Any:
+        return tf.pad(value, [[0, more], *[[0, 0]] * (len(value.shape) - 1)])
+
+    return tf.nest.map_structure(pad, rows)
 
 
 def clip_to_norm(squared_norms: Any, squared_bound: Any) -> Any:
@@ -325,15 +335,17 @@ def clipped(
         return [*found.scaled_sum(scale / unit, cap), count]
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        num_rows = weight.shape[0]
+        # Processors round the last numbers of an array, fewer than they take at a time
+        # (at most 16), by other instructions: the bits of a row would tell its place.
+        columns, weight = _padded((dict(columns), weight), -weight.shape[0] % 16)
         unit = None if adaptive is None else adaptive.norm
         count = [] if adaptive is None else [tf.zeros(COUNT_SHAPE, tf.int64)]
         return list(
             sum_in_chunks(
                 lambda rows: chunk_sum(rows[0], rows[1], unit),
-                (dict(columns), weight),
-                num_rows=num_rows,
-                chunk_rows=gradients.chunk_rows or num_rows,
+                (columns, weight),
+                num_rows=weight.shape[0],
+                chunk_rows=gradients.chunk_rows or weight.shape[0],
                 initial=[*map(tf.zeros_like, model.variables), *count],
             )
         )
