@@ -6,8 +6,8 @@ there, and need not have read the others.  A block of `text` is what the block b
 prints, where `...` stands for anything.  Blocks after a comment "not run: reason" are
 skipped for that reason.  `train.txt` is the real sample where there is one, else
 synthetic; sizes that are meant for 46 million rows are replaced by ones for two
-thousand, audits err once in a million times, and one comparison is without the runs
-that are not private (see REPLACED).
+thousand, audits err once in a million times, one plan is of two steps an epoch, and one
+comparison is without the runs that are not private (see REPLACED).
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 BLOCK = re.compile(
     r"^(<!-- not run: [^\n]+ -->\n)?```(sh|python|text)\n(.*?)^```$", re.M | re.S
 )
+PLAN = (
+    "plan --num-examples 16000 --batch-size 256 --epochs 2 --epsilon 3 --delta 1e-6\n"
+)
 REPLACED = {
     "--batch-size 65536": "--batch-size 128",
     "--buckets 100000": "--buckets 500",
     "dpsgd audit ": "dpsgd audit --confidence 0.999999 ",
+    PLAN: PLAN.replace("16000", "520"),
     "comparison \\\n    --batch": "comparison --method dp-sgd \\\n    --batch",
 }
 NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,17 @@ def _trained(make: Callable[[], Any]) -> TrainableModel:
     return trained_model(plain, COLUMNS, ONE_VIEW)
 
 
+@functools.cache
+def _sums(make: Callable[[], Any]) -> tuple[TrainableModel, list[Any]]:
+    """A model, and its sum on every path, which is traced once."""
+    model = _trained(make)
+    sums = [
+        clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
+        for path in {MODELS[make], SINGLE_EXAMPLES}
+    ]
+    return model, [tf.function(one, autograph=False) for one in sums]
+
+
 def _with_seeds(rows: np.ndarray) -> np.ndarray:
     """The same rows with seeds of their own."""
     dtype = np.dtype([*rows.dtype.descr, (SEEDS, "u4", SEED_WORDS)])
@@ -85,7 +97,7 @@ def test_a_mask_is_a_function_of_the_seed_of_its_row_on_every_path(
     make: Callable[[], Any],
 ) -> None:
     # The loop computes each example alone: other rows, or places, change no mask.
-    model, data = _trained(make), _with_seeds(make_rows(NUM_ROWS))
+    (model, sums), data = _sums(make), _with_seeds(make_rows(NUM_ROWS))
     data["integers"] = np.nan_to_num(data["integers"])
     wanted = naive_sum(model, data, CLIP)
     without = naive_sum(dataclasses.replace(model, columns=COLUMNS), data[
@@ -93,11 +105,8 @@ def test_a_mask_is_a_function_of_the_seed_of_its_row_on_every_path(
     ], CLIP)  # fmt: skip
     assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(wanted, without, strict=True))
     assert clipping.choose_path(model) == MODELS[make]
-    for path in {MODELS[make], SINGLE_EXAMPLES}:
-        gradient_sum = clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
-        in_graph = tf.function(gradient_sum, autograph=False)
-        found = in_graph(*batch(data, padding=4))
-        assert_close(arrays(found), wanted, 2e-5)
+    for gradient_sum in sums:
+        assert_close(arrays(gradient_sum(*batch(data, padding=4))), wanted, 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,7 @@ def test_rows_of_other_seeds_have_other_masks_on_every_path(
 ) -> None:
     # A loop over examples does not see a mask that all rows share.  Seen to fail if the
     # seeds are ignored, and if all rows take the seed of the first.
-    model, data = _trained(make), _with_seeds(np.repeat(make_rows(1), NUM_ROWS))
+    (model, sums), data = _sums(make), _with_seeds(np.repeat(make_rows(1), NUM_ROWS))
     data["integers"] = np.nan_to_num(data["integers"])
     alone = [naive_sum(model, data[i : i + 1], CLIP) for i in range(NUM_ROWS)]
     # Of some layers a mask has only a few values.
@@ -120,11 +129,8 @@ def test_rows_of_other_seeds_have_other_masks_on_every_path(
     wanted = [np.sum(of_rows, 0) for of_rows in zip(*alone, strict=True)]
     shared = [NUM_ROWS * first for first in alone[0]]
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(wanted, shared, strict=True))
-    for path in {MODELS[make], SINGLE_EXAMPLES}:
-        gradient_sum = clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
-        in_graph = tf.function(gradient_sum, autograph=False)
-        found = in_graph(*batch(data, padding=4))
-        assert_close(arrays(found), wanted, 2e-5)
+    for gradient_sum in sums:
+        assert_close(arrays(gradient_sum(*batch(data, padding=4))), wanted, 2e-5)
 
 
 def test_a_mask_drops_each_unit_at_its_rate() -> None:
