@@ -74,37 +74,33 @@ def _run(step: Step, noise: list[np.ndarray], batches: list[Any]) -> None:
 
 
 def _change(model: TrainableModel, act: Any) -> list[np.ndarray]:
+    """By how much it lowers the weights, which are as before then."""
     before = [v.numpy() for v in model.variables]
     act()
-    return [b - v.numpy() for b, v in zip(before, model.variables, strict=True)]
+    after = [v.numpy() for v in model.variables]
+    for variable, value in zip(model.variables, before, strict=True):
+        variable.assign(value)
+    return [b - a for b, a in zip(before, after, strict=True)]
 
 
-@pytest.mark.parametrize("num_real", [0, 16])
-def test_divisor_is_constant_whatever_the_step_holds(num_real: int, rows: Any) -> None:
+def test_sum_and_noise_have_a_constant_divisor_whatever_the_step_holds(
+    rows: Any,
+) -> None:
     model = _model()
-    step, batch = _step(model, divisor=8), _batch(rows(num_real))
-    wanted = clipped_sum(model, l2_norm_clip=CLIP)(*batch)
-    zeros = _noise(step, 0, 0, 0.0)
-    found = _change(model, lambda: _run(step, zeros, [batch]))
-    for left, right in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(left, right / 8, atol=2e-7)
-
-
-@pytest.mark.parametrize("num_real", [0, 16])
-def test_noise_is_divided_by_the_same_constant(num_real: int, rows: Any) -> None:
-    changes = []
-    for stddev in (0.0, 100.0):
-        model = _model()
-        step = _step(model, divisor=8)
-        noise = _noise(step, 3, 5, stddev)
-        batch = _batch(rows(num_real))
-        act = lambda s=step, n=noise, b=batch: _run(s, n, [b])  # noqa: E731
-        changes.append(_change(model, act))
+    step, sum_of = _step(model, divisor=8), clipped_sum(model, l2_norm_clip=CLIP)
     unit = step.bounded.unit
     assert unit is not None
-    for plain, noisy, units in zip(*changes, noise, strict=True):
-        found = (noisy - plain) * 8
-        np.testing.assert_allclose(found, units * unit, rtol=1e-4, atol=1e-3)
+    zeros, noise = (_noise(step, 3, 5, stddev) for stddev in (0.0, 100.0))
+    for batch in map(_batch, (rows(0), rows(16))):
+        plain, noisy = (
+            _change(model, lambda n=added, b=batch: _run(step, n, [b]))
+            for added in (zeros, noise)
+        )
+        for left, right in zip(plain, sum_of(*batch), strict=True):
+            np.testing.assert_allclose(left, right / 8, atol=2e-7)
+        for with_noise, without, units in zip(noisy, plain, noise, strict=True):
+            found = (with_noise - without) * 8
+            np.testing.assert_allclose(found, units * unit, rtol=1e-4, atol=1e-3)
 
 
 def test_noise_of_another_step_is_never_repeated_to_fit(rows: Any) -> None:
@@ -128,12 +124,13 @@ def test_noise_is_added_once_per_step_whatever_the_number_of_batches(
 ) -> None:
     data = rows(16)
     parts = [_batch(part, size=16) for part in np.array_split(data, 4)]
-    results = []
-    for batches in ([_batch(data)], parts, [*parts, _batch(data[:0])]):
-        model = _model()
-        step = _step(model)
-        noise = _noise(step, 4, 0, 30.0)
-        results.append(_change(model, lambda s=step, b=batches, n=noise: _run(s, n, b)))
+    model = _model()
+    step = _step(model)
+    noise = _noise(step, 4, 0, 30.0)
+    results = [
+        _change(model, lambda b=batches: _run(step, noise, b))
+        for batches in ([_batch(data)], parts, [*parts, _batch(data[:0])])
+    ]
     for left, right in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
     # A batch of padding adds exactly nothing.
@@ -159,15 +156,14 @@ def test_every_row_of_a_table_gets_noise_whichever_rows_are_read(
     np.testing.assert_array_equal(table, -(noise / 4 + num_parts * sums) / 4)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
-def test_a_step_forgets_the_step_before(num_parts: int, rows: Any) -> None:
+def test_a_step_forgets_the_step_before(rows: Any) -> None:
     model = _model()
     step, empty = _step(model), _batch(rows(0))
-    noise = _noise(step, 4, 0, 1.0)
-    _run(step, noise, [_batch(rows(16))] * num_parts)
-    zeros = _noise(step, 0, 0, 0.0)
-    for change in _change(model, lambda: _run(step, zeros, [empty] * num_parts)):
-        np.testing.assert_array_equal(change, 0)
+    noise, zeros = (_noise(step, 4, 0, stddev) for stddev in (1.0, 0.0))
+    for parts in (1, 2):
+        _run(step, noise, [_batch(rows(16))] * parts)
+        for change in _change(model, lambda n=parts: _run(step, zeros, [empty] * n)):
+            np.testing.assert_array_equal(change, 0)
 
 
 def test_nothing_is_compiled_again_after_the_first_steps(rows: Any) -> None:
@@ -298,13 +294,13 @@ def test_weights_are_the_same_bits_for_any_order_of_the_batches(
 def test_a_batch_that_is_the_whole_step_gives_the_bits_of_a_step_of_several(
     rows: Any,
 ) -> None:
-    changes = []
-    for batches in ([_batch(rows(16))], [_batch(rows(16)), _batch(rows(0))]):
-        model = _model()
-        step = _step(model)
-        run = lambda s=step, b=batches: _run(s, _noise(s, 4, 0, 1.0), b)  # noqa: E731
-        changes.append(_change(model, run))
-    assert all(map(np.array_equal, *changes))
+    model = _model()
+    step = _step(model)
+    whole, several = (
+        _change(model, lambda b=batches: _run(step, _noise(step, 4, 0, 1.0), b))
+        for batches in ([_batch(rows(16))], [_batch(rows(16)), _batch(rows(0))])
+    )
+    assert all(map(np.array_equal, whole, several))
 
 
 def test_several_workers_are_refused_where_sums_have_no_grid() -> None:
