@@ -256,6 +256,13 @@ def kernels_are_kept() -> Iterator[None]:
 
 #: Default models that were checked in this process.
 _CHECKED: set[str] = set()
+#: What the descriptions of models that are ours have, and the name of a loss of ours.
+_AUDITED = "trainer.auditing.audit_model"
+_OURS = {
+    "embedding_dim",
+    "tests.trainer.run.whole_runs:linear",
+    *(f"{_AUDITED}:{name}" for name in ("weights", "unproven_weights", "linear")),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -268,9 +275,8 @@ def default_models_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     check = models.check_model
 
     def check_once(model: models.TrainableModel, manifest: Manifest) -> None:
-        ours = {"embedding_dim", "tests.trainer.run.whole_runs:linear"}
-        is_ours = ours & {*model.description, model.description.get("name")}
-        is_default = is_ours and not model.loss.ones_own
+        is_ours = _OURS & {*model.description, model.description.get("name")}
+        is_default = is_ours and (not model.loss.ones_own or model.loss.name in _OURS)
         sizes = (manifest.columns, manifest.physical_batch_size)
         known = repr((model.description, manifest.dataset, sizes))
         if not is_default or known not in _CHECKED:

@@ -8,6 +8,7 @@ fault if its p-value is also below ``_SEEN``: it saw the fault, and was not luck
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -31,7 +32,7 @@ from trainer.tf_compat import tf
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.usefixtures("lean_results", "warm_starts"),
+    pytest.mark.usefixtures("weights_alone", "warm_starts"),
 ]
 
 CLIP, NOISE, DELTA = 3.0, 1.0, 1e-5
@@ -47,6 +48,7 @@ _ERROR = 1e-3 / 6
 _SEEN = 1e-9
 
 Examine = Callable[[SmallRun], Outcome]
+Folder = Callable[[SmallRun], pathlib.Path]
 
 
 def _is_real(run: SmallRun) -> np.ndarray:
@@ -55,23 +57,26 @@ def _is_real(run: SmallRun) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    """The canaries and batches of every kind of run, made once."""
-    found = {}
-    for run in RUNS:
-        found[run.name] = folder = tmp_path_factory.mktemp("audit")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """``batches(run)``: its canaries and their batches, made once."""
+
+    @functools.cache
+    def made(run: SmallRun) -> pathlib.Path:
+        folder = tmp_path_factory.mktemp("audit")
         audit_run.write_table(folder, run, _is_real(run))
         audit_run.make_batches(folder, run)
-    return found
+        return folder
+
+    return lambda run: made(dataclasses.replace(run, embedding_noise="", model=""))
 
 
 @pytest.fixture
-def examine(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> Examine:
+def examine(batches: Folder, tmp_path: pathlib.Path) -> Examine:
     def examine(run: SmallRun) -> Outcome:
         folder = tmp_path / run.name
         folder.mkdir()
         for name in ("batches", "held-out"):
-            (folder / name).symlink_to(folders[run.name] / name)
+            (folder / name).symlink_to(batches(run) / name)
         return audit_run.examine(folder, run, _is_real(run))
 
     return examine
@@ -112,7 +117,7 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
 @pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_sum_beyond_an_automatic_clip_is_seen(
-    monkeypatch: pytest.MonkeyPatch, run: SmallRun, factor: float
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun, factor: float
 ) -> None:
     """And without the fault nothing is contradicted, but with probability 1e-9."""
     honest = per_example.clip_scale
@@ -121,7 +126,7 @@ def test_a_sum_beyond_an_automatic_clip_is_seen(
         "clip_scale",
         lambda norms, kept, clip: honest(norms, kept, factor * clip),
     )
-    found = audit_training.carry_out(
+    found = examine(
         dataclasses.replace(run, l2_norm_clip=AUTO_CLIP, steps_per_epoch=16)
     )
     assert (CONTRIBUTIONS in _contradicted(found)) == (factor > 1)
@@ -139,7 +144,7 @@ def test_half_the_noise_is_seen(
 
 
 def test_half_the_noise_of_a_step_of_several_batches_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of the eight has one batch with probability below 1e-30.
 
@@ -152,7 +157,7 @@ def test_half_the_noise_of_a_step_of_several_batches_is_seen(
     monkeypatch.setattr(
         dp_step._DenseTotal, "start", lambda total, values: start(total, values // 2)
     )
-    assert {LAYERS, READ} <= _contradicted(audit_training.carry_out(several))
+    assert {LAYERS, READ} <= _contradicted(examine(several))
 
 
 def test_less_noise_of_rows_that_are_read_is_seen(

@@ -22,7 +22,7 @@ from trainer.gradients import clipping
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.usefixtures("lean_results", "warm_starts"),
+    pytest.mark.usefixtures("weights_alone", "warm_starts"),
 ]
 
 CLIP, DELTA = 3.0, 1e-5

@@ -26,7 +26,7 @@ from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
 from trainer.run import privacy
 from trainer.settings.audit_settings import TRAINER, AuditSettings
 
-pytestmark = pytest.mark.usefixtures("lean_results", "warm_starts")
+pytestmark = pytest.mark.usefixtures("weights_alone", "warm_starts")
 
 CLIP, NOISE, DELTA, MOST = 3.0, 1.0, 1e-5, 3
 PLAN = DpSgdPlan(

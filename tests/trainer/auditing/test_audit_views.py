@@ -23,7 +23,7 @@ from trainer.run import privacy
 from trainer.settings.audit_settings import TRAINER, AuditSettings
 from trainer.tf_compat import tf
 
-pytestmark = pytest.mark.usefixtures("lean_results", "warm_starts")
+pytestmark = pytest.mark.usefixtures("weights_alone", "warm_starts")
 
 VIEWS = 3
 RUNS = audit_training.small_runs(PLAN, NOISE, CLIP, views=VIEWS)
