@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
+from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import (
     ONE_ID,
     child_of,
@@ -93,6 +94,20 @@ def pending(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     watch(Iterates, "keep", "kept iterate")
     watch(module, "export", "export")
     return found
+
+
+def test_batches_without_padding_may_have_any_number_of_rows(
+    request_for: Any, batch_folder: Any, pending: Any
+) -> None:
+    """Seen to fail: a step of 6 rows computes 10 more, whose ids no row had."""
+    steps = [make_rows(6, seed) for seed in (1, 2)]
+    steps[0]["categories"][0] = 0
+    steps[1]["categories"] = 1
+    made = batch_folder(steps, "full", physical_batch_size=6, truncated_batch_size=None)
+    settings = _settings(keep_last=None, keep_every=None)
+    train(request_for(batches=made.path, settings=settings))
+    assert pending["export"] == [0]
+    assert pending["step"][0] > 0
 
 
 def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(

@@ -198,19 +198,27 @@ def _split(rows: Any, num_rows: int, chunk_rows: int) -> Any:
 
     def split(value: Any) -> Any:
         shape = tf.concat([[num_chunks, chunk_rows], tf.shape(value)[1:]], 0)
-        return tf.ensure_shape(
-            tf.reshape(value, shape), (num_chunks, chunk_rows, *value.shape[1:])
-        )
+        parts = tf.reshape(value, shape)
+        return tf.ensure_shape(parts, (num_chunks, chunk_rows, *value.shape[1:]))
 
-    rows = _padded(rows, num_chunks * chunk_rows - num_rows)
-    return tf.nest.map_structure(split, rows)
+    return tf.nest.map_structure(split, filled(rows, num_rows, chunk_rows))
 
 
-def _padded(rows: Any, more: int) -> Any:
-    """Returns nested tensors with ``more`` rows of zeros after their own."""
+def filled(rows: Any, num_rows: int, multiple: int = 16) -> Any:
+    """Returns nested tensors with rows of zeros after theirs, up to a multiple.
+
+    Processors round the last numbers of an array, fewer than they take at a time (at
+    most 16), by other instructions: the bits of a row would tell its place in a batch.
+
+    Args:
+      rows: Nested tensors, each (num_rows, ...).
+      num_rows: Number of rows, known when the graph is built.
+      multiple: The number of rows becomes a multiple of it.
+    """
+    more = [0, -num_rows % multiple]
 
     def pad(value: Any) -> Any:
-        return tf.pad(value, [[0, more], *[[0, 0]] * (len(value.shape) - 1)])
+        return tf.pad(value, [more, *[[0, 0]] * (len(value.shape) - 1)])
 
     return tf.nest.map_structure(pad, rows)
 
@@ -335,9 +343,7 @@ def clipped(
         return [*found.scaled_sum(scale / unit, cap), count]
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        # Processors round the last numbers of an array, fewer than they take at a time
-        # (at most 16), by other instructions: the bits of a row would tell its place.
-        columns, weight = _padded((dict(columns), weight), -weight.shape[0] % 16)
+        columns, weight = filled((dict(columns), weight), weight.shape[0])
         unit = None if adaptive is None else adaptive.norm
         count = [] if adaptive is None else [tf.zeros(COUNT_SHAPE, tf.int64)]
         return list(

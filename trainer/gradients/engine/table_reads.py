@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.core.step.per_example import keep_rows, real_rows
+from trainer.core.step.per_example import filled, keep_rows, real_rows
 from trainer.core.step.tracing import in_graph
 from trainer.gradients.engine.proof import Proof, proof_of
 from trainer.gradients.engine.row_independence import Rows
@@ -60,6 +60,8 @@ def table_reads(model: TrainableModel) -> TableReads | None:
     ids_of = [[use.op.inputs[1] for use in piece.uses] for piece in pieces]
 
     def ids(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        # A step computes rows of zeros, too, which read their ids.
+        columns, weight = filled((dict(columns), weight), weight.shape[0])
         safe = keep_rows(columns, real_rows(model, columns, weight))
         needed = [value for values in ids_of for value in values]
         copy = copy_into(proof.graph, safe, results=needed)
