@@ -118,15 +118,15 @@ def test_the_rows_of_a_table_that_is_used_twice_are_those_of_both_uses() -> None
     assert reads is not None
     assert len(reads.tables) == 1
     columns = {
-        "categories": tf.constant([[*range(26)]], tf.int32),
-        "label": tf.zeros(1, tf.int8),
+        "categories": tf.constant([[*range(26)]] * 16, tf.int32),
+        "label": tf.zeros(16, tf.int8),
     }
-    (found,) = reads.ids(columns, tf.ones(1))
-    assert found.shape == reads.num_ids
+    (found,) = reads.ids(columns, tf.ones(16))
+    assert found.shape == 16 * reads.num_ids[0]
 
 
 def test_rows_of_a_table_are_those_of_the_forward_pass(rows: Any) -> None:
-    model, data = make_model(GHOST["two tables"]), rows(4)
+    model, data = make_model(GHOST["two tables"]), rows(16)
     reads = table_reads(model)
     assert reads is not None
     columns, weight = batch(data)
