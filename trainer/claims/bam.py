@@ -155,7 +155,7 @@ def _one_pass(model: TrainableModel, radius: float) -> ExampleGradients:
         model,
         of_rows,
         relies_on=[GRAPH_GRADIENTS],
-        chunk_rows=max(1, MOST_GRADIENT_VALUES // num_values // 16 * 16),
+        chunk_rows=max(1, MOST_GRADIENT_VALUES // num_values),
     )
 
 

@@ -351,7 +351,7 @@ def clipped(
                 lambda rows: chunk_sum(rows[0], rows[1], unit),
                 (columns, weight),
                 num_rows=weight.shape[0],
-                chunk_rows=gradients.chunk_rows or weight.shape[0],
+                chunk_rows=(gradients.chunk_rows or weight.shape[0]) // 16 * 16 or 1,
                 initial=[*map(tf.zeros_like, model.variables), *count],
             )
         )

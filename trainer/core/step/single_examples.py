@@ -99,7 +99,7 @@ class SingleExamples(ExampleGradients):
         self.model = model
         self.of_rows = of_rows
         self.relies_on = claims.check(relies_on)
-        self.chunk_rows = max(1, MOST_GRADIENT_VALUES // num_values // 16 * 16)
+        self.chunk_rows = max(1, MOST_GRADIENT_VALUES // num_values)
 
 
 class _Stacked:
