@@ -124,8 +124,11 @@ def serving_of(network: Any, manifest: Manifest, task: str) -> Serving:
 def check_export(model: TrainableModel, manifest: Manifest) -> None:
     """Checks that a model can be exported, by a trial in a temporary folder.
 
-    Only for a model that has seen no example: the message quotes the error.  Arguments
-    as for `predicting_model`.
+    Only for a model that has seen no example: the message quotes the error.
+
+    Args:
+      model: The model, before its first step.
+      manifest: Manifest with the columns of the network's inputs.
 
     Raises:
       InputError: Keras or TensorFlow cannot save it.
@@ -148,7 +151,13 @@ def check_export(model: TrainableModel, manifest: Manifest) -> None:
 
 
 def save_tensorflow(model: TrainableModel, manifest: Manifest, path: str) -> None:
-    """Writes only the SavedModel, to a new ``path``; see `predicting_model`."""
+    """Writes only the SavedModel.
+
+    Args:
+      model: Model with the weights to export.
+      manifest: Manifest with the columns of the network's inputs.
+      path: New folder of the SavedModel.
+    """
     network = predicting_model(model, manifest)
     _appear(
         pathlib.Path(path), lambda new: _save_tensorflow(network, model.network, new)

@@ -93,7 +93,11 @@ def _path(path: StrPath | None) -> pathlib.Path | None:
 
 
 def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Refuses a ``path`` to which no report can be written; see `write_report`.
+    """Refuses a path to which no report can be written.
+
+    Args:
+      path: Where the report is to be.
+      overwrite: Whether it may replace a file.
 
     Raises:
       InputError: it is a folder, it exists, or its folder does not exist.
