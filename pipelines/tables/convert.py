@@ -40,16 +40,14 @@ class ParsedBlock:
 
     Attributes:
       num_rows: Number of rows, good and bad.
-      bad_rows: Indices of the malformed rows, increasing.
-      bad_reasons: Reason for each malformed row, without its content.
+      reasons: Index of each malformed row -> reason, without its content.
       splits: Index in ``SPLITS`` of every good row, int8; None if shares decide.
       table: The good rows in order.
       classes: Indices of the classes that the label of a good row has.
     """
 
     num_rows: int
-    bad_rows: np.ndarray
-    bad_reasons: Sequence[str]
+    reasons: Mapping[int, str]
     table: pa.Table = dataclasses.field(repr=False)
     splits: np.ndarray | None = None
     classes: Sequence[int] = ()
@@ -278,17 +276,16 @@ class RowCount:
           first_row: Number of its first row.
           block: The parsed block.
         """
-        num_bad = len(block.bad_rows)
+        num_bad = len(block.reasons)
         self.num_good += block.num_rows - num_bad
         self.num_bad += num_bad
         if block.splits is not None:
             self.of_splits += np.bincount(block.splits, minlength=len(SPLITS))
-        self.reasons.update(block.bad_reasons)
+        self.reasons.update(block.reasons.values())
         self.classes.update(block.classes)
         room = _REPORTED_ROWS - len(self.bad)
-        reported = zip(block.bad_rows[:room], block.bad_reasons[:room], strict=True)
-        for row, reason in reported:
-            self.bad.append((path, first_row + int(row), reason))
+        for row, reason in sorted(block.reasons.items())[:room]:
+            self.bad.append((path, first_row + row, reason))
 
     def merge(self, other: RowCount) -> None:
         """Adds the count of later rows."""

@@ -5,23 +5,14 @@ Public: paths and sizes.  Sensitive: contents.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gzip
 import io
 import os
 import re
-import zlib
-from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from accounting.core.validation import InputError
 from pipelines.inputs.input_files import find_files, without_values
-
-# The arrays of such a block stay in a core's cache, and the allocator keeps their
-# memory: with a MiB a row takes twice as long.
-_BLOCK_BYTES = 1 << 18
-_MAX_LINE_BYTES = 1 << 24
 
 
 class Part(NamedTuple):
@@ -160,49 +151,3 @@ class TextRange(io.RawIOBase):
     def tell(self) -> int:
         """Returns the number of bytes read so far."""
         return self._raw.tell() - self._part.start
-
-
-def long_line(file: InputFile) -> InputError:
-    """Returns the error for a file that does not seem to be text."""
-    return InputError(
-        f"Expected lines of at most {_MAX_LINE_BYTES} bytes in {file.shown}. Is it "
-        "text?"
-    )
-
-
-def read_lines(file: InputFile) -> Iterator[tuple[bytes, int]]:
-    """Yields blocks of whole lines, and the number of bytes read so far.
-
-    A line end is added to the last line if it has none.
-
-    Args:
-      file: Text, or a part of it.
-
-    Raises:
-      InputError: the file is unreadable, has changed, or has no lines of text.
-    """
-    try:
-        with contextlib.ExitStack() as stack:
-            raw: Any = stack.enter_context(open(file.path, "rb"))
-            check_unchanged(file, os.fstat(raw.fileno()))
-            stream = raw
-            if file.path.endswith(".gz"):
-                stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
-            if file.part:
-                stream = raw = TextRange(raw, file.part)
-            rest = b""
-            while chunk := stream.read(_BLOCK_BYTES):
-                cut = chunk.rfind(b"\n") + 1
-                if cut:
-                    yield rest + chunk[:cut], raw.tell()
-                    rest = b""
-                rest += chunk[cut:]
-                if len(rest) > _MAX_LINE_BYTES:
-                    raise long_line(file)
-            if rest:
-                yield rest + b"\n", raw.tell()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(
-            f"Expected input file {file.shown} to be readable to its end: "
-            f"{type(error).__name__}."
-        ) from None

@@ -33,7 +33,7 @@ from accounting.core.validation import check_int
 from pipelines.core.keys import derive
 from pipelines.files.key_files import insecure_key
 from pipelines.files.unfinished import staged_folder
-from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
+from pipelines.tables.criteo import COLUMNS, NUM_CATEGORIES, NUM_INTEGERS
 
 #: ``on_progress(rows done, rows in all)``.
 Progress = Callable[[int, int], None]
@@ -302,7 +302,7 @@ def _block(
         numbers = np.exp(law.location + law.scale * values).astype(np.int64) - law.shift
         columns.append(pa.array(np.maximum(numbers, 1 - law.shift), mask=absent))
     columns += map(_hex_column, _names(ranks), absent_categories)
-    return pa.Table.from_arrays(columns, names=[str(i) for i in range(NUM_FIELDS)])
+    return pa.Table.from_arrays(columns, names=list(COLUMNS))
 
 
 def synthetic_rows(

@@ -15,6 +15,7 @@ Public: names, columns and types.  Sensitive: rows.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import dataclasses
@@ -23,7 +24,7 @@ import json
 import os
 import shlex
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ def _plain_errors(file: InputFile) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, EOFError, UnicodeError, csv.Error) as error:
         hint = " Is it all there, and what its name says? Write or copy it again."
-        if "UTF8" in str(error) or isinstance(error, UnicodeError):
+        if isinstance(error, UnicodeError):
             hint = (
                 " It is not UTF-8. Write it as that, or as Parquet, as the page Your "
                 "own table says."
@@ -245,34 +246,14 @@ def read_text(
     if not file.begins:
         skipped = 0
     inside = [name for name in needed if name in names]
-    uneven: list[int] = []
-
-    def note(row: Any) -> str:
-        uneven.append(row.number - skipped - 1)
-        return "skip"
-
-    quotations = Quotations(delimiter_of(file, options))
+    delimiter = delimiter_of(file, options)
+    quotations = Quotations(delimiter)
     with _plain_errors(file), _open_text(file) as (raw, stream):
-        reader = pa_csv.open_csv(
-            _Watched(stream, quotations),
-            read_options=pa_csv.ReadOptions(
-                block_size=_BLOCK_BYTES,
-                use_threads=False,
-                column_names=names,
-                skip_rows=skipped,
-            ),
-            parse_options=pa_csv.ParseOptions(
-                delimiter=delimiter_of(file, options),
-                invalid_row_handler=note,
-            ),
-            convert_options=pa_csv.ConvertOptions(
-                include_columns=inside,
-                column_types=dict.fromkeys(inside, pa.large_string()),
-                strings_can_be_null=False,
-            ),
-        )
+        watched = _Watched(stream, quotations.feed)
         try:
-            for block in _numbered(reader, uneven, file, raw):
+            for block in _rows(
+                file, raw, watched, names, inside, skipped, delimiter=delimiter
+            ):
                 _refuse_open(file, quotations.fault, options)
                 yield block
         except pa.ArrowInvalid:
@@ -282,16 +263,70 @@ def read_text(
         _refuse_open(file, quotations.fault, options)
 
 
+def read_lines(file: InputFile, names: Sequence[str]) -> Iterator[tuple[RawBlock, int]]:
+    """Yields what ``read_text`` does, of tab-separated text without quotations.
+
+    Errors as for ``read_text``.
+
+    Args:
+      file: Text without a header, or a part of it.
+      names: Names of all columns.
+    """
+    with _plain_errors(file), _open_text(file) as (raw, stream):
+        yield from _rows(
+            file, raw, _Watched(stream), names, names,
+            delimiter="\t", quote_char=False, ignore_empty_lines=False,
+        )  # fmt: skip
+
+
+def _rows(
+    file: InputFile,
+    raw: Any,
+    stream: _Watched,
+    names: Sequence[str],
+    needed: Sequence[str],
+    skipped: int = 0,
+    **parse: Any,
+) -> Iterator[tuple[RawBlock, int]]:
+    """Yields blocks of cells as they are written, and the number of bytes read."""
+    uneven: list[int] = []
+
+    def note(row: Any) -> str:
+        uneven.append(row.number - skipped - 1)
+        return "skip"
+
+    reader = pa_csv.open_csv(
+        stream,
+        read_options=pa_csv.ReadOptions(
+            block_size=_BLOCK_BYTES,
+            use_threads=False,
+            column_names=names,
+            skip_rows=skipped,
+        ),
+        parse_options=pa_csv.ParseOptions(invalid_row_handler=note, **parse),
+        convert_options=pa_csv.ConvertOptions(
+            include_columns=needed,
+            column_types=dict.fromkeys(needed, pa.large_string()),
+            strings_can_be_null=False,
+            check_utf8=False,  # the stream does
+        ),
+    )
+    yield from _numbered(reader, uneven, file, raw)
+
+
 class _Watched(io.RawIOBase):
-    """A stream of text whose quotations are followed while it is read.
+    """A stream of UTF-8, which is checked before Arrow sees it: Arrow would print it.
 
     Args:
       stream: Uncompressed text.
-      quotations: Follows them.
+      feed: Called with all that is read.
     """
 
-    def __init__(self, stream: Any, quotations: Quotations) -> None:
-        self._stream, self._quotations = stream, quotations
+    def __init__(
+        self, stream: Any, feed: Callable[[bytes], None] = lambda data: None
+    ) -> None:
+        self._stream, self._feed = stream, feed
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
     def readable(self) -> bool:
         """See `io.IOBase.readable`."""
@@ -300,7 +335,8 @@ class _Watched(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """See `io.RawIOBase.readinto`."""
         data = self._stream.read(len(buffer))
-        self._quotations.feed(data)
+        self._decode(data, final=not data)
+        self._feed(data)
         buffer[: len(data)] = data
         return len(data)
 

@@ -222,20 +222,16 @@ class TableFormat:
     def parse(self, block: RawBlock) -> ParsedBlock:
         """Converts the columns of a block: see ``Format.parse``."""
         even, reasons = even_rows(block)
-        if not len(even):
-            found = Converted()
-            good = np.zeros(0, bool)
-        else:
+        found = Converted()
+        if len(even):
             found = convert(self._table, block.columns, with_values=self._with_values)
-            good = first_faults(found, even, reasons)
-        bad = np.array(sorted(reasons), np.int64)
+        good = first_faults(found, even, reasons)
         splits = found.splits
         if splits is None and self.shares is None:
             splits = np.zeros(0, np.int8)
         return ParsedBlock(
             num_rows=block.num_rows,
-            bad_rows=bad,
-            bad_reasons=[reasons[row] for row in bad.tolist()],
+            reasons=reasons,
             splits=None if splits is None else splits[good],
             table=to_table(found, good, self.schema),
             classes=_classes(self._table.label, found, good),

@@ -21,14 +21,13 @@ Everything here is public, as in ``tables.synthetic``.
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
+import pyarrow.compute as pc
 
 from accounting.core.validation import check_float
 from pipelines.core.keys import derive
@@ -38,7 +37,6 @@ from pipelines.tables import criteo
 from pipelines.tables.prepared_files import open_writer, row_groups
 from pipelines.tables.synthetic import (
     BLOCK_ROWS,
-    TEXT,
     InCommon,
     Progress,
     SynthOptions,
@@ -46,6 +44,7 @@ from pipelines.tables.synthetic import (
     synthetic_rows,
     write_part,
 )
+from pipelines.tables.table_files import RawBlock
 
 #: Column of the ids.
 USER = "user"
@@ -123,9 +122,12 @@ def _tables(options: SynthUserOptions) -> Iterator[pa.Table]:
         options.num_rows, seed=options.seed, in_common=users.in_common
     )
     for number, table in enumerate(rows):
-        text = io.BytesIO()
-        pyarrow.csv.write_csv(table, text, TEXT)
-        parsed = text_format.parse(text.getvalue()).table
+        cells = {
+            name: pc.fill_null(table[name].cast(pa.large_string()), "").combine_chunks()
+            for name in criteo.COLUMNS
+        }
+        block = RawBlock(columns=cells, num_rows=len(table), uneven=np.empty(0, int))
+        parsed = text_format.parse(block).table
         ids = users.of_block(number)[: len(table)]
         yield parsed.append_column(field, pa.array(ids))
 

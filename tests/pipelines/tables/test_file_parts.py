@@ -26,7 +26,7 @@ from pipelines.tables.file_parts import (
     line_ranges,
     row_group_ranges,
 )
-from pipelines.tables.raw_files import InputFile, list_files, read_lines
+from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.schema import InputOptions, Schema
 from pipelines.tables.table_files import read_parquet, read_text
 from pipelines.tables.table_format import TableFormat, TableOptions
@@ -163,16 +163,6 @@ def test_what_cannot_be_read_from_its_middle_is_one_part(
     assert len(criteo.ranges(input_file(tmp_path / "day", text), 50)) > 2
     packed = input_file(tmp_path / "day.gz", gzip.compress(text * 99))
     assert len(criteo.ranges(packed, 50)) == 1
-
-
-def test_lines_of_parts_are_those_of_the_file(tmp_path: pathlib.Path) -> None:
-    data = b"".join(b"%d\n" % (10 ** (row % 7)) for row in range(200))
-    file = input_file(tmp_path / "day", data)
-    parts = line_ranges(file, 64)
-    assert len(parts) > 5
-    found = [b"".join(lines for lines, _ in read_lines(part)) for part in parts]
-    assert all(lines.endswith(b"\n") for lines in found)
-    assert b"".join(found) == data
 
 
 def test_row_groups_of_parts_are_those_of_the_file(tmp_path: pathlib.Path) -> None:

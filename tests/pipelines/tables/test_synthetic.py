@@ -6,7 +6,6 @@ import pathlib
 
 import pytest
 
-from pipelines.tables import criteo
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
 
@@ -36,9 +35,3 @@ def test_more_rows_extend_fewer(raw: bytes, tmp_path: pathlib.Path) -> None:
 def test_rows_of_different_blocks_differ(raw: bytes) -> None:
     lines = raw.splitlines()
     assert len(set(lines)) == len(lines) == 40_000
-
-
-def test_every_line_is_in_the_format_that_prepare_reads(raw: bytes) -> None:
-    block = criteo.CriteoFormat(criteo.PrepareOptions()).parse(raw)
-    assert block.num_rows == 40_000
-    assert len(block.bad_rows) == 0

@@ -394,8 +394,10 @@ def test_files_that_are_no_table_are_refused(
     cut = tmp_path / "cut.csv.gz"
     cut.write_bytes(gzip.compress(text.read_bytes())[:-20])
     assert "readable to its end" in refused(cut, out)
-    text.write_bytes(text.read_bytes() + b"1,\xff" + CANARY.encode() + b",,,,,1\n")
-    assert "It is not UTF-8" in refused(text, out)
+    whole = text.read_bytes()
+    for cells in (b",,,,,1\n", b"\n"):  # also in a row of another number of cells
+        text.write_bytes(whole + b"1,\xff" + CANARY.encode() + cells)
+        assert "It is not UTF-8" in refused(text, out)
 
 
 def test_no_word_of_arrows_is_repeated(
