@@ -7,8 +7,7 @@ Formal guarantees:
   - The boundaries that are read are those that were found, bit for bit, for the same
     sampling key, plan, layout and data set.  Any other file (cut short, edited, of
     another job) is not used.
-  - A stored epoch is not searched again.  A killed job loses at most the epochs that it
-    finished within ``_SECONDS``, and the one in progress.
+  - A search whose result is stored is not done again.
   - Memory stays within ``search_bytes`` plus twice ``boundaries_bytes`` of ``shuffle``.
 
 Public: the file's path, and ``batches_id``.  Sensitive: its contents.
@@ -19,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,8 +29,6 @@ from pipelines.files.storage import new_file, read_bytes
 from pipelines.job import progress
 from pipelines.sampling import shuffle
 
-#: Seconds between two stores of the epochs found so far.
-_SECONDS = 60.0
 _WORD = np.dtype("<u8")
 
 
@@ -58,40 +54,34 @@ class BoundariesFile:
         Raises:
           InputError: the file is not the one that the job wrote.
         """
-        found = self.load_epochs(plan, sampling_key)
-        if len(found) < len(shuffle.empty_boundaries(plan)):
+        if not shuffle.num_epochs_drawn(plan):
+            return shuffle.empty_boundaries(plan)
+        found = self.stored(plan, sampling_key)
+        if found is None:
             raise InputError(
                 f"Expected {self.path} to be as the job wrote it. Run the same command "
                 "again: it makes the file anew."
             )
         return found
 
-    def load_epochs(self, plan: DpSgdPlan, sampling_key: bytes) -> np.ndarray:
-        """Returns the boundaries of the stored epochs; arguments as for ``load``.
-
-        Returns:
-          uint64, shape (epochs, steps_per_epoch - 1, 2).  Sensitive.
-        """
-        if not shuffle.num_epochs_drawn(plan):
-            return shuffle.empty_boundaries(plan)
-        shape = (-1, plan.steps_per_epoch - 1, 2)
-        nothing = np.empty((0, *shape[1:]), _WORD)
+    def stored(self, plan: DpSgdPlan, sampling_key: bytes) -> np.ndarray | None:
+        """Returns what ``store`` wrote, or None; arguments as for ``load``."""
         try:
             data = read_bytes(self.path)
         except FileNotFoundError:
-            return nothing
+            return None
         found, seal = memoryview(data)[:-KEY_BYTES], data[-KEY_BYTES:]
         mac = self._mac(sampling_key)
         mac.update(found)
-        if not found or not hmac.compare_digest(mac.digest(), seal):
-            return nothing
-        return np.frombuffer(found, _WORD).reshape(shape)
+        if not hmac.compare_digest(mac.digest(), seal):
+            return None
+        return np.frombuffer(found, _WORD).reshape(-1, plan.steps_per_epoch - 1, 2)
 
     def store(self, boundaries: np.ndarray, sampling_key: bytes) -> None:
         """Replaces the file.
 
         Args:
-          boundaries: Boundaries of the first epochs, as ``load_epochs`` returns them.
+          boundaries: From `shuffle.find_boundaries`.  Sensitive.
           sampling_key: Secret, 32 bytes.
         """
         mac = self._mac(sampling_key)
@@ -115,7 +105,7 @@ def complete(
     *,
     num_threads: int,
 ) -> None:
-    """Searches the boundaries of all epochs that the file does not hold yet.
+    """Searches the boundaries, unless the file holds them.
 
     Args:
       file: The file, which may be missing.
@@ -124,24 +114,14 @@ def complete(
       blocks: (name, number of rows) of every block in the data set.
       num_threads: Number of threads that draw ranks.
     """
-    found = shuffle.empty_boundaries(plan)
-    known = file.load_epochs(plan, sampling_key)
-    found[: len(known)] = known
-    first_epoch = len(known)
-    del known  # so that memory holds only one copy
-    epoch_passes = shuffle.num_block_passes(plan, len(blocks)) // len(found)
-    _advance(first_epoch * epoch_passes)
-    if first_epoch == len(found):
+    if not shuffle.num_epochs_drawn(plan):
         return
-    kept = time.monotonic()
-    for epoch, ranks in shuffle.search_epochs(
-        plan, sampling_key, blocks, first_epoch=first_epoch,
-        num_threads=num_threads, advance=_advance,
-    ):  # fmt: skip
-        found[epoch] = ranks
-        if time.monotonic() - kept >= _SECONDS:
-            file.store(found[: epoch + 1], sampling_key)
-            kept = time.monotonic()
+    if file.stored(plan, sampling_key) is not None:
+        _advance(shuffle.num_block_passes(plan, len(blocks)))
+        return
+    found = shuffle.find_boundaries(
+        plan, sampling_key, blocks, num_threads=num_threads, advance=_advance
+    )
     file.store(found, sampling_key)
 
 

@@ -156,6 +156,7 @@ def find_boundaries(
     blocks: Sequence[tuple[str, int]],
     *,
     num_threads: int = 1,
+    advance: Callable[[int], None] = lambda blocks: None,
 ) -> np.ndarray:
     """Returns the ranks that start the steps of every epoch.  Sensitive.
 
@@ -164,15 +165,17 @@ def find_boundaries(
       sampling_key: Secret, 32 bytes.
       blocks: (name, number of rows) of every block in the data set.
       num_threads: Number of threads that draw ranks; does not change the result.
+      advance: Called with the number of blocks drawn since the last call.
 
     Returns:
       uint64, shape (epochs, steps_per_epoch - 1, 2): (high, low) rank of the first
       example of steps 1, 2, ... in each epoch; a persistent shuffle has one epoch here.
     """
     found = empty_boundaries(plan)
-    search = search_epochs(plan, sampling_key, blocks, num_threads=num_threads)
-    for epoch, ranks in search:
-        found[epoch] = ranks
+    with ThreadPoolExecutor(num_threads) as pool:
+        search = _Search(plan, sampling_key, blocks, pool, num_threads, advance)
+        for epoch in range(num_epochs_drawn(plan)):
+            found[epoch] = search.find(epoch)
     return found
 
 
@@ -180,29 +183,6 @@ def empty_boundaries(plan: DpSgdPlan) -> np.ndarray:
     """Returns an uninitialised array of the shape that `find_boundaries` returns."""
     epochs = max(1, num_epochs_drawn(plan))
     return np.empty((epochs, plan.steps_per_epoch - 1, 2), np.uint64)
-
-
-def search_epochs(
-    plan: DpSgdPlan,
-    sampling_key: bytes,
-    blocks: Sequence[tuple[str, int]],
-    *,
-    first_epoch: int = 0,
-    num_threads: int = 1,
-    advance: Callable[[int], None] = lambda blocks: None,
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields each epoch and the ranks that start its steps.  Sensitive.
-
-    Other arguments as for ``find_boundaries``.
-
-    Args:
-      first_epoch: Epoch to start at.
-      advance: Called with the number of blocks drawn since the last call.
-    """
-    with ThreadPoolExecutor(num_threads) as pool:
-        search = _Search(plan, sampling_key, blocks, pool, num_threads, advance)
-        for epoch in range(first_epoch, num_epochs_drawn(plan)):
-            yield epoch, search.find(epoch)
 
 
 def _bucket_bits(plan: DpSgdPlan) -> int:
