@@ -172,9 +172,7 @@ def prepare(
                 source, out, prepared, settings, runtime=runtime, **of_users
             )
         else:
-            summary = prepare_job.prepare(
-                source, out, prepared, runtime=runtime, say=bars.say
-            )
+            summary = prepare_job.prepare(source, out, prepared, runtime=runtime)
     seconds = time.perf_counter() - began
     if settings:
         shown = user_work.shown(out, settings, summary)

@@ -11,10 +11,10 @@ them, which decides the rows of each output file: so a split by shares is exact 
 holding the data.  The second writes each file from the pieces that have its rows; these
 are not compressed but mapped to memory, which costs less than reading text twice.
 
-    OUT.unfinished/SCRATCH/counts/    counts of every converted range; sensitive
-    OUT.unfinished/SCRATCH/pieces/    converted rows; sensitive
-    OUT.unfinished/records/           records of the finished output files
-    OUT.unfinished/data/              becomes OUT; the rest as in ``unfinished``
+    OUT.unfinished/counts/     counts of every converted range; sensitive
+    OUT.unfinished/pieces/     converted rows; sensitive
+    OUT.unfinished/records/    records of the finished output files
+    OUT.unfinished/data/       becomes OUT; the rest as in ``unfinished``
 
 Formal guarantees:
   - Rows keep their order within a split.  Splits by shares are contiguous, and the end
@@ -51,7 +51,6 @@ import pyarrow as pa
 
 from accounting.core.validation import InputError
 from pipelines.core.threads import in_order, num_cores
-from pipelines.files import storage
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file, write_atomically
@@ -122,21 +121,17 @@ class _Job:
       files: Files of the input or parts of them, in order.
       options: How rows become files.
       work: Folder of the unfinished job.
-      scratch: Folder for counts and pieces.
-      flush: Whether these must survive a loss of power.
       num_threads: Number of threads for all files; None for the cores of a worker.
     """
 
     files: tuple[InputFile, ...]
     options: ConvertOptions
     work: str
-    scratch: str
-    flush: bool
     num_threads: int | None
 
     def count_path(self, index: int) -> pathlib.Path:
         """Path of the count of an input file."""
-        return pathlib.Path(self.scratch, _COUNTS, f"{index:07d}.json")
+        return pathlib.Path(self.work, _COUNTS, f"{index:07d}.json")
 
     def piece_path(self, stream: int, index: int) -> pathlib.Path:
         """Path of the good rows of an input file.
@@ -145,7 +140,7 @@ class _Job:
           stream: Index of their split; 0 for all rows if shares decide.
           index: Index of the input file.
         """
-        return pathlib.Path(self.scratch, _PIECES, f"{stream}-{index:07d}.arrow")
+        return pathlib.Path(self.work, _PIECES, f"{stream}-{index:07d}.arrow")
 
     def file_path(self, file: _OutputFile) -> pathlib.Path:
         """Path of an output file."""
@@ -207,8 +202,7 @@ class _Job:
                 for piece, rows in zip(pieces, block.by_split(), strict=True):
                     piece.write_table(rows)
             check_unchanged(file, os.stat(file.path))
-        data = pretty_json(count.to_json())
-        write_atomically(path, data, mode=0o600, flush=self.flush)
+        write_atomically(path, pretty_json(count.to_json()), mode=0o600)
 
     @contextlib.contextmanager
     def _new_pieces(self, index: int) -> Iterator[list[Any]]:
@@ -217,8 +211,7 @@ class _Job:
         with contextlib.ExitStack() as files:
             pieces = []
             for stream in range(len(SPLITS) if table.shares is None else 1):
-                path = self.piece_path(stream, index)
-                new = new_file(path, mode=0o600, flush=self.flush)
+                new = new_file(self.piece_path(stream, index), mode=0o600)
                 sink = Sink(files.enter_context(new))
                 piece = pa.ipc.new_stream(sink, table.schema)
                 pieces.append(files.enter_context(piece))
@@ -307,7 +300,6 @@ def prepare(
     options: ConvertOptions,
     *,
     runtime: Runtime | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> PrepareSummary:
     """Turns a raw table into Parquet, with the guarantees of this module.
 
@@ -318,7 +310,6 @@ def prepare(
       runtime: Where the tasks of ``STEPS`` run; workers of an engine must reach input
         and output under the same paths.  By default threads of this process.  Progress
         is in bytes of the input, or in rows when writing.
-      say: Called with a line about a large file that is not divided.
 
     Raises:
       InputError: as ``list_files``, ``unfinished_folder`` and ``options.open``;
@@ -333,7 +324,7 @@ def prepare(
         done = _begin_or_continue(folder, files, options)
         if done is None:
             with _nothing_of_refused_rows(folder, runtime):
-                job = _divided(folder, files, options, runtime, say)
+                job = _divided(folder, files, options, runtime)
                 total = _converted(folder, job, runtime)
             records = _write(job, total, runtime)
             read = read_from(file.path for file in files)
@@ -356,7 +347,8 @@ def _begin_or_continue(
     }
     done = folder.begin_or_continue(job, "input, schema or options")
     if done is None:
-        (folder.work / _RECORDS).mkdir(exist_ok=True)
+        for name in (_COUNTS, _PIECES, _RECORDS):
+            (folder.work / name).mkdir(exist_ok=True)
         for split in SPLITS:
             (folder.data / split).mkdir(exist_ok=True)
     return done
@@ -380,29 +372,15 @@ def _divided(
     files: Sequence[InputFile],
     options: ConvertOptions,
     runtime: Runtime,
-    say: Callable[[str], None],
 ) -> _Job:
     """Divides large files, and returns the job on their ranges."""
     table = options.open(files)
     files = [file for file in files if file.size]  # alone an empty one has no columns
     ranges = [table.ranges(file, _PART_BYTES) for file in files]
-    for file, (first, *_) in zip(files, ranges, strict=True):
-        if runtime.run_tasks and first == file and file.size > 2 * _PART_BYTES:
-            say(
-                f"one worker reads all of {file.shown}: it is packed, or not to be "
-                "divided for another reason; plain CSV, and Parquet in row groups, are"
-            )
-    # Threads need not flush files that only they read, unless there was another boot.
-    flush = runtime.run_tasks is not None
-    scratch = folder.work / ("flushed" if flush else storage.boot_id())
-    for name in (_COUNTS, _PIECES):
-        (scratch / name).mkdir(parents=True, exist_ok=True)
     return _Job(
         files=tuple(itertools.chain(*ranges)),
         options=options,
         work=str(folder.work),
-        scratch=str(scratch),
-        flush=flush,
         num_threads=runtime.num_threads,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-import gzip
 import itertools
 import pathlib
 import re
@@ -199,22 +198,6 @@ def test_a_large_file_is_divided_among_workers_with_the_bytes_of_prepare(
     assert prepared_bytes(tmp_path / "out") == prepared_bytes(tmp_path / "wanted")
 
 
-def test_a_large_file_that_is_not_divided_is_said(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare_job, "_PART_BYTES", 20)
-    said: list[str] = []
-    for name, opened in (("t.csv.gz", gzip.open), ("u.csv", open)):
-        with opened(tmp_path / name, "wt") as file:
-            file.write("id,y\n" + "1,0\n" * 50)
-        options = table_options("fraction")
-        out = tmp_path / f"of-{name}"
-        prepare(str(tmp_path / name), out, options, runtime=THERE, say=said.append)
-    (line,) = said
-    assert "one worker reads all of" in line
-    assert "t.csv.gz" in line
-
-
 def test_malformed_rows_of_a_large_file_are_refused_as_by_prepare(
     large: tuple[str, ConvertOptions, ConvertOptions], tmp_path: pathlib.Path
 ) -> None:
@@ -259,7 +242,7 @@ def test_progress_of_workers_is_told(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(path.stat().st_size for path in table.iterdir())
-    counts = tmp_path / "out.unfinished" / "flushed" / "counts"
+    counts = tmp_path / "out.unfinished" / "counts"
     told: list[tuple[str, int, int]] = []
 
     def run(each: Any, items: Any) -> None:
