@@ -25,12 +25,45 @@ import dp_accounting
 from dp_accounting import pld
 
 from accounting.core import sampler_registry
-from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.plan import DpSgdPlan
-from accounting.core.sampler_registry import Event
+from accounting.core.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+    brought,
+)
+from accounting.core.plan import (
+    DETERMINISTIC,
+    POISSON,
+    TRUNCATED_POISSON,
+    DpSgdPlan,
+)
+from accounting.core.pld import user_pairs
+from accounting.core.samplers.composed_steps import probability
 from accounting.core.validation import InputError
 
 _TRUNCATED = " plus (1 + e^epsilon) T Pr[Bin(n, q) > B]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """dp_accounting's description of a plan.
+
+    Attributes:
+      build: (plan, noise multiplier) -> the ``DpEvent`` of the run; None if the
+        installed release has none.
+      relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
+      tight: Whether neighbouring data sets attain the pairs, so that no smaller epsilon
+        holds.
+    """
+
+    build: Callable[[DpSgdPlan, float], Any]
+    relation: str
+    tight: bool = True
+
+
+#: (relation, k) -> the event of a sampler that is accounted for under them; None if
+#: dp_accounting has none.
+EventOf = Callable[[str, int], Event | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,11 +111,12 @@ def ask(
     """
     asked = neighboring_relation, max_examples_per_user
     truncation = sampler_registry.get(plan.sampler).truncation
-    event = brought(plan.sampler, *asked).event
+    brought(plan.sampler, *asked)  # refuses what is not accounted for
+    event = _event(plan.sampler, *asked)
     found = _question(event, plan, noise_multiplier)
     if found is None and truncation is not None:
         untruncated = truncation.without(plan)
-        event = brought(untruncated.sampler, *asked).event
+        event = _event(untruncated.sampler, *asked)
         found = _question(event, untruncated, noise_multiplier)
         cost = functools.partial(truncation.delta, plan)
         found = found and dataclasses.replace(found, cost=cost, tight=False)
@@ -97,7 +131,7 @@ def _question(
     """Returns a question; None if the installed dp_accounting cannot answer it."""
     if event is None:
         return None
-    built = event.build(dp_accounting, plan, noise_multiplier)
+    built = event.build(plan, noise_multiplier)
     relation = dp_accounting.NeighboringRelation[event.relation]
     if built is None or not pld.PLDAccountant(relation).supports(built):
         return None
@@ -123,3 +157,70 @@ def _not_installed(plan: DpSgdPlan) -> str:
         "Install dp-accounting==0.6.0 beside dpsgd in an environment without "
         "TensorFlow, or omit --cross-check."
     )
+
+
+def _event(sampler: str, relation: str, count: int) -> Event | None:
+    found = _EVENTS.get(sampler)
+    return found and found(relation, count)
+
+
+def _deterministic(relation: str, count: int) -> Event:
+    """An example is used once per epoch, by a sum of this sensitivity."""
+    sensitivity = 2 if relation == REPLACE_ONE else count
+
+    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
+        one = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
+        return dp_accounting.SelfComposedDpEvent(one, plan.num_epochs)
+
+    return Event(build=build, relation=ADD_OR_REMOVE_ONE)
+
+
+def _poisson(relation: str, count: int) -> Event:
+    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
+        rate = probability(plan)  # rounded up
+        one = dp_accounting.PoissonSampledDpEvent(
+            rate, dp_accounting.GaussianDpEvent(noise_multiplier)
+        )
+        if count > 1:
+            mixture = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
+            if mixture is None:
+                return None
+            rows = tuple(map(float, range(count + 1)))
+            one = mixture(noise_multiplier, rows, user_pairs.weights(count, rate))
+        return dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
+
+    other = REPLACE_ONE if relation == REPLACE_ONE else ADD_OR_REMOVE_ONE
+    return Event(build=build, relation=other)
+
+
+def _truncated(relation: str, count: int) -> Event | None:
+    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
+        step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
+        if step is None:
+            return None
+        one = step(
+            plan.num_examples,
+            probability(plan),
+            plan.truncated_batch_size,
+            noise_multiplier,
+        )
+        return dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
+
+    return Event(build=build, relation=relation, tight=False) if count == 1 else None
+
+
+_EVENTS: dict[str, EventOf] = {
+    DETERMINISTIC: _deterministic,
+    POISSON: _poisson,
+    TRUNCATED_POISSON: _truncated,
+}
+
+
+def register(sampler: str, event_of: EventOf) -> None:
+    """Registers, in this process, the events of a sampler.
+
+    Args:
+      sampler: As registered with `accounting.core.sampler_registry`.
+      event_of: (relation, k) -> the event; None if there is none.
+    """
+    _EVENTS[sampler] = event_of

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 # The one list of public names.  `as` tells type checkers that a name is re-exported.
 if TYPE_CHECKING:
-    from accounting.core import accountant as accountant
+    from accounting import accountant as accountant
     from accounting.core.intervals import Bounds as Bounds
     from accounting.core.intervals import NoiseBounds as NoiseBounds
     from accounting.core.plan import DpSgdPlan as DpSgdPlan
     from accounting.core.plan import steps_per_epoch as steps_per_epoch
-    from accounting.core.statement import PrivacyStatement as PrivacyStatement
-    from accounting.core.statement import privacy_statement as privacy_statement
     from accounting.core.validation import InputError as InputError
     from accounting.planning import groups as groups
+    from accounting.statement import PrivacyStatement as PrivacyStatement
+    from accounting.statement import privacy_statement as privacy_statement
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
     from pipelines.batches.folder import read_certificate as read_certificate

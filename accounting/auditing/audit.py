@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.accountant import delta_curve
 from accounting.auditing import lower_bounds
 from accounting.auditing.lower_bounds import ClaimedProfile, Errors
 from accounting.core import accountant, intervals
@@ -124,7 +125,7 @@ def claim(
             "raise delta."
         )
     epsilons = np.linspace(0.0, epsilon, _PROFILE_POINTS)[:-1]
-    answers = accountant.delta_curve(plan, epsilons=map(float, epsilons), **asked)
+    answers = delta_curve(plan, epsilons=map(float, epsilons), **asked)
     return Claim(
         plan=plan,
         delta=delta,

@@ -32,16 +32,15 @@ from accounting.claims.shuffles import shuffle
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.core.numerics.calibration import (
-    TOLERANCE,
-    largest_insufficient_noise,
-    lower_epsilon,
-    smallest_noise_in_two,
-)
+from accounting.core.numerics.calibration import TOLERANCE, smallest_noise_in_two
 from accounting.core.numerics.root_finding import log_ratio
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import privacy_profile
 from accounting.core.samplers import deterministic
+from accounting.lower_bounds import composition
+from accounting.lower_bounds.searches import (
+    largest_insufficient_noise,
+    lower_epsilon,
+)
 
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
@@ -79,7 +78,7 @@ def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
     if count == 1:
         # Values have the same relative error as masses: use a slightly larger epsilon.
         return direction.delta(epsilon + direction.relative_error) * margin
-    return margin * privacy_profile.lower_delta(direction.atoms, count, epsilon)
+    return margin * composition.lower_delta(direction.atoms, count, epsilon)
 
 
 def _is_numerical(plan: DpSgdPlan, noise_multiplier: float) -> bool:
@@ -230,22 +229,6 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     )
 
 
-def allocation(
-    plan: DpSgdPlan, noise_multiplier: float
-) -> sampler_registry.RandomAllocation:
-    """Returns the random allocation that `accounting.cross_check` simulates.
-
-    Args:
-      plan: A plan of balls and bins.
-      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
-    """
-    return sampler_registry.RandomAllocation(
-        num_steps=plan.steps_per_epoch,
-        num_epochs=plan.num_epochs,
-        noise_multiplier=noise_multiplier,
-    )
-
-
 _WORDING = sampler_registry.Wording(
     sampling="balls and bins, each example in one uniformly random step of each epoch",
     discretization=(
@@ -260,7 +243,6 @@ _ZERO_OUT = sampler_registry.Sampler(
     closed_form=False,
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
     delta_by_direction=delta_by_direction,
-    allocation=allocation,
     wording=_WORDING,
     claims={METHOD: "random allocation"},
 )

@@ -4,7 +4,8 @@ Every answer is for the worse of both directions of a neighbouring relation.  Th
 default is zero-out: an example is replaced by a ghost that contributes zero
 (`REPLACE_SPECIAL` in dp_accounting).  `accounting.core.neighboring_relation` lists the
 others.  Answers are intervals whose type tells a guarantee from a lower bound; see
-`accounting.core.intervals`.
+`accounting.core.intervals`.  Lower bounds that take seconds are
+`accounting.accountant`'s.
 
 Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
 gives for a delta of 1e-20 or more, and lower bounds are useful there; those of balls
@@ -28,29 +29,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 
 from accounting.core import sampler_registry
 from accounting.core.deltas import LEAST_TIGHT_DELTA
-from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below
+from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.numerics.calibration import MOST_NOISE, lower_epsilon, round_up
+from accounting.core.numerics.calibration import MOST_NOISE, round_up
 from accounting.core.numerics.root_finding import log_ratio, threshold
-from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
-
-__all__ = [
-    "Bounds",
-    "ByDirection",
-    "NoiseBounds",
-    "delta",
-    "delta_by_direction",
-    "delta_curve",
-    "epsilon",
-    "epsilon_curve",
-    "noise_multiplier",
-    "smallest_truncated_batch_size",
-]
 
 #: More steps are refused, since rounding errors would add up.
 MOST_STEPS = 10**9
@@ -65,17 +52,6 @@ def _sampler(
 ) -> sampler_registry.Sampler:
     check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
     return brought(plan.sampler, relation, max_examples_per_user)
-
-
-def _lower_bound(
-    plan: DpSgdPlan, sampler: sampler_registry.Sampler
-) -> sampler_registry.LowerBound:
-    found = sampler.lower_bound
-    if found is None:
-        sampler_registry.refuse(
-            plan.sampler, "a lower bound", "Ask for the upper one: both=False."
-        )
-    return found
 
 
 def check_epsilon(epsilon: float) -> float:
@@ -100,7 +76,6 @@ def epsilon(
     *,
     noise_multiplier: float,
     delta: float,
-    both: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
 ) -> Bounds:
@@ -110,8 +85,6 @@ def epsilon(
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
-      both: Also compute a lower bound that takes seconds, as for Poisson and truncated
-        Poisson batches.  It shows how tight the upper bound is.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
@@ -124,14 +97,7 @@ def epsilon(
     result = sampler.epsilon(plan, noise, target)
     if target < LEAST_TIGHT_DELTA and not sampler.closed_form:
         result = _consistent(sampler, plan, noise, target, result)
-    result = _six_digits(sampler, plan, noise, target, result)
-    if not both or result.lower is not None:
-        return result
-    bound = _lower_bound(plan, sampler)
-    lower = lower_epsilon(
-        lambda point: bound.delta(plan, noise, point), result.guarantee, target
-    )
-    return dataclasses.replace(result, lower=lower, lower_method=bound.method)
+    return _six_digits(sampler, plan, noise, target, result)
 
 
 def _six_digits(
@@ -187,7 +153,6 @@ def delta(
     *,
     noise_multiplier: float,
     epsilon: float,
-    both: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
 ) -> Bounds:
@@ -197,7 +162,6 @@ def delta(
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       epsilon: At least 0.
-      both: Also compute a lower bound, as for `epsilon`.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
@@ -207,12 +171,7 @@ def delta(
     sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
-    result = sampler.delta(plan, noise, target)
-    if not both or result.lower is not None:
-        return result
-    bound = _lower_bound(plan, sampler)
-    lower = below(bound.delta(plan, noise, target), result.guarantee)
-    return dataclasses.replace(result, lower=lower, lower_method=bound.method)
+    return sampler.delta(plan, noise, target)
 
 
 def delta_by_direction(
@@ -249,67 +208,6 @@ def delta_by_direction(
             "It has one upper bound for both directions: use accountant.delta.",
         )
     return by_direction(plan, noise, target)
-
-
-def epsilon_curve(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    deltas: Iterable[float],
-    neighboring_relation: str = REPLACE_SPECIAL,
-) -> list[Bounds]:
-    """Returns bounds on epsilon at each of ``deltas``.
-
-    Args:
-      plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      deltas: Each in (0, 1).
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-
-    Raises:
-      InputError: a value out of range, or a relation that is not accounted for.
-    """
-    return [
-        epsilon(
-            plan,
-            noise_multiplier=noise_multiplier,
-            delta=point,
-            neighboring_relation=neighboring_relation,
-        )
-        for point in deltas
-    ]
-
-
-def delta_curve(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    epsilons: Iterable[float],
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
-) -> list[Bounds]:
-    """Returns bounds on delta at each of ``epsilons``: the privacy profile.
-
-    Args:
-      plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      epsilons: Each at least 0.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the answer is for all examples of a user.
-
-    Raises:
-      InputError: a value out of range, or a relation that is not accounted for.
-    """
-    return [
-        delta(
-            plan,
-            noise_multiplier=noise_multiplier,
-            epsilon=point,
-            neighboring_relation=neighboring_relation,
-            max_examples_per_user=max_examples_per_user,
-        )
-        for point in epsilons
-    ]
 
 
 def noise_multiplier(
@@ -387,56 +285,3 @@ def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
         f"Expected truncated_batch_size={plan.truncated_batch_size} to be large enough "
         f"for epsilon={epsilon!r}, delta={delta!r}. Use {least} or more."
     )
-
-
-def smallest_truncated_batch_size(
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    num_steps: int,
-    epsilon: float,
-    delta: float,
-    sampler: str = TRUNCATED_POISSON,
-) -> int:
-    """Returns the least cap on the examples of a step with a negligible privacy cost.
-
-    For truncated Poisson it is the least B with
-    ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``.  For a smaller cap,
-    ``epsilon(plan, ...)`` of a plan with that cap includes the cost.
-
-    Args:
-      num_examples: n, slots of the data set.
-      expected_batch_size: Expected examples per step, q n.
-      num_steps: T.
-      epsilon: Target, at least 0.
-      delta: Target, in (0, 1).
-      sampler: A sampler whose plans have a cap.
-
-    Raises:
-      InputError: a value out of range, or a sampler without a cap.
-    """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    check_int("num_steps", num_steps, at_least=1, at_most=MOST_STEPS)
-    truncation = truncation_of(sampler)
-    untruncated = DpSgdPlan(
-        sampler=truncation.untruncated,
-        num_examples=num_examples,
-        expected_batch_size=expected_batch_size,
-        num_steps=num_steps,
-    )
-    return truncation.smallest_cap(untruncated, float(epsilon), float(delta))
-
-
-def truncation_of(sampler: str) -> sampler_registry.Truncation:
-    """Returns the truncation of a sampler.
-
-    Raises:
-      InputError: the sampler has none.
-    """
-    found = sampler_registry.get(sampler).truncation
-    if found is None:
-        sampler_registry.refuse(
-            sampler, "a smallest cap", "Give truncated_batch_size as a number."
-        )
-    return found

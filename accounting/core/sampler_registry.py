@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from accounting.core.validation import InputError, check_choice
 
@@ -91,19 +91,6 @@ class Wording:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LowerBound:
-    """A lower bound that is too slow to be computed with every upper one.
-
-    Attributes:
-      delta: (plan, noise multiplier, epsilon) -> a lower bound on delta.
-      method: The theorem behind it.
-    """
-
-    delta: Callable[[DpSgdPlan, float, float], float]
-    method: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Truncation:
     """A cap on the examples of a step, and its privacy cost for any mechanism.
 
@@ -126,56 +113,6 @@ class Truncation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Event:
-    """dp_accounting's description of a plan.
-
-    Attributes:
-      build: (the package dp_accounting, plan, noise multiplier) -> the ``DpEvent`` of
-        the run; None if the installed release has none.
-      relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
-      tight: Whether neighbouring data sets attain the pairs, so that no smaller epsilon
-        holds.
-    """
-
-    build: Callable[[Any, DpSgdPlan, float], Any]
-    relation: str
-    tight: bool = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomAllocation:
-    """Each example is in one uniformly random step of each of several epochs.
-
-    Attributes:
-      num_steps: Steps of an epoch.
-      num_epochs: Independent epochs of the run.
-      noise_multiplier: Noise standard deviation of a step over the clip norm.
-    """
-
-    num_steps: int
-    num_epochs: int
-    noise_multiplier: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomOrders:
-    """All examples are cut into steps in several uniformly random orders.
-
-    Attributes:
-      num_steps: Steps of an epoch.
-      num_orders: Independent orders of the run.
-      num_examples: Slots of the data set.
-      noise: Noise standard deviation of a step over the clip norm, and over the root of
-        the number of epochs that follow one order.
-    """
-
-    num_steps: int
-    num_orders: int
-    num_examples: int
-    noise: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler:
     """What a sampler provides.  A capability that is None is refused.
 
@@ -194,16 +131,10 @@ class Sampler:
       delta_by_direction: Bounds on delta for removing an example, and for adding one.
       profile: (plan, noise multiplier) -> a function from epsilon to bounds on delta in
         both directions, for very many epsilons.
-      lower_bound: A slow lower bound, if ``epsilon`` and ``delta`` return none.
       poisson_rate: Plan -> q, rounded up, if each example is in each step independently
         with probability q before truncation.  Theorems on Poisson subsampling apply.
       truncation: The cap, for samplers whose plans have one.
       gaussian_dp: (plan, noise multiplier) -> a mu for which the mechanism is mu-GDP.
-      event: dp_accounting's event, for `accounting.events`.
-      allocation: (plan, noise multiplier) -> the plan as random allocation, which
-        `accounting.cross_check` simulates.
-      orders: (plan, noise multiplier) -> the plan as random orders, whose opponent
-        `accounting.cross_check` simulates.
       wording: Words of the privacy statement.
       claims: Method of a bound -> name of the claim that it relies on; a method of the
         core's own bounds is not in it.
@@ -221,13 +152,9 @@ class Sampler:
     profile: (
         Callable[[DpSgdPlan, float], Callable[[float], tuple[float, float]]] | None
     ) = None
-    lower_bound: LowerBound | None = None
     poisson_rate: Callable[[DpSgdPlan], float] | None = None
     truncation: Truncation | None = None
     gaussian_dp: Callable[[DpSgdPlan, float], float] | None = None
-    event: Event | None = None
-    allocation: Callable[[DpSgdPlan, float], RandomAllocation] | None = None
-    orders: Callable[[DpSgdPlan, float], RandomOrders] | None = None
     wording: Wording | None = None
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

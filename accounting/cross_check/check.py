@@ -20,8 +20,12 @@ from accounting import events
 from accounting.core import accountant
 from accounting.core.intervals import Bounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.plan import DpSgdPlan
-from accounting.core.sampler_registry import RandomAllocation, RandomOrders
+from accounting.core.plan import (
+    BALLS_AND_BINS,
+    DYNAMIC_SHUFFLE,
+    PERSISTENT_SHUFFLE,
+    DpSgdPlan,
+)
 from accounting.core.theorem import Theorem
 from accounting.core.validation import InputError
 from accounting.cross_check import libraries, opponent, simulation
@@ -121,12 +125,12 @@ _Judge = Callable[[float, float, Bounds], tuple[Opinion, ...]]
 
 def _judge(plan: DpSgdPlan, relation: str, max_examples_per_user: int) -> _Judge:
     """Returns who can judge a plan, or refuses the plan."""
-    found = brought(plan.sampler, relation, max_examples_per_user)
-    if found.allocation is not None:
-        return functools.partial(_simulated, plan, found.allocation)
-    if found.orders is not None:
+    brought(plan.sampler, relation, max_examples_per_user)
+    if plan.sampler == BALLS_AND_BINS:
+        return functools.partial(_simulated, plan)
+    if plan.sampler in (PERSISTENT_SHUFFLE, DYNAMIC_SHUFFLE):
         _check_opponent(plan)
-        return functools.partial(_attacked, plan, found.orders)
+        return functools.partial(_attacked, plan)
     ask = functools.partial(
         events.ask,
         plan,
@@ -150,14 +154,19 @@ def _check_opponent(plan: DpSgdPlan) -> None:
 
 def _attacked(
     plan: DpSgdPlan,
-    orders: Callable[[DpSgdPlan, float], RandomOrders],
     noise_multiplier: float,
     delta: float,
     ours: Bounds,
 ) -> tuple[Opinion, ...]:
     if not math.isfinite(ours.guarantee):
         return ()
-    found = opponent.attained(orders(plan, noise_multiplier), delta)
+    orders = opponent.RandomOrders(
+        num_steps=plan.steps_per_epoch,
+        num_orders=plan.num_shuffles,
+        num_examples=plan.num_examples,
+        noise=noise_multiplier / math.sqrt(plan.num_epochs // plan.num_shuffles),
+    )
+    found = opponent.attained(orders, delta)
     opinion = Opinion(
         source=f"simulated opponent, seed {simulation.SEED}",
         about="removing an example whose gradients are opposite to all others",
@@ -176,7 +185,6 @@ def _attacked(
 
 def _simulated(
     plan: DpSgdPlan,
-    allocation: Callable[[DpSgdPlan, float], RandomAllocation],
     noise_multiplier: float,
     delta: float,
     ours: Bounds,
@@ -184,7 +192,12 @@ def _simulated(
     epsilon = ours.guarantee
     if not math.isfinite(epsilon):
         return ()
-    found = simulation.estimate(allocation(plan, noise_multiplier), epsilon)
+    allocation = simulation.RandomAllocation(
+        num_steps=plan.steps_per_epoch,
+        num_epochs=plan.num_epochs,
+        noise_multiplier=noise_multiplier,
+    )
+    found = simulation.estimate(allocation, epsilon)
     both = accountant.delta_by_direction(
         plan, noise_multiplier=noise_multiplier, epsilon=epsilon
     )

@@ -34,7 +34,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.core.sampler_registry import RandomOrders
 from accounting.cross_check.simulation import ERROR_PROBABILITY, SEED, deviation
 
 #: Normal values drawn for each sample, and at a time.
@@ -49,6 +48,24 @@ _SHARES = (1.0, 0.98, 0.95, 0.9, 0.7)
 _CUT = 2e-3
 
 _Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomOrders:
+    """All examples are cut into steps in several uniformly random orders.
+
+    Attributes:
+      num_steps: Steps of an epoch.
+      num_orders: Independent orders of the run.
+      num_examples: Slots of the data set.
+      noise: Noise standard deviation of a step over the clip norm, and over the root of
+        the number of epochs that follow one order.
+    """
+
+    num_steps: int
+    num_orders: int
+    num_examples: int
+    noise: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

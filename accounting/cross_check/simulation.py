@@ -41,8 +41,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.core.sampler_registry import RandomAllocation
-
 #: Seed of every simulation; public.
 SEED = 20_250_219
 #: Probability that an interval does not contain delta.
@@ -52,6 +50,21 @@ _NUM_VALUES = 80_000_000
 _CHUNK = 1 << 21
 _MOST_SAMPLES = 400_000
 _MOST_ORDER = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomAllocation:
+    """Each example is in one uniformly random step of each of several epochs.
+
+    Attributes:
+      num_steps: Steps of an epoch.
+      num_epochs: Independent epochs of the run.
+      noise_multiplier: Noise standard deviation of a step over the clip norm.
+    """
+
+    num_steps: int
+    num_epochs: int
+    noise_multiplier: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accounting.core.trade_off import TradeOff, percent_up
 from accounting.plots import new_figure, save
+from accounting.trade_off.bounds import TradeOff, percent_up
 
 _COLOR = "#31688e"
 _LEAST = 1e-6

@@ -14,7 +14,8 @@ import re
 import sys
 from typing import Any
 
-from accounting.core import accountant, neighboring_relation
+from accounting import accountant
+from accounting.core import neighboring_relation
 from accounting.core.intervals import Bounds
 from accounting.core.neighboring_relation import NAMES, RELATIONS, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting.core import accountant, intervals
+from accounting import accountant
+from accounting.core import accountant as core
+from accounting.core import intervals
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, steps_and_epochs
@@ -178,7 +180,7 @@ def test_an_epsilon_of_six_digits_has_the_proof_of_its_delta(small_plan):
     for proven, wanted in ((1e-6, (3.0, "claim")), (2e-6, (3.0000001, "core"))):
         sampler = mock.Mock()
         sampler.delta.return_value = Bounds(upper=proven, method="claim")
-        cut = accountant._six_digits(sampler, small_plan("poisson"), 1.0, 1e-6, found)
+        cut = core._six_digits(sampler, small_plan("poisson"), 1.0, 1e-6, found)
         assert (cut.upper, cut.method) == wanted
 
 
@@ -198,7 +200,7 @@ def test_noise_that_cannot_be_verified_is_not_returned(small_plan, monkeypatch):
 
 
 def test_more_steps_than_are_accounted_for_are_refused_everywhere(small_plan):
-    steps = accountant.MOST_STEPS + 1
+    steps = core.MOST_STEPS + 1
     plan = small_plan("poisson", num_steps=steps, num_epochs=1)
     for question, given_values in (
         (accountant.epsilon, {"noise_multiplier": 1.0, "delta": 1e-8}),
@@ -207,7 +209,7 @@ def test_more_steps_than_are_accounted_for_are_refused_everywhere(small_plan):
     ):
         with pytest.raises(InputError, match=f"num_steps={steps}"):
             question(plan, **given_values)
-    for num_steps in (0, accountant.MOST_STEPS + 1):
+    for num_steps in (0, core.MOST_STEPS + 1):
         with pytest.raises(InputError, match=f"num_steps={num_steps}"):
             accountant.smallest_truncated_batch_size(
                 num_examples=10**6,

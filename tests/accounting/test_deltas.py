@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting.core import deltas, statement
+from accounting import statement
+from accounting.core import deltas
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
 from trainer.cli import demo

@@ -7,8 +7,7 @@ from importlib import metadata
 import dp_accounting
 import pytest
 
-from accounting import events
-from accounting.core import statement
+from accounting import events, statement
 from accounting.core.validation import InputError
 
 ROOT = pathlib.Path(__file__).parents[2]

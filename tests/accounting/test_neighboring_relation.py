@@ -8,8 +8,9 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from scipy import special
 
+from accounting import accountant, statement
 from accounting.claims.model_mix.theorem import Mixing
-from accounting.core import accountant, neighboring_relation, statement
+from accounting.core import neighboring_relation
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError

@@ -7,8 +7,10 @@ import math
 
 import pytest
 
+from accounting import statement
 from accounting.claims.model_mix.theorem import Mixing
-from accounting.core import accountant, intervals, statement
+from accounting.core import accountant, intervals
+from accounting.core import claim as claims
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
@@ -122,8 +124,8 @@ def test_the_clip_norm_that_is_stated_is_the_one_of_the_mixing(small_plan, state
     ("sampler", "claim"),
     [
         ("truncated-poisson", ()),
-        ("dynamic-shuffle", (statement.NULL_CLONES,)),
-        ("balls-and-bins", (statement.RANDOM_ALLOCATION,)),
+        ("dynamic-shuffle", (claims.NULL_CLONES,)),
+        ("balls-and-bins", (claims.RANDOM_ALLOCATION,)),
     ],
 )
 def test_a_bound_by_a_theorem_outside_of_the_core_says_so(small_plan, sampler, claim):
@@ -133,7 +135,7 @@ def test_a_bound_by_a_theorem_outside_of_the_core_says_so(small_plan, sampler, c
     text = said.to_text()
     assert text.count("relies on") == len(claim)
     for name in claim:
-        assert f"relies on   the {name}: {statement.RELIANCES[name]}." in text
+        assert f"relies on   the {name}: {claims.RELIANCES[name]}." in text
 
 
 def test_a_theorem_behind_the_attacks_alone_is_named():
@@ -142,4 +144,4 @@ def test_a_theorem_behind_the_attacks_alone_is_named():
     said = statement.privacy_statement(plan, noise_multiplier=1.0, delta=1e-5)
     assert "null clones" not in said.epsilon.method
     assert any("null clones" in each for each in said.trade_off.methods)
-    assert said.relies_on == (statement.NULL_CLONES,)
+    assert said.relies_on == (claims.NULL_CLONES,)

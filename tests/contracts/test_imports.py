@@ -53,7 +53,7 @@ CHAINS = [
   [
     (HEAVY, """accounting pipelines trainer dpsgd accounting.core.plan
      accounting.core.validation accounting.core.sampler_registry
-     accounting.core.accountant accounting.core.statement accounting.cli.commands
+     accounting.core.accountant accounting.statement accounting.cli.commands
      accounting.planning.comparison accounting.planning.groups
      trainer.settings.method_settings pipelines.files.storage pipelines.files.folders
      pipelines.job.batch_settings"""),

@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from accounting.core import statement
+from accounting.core import claim
 from trainer.core import claims
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reviewing.md").read_text(encoding="utf-8")
-CLAIMS = {*claims.CLAIMS, *statement.RELIANCES}
-CLAIMS -= {statement.BATCH_JOB, statement.BOUND_JOB}
+CLAIMS = {*claims.CLAIMS, *claim.RELIANCES}
+CLAIMS -= {claim.BATCH_JOB, claim.BOUND_JOB}
 MENTIONS = sorted(set(re.findall(r"`([\w/]+\.py(?:::[\w.]+)?)`", PAGE)))
 
 

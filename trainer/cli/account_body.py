@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from accounting.core import deltas
-from accounting.core import trade_off as bounds
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
-from accounting.core.statement import PrivacyStatement
-from accounting.core.trade_off import TradeOff
 from accounting.core.validation import InputError
 from accounting.cross_check import check
+from accounting.statement import PrivacyStatement
+from accounting.trade_off import bounds
+from accounting.trade_off.bounds import TradeOff
 from pipelines.batches.folder import read_certificate
 from trainer.cli import method_flags, plan_flags
 from trainer.core.run.run_record import read_unverified

@@ -14,7 +14,7 @@ from typing import Any
 from accounting.core import deltas
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan, steps_and_epochs
-from accounting.core.statement import PrivacyStatement
+from accounting.statement import PrivacyStatement
 from trainer.core.run.run_record import RunRecord
 from trainer.run import privacy
 from trainer.settings import methods

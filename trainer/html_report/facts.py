@@ -28,8 +28,8 @@ from typing import Any
 
 from accounting.core import sampler_registry
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import PrivacyStatement
-from accounting.core.trade_off import RATES
+from accounting.statement import PrivacyStatement
+from accounting.trade_off.bounds import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.certificate import Certificate
 from pipelines.core.batches.manifest import Manifest

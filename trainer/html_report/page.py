@@ -22,14 +22,10 @@ from typing import Any
 
 import jinja2
 
-from accounting.core.statement import (
-    CERTIFIED,
-    EARLIER_RUNS,
-    EVALUATION,
-    RELIANCES,
-)
-from accounting.core.trade_off import percent_up
+from accounting.core.claim import RELIANCES
 from accounting.core.validation import InputError
+from accounting.statement import CERTIFIED, EARLIER_RUNS, EVALUATION
+from accounting.trade_off.bounds import percent_up
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import StrPath
 from trainer.core import claims

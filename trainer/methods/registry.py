@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.core.step.adaptive_clip import AdaptiveClip

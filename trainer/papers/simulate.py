@@ -35,10 +35,10 @@ from typing import Any
 
 from accounting.core import deltas
 from accounting.core.plan import DpSgdPlan, steps_and_epochs
-from accounting.core.statement import PrivacyStatement
 from accounting.core.validation import InputError
 from accounting.planning.comparison import LARGEST_DESIGN_EPSILON, Question
 from accounting.planning.tan import Configuration
+from accounting.statement import PrivacyStatement
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments.comparison.case import Trial

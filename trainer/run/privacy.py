@@ -7,7 +7,8 @@ import functools
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from accounting.core import accountant, deltas, statement
+from accounting import statement
+from accounting.core import accountant, claim, deltas
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
@@ -187,7 +188,7 @@ def noise_bounds(
     """
     count = _count(bounded)
     if theorem is not None:
-        statement.check_unit(theorem, count)
+        claim.check_unit(theorem, count)
     relation = relation_of(plan, bounded, theorem)
     if theorem is None:
         return accountant.noise_multiplier(

@@ -55,9 +55,9 @@ from typing import Any
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import PERSISTENT_SHUFFLE, DpSgdPlan
-from accounting.core.statement import EARLIER_RUNS, PrivacyStatement
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, read_fields
+from accounting.statement import EARLIER_RUNS, PrivacyStatement
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.paths import StrPath
 from pipelines.inputs.source_table import SourceTable

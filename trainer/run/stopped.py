@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from accounting.core.statement import PrivacyStatement
 from accounting.core.validation import InputError
+from accounting.statement import PrivacyStatement
 from trainer.core.run.run_record import RunRecord
 from trainer.settings import methods
 

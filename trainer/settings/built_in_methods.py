@@ -23,7 +23,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from accounting.core.statement import AUTO_CLIP
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.validation import InputError
 from trainer.core import claims
 from trainer.settings.methods import (

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from accounting.core import deltas
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from trainer.model.metrics import LOSSES, OTHER
 from trainer.settings import methods

@@ -39,16 +39,17 @@ from accounting.claims.shuffles import null_clones
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.core.numerics.calibration import (
-    TOLERANCE,
+from accounting.core.numerics.calibration import TOLERANCE
+from accounting.core.numerics.root_finding import log_ratio
+from accounting.core.plan import DpSgdPlan
+from accounting.core.pld import gaussian
+from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.samplers import deterministic
+from accounting.lower_bounds import composition
+from accounting.lower_bounds.searches import (
     largest_insufficient_noise,
     lower_epsilon,
 )
-from accounting.core.numerics.root_finding import log_ratio
-from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import gaussian, privacy_profile
-from accounting.core.pld.loss_distribution import Atoms
-from accounting.core.samplers import deterministic
 
 UPPER_METHOD = "each use of an example is a Gaussian mechanism: the order is revealed"
 CLONES_METHOD = "null clones of the example's step (accounting.claims.shuffles)"
@@ -119,7 +120,7 @@ def composed_delta(
         return 0.0
     # The reduction of the losses exceeds the relative error of the ratio of two masses.
     loss = Atoms(masses, losses - 1e-9)
-    return privacy_profile.lower_delta(loss, num_epochs, epsilon) * (1 - 1e-8)
+    return composition.lower_delta(loss, num_epochs, epsilon) * (1 - 1e-8)
 
 
 def _slices(
@@ -172,21 +173,6 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
 def _visits(plan: DpSgdPlan) -> int:
     """Returns the largest number of epochs that follow the same order."""
     return -(-plan.num_epochs // plan.num_shuffles)
-
-
-def orders(plan: DpSgdPlan, noise_multiplier: float) -> sampler_registry.RandomOrders:
-    """Returns the random orders whose opponent `accounting.cross_check` simulates.
-
-    Args:
-      plan: A plan of shuffled batches.
-      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
-    """
-    return sampler_registry.RandomOrders(
-        num_steps=plan.steps_per_epoch,
-        num_orders=plan.num_shuffles,
-        num_examples=plan.num_examples,
-        noise=noise_multiplier / math.sqrt(plan.num_epochs // plan.num_shuffles),
-    )
 
 
 def _clones(plan: DpSgdPlan, noise_multiplier: float) -> null_clones.Shuffles | None:
@@ -297,7 +283,6 @@ def _sampler(lower_method: str, sampling: str) -> sampler_registry.Sampler:
         wording=sampler_registry.Wording(
             sampling=sampling, discretization=_DISCRETIZATION
         ),
-        orders=orders,
         claims={CLONES_METHOD: "null clones"},
     )
 

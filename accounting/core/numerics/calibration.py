@@ -1,4 +1,4 @@
-"""Searches for the least sufficient noise, and for what a lower bound refutes."""
+"""Searches for the least sufficient noise, and for epsilon after a cost in delta."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _MOST_SECANTS, _FARTHEST = 12, 3.0
 _RISE = 2.0
 #: Least ``-ln delta`` that is told from 0.
 _LEAST_LOG = 1e-16
-#: Largest epsilon that a search tries.
-_LARGEST_EPSILON = 2.0**60
 
 
 def smallest_noise(
@@ -44,38 +42,23 @@ def smallest_noise(
     Returns:
       0 if the target is met without noise; infinity if no noise multiplier meets it.
     """
-    return _search(log_excess, guess, tolerance, stride)[1]
+    return search_noise(log_excess, guess, tolerance, stride)[1]
 
 
-def largest_insufficient_noise(
-    log_excess: Callable[[float], float],
-    guess: float,
-    *,
-    stride: float = 1.5,
-) -> float:
-    """Returns the largest noise multiplier with ``log_excess > 0``, rounded down.
-
-    If ``log_excess`` is of a lower bound on delta, no noise multiplier up to the one
-    returned meets the target, since less noise is never more private.
-
-    Args:
-      log_excess: Noise multiplier -> ``ln(delta / target)``; it need not be exactly
-        monotone.
-      guess: Noise multiplier at which the search starts.
-      stride: First factor by which the search moves away from ``guess``.
-
-    Returns:
-      0 if the target is met without noise.
-    """
-    return _search(log_excess, guess, TOLERANCE, stride)[0]
-
-
-def _search(
+def search_noise(
     log_excess: Callable[[float], float],
     guess: float,
     tolerance: float,
     stride: float,
 ) -> tuple[float, float]:
+    """Returns an insufficient and a sufficient noise multiplier, or two 0s.
+
+    Args:
+      log_excess: As for `smallest_noise`, as the others.
+      guess: Where the search starts.
+      tolerance: Largest relative distance of the two.
+      stride: First factor by which the search moves away from ``guess``.
+    """
     log_excess = functools.cache(log_excess)
     if log_excess(0.0) <= 0:
         return 0.0, 0.0
@@ -253,22 +236,3 @@ def epsilon_after_cost(
         return math.inf if added >= delta else needed_at(delta - added)
 
     return settled_epsilon(needed, margin=1e-7, most_tries=50)
-
-
-def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
-    """Returns the largest epsilon with ``lower(epsilon) > delta``, rounded down, or 0.
-
-    Args:
-      lower: Epsilon -> a lower bound on delta.
-      upper: An upper bound on epsilon at ``delta``, where the search starts; may be
-        infinite.
-      delta: In (0, 1).
-    """
-    low, high = threshold(
-        lambda epsilon: log_ratio(lower(epsilon), delta),
-        upper if math.isfinite(upper) else 1.0,
-        relative=1e-5,
-        most=_LARGEST_EPSILON,
-    )
-    # ``lower`` was evaluated at the lower end and exceeds delta there.
-    return high if math.isinf(high) else low

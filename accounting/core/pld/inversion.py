@@ -17,14 +17,6 @@ accurate as one of 0.1.
 v/2 and variance v is added to S.  Since ``E[e^-Z] = 1`` and delta is a convex function
 of ``e^-S``, delta only grows (Jensen), by about v/2 times the density of S at x.
 
-*Lower bound.*  Smoothing adds ``E[h(S - x)]`` with ``h(y) = E[(1 - e^-(y + Z))+] -
-(1 - e^-y)+``, the time value of an option: the integral over u up to v of half the
-normal density of mean -u/2 and variance u at y.  That is ``e^(-y / 2 - u / 8)`` times
-the density n_u of mean 0.  The integral of ``n_u / 2`` is at most ``v n_v``, so h is at
-most ``v e^(v / 8)`` times the density of Z at -y, and smoothing adds at most
-``v e^(v / 8)`` times the density of S + Z at x.  Wrapping is bounded by Chernoff's
-bound.  `LaplaceSum.lower_delta` subtracts both.
-
 *One transform.*  Losses need not lie on a grid.  Lagrange's weights share each loss
 among the ``_ORDER`` nearest points of a fine grid, so that one fast Fourier transform
 gives ``M(z_j)`` at all j.
@@ -128,7 +120,8 @@ class LaplaceSum:
     def _densities(self) -> NDArray[np.complex128]:
         return _squared(self.powers)
 
-    def _log_chernoff(self, epsilon: float) -> float:
+    def log_chernoff(self, epsilon: float) -> float:
+        """Returns ln of Chernoff's bound on delta at ``epsilon``."""
         return self.log_scale - self.contour.order * epsilon
 
     def mean(self, epsilon: float) -> float:
@@ -138,7 +131,7 @@ class LaplaceSum:
     def infinite_share(self, epsilon: float) -> float:
         """Returns the probability of infinite loss over the Chernoff bound; not 0."""
         log_mass = math.log(max(self.infinite_mass, 1e-300))
-        return math.exp(min(max(log_mass - self._log_chernoff(epsilon), -690.0), 690.0))
+        return math.exp(min(max(log_mass - self.log_chernoff(epsilon), -690.0), 690.0))
 
     def density(self, epsilon: float) -> float:
         """Returns the smoothed density of S at ``epsilon`` over the Chernoff bound."""
@@ -156,24 +149,8 @@ class LaplaceSum:
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on delta at ``epsilon``."""
         mean = min(max(self.mean(epsilon), 0.0) + self.error, 1.0)
-        exponent = self._log_chernoff(epsilon) + math.log(mean)
+        exponent = self.log_chernoff(epsilon) + math.log(mean)
         return min(1.0, self.slack * math.exp(min(exponent, 1.0)) + self.infinite_mass)
-
-    def lower_delta(self, epsilon: float, wrapped: float) -> float:
-        """Returns a lower bound on delta, if the exact loss dominates this one.
-
-        Args:
-          epsilon: At least 0.
-          wrapped: Bound on the wrapping error, as returned by `wrapped`.
-        """
-        variance = self.contour.variance
-        density = max(self.density(epsilon), 0.0) + self.density_error
-        added = variance * math.exp(variance / 8) * density
-        mean = self.mean(epsilon) - self.error - added - wrapped
-        if mean <= 0.0:
-            return 0.0
-        exponent = self._log_chernoff(epsilon) + math.log(mean)
-        return math.exp(min(exponent, 0.0)) * (2 - self.slack)
 
     def epsilon(self, delta: float) -> float:
         """Returns an epsilon >= 0 at which the bound on delta is at most ``delta``.
@@ -238,33 +215,6 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
         slack=1 + 1e-9 + num_steps * UNIT * (32 + 4 * contour.order * mean_size),
         infinite_mass=_ever(loss.infinite_mass, num_steps),
     )
-
-
-def wrapped(loss: Atoms, num_steps: int, contour: Contour, epsilon: float) -> float:
-    """Returns a bound on the wrapping error: all terms of k != 0.
-
-    It is relative to Chernoff's bound, as `LaplaceSum.mean` is.
-    ``E_r[e^(-r X) (1 - e^-X)+]`` is at most ``E_r[e^(h X)]`` for any h >= -r, here with
-    X = S - epsilon - k W.
-
-    Args:
-      loss: Loss of one step.
-      num_steps: T.
-      contour: Contour of the inversion; r and W matter.
-      epsilon: At least 0.
-    """
-    order, period = contour.order, contour.period
-    log_moment, _, variance = loss.cumulants(order)
-    scale = 1 / max(math.sqrt(num_steps * variance), 1e-100)
-
-    def share(rate: float) -> float:
-        moment = num_steps * (loss.tilted(order + rate)[1] - log_moment)
-        exponent = moment - rate * epsilon - abs(rate) * period
-        return math.exp(min(exponent, 700.0)) / -math.expm1(-abs(rate) * period)
-
-    rates = (scale * np.geomspace(0.2, 60.0, 25)).tolist()
-    above = min(share(rate) for rate in rates)
-    return above + min(share(-min(rate, order)) for rate in (*rates, order))
 
 
 def _rest(contour: Contour) -> tuple[float, float]:

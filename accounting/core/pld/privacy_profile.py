@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,16 +82,8 @@ class Composition:
           enough: A delta for which a looser sum suffices.
         """
         focus = saddlepoint.focus(self.loss, self.num_steps, epsilon)
-        cost = saddlepoint.expected_cost(focus)
-        for _ in range(_MOST_TRIES):
-            loss = self._dominating(focus, cost, fineness / 2)
-            contour = saddlepoint.contour(focus, cost, fineness / 2)
-            total = inversion.invert(loss, self.num_steps, contour)
-            found = saddlepoint.found_cost(total, epsilon)
-            if not found.exceeds(cost, _TOO_MUCH) or total.delta(epsilon) <= enough:
-                break
-            cost = found.or_more(cost)
-        return total
+        dominating = functools.partial(self._dominating, focus)
+        return inverted(focus, fineness, dominating, enough)
 
     def approximate_epsilon(self, delta: float) -> float:
         """Returns an approximation of epsilon at ``delta``."""
@@ -184,44 +177,30 @@ class StepComposition(Composition):
         return loss_distribution.mix(found)
 
 
-def lower_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
-    """Returns a lower bound on delta of a sum of independent losses.
+def inverted(
+    focus: Focus,
+    fineness: float,
+    dominating: Callable[[Cost, float], Atoms],
+    enough: float = 0.0,
+) -> LaplaceSum:
+    """Returns the sum of the losses of all steps, tight at the epsilon of a question.
 
     Args:
-      loss: Finite loss of one step, dominated by the exact one.
-      num_steps: T.
-      epsilon: At least 0.
+      focus: The question.
+      fineness: Largest relative addition to delta.
+      dominating: (known properties of the sum, fineness) -> the loss of one step.
+      enough: A delta for which a looser sum suffices.
     """
-    focus = saddlepoint.focus(loss, num_steps, epsilon)
-    low, high = focus.ends
-    # Small losses are omitted.  Large ones are split as if any sum with one of them
-    # exceeded epsilon; the probability that one does not is subtracted.
-    split = loss.clipped(-math.inf, high)
-    kept = split.losses >= low
-    left_out = float(split.masses[~kept].sum())
-    infinite = split.infinite_mass
-    below = Atoms(split.masses[kept], split.losses[kept], infinite + left_out)
     cost = saddlepoint.expected_cost(focus)
     for _ in range(_MOST_TRIES):
-        contour = saddlepoint.contour(focus, cost, FINE / 2)
-        total = inversion.invert(below, num_steps, contour)
-        found = saddlepoint.found_cost(total, epsilon)
-        if not found.exceeds(cost, _TOO_MUCH):
+        loss = dominating(cost, fineness / 2)
+        contour = saddlepoint.contour(focus, cost, fineness / 2)
+        total = inversion.invert(loss, focus.num_steps, contour)
+        found = saddlepoint.found_cost(total, focus.epsilon)
+        if not found.exceeds(cost, _TOO_MUCH) or total.delta(focus.epsilon) <= enough:
             break
         cost = found.or_more(cost)
-    wrapped = inversion.wrapped(below, num_steps, contour, epsilon)
-    ever = -math.expm1(num_steps * math.log1p(-infinite)) * (1 - left_out) ** num_steps
-    not_above = num_steps * infinite * _falls(below, num_steps - 1, epsilon - high)
-    certain = ever * (2 - total.slack) - not_above
-    return max(0.0, total.lower_delta(epsilon, wrapped) + certain)
-
-
-def _falls(loss: Atoms, num_steps: int, most: float) -> float:
-    """Returns a Chernoff bound on the probability that a sum is at most ``most``."""
-    deviation = math.sqrt(max(num_steps, 1) * loss.cumulants(0.0)[2])
-    rates = [factor / max(deviation, 1e-100) for factor in (0.5, 1.0, 2.0, 4.0, 8.0)]
-    exponents = [num_steps * loss.tilted(-rate)[1] + rate * most for rate in rates]
-    return math.exp(min(*exponents, 0.0))
+    return total
 
 
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:

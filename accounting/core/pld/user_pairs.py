@@ -39,7 +39,6 @@ import numpy as np
 from scipy import stats
 
 from accounting.core.pld.dominating_pairs import Pair, Step
-from accounting.core.pld.poisson_lower_bound import Component
 
 #: Probability of improbable numbers of rows: far below any delta.
 _LEAST_TAIL = 1e-40
@@ -72,14 +71,6 @@ def upper_weights(num_rows: int, sampling_probability: float) -> tuple[float, ..
     found[improbable] = 0.0
     found[-1] += rest
     return tuple(map(float, found))
-
-
-def components(num_rows: int, sampling_probability: float) -> tuple[Component, ...]:
-    """Returns the pair for the lower bound; arguments as for `weights`."""
-    _, *rest = weights(num_rows, sampling_probability)
-    return tuple(
-        Component(float(count), weight, 0.0) for count, weight in enumerate(rest, 1)
-    )
 
 
 def steps(

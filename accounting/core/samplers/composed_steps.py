@@ -19,11 +19,10 @@ from accounting.core.numerics.calibration import (
     smallest_noise_in_two,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import gaussian, poisson_lower_bound, privacy_profile
+from accounting.core.pld import gaussian, privacy_profile
 from accounting.core.pld.chernoff import Chernoff
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.pld.inversion import LaplaceSum
-from accounting.core.pld.poisson_lower_bound import Component
 from accounting.core.pld.privacy_profile import Profile
 
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
@@ -45,7 +44,6 @@ class ComposedSteps:
 
     Attributes:
       steps: (q, noise multiplier) -> the pair of one step, in each direction.
-      components: q -> the same pair, for the lower bound.
       sensitivity: L2 sensitivity of a step's sum, in clip norms.
       num_rows: Number of rows in which neighbours differ, each sampled with
         probability q.
@@ -56,7 +54,6 @@ class ComposedSteps:
     """
 
     steps: Callable[[float, float], tuple[Step, ...]]
-    components: Callable[[float], tuple[Component, ...]]
     sensitivity: int
     num_rows: int
     method: str
@@ -266,37 +263,3 @@ class ComposedSteps:
             coarse_tolerance=privacy_profile.COARSE / 5,
         )
         return NoiseBounds(sufficient=value, method=self.method)
-
-    def lower_delta(
-        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
-    ) -> float:
-        """Returns a lower bound on delta; takes about a second.
-
-        Arguments as for `delta`.
-        """
-        if plan.sampling_probability == 1:
-            return self.delta(plan, noise_multiplier, epsilon).lower or 0.0
-        # Rounded down, as less sampling is more private.
-        rate = math.nextafter(float(plan.sampling_probability), 0.0)
-        return self.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
-
-    def lower_delta_at(
-        self, rate: float, num_steps: int, noise_multiplier: float, epsilon: float
-    ) -> float:
-        """Returns a lower bound on delta at any sampling probability.
-
-        Args:
-          rate: Probability that a row is in a step, rounded down; below 1.
-          num_steps: T.
-          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
-          epsilon: At least 0.
-        """
-        if noise_multiplier == 0.0:
-            # Participation is visible.
-            never = self.num_rows * num_steps * math.log1p(-rate)
-            return -math.expm1(never) * (1 - 1e-14)
-        if rate <= 0.0 or noise_multiplier < self.least_noise * self.sensitivity:
-            return 0.0
-        return poisson_lower_bound.lower_delta(
-            self.components(rate), noise_multiplier, num_steps, epsilon
-        )

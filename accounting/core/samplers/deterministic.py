@@ -131,23 +131,7 @@ def of_sensitivity(count: int) -> sampler_registry.Sampler:
         noise_multiplier=needed,
         delta_by_direction=scaled(delta_by_direction),
         gaussian_dp=scaled(gaussian_dp),
-        event=sampler_registry.Event(
-            build=lambda package, plan, noise: event(package, plan, noise / count),
-            relation=ADD_OR_REMOVE_ONE,
-        ),
     )
-
-
-def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
-    """Returns the ``DpEvent`` of a run, where an example is used once per epoch.
-
-    Args:
-      dp_accounting: The package of this name.
-      plan: A plan of deterministic batches.
-      noise_multiplier: Noise standard deviation over the clip norm.
-    """
-    gaussian_event = dp_accounting.GaussianDpEvent(noise_multiplier)
-    return dp_accounting.SelfComposedDpEvent(gaussian_event, plan.num_epochs)
 
 
 _WORDING = sampler_registry.Wording(
@@ -163,7 +147,6 @@ _ZERO_OUT = sampler_registry.Sampler(
     refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
     delta_by_direction=delta_by_direction,
     gaussian_dp=gaussian_dp,
-    event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
     wording=_WORDING,
 )
 SAMPLER = dataclasses.replace(

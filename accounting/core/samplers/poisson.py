@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 from accounting.core import neighboring_relation, sampler_registry
 from accounting.core.neighboring_relation import (
@@ -33,17 +32,13 @@ from accounting.core.neighboring_relation import (
     REPLACE_ONE,
     REPLACE_SPECIAL,
 )
-from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import dominating_pairs, poisson_lower_bound, user_pairs
+from accounting.core.pld import dominating_pairs, user_pairs
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.samplers.composed_steps import ComposedSteps, probability
 
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
-LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
 REPLACE_METHOD = "Poisson-subsampled Gaussian with opposite gradients, composed"
-REPLACE_LOWER_METHOD = "merged outcomes of the Poisson-subsampled pair of opposites"
 USER_METHOD = "mixture of Gaussians for a user's rows (Choquette-Choo et al. 2024)"
-USER_LOWER_METHOD = "merged outcomes of the mixture of Gaussians for a user's rows"
 DISCRETIZATION = (
     "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
 )
@@ -75,44 +70,10 @@ def replacing_steps(
     return ([(1.0, pair)],)
 
 
-def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
-    """Returns the ``DpEvent`` of a run, with q rounded up.
-
-    Args:
-      dp_accounting: The package of this name.
-      plan: A plan of Poisson batches.
-      noise_multiplier: Noise standard deviation over the clip norm.
-    """
-    step = dp_accounting.PoissonSampledDpEvent(
-        probability(plan), dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
-    return dp_accounting.SelfComposedDpEvent(step, plan.num_steps)
-
-
-def user_event(
-    count: int, dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float
-) -> Any:
-    """Returns the ``DpEvent`` of a user's examples; None before dp_accounting 0.6.
-
-    Args:
-      count: Number of the user's examples.
-      dp_accounting: The package of this name.
-      plan: A plan of Poisson batches.
-      noise_multiplier: Noise standard deviation over the clip norm.
-    """
-    step = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
-    if step is None:
-        return None
-    weights = user_pairs.weights(count, probability(plan))
-    one = step(noise_multiplier, tuple(map(float, range(count + 1))), weights)
-    return dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
-
-
 def of_user(count: int) -> ComposedSteps:
     """Returns the bounds for a user with ``count`` examples."""
     return ComposedSteps(
         steps=functools.partial(user_pairs.steps, count),
-        components=functools.partial(user_pairs.components, count),
         sensitivity=count,
         num_rows=count,
         method=USER_METHOD,
@@ -122,7 +83,6 @@ def of_user(count: int) -> ComposedSteps:
 #: The bounds for one example, under zero-out and under add-or-remove.
 OF_EXAMPLE = ComposedSteps(
     steps=steps,
-    components=poisson_lower_bound.removed,
     sensitivity=1,
     num_rows=1,
     method=METHOD,
@@ -130,7 +90,6 @@ OF_EXAMPLE = ComposedSteps(
 )
 _OF_REPLACED = ComposedSteps(
     steps=replacing_steps,
-    components=poisson_lower_bound.replaced,
     sensitivity=2,
     num_rows=1,
     method=REPLACE_METHOD,
@@ -142,11 +101,7 @@ WORDING = sampler_registry.Wording(
 )
 
 
-def _sampler(
-    found: ComposedSteps,
-    lower_method: str,
-    event: sampler_registry.Event,
-) -> sampler_registry.Sampler:
+def _sampler(found: ComposedSteps) -> sampler_registry.Sampler:
     return sampler_registry.Sampler(
         epsilon=found.epsilon,
         delta=found.delta,
@@ -155,21 +110,14 @@ def _sampler(
         relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE, REPLACE_ONE),
         delta_by_direction=found.delta_by_direction,
         profile=found.profile,
-        lower_bound=sampler_registry.LowerBound(
-            delta=found.lower_delta, method=lower_method
-        ),
         poisson_rate=probability,
-        event=event,
         wording=WORDING,
     )
 
 
 def of_users(count: int) -> sampler_registry.Sampler:
     """Returns the `Sampler` for users with at most ``count`` examples."""
-    event = sampler_registry.Event(
-        build=functools.partial(user_event, count), relation=ADD_OR_REMOVE_ONE
-    )
-    return _sampler(of_user(count), USER_LOWER_METHOD, event)
+    return _sampler(of_user(count))
 
 
 _ADDED_WORDING = dataclasses.replace(
@@ -183,11 +131,7 @@ def _of_added_users(count: int) -> sampler_registry.Sampler:
     return dataclasses.replace(of_users(count), wording=_ADDED_WORDING)
 
 
-_ZERO_OUT = _sampler(
-    OF_EXAMPLE,
-    LOWER_METHOD,
-    sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
-)
+_ZERO_OUT = _sampler(OF_EXAMPLE)
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,
     users=of_users,
@@ -197,11 +141,7 @@ SAMPLER = dataclasses.replace(
             _ZERO_OUT, users=_of_added_users, wording=_ADDED_WORDING
         ),
         REPLACE_ONE: dataclasses.replace(
-            _sampler(
-                _OF_REPLACED,
-                REPLACE_LOWER_METHOD,
-                sampler_registry.Event(build=event, relation=REPLACE_ONE),
-            ),
+            _sampler(_OF_REPLACED),
             wording=dataclasses.replace(
                 WORDING, num_examples=neighboring_relation.SAME_NUMBER
             ),

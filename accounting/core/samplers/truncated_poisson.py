@@ -32,7 +32,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 from scipy import optimize
 
@@ -44,14 +43,9 @@ from accounting.core.numerics.calibration import (
     smallest_noise_in_two,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import (
-    dominating_pairs,
-    gaussian,
-    poisson_lower_bound,
-    privacy_profile,
-)
+from accounting.core.pld import dominating_pairs, gaussian, privacy_profile
 from accounting.core.pld.dominating_pairs import Step
-from accounting.core.samplers import kept_rows, poisson, truncated_users
+from accounting.core.samplers import poisson, truncated_users
 from accounting.core.samplers.composed_steps import (
     PARTICIPATION,
     ComposedSteps,
@@ -66,13 +60,11 @@ from accounting.core.samplers.truncation import (
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
-USER_LOWER_METHOD = poisson.USER_LOWER_METHOD + ", as many as are kept"
 MIXTURE = "truncated mixture (Ganesh 2025)"
 USER_MIXTURE = poisson.USER_METHOD + ", which displace others if a step is truncated"
 REVEALED = poisson.METHOD + ", with the rows of truncated steps revealed"
 USER_REVEALED = poisson.USER_METHOD + ", with the rows of truncated steps revealed"
 CLOSED = "Gaussian mechanism in every step, with all draws revealed, closed form"
-LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
 _UNTRUNCATED = poisson.OF_EXAMPLE
 #: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
@@ -84,8 +76,6 @@ _NEGLIGIBLE = 1e-6
 _NEARBY = 1e-3
 #: Of two rough bounds with a larger ratio, the larger one is not computed finely.
 _NEAR = 1.0 + 3 * privacy_profile.ROUGH
-#: At less noise, the range of a step's loss exceeds the lower bound's grid.
-_LEAST_USER_NOISE = 0.01
 
 
 def adding_steps(
@@ -430,71 +420,6 @@ def of_user(count: int, *, ghosts: bool) -> TruncatedSteps:
     )
 
 
-def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
-    """Returns a lower bound on delta at ``epsilon``; takes about a second.
-
-    It is delta of the data set whose other gradients are zero, where evicting another
-    example has no effect.  Arguments as for `delta`.
-    """
-    rate = kept_probability(plan)
-    return _UNTRUNCATED.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
-
-
-def kept_probability(plan: DpSgdPlan) -> float:
-    """Returns the probability that an example is sampled and kept, rounded down.
-
-    ``E[min(K, B)] / n = q Pr[Bin(n-1, q) < B] + Pr[K > B] B / n`` for K = Bin(n, q).
-    """
-    size = plan.truncated_batch_size
-    assert size is not None
-    # It increases with q.
-    rate = math.nextafter(float(plan.sampling_probability), 0.0)
-    crowded = tail_probability(plan.num_examples - 1, rate, size - 1)
-    truncated = tail_probability(plan.num_examples, rate, size) / TAIL_SLACK**2
-    kept = rate * (1 - crowded) + truncated * size / plan.num_examples
-    return max(0.0, kept * (1 - 1e-14))
-
-
-def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
-    """Returns the ``DpEvent`` of a run; None before dp_accounting 0.6.
-
-    Args:
-      dp_accounting: The package of this name.
-      plan: A plan of truncated Poisson batches.
-      noise_multiplier: Noise standard deviation over the clip norm.
-    """
-    step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
-    if step is None:
-        return None
-    return dp_accounting.SelfComposedDpEvent(
-        step(
-            plan.num_examples,
-            probability(plan),
-            plan.truncated_batch_size,
-            noise_multiplier,
-        ),
-        plan.num_steps,
-    )
-
-
-def user_lower_delta(
-    count: int, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
-) -> float:
-    """Returns a lower bound on delta of a user, on the data set of `lower_delta`.
-
-    Args:
-      count: k, number of rows of the user.
-      plan: A plan of truncated Poisson batches.
-      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
-      epsilon: At least 0.
-    """
-    if noise_multiplier < _LEAST_USER_NOISE * count:
-        return 0.0
-    return poisson_lower_bound.lower_delta(
-        kept_rows.components(plan, count), noise_multiplier, plan.num_steps, epsilon
-    )
-
-
 def _of(
     base: sampler_registry.Sampler, found: TruncatedSteps
 ) -> sampler_registry.Sampler:
@@ -512,13 +437,8 @@ def _of_users(
     base: sampler_registry.Sampler, ghosts: bool, count: int
 ) -> sampler_registry.Sampler:
     """Returns the `Sampler` for users with at most ``count`` examples."""
-    lower = functools.partial(user_lower_delta, count)
-    return dataclasses.replace(
-        _of(base, of_user(count, ghosts=ghosts)),
-        delta_by_direction=None,
-        lower_bound=sampler_registry.LowerBound(delta=lower, method=USER_LOWER_METHOD),
-        event=None,
-    )
+    found = _of(base, of_user(count, ghosts=ghosts))
+    return dataclasses.replace(found, delta_by_direction=None)
 
 
 OF_EXAMPLE = of_example(mixture_steps, ghosts=True)
@@ -536,19 +456,12 @@ _ZERO_OUT = sampler_registry.Sampler(
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
     delta_by_direction=OF_EXAMPLE.delta_by_direction,
     profile=OF_EXAMPLE.profile,
-    lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
     poisson_rate=probability,
     truncation=TRUNCATION,
-    event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL, tight=False),
     wording=_WORDING,
 )
 _ADD_OR_REMOVE = dataclasses.replace(
     _of(_ZERO_OUT, OF_ADDED),
-    event=sampler_registry.Event(
-        build=event,
-        relation=ADD_OR_REMOVE_ONE,
-        tight=False,
-    ),
     wording=dataclasses.replace(
         _WORDING,
         num_examples="num_examples is a public upper bound on the number of "

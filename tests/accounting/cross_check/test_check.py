@@ -11,8 +11,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
+from accounting import accountant
 from accounting.claims.model_mix.theorem import Mixing
-from accounting.core import accountant
 from accounting.core.intervals import Bounds
 from accounting.core.validation import InputError
 from accounting.cross_check import check, simulation

@@ -9,7 +9,6 @@ from scipy import special
 
 from accounting.core import accountant
 from accounting.core.pld import gaussian
-from accounting.core.sampler_registry import RandomOrders
 from accounting.cross_check import check, opponent
 from tests.accounting.plans import make_plan
 
@@ -20,7 +19,7 @@ def _few_samples(monkeypatch):
 
 
 def orders(steps, noise, num_orders=1, examples=None):
-    return RandomOrders(
+    return opponent.RandomOrders(
         num_steps=steps,
         num_orders=num_orders,
         num_examples=examples or 10 * steps,

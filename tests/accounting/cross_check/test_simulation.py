@@ -8,12 +8,13 @@ import pytest
 from scipy import special
 
 from accounting.core.pld import gaussian
-from accounting.core.sampler_registry import RandomAllocation
 from accounting.cross_check import simulation
 
 
 def allocation(steps, epochs, noise):
-    return RandomAllocation(num_steps=steps, num_epochs=epochs, noise_multiplier=noise)
+    return simulation.RandomAllocation(
+        num_steps=steps, num_epochs=epochs, noise_multiplier=noise
+    )
 
 
 @pytest.mark.parametrize("noise", [0.5, 2.0])

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from accounting.core import accountant, trade_off
+from accounting.core import accountant
 from accounting.core.validation import InputError
 from accounting.planning import groups
+from accounting.trade_off import bounds as trade_off
 
 
 def test_user_epsilon_is_that_of_the_mixture_where_one_is_proven(small_plan):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.core import accountant
+from accounting import accountant
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.planning import tan

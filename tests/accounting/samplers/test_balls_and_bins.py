@@ -64,7 +64,11 @@ def test_simulation_agrees(epochs, epsilon):
     answer = accountant.delta_by_direction(
         example, noise_multiplier=0.4, epsilon=epsilon
     ).remove
-    allocation = balls_and_bins.allocation(example, 0.4)
+    allocation = simulation.RandomAllocation(
+        num_steps=example.steps_per_epoch,
+        num_epochs=example.num_epochs,
+        noise_multiplier=0.4,
+    )
     simulated = simulation.estimate(allocation, epsilon, 6_000_000)
     assert simulated.low <= answer.upper
     assert simulated.high >= answer.lower

@@ -13,18 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from dp_accounting import GaussianDpEvent
 
-from accounting import events
+from accounting import accountant, events, statement
 from accounting.auditing import audit, audits, scores, worst_cases
 from accounting.auditing.audit_case import Audit
 from accounting.claims.model_mix import theorem
 from accounting.cli.commands import plan_command
-from accounting.core import (
-    accountant,
-    neighboring_relation,
-    sampler_registry,
-    statement,
-)
+from accounting.core import neighboring_relation, sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
@@ -115,6 +111,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
     monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
+    monkeypatch.setattr(events, "_EVENTS", dict(events._EVENTS))
     monkeypatch.setattr(audits, "_AUDITS", dict(audits._AUDITS))
 
     def register(
@@ -261,11 +258,12 @@ def test_a_sampler_from_outside_is_in_the_choices_and_tables_of_the_command(
 def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(
     registered: Register,
 ) -> None:
-    event = sampler_registry.Event(
-        build=lambda package, plan, noise: package.GaussianDpEvent(_noise(plan, noise)),
+    event = events.Event(
+        build=lambda plan, noise: GaussianDpEvent(_noise(plan, noise)),
         relation=ADD_OR_REMOVE_ONE,
     )
-    plan = registered(dataclasses.replace(LEAST, event=event))
+    events.register(NAME, lambda relation, count: event)
+    plan = registered(LEAST)
     asked = {"noise_multiplier": 20.0, "delta": 1e-5}
     ours = accountant.epsilon(plan, **asked)
     found = check.cross_check(plan, **asked, ours=ours)

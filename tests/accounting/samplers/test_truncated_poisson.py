@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
+from accounting import accountant
 from accounting.auditing import worst_cases
-from accounting.core import accountant
 from accounting.core import plan as plans
 from accounting.core.pld import gaussian
 from accounting.core.pld.privacy_profile import Profile, StepComposition
 from accounting.core.samplers import poisson, truncated_poisson, truncation
 from accounting.core.validation import InputError
 from accounting.cross_check import check
+from accounting.lower_bounds import kept_rows
+from accounting.lower_bounds.poisson_batches import bound_of
 from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
+
+LOWER = bound_of("truncated-poisson", "REPLACE_SPECIAL", 1)
 
 
 def plan(size, cap, num_examples, steps):
@@ -319,8 +323,8 @@ def test_probability_of_being_kept_by_enumeration(size, cap, num_examples, rate)
         chance * rate * min(1.0, cap / (others + 1))
         for others, chance in enumerate(counts(num_examples - 1, rate))
     )
-    found = truncated_poisson.kept_probability(plan(size, cap, num_examples, 1))
-    assert exact * (1 - 1e-8) <= found <= exact * (1 + 1e-15)
+    [component] = kept_rows.components(plan(size, cap, num_examples, 1), 1)
+    assert exact * (1 - 1e-8) <= component.upper <= exact
 
 
 @pytest.mark.parametrize(
@@ -333,7 +337,7 @@ def test_probability_of_being_kept_by_enumeration(size, cap, num_examples, rate)
 )
 def test_published_lower_bound_where_the_cap_binds(example, noise, delta, published):
     def log_excess(epsilon):
-        value = truncated_poisson.lower_delta(example, noise, epsilon)
+        value = LOWER.delta(example, noise, epsilon)
         return math.log(value / delta)
 
     assert log_excess(published + 6e-4) < 0.0 < log_excess(published - 6e-4)
@@ -347,13 +351,13 @@ def test_a_lower_bound_is_below_the_exact_delta_of_one_step(cap, noise):
     """Under both relations: where other gradients are zero, only being kept counts."""
     for epsilon in (0.0, 1.0):
         example = plan(1, cap, 4, 1)
-        rate = truncated_poisson.kept_probability(example) * (1 + 2e-9)
+        rate = kept_rows.components(example, 1)[0].upper * (1 + 2e-9)
         exact = poisson.steps(rate, max(noise, 1e-3))[0][0][1]
         x = np.linspace(-30, 31, 400_001) * max(noise, 1e-3)
         density = exact.upper_density(x)
         gain = -np.expm1(np.minimum(epsilon - exact.loss(x), 0.0))
         truth = float(density @ gain) * (x[1] - x[0]) if noise > 0.1 else rate
-        found = truncated_poisson.lower_delta(example, noise, epsilon)
+        found = LOWER.delta(example, noise, epsilon)
         assert found <= truth * (1 + 1e-9)
         if noise == 0.0 or noise > 0.1:
             assert found >= 0.999 * truth

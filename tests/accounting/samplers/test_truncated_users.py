@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from accounting.core import accountant
+from accounting import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.pld import user_pairs
 from accounting.core.pld.dominating_pairs import Pair

@@ -6,8 +6,9 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from scipy import special, stats
 
+from accounting import accountant, statement
 from accounting.claims.model_mix.theorem import Mixing
-from accounting.core import accountant, neighboring_relation, statement
+from accounting.core import neighboring_relation
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs, user_pairs
 from accounting.core.samplers import truncation

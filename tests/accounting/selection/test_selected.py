@@ -13,8 +13,8 @@ from accounting.claims.selection.selected import Selected, law_of
 from accounting.composition import parts
 from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
-from accounting.core.statement import EARLIER_RUNS, privacy_statement
 from accounting.core.validation import InputError
+from accounting.statement import EARLIER_RUNS, privacy_statement
 from tests.accounting.plans import make_plan
 
 PLAN = make_plan("poisson", 16_000, 256, 126)

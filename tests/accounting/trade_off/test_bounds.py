@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy import special
 from scipy.optimize import linprog
 
+from accounting import statement
 from accounting.claims.model_mix.theorem import Mixing
-from accounting.core import accountant, statement
-from accounting.core import trade_off as bounds
-from accounting.core.trade_off import CURVE_RATES, RATES, TradeOff
+from accounting.core import accountant
 from accounting.core.validation import InputError
-from accounting.trade_off import plot
+from accounting.trade_off import bounds, plot
+from accounting.trade_off.bounds import CURVE_RATES, RATES, TradeOff
 from tests.accounting.plans import make_plan
 
 

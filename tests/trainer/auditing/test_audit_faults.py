@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from accounting.auditing import audit, joint_tests
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import AUTO_CLIP
 from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
 from trainer.claims.lazy_noise import LazyNoise

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from accounting import accountant
 from accounting.auditing import audit
 from accounting.claims.shuffles import shuffle
-from accounting.core import accountant
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.sampling import samplers

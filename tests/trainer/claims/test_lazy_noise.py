@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.core.statement import AUTO_CLIP
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import OnGrid, bam_sum

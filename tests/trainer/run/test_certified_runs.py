@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting.core.statement import privacy_statement
 from accounting.core.validation import InputError
+from accounting.statement import privacy_statement
 from pipelines.batches.folder import (
     CERTIFICATE_NAME,
     copy_certificate,

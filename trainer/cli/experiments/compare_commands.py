@@ -9,8 +9,8 @@ import click
 
 from accounting.cli import registered, shared_options
 from accounting.cli.registered import Registered
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
-from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings

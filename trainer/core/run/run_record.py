@@ -43,8 +43,8 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, installed_version, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME

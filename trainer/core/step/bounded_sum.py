@@ -27,8 +27,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
-from accounting.core.statement import AUTO_CLIP
 from accounting.core.validation import InputError, check_float
 from trainer.core import claims
 from trainer.core.step import grid

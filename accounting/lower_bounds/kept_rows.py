@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld.poisson_lower_bound import Component
+from accounting.lower_bounds.merged_outcomes import Component
 
 #: Relative error of the probabilities, by which they are reduced.
 _ROUNDING = 1e-9
@@ -27,6 +27,14 @@ _ROUNDING = 1e-9
 _DEVIATIONS = 12
 #: So does a number of the user's own rows that is less probable than this.
 _LEAST_CHANCE = 1e-30
+
+
+def rate(plan: DpSgdPlan) -> float:
+    """Returns the sampling probability, rounded down, which is more private.
+
+    The probabilities of keeping rows rise with it.
+    """
+    return math.nextafter(float(plan.sampling_probability), 0.0)
 
 
 @functools.lru_cache(maxsize=8)
@@ -39,16 +47,15 @@ def components(plan: DpSgdPlan, count: int) -> tuple[Component, ...]:
     """
     size = plan.truncated_batch_size
     assert size is not None
-    # The probabilities of keeping rows rise with q: round q down.
-    rate = math.nextafter(float(plan.sampling_probability), 0.0)
+    probability = rate(plan)
     others = max(plan.num_examples - count, 0)
-    mean = others * rate
+    mean = others * probability
     reach = _DEVIATIONS * math.sqrt(mean) + _DEVIATIONS**2
     sampled = np.arange(max(0, int(mean - reach)), min(others, int(mean + reach)) + 1)
-    chances = stats.binom.pmf(sampled, others, rate)
+    chances = stats.binom.pmf(sampled, others, probability)
     kept = np.zeros(count + 1)
     for own in range(1, count + 1):
-        own_chance = float(stats.binom.pmf(own, count, rate))
+        own_chance = float(stats.binom.pmf(own, count, probability))
         if own_chance < _LEAST_CHANCE:
             continue
         fits = sampled + own <= size

@@ -9,20 +9,18 @@ outputs that the claim does not cover.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from accounting.core import accountant, deltas, intervals, sampler_registry
+from accounting.core import deltas, intervals, sampler_registry
 from accounting.core import neighboring_relation as relations
-from accounting.core import trade_off as trade_off_bounds
+from accounting.core.claim import AUTO_CLIP, RELIANCES, Claim, claim_of
 from accounting.core.intervals import lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
-from accounting.core.plan import SAMPLERS, DpSgdPlan
-from accounting.core.trade_off import TradeOff
-from accounting.core.validation import InputError, check_float
+from accounting.core.plan import DpSgdPlan
 from accounting.core.versioned_json import installed_version
+from accounting.trade_off import bounds as trade_off_bounds
+from accounting.trade_off.bounds import TradeOff
 
 if TYPE_CHECKING:
     from accounting.core.theorem import Theorem
@@ -41,20 +39,6 @@ _PESSIMISM = (
 #: The default of ``gradients``.
 DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
 
-#: Parts of the project outside of what a reviewer reads, and what a claim relies on
-#: them for.
-BATCH_JOB, BOUND_JOB = "batch job", "bound job"
-#: Theorems outside of the core that give samplers their epsilon.
-ADDED_SAMPLER = "added sampler"
-NULL_CLONES, RANDOM_ALLOCATION = "null clones", "random allocation"
-RELIANCES = {
-    BATCH_JOB: "sampled the batches as the plan says; they are not certified "
-    "(`dpsgd verify --resample` does it)",
-    BOUND_JOB: "kept at most so many rows of each user, before batches were sampled",
-    ADDED_SAMPLER: "its bound, which is not of this project, holds for its batches",
-    NULL_CLONES: "other steps hide the step of an example in a shuffle",
-    RANDOM_ALLOCATION: "an example is in one uniformly random step of each epoch",
-}
 CERTIFIED = (
     "certified: the reference sampler made the same bytes from key, plan and input"
 )
@@ -92,63 +76,25 @@ def _wording(
     return wording
 
 
-#: Instead of a clip norm: each step has its own, which follows a noisy count.
-AUTO_CLIP = "auto"
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivacyStatement:
+class PrivacyStatement(Claim):
     """A privacy claim, with everything that a reader needs to check it.
 
     Attributes:
-      plan: What was executed.
-      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient; "auto" if it follows
-        a count in the noisy sums; None if not stated.
-      delta: The delta of the claim.
-      epsilon: Bounds on epsilon at ``delta``.
       gradients: The method and what it clips, in words.  It clips a function of one
         example and of earlier releases.
-      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
       learned_before: What was learned from the examples before training, without
         privacy.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
-      unit: The privacy unit in words, if the batches record it: a user with at most k
-        examples after `dpsgd bound`.  Else None.
-      batches_certified: Whether a certificate is about the batches of the run; None for
-        a plan without batches.
-      claims: What the run did by proofs of their own: name -> what is relied on.
     """
 
-    plan: DpSgdPlan
-    noise_multiplier: float
-    l2_norm_clip: float | str | None
-    delta: float
-    epsilon: accountant.Bounds
     gradients: str = DP_SGD_GRADIENTS
-    theorem: Theorem | None = None
     learned_before: tuple[str, ...] = ()
-    neighboring_relation: str = REPLACE_SPECIAL
-    max_examples_per_user: int = 1
-    unit: str | None = None
-    batches_certified: bool | None = None
-    claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
-    def relies_on(self) -> tuple[str, ...]:
-        """Names of ``RELIANCES`` that nothing checked, and of ``claims``."""
-        relied = {
-            BATCH_JOB: self.batches_certified is False,
-            BOUND_JOB: self.unit is not None,
-            ADDED_SAMPLER: self.plan.sampler not in SAMPLERS,
-        }
-        jobs = (name for name, is_relied in relied.items() if is_relied)
+    def methods(self) -> tuple[str, ...]:
+        """The theorems behind epsilon, and behind the bounds on attacks."""
         found = self.trade_off
-        methods = (self.epsilon.method, *(found.methods if found else ()))
-        claims = sampler_registry.get(self.plan.sampler).claims
-        theorems = dict.fromkeys(claims[each] for each in methods if each in claims)
-        return (*jobs, *theorems, *self.claims)
+        return (*super().methods, *(found.methods if found else ()))
 
     @property
     def relation_text(self) -> str:
@@ -179,11 +125,6 @@ class PrivacyStatement:
     def _wording(self) -> sampler_registry.Wording:
         relation, count = self.neighboring_relation, self.max_examples_per_user
         return _wording(self.plan, relation, count)
-
-    @property
-    def is_guarantee(self) -> bool:
-        """Whether a finite epsilon is proven."""
-        return self.epsilon.upper is not None and math.isfinite(self.epsilon.upper)
 
     @property
     def weakness(self) -> str | None:
@@ -375,24 +316,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:
-    """Refuses a theorem that is not proven for the privacy unit.
-
-    Args:
-      theorem: The theorem of the training method.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
-
-    Raises:
-      InputError: the unit is a user, and the theorem is for one example.
-    """
-    if max_examples_per_user > 1:
-        raise InputError(
-            f"Expected max_examples_per_user={max_examples_per_user} to be 1 for "
-            f"{theorem.name}: its theorem is proven for one example. Omit it, or bound "
-            "users to 1 example."
-        )
-
-
 def privacy_statement(
     plan: DpSgdPlan,
     *,
@@ -430,41 +353,15 @@ def privacy_statement(
     """
     # Refused before epsilon is computed, which may take seconds.
     _wording(plan, neighboring_relation, max_examples_per_user)
-    deltas.check(delta, allow_large=allow_large_delta)
-    if l2_norm_clip not in (None, AUTO_CLIP):
-        check_float("l2_norm_clip", l2_norm_clip, above=0.0)  # type: ignore[arg-type]
-    # A theorem's parameters have the clip norm as their unit.
-    if theorem is not None and theorem.l2_norm_clip != l2_norm_clip:
-        raise InputError(
-            f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
-            f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
-        )
-    if theorem is not None:
-        check_unit(theorem, max_examples_per_user)
-    if theorem is not None and neighboring_relation != REPLACE_SPECIAL:
-        raise InputError(
-            f"Expected neighboring_relation={neighboring_relation!r} to be "
-            f"{REPLACE_SPECIAL!r} for {theorem.name}: its theorem is proven for "
-            "zero-out. Omit the relation."
-        )
-    bound = (
-        functools.partial(
-            accountant.epsilon,
-            neighboring_relation=neighboring_relation,
-            max_examples_per_user=max_examples_per_user,
-        )
-        if theorem is None
-        else theorem.epsilon
-    )
-    return PrivacyStatement(
-        plan=plan,
-        noise_multiplier=float(noise_multiplier),
+    found = claim_of(
+        plan,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
         l2_norm_clip=l2_norm_clip,
-        delta=float(delta),
-        epsilon=bound(plan, noise_multiplier=noise_multiplier, delta=delta),
-        gradients=gradients,
         theorem=theorem,
+        allow_large_delta=allow_large_delta,
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
         unit=unit,
     )
+    return PrivacyStatement(**vars(found), gradients=gradients)

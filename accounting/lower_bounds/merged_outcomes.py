@@ -3,7 +3,7 @@
 The outcomes of a step are merged into cells, whose masses under both mixtures are
 exact.  That is post-processing and can only lower the hockey-stick divergence, which is
 the mean of a convex function of the likelihood ratio; the error is of second order in
-the width of the cells.  `privacy_profile.lower_delta` composes the steps, and subtracts
+the width of the cells.  `composition.lower_delta` composes the steps, and subtracts
 every error of that.
 """
 
@@ -16,9 +16,10 @@ import math
 import numpy as np
 from scipy import special
 
-from accounting.core.pld import privacy_profile
+from accounting.core.pld import user_pairs
 from accounting.core.pld.gaussian import normal_masses
 from accounting.core.pld.loss_distribution import Atoms
+from accounting.lower_bounds import composition
 
 #: Width of a cell, in standard deviations of the noise.
 _WIDTH = 0.01
@@ -41,9 +42,15 @@ class Component:
     lower: float
 
 
-def removed(sampling_probability: float) -> tuple[Component, ...]:
-    """Returns the pair of an example that is present in P and absent from Q."""
-    return (Component(1.0, sampling_probability, 0.0),)
+def rows(sampling_probability: float, count: int) -> tuple[Component, ...]:
+    """Returns the pair of rows that are present in P and absent from Q.
+
+    Args:
+      sampling_probability: q, in (0, 1).
+      count: Number of the rows.
+    """
+    _, *weights = user_pairs.weights(count, sampling_probability)
+    return tuple(Component(n, weight, 0.0) for n, weight in enumerate(weights, 1))
 
 
 def replaced(sampling_probability: float) -> tuple[Component, ...]:
@@ -97,5 +104,5 @@ def lower_delta(
     margin = 1 - 1e-9 - 1e-13 * num_steps
     shifted = epsilon + 1e-14 * num_steps
     both = merged(components, noise_multiplier)
-    found = (privacy_profile.lower_delta(one, num_steps, shifted) for one in both)
+    found = (composition.lower_delta(one, num_steps, shifted) for one in both)
     return max(0.0, margin * max(found))

@@ -1,0 +1,1 @@
+"""What no proof can go below: no privacy claim depends on it."""
