@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -20,8 +20,7 @@ from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.batches.columns import Column
-from pipelines.files.key_files import create_key_file, read_key_file
-from pipelines.inputs.parquet_blocks import Dataset, footer_digest
+from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.job_folder import finish_job, open_job
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.steps.map_step import Secrets
@@ -143,25 +142,6 @@ def test_a_general_pipeline_is_opened_and_finished_by_hand(
     ]
 
 
-def test_every_stage_has_a_label_and_types(
-    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
-) -> None:
-    ways = {"files": {"Files", "AwaitFiles"}, "engine": {"Blocks", "GroupBySteps"}}
-    both = {"SampleAndPack", "OrderTruncatePadWrite"}
-    for shuffle, stages in ways.items():
-        pipeline = beam.Pipeline(runner="BundleBasedDirectRunner")
-        batches = PoissonBatches(plan, dataset, tmp_path / "o", shuffle=shuffle)
-        names = pipeline | batches
-        assert names.element_type is str
-        root = "PoissonBatches/WriteBatches/"
-        found = {
-            label.removeprefix(root).split("/")[0]
-            for label in pipeline.applied_labels
-            if label.startswith(root)
-        }
-        assert found == both | stages
-
-
 def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(
     tmp_path: pathlib.Path, dataset: Dataset, finished: pathlib.Path
 ) -> None:
@@ -181,30 +161,6 @@ def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(
         with pytest.raises(InputError, match=message):
             build(*how)
     assert not new.exists()
-
-
-@pytest.mark.parametrize("change", ["one is missing", "one is twice"])
-def test_blocks_that_are_not_all_there_once_make_no_batches(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    plan: DpSgdPlan,
-    change: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As an engine that loses or repeats elements would leave them."""
-    batches = PoissonBatches(plan, dataset, tmp_path / "o")
-    create = beam.Create
-
-    def delivered(files: list[Any]) -> beam.PTransform:
-        return create(files[1:] if change == "one is missing" else [*files, files[2]])
-
-    monkeypatch.setattr(beam, "Create", delivered)
-    pipeline = local_pipeline()
-    _ = pipeline | batches
-    with pytest.raises(InputError, match="loses and repeats nothing"):
-        pipeline.run()
-    with pytest.raises(InputError, match="0 are there"):
-        batches.finish()
 
 
 def test_a_layout_of_other_columns_is_refused(
@@ -238,41 +194,3 @@ def test_a_folder_in_place_of_its_data_set_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"dataset = list_blocks\("):
         PoissonBatches(plan, str(input_folder), "o")  # type: ignore[arg-type]
-
-
-def test_a_worker_with_another_key_is_refused(
-    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, key_file: pathlib.Path
-) -> None:
-    batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
-    pipeline = local_pipeline()
-    _ = pipeline | batches
-    key_file.unlink()
-    create_key_file(key_file)
-    with pytest.raises(InputError, match="the key of this job"):
-        pipeline.run()
-
-
-def test_the_pipeline_holds_public_values_and_paths_only(
-    tmp_path: pathlib.Path,
-    dataset: Dataset,
-    plan: DpSgdPlan,
-    key_file: pathlib.Path,
-    pipeline_bytes: Callable[[beam.Pipeline], bytes],
-) -> None:
-    """A digest of column statistics lets a guess at a row be checked."""
-    pipeline = local_pipeline()
-    batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
-    _ = pipeline | batches
-    proto = pipeline_bytes(pipeline)
-    for seen in (str(key_file), "part-1.parquet"):
-        assert seen.encode() in proto, "the test does not see what workers get"
-    key = read_key_file(key_file)
-    files = {block.path for block in dataset.blocks}
-    digests = [*map(footer_digest, files), dataset.digest]
-    assert len(set(digests)) == 3
-    options = str(pipeline.options.get_all_options()).encode()
-    for secret in (key, *map(bytes.fromhex, digests)):
-        for form in (secret, secret.hex().encode(), str(list(secret)).encode()):
-            assert form not in proto
-            assert form not in options
-    assert not any(digest in repr(dataset) for digest in digests)

@@ -3,26 +3,18 @@
 The faults, and where they are tried:
 
     bundles run twice, at once, in any order, or dying midway    harness of DoFns
-    death between changes of the disk                            forked processes
-    SIGKILL at random points of the real command                 processes
+    death between changes of the disk                            ``users/test_kills``
     full disk, lost or damaged input, a fault in a worker        the command
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import dataclasses
 import errno
-import multiprocessing
-import multiprocessing.context
 import os
 import pathlib
 import pickle
 import random
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -39,12 +31,12 @@ from accounting.core.plan import SAMPLERS
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.core.keys import KEY_BYTES
-from pipelines.files.key_files import create_key_file, read_key_file
+from pipelines.files.key_files import read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.job import packing, poisson_batching, transforms
 from pipelines.job.fan_in import ONE_BY_ONE, FanIn
-from pipelines.job.job_folder import checksum_path, finish_job
+from pipelines.job.job_folder import finish_job
 from pipelines.job.spill import Spill
 from pipelines.job.steps import map_step, reduce_step
 from tests.pipelines.conftest import Command, SmallJobs, contents
@@ -214,239 +206,6 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     assert contents(out) == contents(whole)
 
 
-# Death between any two changes of the disk.
-
-_DIE = """
-import os, sys
-from accounting.core.plan import DpSgdPlan
-from pipelines.inputs.parquet_blocks import list_blocks
-from pipelines.job import poisson_batching
-from pipelines.job.poisson_batching import write_batches
-from pipelines.job.sizing import make_layout
-source, folder, sampler = sys.argv[1:4]
-dataset = list_blocks(source)
-plan = DpSgdPlan(sampler=sampler, num_examples=100, expected_batch_size=25,
-                 num_steps=4, truncated_batch_size=None)
-layout = make_layout(plan, dataset, 16)
-poisson_batching.local_threads = lambda *_: 1
-left = None
-CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
-
-def audit(event, arguments):
-    global left
-    if left is None:
-        return
-    write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-    inside = str(arguments[0]).startswith(folder) if arguments else False
-    if (event in CHANGES or write) and inside:
-        if left == 0:
-            os._exit(9)
-        left -= 1
-
-sys.addaudithook(audit)
-
-def run(number, allowed):
-    global left
-    if os.fork() == 0:
-        left = allowed
-        code = 0
-        try:
-            write_batches(dataset=dataset, layout=layout, out=f"{folder}/{number}",
-                          key_file=f"{folder}/keys/{number}")
-        except BaseException as error:
-            print(number, allowed, repr(error), flush=True)
-            code = 1
-        if allowed == MANY:
-            used, left = MANY - left, None
-            print("CHANGES", used, flush=True)
-        os._exit(code)
-    _, status = os.wait()
-    return os.waitstatus_to_exitcode(status)
-
-MANY = 1 << 30
-numbers = [int(number) for number in sys.argv[4:]]
-if not numbers:
-    assert run("whole", MANY) == 0
-for number in numbers:
-    assert run(number, number) == 9, number
-    assert run(number, None) == 0, number
-"""
-
-
-@pytest.mark.thorough
-def test_death_between_changes_of_the_disk_is_mended_by_the_same_command(
-    tmp_path: pathlib.Path, root: pathlib.Path, input_folder: pathlib.Path
-) -> None:
-    """Deaths before an open for writing, rename, link, removal or mkdir.
-
-    Before each of the first and last, where the folder changes its state, and before
-    every seventh between.  A shuffle, which leaves most files.
-    """
-    folder = tmp_path / "many"
-    (folder / "keys").mkdir(parents=True)
-    create_key_file(folder / "keys" / "whole")
-
-    def run(*numbers: int) -> str:
-        command = [sys.executable, "-c", _DIE, str(input_folder), str(folder)]
-        result = subprocess.run(
-            [*command, "dynamic-shuffle", *map(str, numbers)],
-            cwd=root, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    changes = int(run().split("CHANGES")[1])
-    # Five spills and four files with checksums, an open and a rename each, are 26.
-    assert changes > 26
-    deaths = {*range(8), *range(8, changes, 7), *range(changes - 18, changes)}
-    for number in deaths:
-        shutil.copy(folder / "keys" / "whole", folder / "keys" / str(number))
-    run(*deaths)
-    whole = contents(folder / "whole")
-    assert verify(folder / "whole").findings == ()
-    for number in deaths:
-        assert contents(folder / str(number)) == whole, f"death {number} of {changes}"
-
-
-# SIGKILL of the real command.
-
-
-@dataclasses.dataclass
-class Seen:
-    """What stands under final names in a job's folder: (inode, time of change)."""
-
-    out: pathlib.Path
-    whole: pathlib.Path
-    batches: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    blocks: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def progress(self) -> int:
-        return len(self.batches) + len(self.blocks)
-
-    def look(self) -> None:
-        """Every file is complete when it is first seen; finished ones stay for ever."""
-        for path in list(self.out.glob("batches-*")):
-            if path.name not in self.batches:
-                data = (self.whole / path.name).read_bytes()
-                assert path.read_bytes() == data, f"{path.name} is partial"
-                # Killed between file and checksum, the job was not done with it.
-                mark = pathlib.Path(checksum_path(str(self.out), path.name))
-                if not (mark.exists() or (self.out / "manifest.json").exists()):
-                    continue
-            self._same(self.batches, path)
-        blocks: list[pathlib.Path] = []
-        with contextlib.suppress(FileNotFoundError):  # removed when the job ends
-            blocks += (self.out / "private" / "spill").glob("*/block-*")
-        for path in blocks:
-            with contextlib.suppress(FileNotFoundError):  # as above
-                if path.name not in self.blocks:
-                    data = path.read_bytes()
-                    index = np.frombuffer(data[: (17 + 1) * 8], "<i8")
-                    assert index[0] == (_GROUPS + 1) * 8
-                    assert index[_GROUPS] == len(data), f"{path.name} is partial"
-                self._same(self.blocks, path)
-
-    def _same(self, known: dict[str, tuple[int, int]], path: pathlib.Path) -> None:
-        now = path.stat()
-        found = (now.st_ino, now.st_mtime_ns)
-        assert known.setdefault(path.name, found) == found, f"{path.name} made twice"
-
-
-_GROUPS = 17  # of 136 steps: eight in each range
-
-#: ``dpsgd``, which kills itself, since another process might be too late: some seconds
-#: after a number of files got their final names, or never.
-_COMMAND = """
-import os, signal, sys, threading
-quiet = os.open(os.devnull, os.O_WRONLY)
-os.dup2(quiet, 1), os.dup2(quiet, 2)
-sys.argv = ["dpsgd", *arguments]
-import dpsgd
-
-def kill_soon():
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
-    timer.daemon = True
-    timer.start()
-
-def count(event, names):
-    global files
-    if event == "os.rename" and os.path.basename(names[1]).startswith(kinds):
-        files -= 1
-        if files == 0:
-            kill_soon()
-
-kinds = ("batches-", "block-")
-if files is not None:
-    sys.addaudithook(count)
-    if files <= 0:
-        kill_soon()
-dpsgd.main()
-"""
-
-Start = Callable[..., multiprocessing.context.ForkServerProcess]
-
-
-@pytest.fixture(scope="module")
-def start() -> Start:
-    """``start(arguments, files=, seconds=)``, forked where Beam is loaded."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipelines.cli.batch_job"])
-
-    def start(
-        arguments: list[str], *, files: int | None = None, seconds: float = 0.0
-    ) -> multiprocessing.context.ForkServerProcess:
-        told = {"arguments": arguments, "files": files, "seconds": seconds}
-        process = context.Process(target=exec, args=(_COMMAND, told))
-        process.start()
-        return process
-
-    return start
-
-
-@pytest.mark.thorough
-def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
-    tmp_path: pathlib.Path, key_file: pathlib.Path, start: Start
-) -> None:
-    """Twelve kills of ``dpsgd batches``, in its map, its reduce and its start."""
-    source, out = tmp_path / "input", tmp_path / "o"
-    source.mkdir()
-    rows = np.arange(60_000)
-    table = pa.table({"id": rows, "f": rows.astype("f4")})
-    pq.write_table(table, source / "a.parquet", row_group_size=1000)
-
-    def command(out: pathlib.Path) -> list[str]:
-        options = ["--input", str(source), "--out", str(out)]
-        options += ["--key-file", str(key_file)]
-        size = ["--batch-size", "2000", "--num-steps", "136"]
-        cap = ["--truncated-batch-size", "2050"]
-        return ["batches", *options, *size, *cap]
-
-    whole = tmp_path / "whole"
-    undisturbed = start(command(whole))
-    undisturbed.join()
-    assert undisturbed.exitcode == 0
-    seen, draw, killed_at = Seen(out, whole), random.Random(4), []
-    # 60 blocks, then 17 files.
-    targets = [0, *sorted(draw.sample(range(1, 77), 11))]
-    for target in targets:
-        seconds = draw.random() * 0.01
-        process = start(command(out), files=target - seen.progress, seconds=seconds)
-        while process.is_alive():
-            seen.look()
-        seen.look()
-        killed_at.append(seen.progress)
-    assert len(set(killed_at)) > 4, killed_at
-    process = start(command(out))
-    while process.is_alive():
-        seen.look()
-    if process.exitcode:  # the last kill came after the end
-        assert (out / "manifest.json").exists()
-    seen.look()
-    assert len(seen.batches) == _GROUPS
-    assert contents(out) == contents(whole)
-
-
 # The command, short of disk, of input or of a sound worker.
 
 #: In every row, and in nothing that a person or a log sees.
@@ -552,15 +311,24 @@ def test_a_key_that_others_can_read_starts_no_job(
     assert not out.exists()
 
 
+def as_hex(secret: bytes) -> bytes:
+    return secret.hex().encode()
+
+
+def as_list(secret: bytes) -> bytes:
+    return str(list(secret)).encode()
+
+
 @pytest.mark.parametrize("shuffle", ["files", "engine"])
 @pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
-def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
+def test_neither_key_nor_digests_nor_boundaries_are_in_pipeline_or_options(
     jobs: SmallJobs,
     monkeypatch: pytest.MonkeyPatch,
     pipeline_bytes: Callable[[beam.Pipeline], bytes],
     sampler: str,
     shuffle: str,
 ) -> None:
+    """A digest of column statistics lets a guess at a row be checked."""
     layout = jobs.layout(4, sampler=sampler)
     seen: list[bytes] = []
 
@@ -574,7 +342,10 @@ def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
     with pytest.raises(KeyboardInterrupt):
         jobs.write("o", layout, shuffle=shuffle, options=options)
     key = read_key_file(jobs.key_file)
-    secrets = [key, key.hex().encode(), str(list(key)).encode()]
+    digests = {*jobs.dataset.footers.values(), jobs.dataset.digest}
+    assert len(digests) == 3
+    secrets = [key, *map(bytes.fromhex, digests)]
+    secrets += [f(secret) for secret in secrets for f in (as_hex, as_list)]
     if sampler == "dynamic-shuffle":
         kept = (jobs.folder / "o" / "private" / "boundaries").read_bytes()
         boundaries = np.frombuffer(kept[:-KEY_BYTES], "<u8").reshape(
@@ -582,7 +353,7 @@ def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
         )
         secrets += [boundaries[0, 0].tobytes(), str(boundaries[0, 0, 0]).encode()]
     assert len(seen) == 2
-    key_file = str(jobs.key_file).encode()
-    assert key_file in seen[0], "the test does not see what workers get"
+    for told in (str(jobs.key_file), "part-1.parquet"):
+        assert told.encode() in seen[0], "the test does not see what workers get"
     for secret in secrets:
         assert not any(secret in text for text in seen)

@@ -207,13 +207,6 @@ def test_arrange_steps_by_hand() -> None:
     assert [k.tolist() for k in kept] == [[1], [], [2, 3, 0], []]
 
 
-def test_determinism() -> None:
-    one = sample_block(PLAN, insecure_key(3), "part-0.parquet#1", ROWS)
-    again = sample_block(PLAN, insecure_key(3), "part-0.parquet#1", ROWS)
-    for name in ("row", "step", "priority"):
-        assert (getattr(one, name) == getattr(again, name)).all()
-
-
 def test_determinism_golden_values() -> None:
     """Recipe: the first participations for seed 0, block "golden#0", 5 rows of PLAN.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -18,8 +16,7 @@ from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
-from pipelines.job.runtime.tasks import Runtime
-from pipelines.tables import criteo, raw_files, table_files
+from pipelines.tables import criteo, raw_files
 from pipelines.tables.convert import SPLITS, ParsedBlock, split_counts
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job import prepare_job
@@ -363,75 +360,7 @@ def test_an_empty_split_has_a_file_without_rows(
     assert pq.read_table(tmp_path / "out" / "test").num_rows == 0
 
 
-def test_files_blocks_threads_and_packing_do_not_matter(
-    text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = make_lines(500)
-    prepare(text(lines), tmp_path / "whole", OPTIONS)
-    # By name alone, day_10 would come before day_2.
-    for name, part in (("1", lines[:50]), ("2", lines[50:333]), ("10", lines[333:])):
-        text(part, f"days/day_{name}.txt")
-    last = tmp_path / "days" / "day_10.txt"
-    last.with_suffix(".txt.gz").write_bytes(
-        gzip.compress(last.read_bytes().replace(b"\n", b"\r\n").removesuffix(b"\r\n"))
-    )
-    last.unlink()
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 777)
-    for threads, pattern in ((1, "days"), (3, "days/day_*")):
-        out = tmp_path / f"parts-{threads}"
-        runtime = Runtime(num_threads=threads)
-        prepare(str(tmp_path / pattern), out, OPTIONS, runtime=runtime)
-        assert prepared_bytes(out) == prepared_bytes(tmp_path / "whole")
-
-
-# --- Malformed lines ---------------------------------------------------------------
-
-
-def spoil(lines: list[Line]) -> list[Line]:
-    """Puts every kind of malformed line in, each with the canary."""
-    lines[2][5] = CANARY
-    lines[4] = [CANARY]
-    lines[5][0] = CANARY
-    lines[8].append(CANARY)
-    lines[9][13] = f"1{CANARY}"
-    lines[11][1] = "1.5"
-    return lines
-
-
-REASONS = [
-    "3: integer 5 is not an integer of at most 18 digits",
-    "5: another number of cells",
-    "6: label is not 0 or 1",
-    "9: another number of cells",
-    "10: integer 13 is not an integer of at most 18 digits",
-]
-
-
-def test_malformed_lines_are_reported_by_file_and_line_without_their_content(
-    text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        table_files, "_BLOCK_BYTES", 700
-    )  # a report over several blocks
-    first = text(make_lines(3), "days/a")
-    second = text(spoil(make_lines(20)), "days/b")
-    with pytest.raises(InputError) as caught:
-        prepare(os.path.dirname(first), tmp_path / "out", OPTIONS)
-    message = str(caught.value)
-    assert "6 of 23 are malformed" in message
-    lines = ", ".join(f"{second}:{reason}" for reason in REASONS)
-    assert f"malformed: {lines}, .... Fix them or the schema; --on-bad" in message
-    assert CANARY not in message
-    assert "\n" not in message
-    assert not (tmp_path / "out").exists()
-
-
 # --- Errors before any work, and nothing half-written ------------------------------
-
-
-def test_bad_rows_are_refused_or_skipped() -> None:
-    with pytest.raises(InputError, match="fail, skip"):
-        PrepareOptions(on_bad_row="ignore")
 
 
 def refused(pattern: str, out: pathlib.Path, options: PrepareOptions = OPTIONS) -> str:
@@ -450,27 +379,6 @@ def test_input_that_cannot_be_read_is_refused(
     out = tmp_path / "out"
     assert "there are none" in refused(str(tmp_path / "*.tsv"), out)
     assert "it is empty" in refused(text([], "empty.txt"), out)
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(as_bytes(make_lines(50)))[:-20])
-    assert "readable to its end: OSError" in refused(str(tmp_path / "cut.gz"), out)
-    (tmp_path / "not.gz").write_bytes(as_bytes(make_lines(1)))
-    assert "readable to its end: OSError" in refused(str(tmp_path / "not.gz"), out)
-    os.mkfifo(tmp_path / "pipe")
-    assert "to be a file" in refused(str(tmp_path / "pipe"), out)
-    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
-    assert "link to nothing" in refused(str(tmp_path / "lost"), out)
-
-
-def test_a_folder_of_text_is_read_at_any_depth_but_for_hidden_files(
-    text: Callable[..., str],
-) -> None:
-    names = ["in/day_2.txt", "in/more/day_1.txt", "in/day_10.txt"]
-    paths = [text(make_lines(1), name) for name in names]
-    for hidden in (".day_3.txt", "_SUCCESS", "_tmp/day_4.txt"):
-        text(make_lines(1), f"in/{hidden}")
-    folder = str(pathlib.Path(paths[0]).parent)
-    assert [file.path for file in raw_files.list_files(folder)] == [
-        paths[0], paths[2], paths[1],
-    ]  # fmt: skip
 
 
 def test_a_file_without_line_ends_is_refused(tmp_path: pathlib.Path) -> None:
@@ -507,13 +415,3 @@ def test_no_partial_output_after_a_failure(
     prepare(path, tmp_path / "wanted", options)
     assert prepared_bytes(tmp_path / "out") == prepared_bytes(tmp_path / "wanted")
     assert not (tmp_path / "out.unfinished").exists()
-
-
-def test_input_that_was_written_while_it_is_read_is_refused(
-    text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = text(make_lines(60))
-    monkeypatch.setattr(prepare_job.RowCount, "add", lambda *_: os.utime(path, (1, 1)))
-    with pytest.raises(InputError, match="not to change while it is read"):
-        prepare(path, tmp_path / "out", OPTIONS)
-    assert not (tmp_path / "out").exists()

@@ -480,15 +480,6 @@ def test_rows_of_a_class_are_not_left_out_for_a_typo_in_the_schema(
     assert sum(summary.num_rows.values()) == 27
 
 
-def test_skipping_all_rows_names_the_column(tmp_path: pathlib.Path) -> None:
-    rows = [{**row, "price": f"{row['id']},5"} for row in make_rows(20)]
-    write_text(tmp_path / "t.csv", rows)
-    message = refused(tmp_path / "t.csv", tmp_path / "out", on_bad_row="skip")
-    assert "20 of 20 are malformed: " in message
-    assert "t.csv:6: price is not a number" in message
-    assert "leaves them out unless all are" in message
-
-
 def test_values_of_partition_folders_are_in_no_message(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "t" / f"job={CANARY}"
     place.mkdir(parents=True)

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 import json
-import multiprocessing
 import pathlib
 import re
 import shutil
@@ -260,28 +259,6 @@ def test_tasks_that_an_engine_loses_are_an_error(
     assert len(kept_rows(tmp_path / "out")) == sum(
         min(MOST, count) for count in collections.Counter(USERS).values()
     )
-
-
-def test_a_job_that_ended_with_an_error_gives_way(
-    table: pathlib.Path, tmp_path: pathlib.Path, key_file: pathlib.Path
-) -> None:
-    """Also one whose engine failed: it could go on, but the user gives another one."""
-    out, work = tmp_path / "out", tmp_path / "out.unfinished"
-    few = dataclasses.replace(SETTINGS, num_examples=9)
-    with pytest.raises(InputError, match="num_examples=9"):
-        bound(str(table), out, few, key_file=key_file)
-    assert not work.exists()  # no command goes on with it
-
-    def fails(task: Any, items: Any) -> None:
-        task(items[0])
-        raise InputError("the engine failed")
-
-    with pytest.raises(InputError, match="the engine failed"):
-        bound(str(table), out, few, key_file=key_file, runtime=Runtime(run_tasks=fails))
-    assert list(work.glob("ids/*"))
-    bound(str(table), out, SETTINGS, key_file=key_file)
-    assert not work.exists()
-    assert kept_rows(out).size > 9
 
 
 def test_changed_input_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -549,35 +526,3 @@ def test_csv_is_answered_with_the_commands_that_take_it(
     with pytest.raises(InputError, match=r"schema .* --user user .* itself") as error:
         bound(str(tmp_path / pattern), tmp_path / "out", SETTINGS)
     assert "ann" not in str(error.value)
-
-
-def _rival(source: pathlib.Path, out: pathlib.Path, most: int, told: Any) -> None:
-    settings = dataclasses.replace(SETTINGS, max_examples_per_user=most)
-    try:
-        bound(str(source), out, settings, runtime=Runtime(num_threads=1))
-        told.put((most, ""))
-    except InputError as error:
-        told.put((most, str(error)))
-
-
-def test_of_two_at_once_one_writes_what_its_note_says(
-    table: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    context = multiprocessing.get_context("fork")
-    for number in range(3):
-        out, told = tmp_path / f"{number}", context.SimpleQueue()
-        rivals = [
-            context.Process(target=_rival, args=(table, out, most, told))
-            for most in (1, 5)
-        ]
-        for rival in rivals:
-            rival.start()
-        results = dict(told.get() for _ in rivals)
-        for rival in rivals:
-            rival.join()
-        (winner,) = (most for most, error in results.items() if not error)
-        told_of = pq.read_table(out).schema.metadata[DATASET_METADATA_KEY]
-        note = Bounded.of(json.loads(told_of))
-        assert note is not None
-        kept = collections.Counter(USERS[kept_rows(out)])
-        assert note.max_examples_per_user == winner == max(kept.values())

@@ -13,8 +13,6 @@ from accounting.core.validation import InputError
 from pipelines.tables import criteo
 from pipelines.tables.job import prepare_job
 from pipelines.tables.synthetic import SynthOptions, write_synth
-from pipelines.users.bound import bound
-from pipelines.users.bound_job import BoundSettings
 from pipelines.users.synthetic_users import (
     _PROFILE,
     USER,
@@ -99,15 +97,6 @@ def test_users_have_a_taste_that_no_column_tells() -> None:
     assert np.std(list(found.values())) == pytest.approx(0.907, rel=0.08)
     other = Users(seed=1, num_users=5000).in_common(0).log_odds
     assert not set(other) & set(found.values())
-
-
-def test_rows_of_users_can_be_bounded(tmp_path: pathlib.Path) -> None:
-    write(tmp_path / "rows", rows=500)
-    settings = BoundSettings(
-        user_column=USER, max_examples_per_user=2, num_examples=500
-    )
-    bound(str(tmp_path / "rows"), tmp_path / "bounded", settings)
-    assert USER not in pq.read_table(tmp_path / "bounded").column_names
 
 
 @pytest.mark.parametrize("mean", [0.5, float("nan")])
