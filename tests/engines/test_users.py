@@ -21,6 +21,7 @@ from pipelines.job.runtime.tasks import Runtime
 from pipelines.users import bound_folder
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
+from tests.pipelines.conftest import contents
 
 # Threads that served an engine end with an exception when it hangs up.
 pytestmark = pytest.mark.filterwarnings(
@@ -59,13 +60,6 @@ def several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound_folder, "TASK_BYTES", 1 << 17)
 
 
-def bytes_of(folder: pathlib.Path) -> dict[str, bytes]:
-    """Returns the content of every file below a folder, by its path."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert files
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 @pytest.mark.parametrize("sampled", SAMPLED)
 def test_a_bounded_table_has_the_bytes_of_this_process(
     sampled: str,
@@ -92,8 +86,8 @@ def test_a_bounded_table_has_the_bytes_of_this_process(
             key_file=sampling_key,
             runtime=Runtime(run_tasks=run_tasks),
         )
-    found = bytes_of(tmp_path / "there")
-    assert found == bytes_of(tmp_path / "here")
+    found = contents(tmp_path / "there")
+    assert found == contents(tmp_path / "here")
     assert len(found) > 2
 
 
@@ -117,6 +111,6 @@ def test_a_prepared_table_of_users_has_the_bytes_of_this_process(
         monkeypatch.setattr("sys.argv", ["dpsgd", *line.split(), out, *options])
         with contextlib.suppress(SystemExit):
             command_line.main()
-    found = bytes_of(tmp_path / "there")
-    assert found == bytes_of(tmp_path / "here")
+    found = contents(tmp_path / "there")
+    assert found == contents(tmp_path / "here")
     assert len([name for name in found if name.startswith("train/")]) > 2

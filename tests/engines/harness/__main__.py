@@ -17,7 +17,7 @@ import click
 
 from accounting.core.validation import InputError
 from tests.engines.harness import embedded, faults, jobs, parts, report, store
-from tests.engines.harness.cluster import Cluster, Share, environment
+from tests.engines.harness.cluster import Cluster, environment
 from tests.engines.harness.flink import FlinkCluster
 from tests.engines.harness.hosts import HEAD, make_hosts, why_no_namespaces
 from tests.engines.harness.spark import SparkCluster
@@ -251,7 +251,6 @@ def _cluster(
         home = cluster.folder
         same = jobs.run_small_on(cluster, small, home)
         outcome = jobs.run_on(cluster, large, home / "large")
-        shares = cluster.shares()
         records = []
         for fault in faults.FAULTS:
             _tell(f"{engine} cluster: killing the {fault.part} while {fault.phase}")
@@ -265,7 +264,6 @@ def _cluster(
         rows_per_second=large.rows / outcome.seconds,
         identical=[*same, outcome.identical],
         faults=records,
-        shares=shares,
         peak_bytes=outcome.peak_bytes,
         allowed_bytes=jobs.allowed_bytes(large),
     )
@@ -285,15 +283,12 @@ def _speed(
     if len(cores) < 2 or why_no_namespaces():
         raise InputError("Expected two cores and namespaces, to pin two hosts.")
     outcomes: dict[int, jobs.Outcome] = {}
-    shares: dict[str, Share] = {}
     for workers in (1, 2):
         _tell(f"{engine}, {workers} worker(s): {large.rows:,} rows")
         with _started(engine, workers, folder / "speed", cores) as cluster:
             # The small job lets Java compile what the timed job uses.
             jobs.run_on(cluster, small, cluster.folder / "small")
             outcomes[workers] = jobs.run_on(cluster, large, cluster.folder / "out")
-            if workers == 2:
-                shares = cluster.shares()
             shutil.rmtree(cluster.folder / "out")
     if not all(outcome.identical for outcome in outcomes.values()):
         raise InputError(f"Expected {engine} to write the same bytes in every run.")
@@ -302,7 +297,6 @@ def _speed(
         rows=large.rows,
         one=outcomes[1].seconds,
         two=outcomes[2].seconds,
-        shares=shares,
         peak_bytes=max(outcome.peak_bytes for outcome in outcomes.values()),
         allowed_bytes=jobs.allowed_bytes(large),
     )

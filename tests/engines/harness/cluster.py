@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import os
 import pathlib
 import sys
@@ -21,19 +20,6 @@ from tests.engines.harness.polling import wait_for
 
 POOL_PORT = 50000
 JOB_PORT = 8099
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
-    """One worker's share of a job, by the engine's own metrics.
-
-    Attributes:
-      read: Fraction of the blocks that it read and sampled, in [0, 1].
-      written: Fraction of the step groups that it wrote, in [0, 1].
-    """
-
-    read: float
-    written: float
 
 
 class Cluster(abc.ABC):
@@ -65,10 +51,6 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def num_engines(self) -> int:
         """Returns the number of workers that the master counts as alive."""
-
-    @abc.abstractmethod
-    def shares(self) -> dict[str, Share]:
-        """Returns worker host -> its share of the last job."""
 
     @abc.abstractmethod
     def job_server_options(self) -> list[str]:

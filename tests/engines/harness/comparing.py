@@ -1,8 +1,7 @@
-"""Compares two folders of batches byte by byte."""
+"""Compares two folders of batches."""
 
 from __future__ import annotations
 
-import filecmp
 import pathlib
 import shutil
 
@@ -11,25 +10,10 @@ from pipelines.batches.folder import CHECKSUMS_NAME, MANIFEST_NAME, PRIVATE_NAME
 _CHECKSUMS = (MANIFEST_NAME, f"{PRIVATE_NAME}/{CHECKSUMS_NAME}")
 
 
-def same_bytes(one: pathlib.Path, other: pathlib.Path) -> bool:
-    """Returns whether batches, manifest and checksums are equal, file by file.
-
-    Key files are not compared; the manifests tell whether the keys were the same.
-
-    Args:
-      one: A folder of batches.
-      other: Another.
-    """
-    names = _names(one)
-    if names != _names(other) or not any(n.endswith(".tfrecord") for n in names):
-        return False
-    return all(filecmp.cmp(one / name, other / name, shallow=False) for name in names)
-
-
 def same_checksums(one: pathlib.Path, other: pathlib.Path) -> bool:
     """Returns whether the manifests and the SHA-256 of every file are equal.
 
-    For verified folders this equals ``same_bytes``, without reading the batches.
+    Then the batches of verified folders are equal, which are not read for it.
 
     Args:
       one: A folder of batches.
@@ -50,11 +34,3 @@ def keep_checksums(out: pathlib.Path, folder: pathlib.Path) -> None:
     (folder / PRIVATE_NAME).mkdir(parents=True)
     for name in _CHECKSUMS:
         shutil.copy(out / name, folder / name)
-
-
-def _names(folder: pathlib.Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".key"
-    )

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.engines.harness import parts
-from tests.engines.harness.cluster import Cluster, Share, environment
+from tests.engines.harness.cluster import Cluster, environment
 from tests.engines.harness.embedded import OPENS
 from tests.engines.harness.hosts import HEAD, Process
 from tests.engines.harness.polling import wait_for
@@ -87,17 +87,6 @@ class FlinkCluster(Cluster):
     def job_server_options(self) -> list[str]:
         return ["--flink-master", f"{self._head}:{_PORT}"]
 
-    def shares(self) -> dict[str, Share]:
-        read = self._by_worker("SampleAndPack", "read-records")
-        written = self._by_worker("OrderTruncatePadWrite", "read-records")
-        return {
-            host: Share(
-                read=read[host] / sum(read.values()),
-                written=written[host] / sum(written.values()),
-            )
-            for host in read
-        }
-
     def cancel_jobs(self) -> None:
         def none_left() -> bool:
             jobs = self._get("jobs") or {"jobs": [{"id": "", "status": "RUNNING"}]}
@@ -108,22 +97,6 @@ class FlinkCluster(Cluster):
             return not left
 
         wait_for("Flink to cancel what is left of a job", none_left)
-
-    def _by_worker(self, step: str, metric: str) -> dict[str, int]:
-        """Returns worker -> a metric of Flink's, over one step of the newest job."""
-        jobs = (self._get("jobs/overview") or {"jobs": []})["jobs"]
-        done = dict.fromkeys(self.hosts.workers, 0)
-        if not jobs:
-            return done
-        job = f"jobs/{max(jobs, key=lambda job: job['start-time'])['jid']}"
-        for vertex in (self._get(job) or {"vertices": []})["vertices"]:
-            if step in vertex["name"]:
-                answer = self._get(f"{job}/vertices/{vertex['id']}/taskmanagers")
-                for worker in (answer or {"taskmanagers": []})["taskmanagers"]:
-                    host = worker["taskmanager-id"].partition("-")[0]
-                    if host in done:
-                        done[host] += max(0, worker["metrics"][metric])
-        return done
 
     @property
     def _config(self) -> dict[str, Any]:

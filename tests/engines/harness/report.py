@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import click
 
-from tests.engines.harness.cluster import Share
 from tests.engines.harness.faults import Record
 
 
@@ -21,7 +20,6 @@ class Row:
       rows_per_second: Of the large job, from the start of the command to its end.
       identical: For each job, whether its bytes equal the local runner's.
       faults: One record for each killed process.
-      shares: Worker -> its share of the large job.
       peak_bytes: Largest memory of a Python worker, in bytes.
       allowed_bytes: The bound that the job itself states, in bytes.
     """
@@ -31,7 +29,6 @@ class Row:
     rows_per_second: float
     identical: list[bool]
     faults: list[Record] = dataclasses.field(default_factory=list)
-    shares: dict[str, Share] = dataclasses.field(default_factory=dict)
     peak_bytes: int = 0
     allowed_bytes: int = 0
 
@@ -45,7 +42,6 @@ class Speed:
       rows: Number of rows of the job.
       one: Seconds with one worker.
       two: Seconds with two.
-      shares: Worker -> its share of the job with two workers.
       peak_bytes: Largest memory of a Python worker in either run, in bytes.
       allowed_bytes: The bound that the job itself states, in bytes.
     """
@@ -54,18 +50,17 @@ class Speed:
     rows: int
     one: float
     two: float
-    shares: dict[str, Share]
     peak_bytes: int
     allowed_bytes: int
 
 
 def show_rows(rows: Sequence[Row]) -> None:
-    """Prints each row, its faults, and the shares of its workers."""
+    """Prints each row and its faults."""
     for row in rows:
         same = "identical bytes" if all(row.identical) else "OTHER BYTES"
         click.echo(
             f"{row.engine}, {row.mode}: {row.rows_per_second:,.0f} rows/s, {same} in "
-            f"{len(row.identical)} jobs{_memory(row)}{_work(row.shares)}"
+            f"{len(row.identical)} jobs{_memory(row)}"
         )
         for fault in row.faults:
             same = "identical bytes" if fault.outcome.identical else "OTHER BYTES"
@@ -82,7 +77,7 @@ def show_speed(speeds: Sequence[Speed]) -> None:
         click.echo(
             f"{speed.engine}, {speed.rows:,} rows: {speed.one:.0f} s on 1 worker, "
             f"{speed.two:.0f} s on 2, {speed.one / speed.two:.2f} x"
-            f"{_memory(speed)}{_work(speed.shares)}"
+            f"{_memory(speed)}"
         )
 
 
@@ -90,10 +85,3 @@ def _memory(of: Row | Speed) -> str:
     if not of.allowed_bytes:
         return ""
     return f", {of.peak_bytes >> 20:,} of {of.allowed_bytes >> 20:,} MiB"
-
-
-def _work(shares: dict[str, Share]) -> str:
-    return "".join(
-        f"; {worker} sampled {share.read:.0%}, wrote {share.written:.0%}"
-        for worker, share in shares.items()
-    )

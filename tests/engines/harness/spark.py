@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import zipfile
-from collections.abc import Sequence
 from typing import Any
 
 from tests.engines.harness import parts
-from tests.engines.harness.cluster import Cluster, Share, environment
+from tests.engines.harness.cluster import Cluster, environment
 from tests.engines.harness.embedded import OPENS
 from tests.engines.harness.hosts import HEAD, Process
 from tests.engines.harness.polling import wait_for
@@ -31,7 +29,6 @@ class SparkCluster(Cluster):
     engine = "spark"
 
     def start_master(self) -> None:
-        self._events.mkdir(exist_ok=True)
         with zipfile.ZipFile(self._empty_jar, "w"):
             pass
         self.master = self._java(
@@ -69,8 +66,6 @@ class SparkCluster(Cluster):
             **read_settings(CONFIG.read_text()),
             # With small tasks a dead worker loses little work.
             "spark.default.parallelism": str(4 * len(self.hosts.workers)),
-            "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": self._events.as_uri(),
             "spark.driver.bindAddress": "0.0.0.0",
             "spark.driver.host": self._head,
             "spark.ui.port": str(_DRIVER_PORT),
@@ -85,26 +80,9 @@ class SparkCluster(Cluster):
     def cancel_jobs(self) -> None:
         """Does nothing: a Spark job ends with its driver, the job server."""
 
-    def shares(self) -> dict[str, Share]:
-        log = max(self._events.iterdir(), key=lambda path: path.stat().st_mtime)
-        events = [json.loads(line) for line in log.read_text().splitlines()]
-        read, written = records_by_stage(events)
-        hosts = {host: self.hosts.address(host) for host in self.hosts.workers}
-        return {
-            host: Share(
-                read=read.get(address, 0) / sum(read.values()),
-                written=written.get(address, 0) / sum(written.values()),
-            )
-            for host, address in hosts.items()
-        }
-
     @property
     def _empty_jar(self) -> pathlib.Path:
         return self.folder / "nothing.jar"
-
-    @property
-    def _events(self) -> pathlib.Path:
-        return self.folder / "events"
 
     @property
     def _head(self) -> str:
@@ -138,33 +116,3 @@ def _java_options() -> list[str]:
     """Returns options for every Java process of the cluster."""
     common = read_settings(CONFIG.read_text())
     return [*OPENS, *common["spark.executor.extraJavaOptions"].split()]
-
-
-def records_by_stage(
-    events: Sequence[dict[str, Any]],
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns address -> number of blocks sampled, and -> number of groups written.
-
-    A block, and then a group, is a record that a task reads from Spark's shuffle.  The
-    stage that samples ends in the GroupByKey of a job of one pass; the last one writes.
-
-    Args:
-      events: The entries of Spark's event log.
-    """
-    stages = [e["Stage Info"] for e in events if "Stage Info" in e]
-    names = {stage["Stage ID"]: stage["Stage Name"] for stage in stages}
-    sampling = max(stage for stage, name in names.items() if "GroupNonMerging" in name)
-    ended = [e for e in events if e["Event"] == "SparkListenerTaskEnd"]
-    return _by_host(ended, sampling), _by_host(ended, max(names))
-
-
-def _by_host(ended: list[dict[str, Any]], stage: int) -> dict[str, int]:
-    """Returns address -> records read by the successful tasks of a stage."""
-    done: dict[str, int] = {}
-    for task in ended:
-        good = task["Task End Reason"]["Reason"] == "Success"
-        if good and task["Stage ID"] == stage:
-            host = task["Task Info"]["Host"]
-            read = task["Task Metrics"]["Shuffle Read Metrics"]["Total Records Read"]
-            done[host] = done.get(host, 0) + read
-    return done
