@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +86,7 @@ def as_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(inner, type=kind)
 
 
-class Format(Protocol):
+class Format:
     """How files become blocks, and blocks become columns.
 
     Attributes:
@@ -98,20 +98,11 @@ class Format(Protocol):
         rows each user has.
     """
 
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    @property
-    def shares(self) -> Sequence[int] | None: ...
-
-    @property
-    def first_row(self) -> int: ...
-
-    @property
-    def left_out(self) -> Sequence[str]: ...
-
-    @property
-    def has_users(self) -> bool: ...
+    schema: pa.Schema
+    shares: Sequence[int] | None
+    first_row = 1
+    left_out: Sequence[str] = ()
+    has_users = False
 
     def blocks(self, file: InputFile) -> Iterator[tuple[Any, int]]:
         """Yields blocks of a file in order, and the number of bytes read so far.
@@ -119,6 +110,7 @@ class Format(Protocol):
         Args:
           file: File of the input.
         """
+        raise NotImplementedError
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
         """Returns parts of a file, for ``blocks``; one if it cannot be divided.
@@ -127,6 +119,7 @@ class Format(Protocol):
           file: File of the input.
           num_bytes: Approximate size of a part in bytes.
         """
+        raise NotImplementedError
 
     def parse(self, block: Any) -> ParsedBlock:
         """Parses a block; thread-safe.
@@ -134,6 +127,7 @@ class Format(Protocol):
         Args:
           block: Block from ``blocks``.
         """
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from pipelines.core.users.hashing import GOLDEN, HASH_NAME, buckets_of, mix
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables.cells.cells import nulls
 from pipelines.tables.columns import Converted, hash_texts
-from pipelines.tables.convert import ConvertOptions, ParsedBlock, check_shares
+from pipelines.tables.convert import ConvertOptions, Format, ParsedBlock, check_shares
 from pipelines.tables.file_parts import line_ranges
 from pipelines.tables.raw_files import InputFile
 from pipelines.tables.table_files import RawBlock, is_packed, read_lines
@@ -140,16 +140,12 @@ def dataset_schema(options: PrepareOptions) -> pa.Schema:
     )
 
 
-class CriteoFormat:
+class CriteoFormat(Format):
     """Lines of text as blocks of cells, and as columns."""
-
-    first_row = 1
-    left_out: tuple[str, ...] = ()
-    has_users = False
 
     def __init__(self, options: PrepareOptions) -> None:
         self.schema = dataset_schema(options)
-        self.shares: Sequence[int] = options.split
+        self.shares = options.split
         self._num_buckets = options.num_buckets
 
     def blocks(self, file: InputFile) -> Iterator[tuple[RawBlock, int]]:

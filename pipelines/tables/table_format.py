@@ -33,6 +33,7 @@ from pipelines.tables.columns import Converted, convert, refusals
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
     ConvertOptions,
+    Format,
     ParsedBlock,
     as_array,
 )
@@ -141,7 +142,7 @@ def _arrow_type(output: Output) -> pa.DataType:
     return pa.list_(pa.field("item", kind, nullable=False), output.shape[0])
 
 
-class TableFormat:
+class TableFormat(Format):
     """Blocks of rows of CSV, TSV or Parquet, and their columns by a schema.
 
     Args:
@@ -165,8 +166,8 @@ class TableFormat:
             bounded=bounded,
         )
         self.shares = schema.split.shares if schema.split.by == FRACTION else None
-        has_header = self._kind != PARQUET and not schema.input.header
-        self.first_row = 2 if has_header else 1
+        if self._kind != PARQUET and not schema.input.header:
+            self.first_row = 2
         left_out: dict[str, None] = {}
         for file in files:
             if file.size:

@@ -56,7 +56,7 @@ from pipelines.users.bound_folder import commitment_to, key_path
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.user_records import records_schema
 
-_TRAIN, *_HELD_OUT = SPLITS
+_TRAIN = SPLITS[0]
 _TABLE = "table"
 _REMEDY = "Name another --out."
 
@@ -122,13 +122,13 @@ def prepare_users(
                 memory_limit=memory_limit,
                 runtime=dataclasses.replace(runtime, on_progress=of_users),
             )
-            _bounded(folder, told, functools.partial(bound_rows, settings=settings))
-            for split in _HELD_OUT:
+            _check_same(folder, told)
+            for split in SPLITS:
                 rows = folder.work / _TABLE / split
-                if bound_held_out and _has_rows(rows):
-                    _bounded_held_out(
-                        folder, split, functools.partial(bound_rows, settings=held_out)
-                    )
+                if split == _TRAIN:
+                    _bounded(folder, split, bound_rows, settings)
+                elif bound_held_out and _has_rows(rows):
+                    _bounded(folder, split, bound_rows, held_out)
                 else:
                     _drop_ids(rows, folder.data / split, schema)
             told = {
@@ -160,40 +160,33 @@ def _prepared(
     return summary
 
 
-def _bounded(
-    folder: Unfinished, told: dict[str, Any], bound_table: Callable[..., None]
-) -> None:
-    """Bounds users of the training rows unless it was done, with the same settings."""
-    bounded, target = folder.work / _TRAIN, folder.data / _TRAIN
+def _check_same(folder: Unfinished, told: dict[str, Any]) -> None:
+    """Refuses other settings of users, or another key, than rows were bounded by."""
     path, digest = folder.work / "bound.digest", fingerprint(told).encode()
-    if not target.exists() and not is_made(bounded):
+    if not (folder.data / _TRAIN).exists() and not is_made(folder.work / _TRAIN):
         write_atomically(path, digest, mode=0o600)
-        bound_table(str(folder.work / _TABLE / _TRAIN), bounded)
     if path.read_bytes() != digest:
         folder.refuse_another("settings of users or key")
-    if not target.exists():
-        _publish(bounded, target)
 
 
-def _bounded_held_out(
-    folder: Unfinished, split: str, bound_table: Callable[..., None]
+def _bounded(
+    folder: Unfinished,
+    split: str,
+    bound_rows: Callable[..., None],
+    settings: BoundSettings,
 ) -> None:
-    """Bounds users of held-out rows unless it was done."""
+    """Bounds users of the rows of a split unless it was done."""
     bounded, target = folder.work / split, folder.data / split
     if target.exists():
         return
     if not is_made(bounded):
         try:
-            bound_table(str(folder.work / _TABLE / split), bounded)
+            bound_rows(str(folder.work / _TABLE / split), bounded, settings)
         except InputError:  # too few slots: other parts have to have more, too
             for done in folder.data.iterdir():
                 shutil.rmtree(done)
             raise
-    _publish(bounded, target)
-
-
-def _publish(bounded: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives bounded rows their name; the record of all parts says what they are of."""
+    # The record of all parts says what they are of.
     (bounded / KEPT_NAME).unlink(missing_ok=True)
     os.rename(bounded, target)
 

@@ -19,9 +19,6 @@ import pyarrow.compute as pc
 from pipelines.core.users.user_ids import is_text
 from pipelines.inputs.type_kinds import is_list
 
-#: Bytes up to this one are spaces, or rare in a text.
-_LAST_SPACE = ord(" ")
-
 
 class Cells:
     """One column of a block.
@@ -54,19 +51,10 @@ class Cells:
             return array
         if kind != pa.large_string():
             array = array.cast(pa.large_string())
-        if _has_spaces(array):
-            array = pc.ascii_trim_whitespace(array)
-        if self.missing_values == ("",) and not array.offset and not array.null_count:
-            return _without_empty(array)  # the usual case, several times as fast
-        missing = self._listed(array)
-        if not pc.any(missing).as_py():
-            return array
-        return pc.if_else(missing, pa.scalar(None, array.type), array)
-
-    def _listed(self, texts: pa.Array) -> pa.Array:
-        """Returns which texts are missing values."""
+        array = pc.ascii_trim_whitespace(array)
         listed = pa.array(self.missing_values, pa.large_string())
-        return pc.is_in(texts, value_set=listed)
+        missing = pc.is_in(array, value_set=listed)
+        return pc.if_else(missing, pa.scalar(None, array.type), array)
 
     def of(self, array: pa.Array) -> Cells:
         """Returns other cells of the same column, such as those of its lists."""
@@ -95,29 +83,6 @@ def nulls(array: pa.Array) -> np.ndarray:
     """Returns which values are null."""
     found: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
     return found
-
-
-def _has_spaces(texts: pa.Array) -> bool:
-    """Whether there may be spaces to trim; the buffer may hold other bytes, too."""
-    data = texts.buffers()[2]
-    return (
-        data is not None
-        and data.size > 0
-        and int(np.frombuffer(data, np.uint8).min()) <= _LAST_SPACE
-    )
-
-
-def _without_empty(texts: pa.Array) -> pa.Array:
-    """Returns large strings with null for the empty ones, without a copy of them."""
-    if not len(texts):
-        return texts
-    _, offsets, data = texts.buffers()
-    at = np.frombuffer(offsets, np.int64)[: len(texts) + 1]
-    present = at[1:] > at[:-1]
-    if present.all():
-        return texts
-    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(texts.type, len(texts), [bits, offsets, data])
 
 
 def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, np.ndarray]:
