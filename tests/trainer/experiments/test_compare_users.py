@@ -254,7 +254,7 @@ def test_a_line_of_each_level_is_drawn_against_the_rows_of_a_user(
 ) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(
-        "trainer.experiments.comparison.plot.write_png",
+        "trainer.report.plots.write_png",
         lambda figure, path: drawn.append((figure, path.name)),
     )
     found = report(
