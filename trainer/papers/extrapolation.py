@@ -45,9 +45,6 @@ class Prediction:
     upper: float
     confidence: float
 
-    def __contains__(self, value: float) -> bool:
-        return self.lower <= value <= self.upper
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:

@@ -66,8 +66,6 @@ class SimulationSettings(OneTraining):
       num_steps: Number of steps of all runs, instead of --epochs.
       learning_rates: Learning rates to compare, instead of that of ``training``.
       sampler: Sampler of all batches.
-      run_reference: Also train the reference at the best learning rate, to test the
-        prediction.
     """
 
     expected_batch_size: int = setting(REQUIRED, flag="batch_size", at_least=1)
@@ -76,7 +74,6 @@ class SimulationSettings(OneTraining):
     num_steps: int | None = setting(None)
     learning_rates: tuple[float, ...] = (DEFAULT_RATE,)
     sampler: str = setting(TRUNCATED_POISSON, choices=(TRUNCATED_POISSON, POISSON))
-    run_reference: bool = setting(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

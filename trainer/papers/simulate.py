@@ -1,7 +1,6 @@
 """Predicts a run with large batches from runs with small batches.
 
     OUT/b128/batches/, OUT/b128/runs/       every small batch size: see ``compare``
-    OUT/reference/batches/, ...runs/        the large batch size, if it is trained
     OUT/simulation.json, .md, .png          the results
 
 All runs share the number of steps, the learning rate and the noise on a mean gradient,
@@ -15,7 +14,7 @@ Formal guarantees:
   - Existing batches are used only if they have the requested plan and rows.
   - Every error that can be found early is raised before any batch is made or any row is
     read.
-  - The record of every run except the reference names the configuration it simulates.
+  - The record of every run names the configuration it simulates.
   - No epsilon of a small run is reported: ``Simulation`` has only the reference's,
     which is the accountant's.
 
@@ -53,7 +52,7 @@ from trainer.experiments.comparison.runs import (
 from trainer.model.metrics import metric_names
 from trainer.papers.extrapolation import Line, fit_line
 from trainer.papers.settings import LEVEL, SimulationSettings
-from trainer.papers.simulation import Point, Protocol, Simulation, best
+from trainer.papers.simulation import Point, Protocol, Simulation
 from trainer.papers.simulation_report import NOT_PRIVATE, report
 from trainer.report.report import Report
 from trainer.run import privacy
@@ -86,9 +85,6 @@ def simulate(
     say(NOT_PRIVATE)
     simulator = Simulator(protocol, say, make_batches)
     found = [simulator.simulate(rate) for rate in settings.learning_rates]
-    if settings.run_reference:
-        chosen = best(found, settings.metric)
-        found[found.index(chosen)] = simulator.run_reference(chosen)
     return report(protocol, found, statement)
 
 
@@ -160,7 +156,7 @@ class Simulator:
         points = []
         for one in protocol.configurations:
             values = [
-                self._run(one, f"b{one.plan.expected_batch_size}", learning_rate, seed)
+                self._run(one, learning_rate, seed)
                 for seed in range(self._settings.seeds)
             ]
             points.append(
@@ -181,16 +177,8 @@ class Simulator:
             ),
         )
 
-    def run_reference(self, found: Simulation) -> Simulation:
-        """Makes one run of the reference, unless it is done, and adds its metric."""
-        reference = self._protocol.reference
-        actual = self._run(reference, "reference", found.learning_rate, 0)
-        return dataclasses.replace(found, actual=actual)
-
-    def _run(
-        self, one: Configuration, folder: str, learning_rate: float, seed: int
-    ) -> float:
-        settings = self._settings
+    def _run(self, one: Configuration, learning_rate: float, seed: int) -> float:
+        settings, folder = self._settings, f"b{one.plan.expected_batch_size}"
         experiment = dataclasses.replace(settings, out=settings.out / folder)
         runs = Runs(experiment, self._say, self._make)
         training = self._training(one, learning_rate, seed)
@@ -215,7 +203,7 @@ class Simulator:
             learning_rate=learning_rate,
             # Distinct for each size and seed, since no size exceeds the reference's.
             init_seed=init_seed(one, large, seed),
-            simulates="" if one == large else stands_for(large),
+            simulates=stands_for(large),
         )
 
     def _value(self, metrics: dict[str, Any]) -> float:

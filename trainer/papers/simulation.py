@@ -89,19 +89,12 @@ class Simulation:
       points: One for each small batch size.
       line: Line through all their runs.
       prediction: Prediction for one run of the reference.
-      actual: Metric of that run, if it was made.
     """
 
     learning_rate: float
     points: tuple[Point, ...]
     line: Line
     prediction: Prediction
-    actual: float | None = None
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the interval contains the reference run; None if there is none."""
-        return None if self.actual is None else self.actual in self.prediction
 
     @property
     def bends(self) -> bool:
@@ -115,12 +108,6 @@ class Simulation:
         found = self.prediction
         return f"{found.mean:.4f} predicted ({found.lower:.4f} to {found.upper:.4f})"
 
-    @property
-    def trained(self) -> str:
-        """The metric of the reference run, and whether the interval contains it."""
-        where = "inside" if self.holds else "OUTSIDE"
-        return f"{self.actual:.4f} trained: {where} the interval"
-
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, without an epsilon."""
         points = [
@@ -132,11 +119,7 @@ class Simulation:
             }
             for one in self.points
         ]
-        return {
-            **dataclasses.asdict(self),
-            "points": points,
-            "interval_holds_actual": self.holds,
-        }
+        return {**dataclasses.asdict(self), "points": points}
 
 
 def best(simulations: Sequence[Simulation], metric: str) -> Simulation:

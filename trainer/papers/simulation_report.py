@@ -162,13 +162,11 @@ class _Found:
             size = f"{reference.plan.expected_batch_size:,}"
             large = [rate, size, f"{reference.noise_multiplier:.3g}", self.epsilon]
             yield [*large, one.predicted]
-            if one.actual is not None:
-                yield [*large, one.trained]
 
     # -- plot ----------------------------------------------------------------------
 
     def plot(self, path: pathlib.Path) -> None:
-        """Draws runs, their lines, intervals, and a hollow marker for the reference."""
+        """Draws runs, their lines, and intervals."""
         reference = self.protocol.reference
         size = reference.plan.expected_batch_size
         title = (
@@ -208,8 +206,3 @@ class _Found:
             color=color, marker=marker, linewidth=1, markersize=5, capsize=4,
             label=f"{rate}: {one.predicted}",
         )  # fmt: skip
-        if one.actual is not None:
-            axes.plot(
-                [large * shift], [one.actual], marker, color=color, fillstyle="none",
-                markersize=10, label=f"{rate}: {one.trained}",
-            )  # fmt: skip

@@ -11,8 +11,7 @@ and far apart.  Iterates that are too close together make S too small; iterates 
 that has not converged make it too large.
 
     OUT/batches/, OUT/runs/     see ``compare``
-    OUT/variance.json, .md, .png, .parquet      the results; the Parquet file has both
-                                                standard deviations of every example
+    OUT/variance.json, .md, .png    the results
 
 Formal guarantees:
   - Every run has its own batches and noise; all start from the same weights.
@@ -31,7 +30,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import pathlib
 import statistics
 import tempfile
@@ -46,7 +44,6 @@ from scipy.stats import f as fisher
 from accounting.core import deltas
 from accounting.core.intervals import upper_text
 from accounting.core.plan import DpSgdPlan
-from pipelines.files.storage import write_atomically
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
 from trainer.core.run.run_record import UNCERTAINTY_NAME
@@ -64,7 +61,6 @@ from trainer.model.metrics import in_words
 from trainer.papers.settings import VarianceSettings
 from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
-from trainer.report.arrow_tables import as_table
 from trainer.report.plots import drawn, setting_in_words
 from trainer.report.report import Report, Table
 from trainer.run import privacy
@@ -293,10 +289,7 @@ def report(
             "delta_of_all_runs": delta,
             "notes": notes,
         },
-        draw={
-            "variance.parquet": functools.partial(_write_examples, found),
-            "variance.png": functools.partial(_plot, settings, found, num_steps),
-        },
+        draw={"variance.png": functools.partial(_plot, settings, found, num_steps)},
         spreads=found,
     )
 
@@ -338,19 +331,6 @@ def _cells(one: Spread) -> list[str]:
         f"{100 * one.share_within:.0f} %",
         f"{100 * one.expected_share:.0f} %",
     ]
-
-
-def _write_examples(found: Sequence[Spread], path: pathlib.Path) -> None:
-    """Writes one row per held-out example, in their order."""
-    columns = {}
-    for one in found:
-        prefix = f"{one.output}_" if len(found) > 1 else ""
-        columns[f"{prefix}stddev_over_runs"] = one.over_runs
-        for run, values in enumerate(one.of_iterates):
-            columns[f"{prefix}stddev_of_iterates_{run}"] = values
-    buffer = io.BytesIO()
-    pq.write_table(as_table(columns), buffer)
-    write_atomically(path, buffer.getvalue())
 
 
 def _plot(

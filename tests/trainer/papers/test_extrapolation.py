@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from accounting.core.validation import InputError
-from trainer.papers.extrapolation import Line, Prediction, fit_line
+from trainer.papers.extrapolation import Line, fit_line
 
 SIZES = (32, 64, 128) * 2
 
@@ -62,11 +62,7 @@ def test_what_gives_no_line_is_refused(sizes: tuple[int, ...]) -> None:
         fit_line(sizes, [0.5] * len(sizes))
 
 
-def test_a_prediction_holds_its_ends() -> None:
-    found = Prediction(mean=0.5, lower=0.25, upper=0.75, confidence=0.9)
-    assert 0.25 in found
-    assert 0.75 in found
-    assert 0.76 not in found
+def test_a_confidence_out_of_range_is_refused() -> None:
     with pytest.raises(InputError, match="confidence=1"):
         Line(
             intercept=0, slope=0, residual_stddev=1, num_runs=3, mean_log2=1,

@@ -26,7 +26,6 @@ from trainer.papers.extrapolation import fit_line
 from trainer.papers.settings import SimulationSettings
 from trainer.papers.simulate import Simulator, init_seed
 from trainer.papers.simulation import Point, Protocol, Simulation, best
-from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -208,7 +207,6 @@ def test_from_batches_to_prediction_and_once_more(
     )
     assert one["prediction"]["mean"] == pytest.approx(intercept + slope * 5)
     assert found["cost_in_reference_runs"] == pytest.approx((4 + 8 + 16) / 32)
-    assert one["actual"] is None
     assert json.loads((out / "simulation.json").read_bytes()) == found
     assert (out / "simulation.png").read_bytes().startswith(b"\x89PNG")
     assert "NOT PRIVATE" in first.stderr
@@ -234,21 +232,10 @@ def _check_statement(run: pathlib.Path, *, size: int) -> None:
 def _check_taken_up_again(
     common: list[str], found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small runs are not made again, the reference is, and other plans are refused."""
-    trained: list[str] = []
-
-    def train(request: Request) -> None:
-        trained.append(str(request.run))
-        real(request)
-
-    from trainer.experiments.comparison.runs import train_here as real
-
-    monkeypatch.setattr("trainer.experiments.comparison.runs.train_here", train)
-    again = _simulate(*common, "--run-reference")
+    """Small runs are not made again, and other plans are refused."""
+    monkeypatch.setattr("trainer.experiments.comparison.runs.train_here", None)
+    again = _simulate(*common)
     assert again.exception is None, again.output
-    assert len(trained) == 1
-    assert "/reference/runs/" in trained[0]
-    assert "trained: " in again.stdout
     assert (
         f"{found['simulations'][0]['prediction']['mean']:.4f} predicted" in again.stdout
     )

@@ -96,8 +96,6 @@ def test_runs_are_held_together_and_not_made_again(
     assert fields["epsilon_of_all_runs"] == 2 * statement["epsilon"]
     assert fields["delta_of_all_runs"] == 2 * statement["delta"]
     assert f"at delta {2 * statement['delta']!r}, by addition" in found.markdown()
-    table = pq.read_table(settings.out / "variance.parquet")
-    np.testing.assert_array_equal(table["stddev_over_runs"], one.over_runs)
     monkeypatch.setattr(compare_runs, "train_here", None)
     again = variance(settings)
     np.testing.assert_array_equal(again.spreads[0].over_runs, one.over_runs)
