@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from accounting.core.validation import InputError
 from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
-from pipelines.files.output_file import output_file
+from pipelines.files.output_file import check_new, output_file
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.input_files import check_outside
@@ -211,20 +210,6 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
 def _words(text: str) -> list[str]:
     """Returns the words of a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def check_new(out: str) -> None:
-    """Refuses a path that exists, or whose folder does not.
-
-    Raises:
-      InputError: the file cannot be written.
-    """
-    path = pathlib.Path(out)
-    if path.exists() or not path.parent.is_dir():
-        raise InputError(
-            f"Expected --out {out} to be a new file in a folder that exists. Choose "
-            "another, or remove it."
-        )
 
 
 def _first_schema(out: str, text: str) -> dict[str, Any]:

@@ -20,6 +20,30 @@ from accounting.core.validation import InputError
 from pipelines.files.locks import lock_file
 
 
+def check_new(
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    remedy: str = "Choose another, or remove it.",
+) -> None:
+    """Refuses a path that `output_file` would refuse, before any work.
+
+    Args:
+      out: As for `output_file`.
+      overwrite: As for `output_file`.
+      remedy: What to do, for the message.
+
+    Raises:
+      InputError: it exists, or its folder does not.
+    """
+    path = pathlib.Path(out)
+    is_taken = path.is_dir() or (os.path.lexists(path) and not overwrite)
+    if is_taken or not path.parent.is_dir():
+        raise InputError(
+            f"Expected --out {out} to be a new file in a folder that exists. {remedy}"
+        )
+
+
 @contextlib.contextmanager
 def output_file(
     out: str | os.PathLike[str], *, overwrite: bool = False

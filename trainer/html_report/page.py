@@ -23,10 +23,9 @@ from typing import Any
 import jinja2
 
 from accounting.core.claim import RELIANCES
-from accounting.core.validation import InputError
 from accounting.statement import CERTIFIED, EARLIER_RUNS, EVALUATION
 from accounting.trade_off.bounds import percent_up
-from pipelines.files.output_file import output_file
+from pipelines.files.output_file import check_new, output_file
 from pipelines.files.storage import StrPath
 from trainer.core import claims
 from trainer.html_report import charts, facts
@@ -68,7 +67,11 @@ def write_report(
         file is of another run.
     """
     path = pathlib.Path(out)
-    check_out(path, overwrite=overwrite)
+    check_new(
+        path,
+        overwrite=overwrite,
+        remedy="Choose another, or add --force (in Python overwrite=True).",
+    )
     found = facts.collect(
         pathlib.Path(run),
         title=title,
@@ -86,32 +89,6 @@ def write_report(
 
 def _path(path: StrPath | None) -> pathlib.Path | None:
     return None if path is None else pathlib.Path(path)
-
-
-def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Refuses a path to which no report can be written.
-
-    Args:
-      path: Where the report is to be.
-      overwrite: Whether it may replace a file.
-
-    Raises:
-      InputError: it is a folder, it exists, or its folder does not exist.
-    """
-    if path.is_dir():
-        raise InputError(
-            f"Expected --out {path} to be a file; it is a folder. Give --out "
-            f"{path / 'report.html'}."
-        )
-    if not path.parent.is_dir():
-        raise InputError(
-            f"Expected the folder of --out {path} to exist. Make it first."
-        )
-    if path.exists() and not overwrite:
-        raise InputError(
-            f"Expected --out {path} not to exist. Give another one, or add --force "
-            "(in Python overwrite=True)."
-        )
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
+from pipelines.files.output_file import check_new
 from trainer.averaging.uncertainty import column_names
 from trainer.prediction import named_classes
 from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel, choose
@@ -62,7 +63,7 @@ def check(settings: PredictSettings) -> PredictRequest:
         aggregate=settings.aggregate,
         uncertainty=settings.uncertainty,
     )
-    _check_out(out)
+    check_new(out)
     _check_carried(carried, prediction_names(chosen))
     # Without the label, which the table need not have.
     manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
@@ -92,13 +93,3 @@ def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
                 f"prediction: {', '.join(names)}. Omit it, or rename it in the "
                 "table."
             )
-
-
-def _check_out(out: pathlib.Path) -> None:
-    if out.exists() or out.is_symlink():
-        raise InputError(f"Expected --out {out} to be new. Choose another name.")
-    if not out.parent.is_dir():
-        raise InputError(
-            f"Expected the folder of --out {out} to exist. Give "
-            f"`mkdir -p {out.parent}`."
-        )

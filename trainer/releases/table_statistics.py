@@ -44,6 +44,7 @@ from accounting.core.intervals import upper_text
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
+from pipelines.files.output_file import check_new
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.inputs.source_table import table_of
@@ -209,8 +210,7 @@ def check(
     check_float("epsilon", epsilon, above=0)
     deltas.check(delta, allow_large=allow_large_delta)
     path = pathlib.Path(out)
-    if path.exists():
-        raise InputError(f"Expected --out {path} to be new. Choose another name.")
+    check_new(path)
     read = Schema.read(schema)
     dataset = list_blocks(table, with_texts=True)
     _check_table(dataset, read, table)

@@ -252,7 +252,7 @@ def test_a_file_takes_the_place_of_another_only_if_asked(
 ) -> None:
     run, out = make_run(), tmp_path / "report.html"
     out.write_text("mine")
-    with pytest.raises(InputError, match="not to exist"):
+    with pytest.raises(InputError, match="to be a new file"):
         page.write_report(run, out)
     assert out.read_text() == "mine"
     found = page.write_report(str(run), str(out), overwrite=True)

@@ -248,7 +248,7 @@ def test_out_is_never_replaced(
     found_in: Callable[..., Any], tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "out.toml").write_text("mine")
-    with pytest.raises(InputError, match="to be new"):
+    with pytest.raises(InputError, match="to be a new file"):
         found_in()
 
 
