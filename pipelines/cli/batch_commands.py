@@ -112,18 +112,6 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     )  # fmt: skip
 
 
-def make_batches(source: str, out: str, settings: BatchSettings) -> None:
-    """Makes batches, with bars, in a process of its own: it silences Beam.
-
-    Arguments as for ``pipelines.job.make_batches.make_batches``.
-    """
-    quiet_beam()
-    from pipelines.cli import batch_job
-    from pipelines.job.make_batches import open_input
-
-    batch_job.write(*open_input(source, out, settings), out)
-
-
 @click.command(cls=Grouped)
 @click.argument("directory")
 @click.option(

@@ -18,7 +18,6 @@ from accounting.cli import shared_options
 from accounting.cli.grouped import Grouped
 from accounting.core.validation import InputError, check_float, check_int
 from trainer.cli.stages import run as run_stage
-from trainer.settings.aggregation_settings import MEANINGS
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
 #: With fewer rows, the noise dominates and the model learns nothing.
@@ -85,18 +84,6 @@ def summary(out: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def aggregates_table(aggregates: dict[str, dict[str, Any]]) -> str:
-    """Returns a Markdown table of the metrics of averages."""
-    lines = ["| average | test AUC | test log loss |", "|---|---|---|"]
-    for name, found in aggregates.items():
-        loss = found["log_loss"]
-        lines.append(
-            f"| {name}: {MEANINGS[name]} | {found['auc']:.4f} | "
-            f"{'-' if loss is None else f'{loss:.4f}'} |"
-        )
-    return "\n".join(lines)
-
-
 def report(result: dict[str, Any]) -> str:
     """Returns the report as Markdown; its pictures are in the same folder."""
     private, plain = result["private"], result["non_private"]
@@ -106,10 +93,6 @@ def report(result: dict[str, Any]) -> str:
 |---|---|---|
 | DP-SGD on truncated Poisson batches | {private["auc"]:.4f} | {private["log_loss"]:.4f} |
 | the same model and batches without privacy | {plain["auc"]:.4f} | {plain["log_loss"]:.4f} |
-
-Averages of the iterates of that private run, which cost no privacy:
-
-{aggregates_table(private["aggregates"])}
 
 ```text
 {result["statement"].strip()}

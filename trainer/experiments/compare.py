@@ -24,7 +24,6 @@ from __future__ import annotations
 import itertools
 
 from accounting.core import deltas
-from pipelines.job.batch_settings import MAKE_BATCHES
 from pipelines.users.bound_folder import refuse_text
 from trainer.experiments.comparison import noise as compare_noise
 from trainer.experiments.comparison.case import Case, without_repetition
@@ -39,15 +38,12 @@ from trainer.experiments.comparison.runs import Runs, Say, mark, settled, silent
 from trainer.settings.comparison_settings import ComparisonSettings
 
 
-def compare(
-    settings: ComparisonSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
-) -> Comparison:
+def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
     """Makes all batches and runs that are not done yet, and returns the table.
 
     Args:
       settings: Settings of the experiment.
       say: Called with each line of progress.
-      make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
       InputError: before any batch is made, if the trainer would refuse a run; later, if
@@ -66,7 +62,7 @@ def compare(
             say(warning)
     cases, notes = _find_cases(data_sets, say)
     mark(settings)
-    runs = Runs(settings, say, make_batches)
+    runs = Runs(settings, say)
     trials = list(itertools.product(cases, range(settings.seeds)))
     for data in data_sets:
         make_table(settings, data, say)

@@ -76,14 +76,11 @@ Steps = Sequence[Mapping[str, float]]
 Lines = Mapping[str, Steps]
 
 
-def measure_bias(
-    settings: BiasSettings, say: Say = silent, make_batches: str = ""
-) -> Report:
+def measure_bias(settings: BiasSettings, say: Say = silent) -> Report:
     """Trains with every method that is not done yet, and reports the bias of each.
 
     Arguments and errors as for `compare`.
     """
-    del make_batches  # all methods train on the batches of the settings
     requests = settings.requests()
     left = [request for request in requests if is_unfinished(request)]
     for request in left:

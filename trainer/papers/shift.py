@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.plan import DETERMINISTIC
-from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from pipelines.job.batch_settings import BatchSettings
 from trainer.core.run.run_record import CURVE_NAME
 from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.runs import (
@@ -114,9 +114,7 @@ class Shift(Report):
     courses: Sequence[Course]
 
 
-def shift(
-    settings: ShiftSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
-) -> Shift:
+def shift(settings: ShiftSettings, say: Say = silent) -> Shift:
     """Orders the rows, makes the runs that are not done yet, and reads their curves.
 
     Arguments and errors as for `compare`.
@@ -134,7 +132,7 @@ def shift(
     )
     say(NOT_PRIVATE)
     ordered = dataclasses.replace(settings, source=str(data))
-    runs = Runs(ordered, say, make_batches)
+    runs = Runs(ordered, say)
     curves = [
         _curve(runs, settings, num_steps, seed, say) for seed in range(settings.seeds)
     ]

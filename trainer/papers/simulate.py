@@ -39,7 +39,7 @@ from accounting.planning.comparison import LARGEST_DESIGN_EPSILON, Question
 from accounting.planning.tan import Configuration
 from accounting.statement import PrivacyStatement
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from pipelines.job.batch_settings import BatchSettings
 from trainer.experiments.comparison.case import Trial
 from trainer.experiments.comparison.runs import (
     Runs,
@@ -60,9 +60,7 @@ from trainer.settings.method_settings import gradients_text
 from trainer.settings.train_settings import TrainSettings
 
 
-def simulate(
-    settings: SimulationSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
-) -> Report:
+def simulate(settings: SimulationSettings, say: Say = silent) -> Report:
     """Makes all small runs that are not done yet, and predicts the large one.
 
     Arguments and errors as for `compare`.
@@ -83,7 +81,7 @@ def simulate(
     )
     mark(settings)
     say(NOT_PRIVATE)
-    simulator = Simulator(protocol, say, make_batches)
+    simulator = Simulator(protocol, say)
     found = [simulator.simulate(rate) for rate in settings.learning_rates]
     return report(protocol, found, statement)
 
@@ -137,14 +135,9 @@ def _statement(
 class Simulator:
     """Runs the simulations of a protocol; other arguments as for ``simulate``."""
 
-    def __init__(
-        self,
-        protocol: Protocol,
-        say: Say,
-        make_batches: str = MAKE_BATCHES,
-    ) -> None:
+    def __init__(self, protocol: Protocol, say: Say) -> None:
         self._protocol, self._settings = protocol, protocol.settings
-        self._say, self._make = say, make_batches
+        self._say = say
 
     def simulate(self, learning_rate: float) -> Simulation:
         """Makes the small runs of one learning rate, unless they are done.
@@ -180,7 +173,7 @@ class Simulator:
     def _run(self, one: Configuration, learning_rate: float, seed: int) -> float:
         settings, folder = self._settings, f"b{one.plan.expected_batch_size}"
         experiment = dataclasses.replace(settings, out=settings.out / folder)
-        runs = Runs(experiment, self._say, self._make)
+        runs = Runs(experiment, self._say)
         training = self._training(one, learning_rate, seed)
         sampler = one.plan.sampler
         trial = Trial(

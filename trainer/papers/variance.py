@@ -11,7 +11,7 @@ and far apart.  Iterates that are too close together make S too small; iterates 
 that has not converged make it too large.
 
     OUT/batches/, OUT/runs/     see ``compare``
-    OUT/variance.json, .md, .png    the results
+    OUT/variance.json, .md      the results
 
 Formal guarantees:
   - Every run has its own batches and noise; all start from the same weights.
@@ -29,7 +29,6 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import statistics
 import tempfile
@@ -38,13 +37,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from matplotlib import ticker
 from scipy.stats import f as fisher
 
 from accounting.core import deltas
 from accounting.core.intervals import upper_text
 from accounting.core.plan import DpSgdPlan
-from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
 from trainer.core.run.run_record import UNCERTAINTY_NAME
 from trainer.experiments.comparison.case import Case, Trial
@@ -61,16 +58,12 @@ from trainer.model.metrics import in_words
 from trainer.papers.settings import VarianceSettings
 from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
-from trainer.report.plots import drawn, setting_in_words
 from trainer.report.report import Report, Table
 from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: In the paper, both kinds of widths are within this factor of each other.
 FACTOR = 2.0
-
-#: Maximum number of points in the plot; more would hide each other.
-_POINTS = 4000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,9 +136,7 @@ class Variances(Report):
     spreads: Sequence[Spread]
 
 
-def variance(
-    settings: VarianceSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
-) -> Variances:
+def variance(settings: VarianceSettings, say: Say = silent) -> Variances:
     """Makes all batches and runs that are not done yet, and compares both spreads.
 
     Arguments and errors as for `compare`.
@@ -154,7 +145,7 @@ def variance(
     plan = settings.batches.plan(training_data(settings).num_examples)
     _check(settings, plan)
     mark(settings)
-    runs = Runs(settings, say, make_batches)
+    runs = Runs(settings, say)
     case = Case(batches=settings.batches, settings=settings.trained)
     say(f"{settings.seeds} runs, each of which costs its own epsilon")
     last, stddevs, results = [], [], []
@@ -172,7 +163,7 @@ def variance(
         stddevs.append(_stddevs(run / UNCERTAINTY_NAME, list(last[0])))
     assert settings.training.keep_last is not None  # checked by the settings
     found = spreads(last, stddevs, num_iterates=settings.training.keep_last)
-    return report(settings, found, results, plan.num_steps)
+    return report(settings, found, results)
 
 
 def spreads(
@@ -248,7 +239,6 @@ def report(
     settings: VarianceSettings,
     found: Sequence[Spread],
     results: Sequence[Mapping[str, Any]],
-    num_steps: int,
 ) -> Variances:
     """Returns the report of an experiment.
 
@@ -256,7 +246,6 @@ def report(
       settings: Settings of the experiment.
       found: One for each output of the model.
       results: Metrics and privacy of every run.
-      num_steps: Number of steps in every run.
     """
     metrics = [float(one["metrics"][settings.metric]) for one in results]
     stated = results[0]["privacy"]
@@ -289,7 +278,6 @@ def report(
             "delta_of_all_runs": delta,
             "notes": notes,
         },
-        draw={"variance.png": functools.partial(_plot, settings, found, num_steps)},
         spreads=found,
     )
 
@@ -331,48 +319,3 @@ def _cells(one: Spread) -> list[str]:
         f"{100 * one.share_within:.0f} %",
         f"{100 * one.expected_share:.0f} %",
     ]
-
-
-def _plot(
-    settings: VarianceSettings,
-    found: Sequence[Spread],
-    num_steps: int,
-    path: pathlib.Path,
-) -> None:
-    """Plots S against s for each output, one point per example.
-
-    The line marks equality, the band a factor of ``FACTOR``.  The iterates are those of
-    the first run, since a user would have one run.
-    """
-    setting = setting_in_words(
-        settings.batches.expected_batch_size, num_steps, [settings.trained]
-    ).replace("steps, ", "steps\n")
-    iterates, columns = found[0].num_iterates, len(found)
-    title = f"{iterates} iterates of one run, {settings.seeds} runs\n{setting}"
-    with drawn(path, (4.8 * columns, 4.4), title, columns=columns) as (_, panels):
-        for axes, one in zip(panels, found, strict=True):
-            _draw(axes, one)
-
-
-def _draw(axes: Any, one: Spread) -> None:
-    over_runs, of_iterates = one.over_runs.ravel(), one.of_iterates[0].ravel()
-    known = (over_runs > 0) & (of_iterates > 0)
-    x, y = over_runs[known], of_iterates[known]
-    # Evenly spaced, so that all of the held-out examples is shown.
-    chosen = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int)
-    axes.loglog(x[chosen], y[chosen], ".", ms=3, alpha=0.4, color="C0")
-    ends = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
-    axes.plot(ends, ends, color="black", lw=1, label="equal")
-    axes.fill_between(
-        ends, ends / FACTOR, ends * FACTOR, color="C1", alpha=0.2, lw=0,
-        label=f"factor {FACTOR:g}",
-    )  # fmt: skip
-    axes.set_xlabel("standard deviation over runs")
-    axes.set_ylabel("of the iterates of one run")
-    axes.set_title(one.output, fontsize="medium")
-    subs = (1.0, 2.0, 5.0) if ends[1] < 50 * ends[0] else (1.0,)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7))
-        axis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
-    axes.legend(loc="upper left", fontsize="small")

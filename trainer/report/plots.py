@@ -55,7 +55,7 @@ def over_seeds(count: int) -> str:
 def drawn(
     path: pathlib.Path, size: tuple[float, float], title: str, *, columns: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields a figure and its panels to draw in, side by side, and writes it.
+    """Yields a figure and its panels to draw in, side by side; writes it whole.
 
     Args:
       path: Path of the PNG, which is replaced if it exists.
@@ -69,16 +69,6 @@ def drawn(
         axes.grid(alpha=0.3)
     figure.suptitle(title, fontsize="medium")
     yield figure, panels
-    write_png(figure, path)
-
-
-def write_png(figure: Any, path: pathlib.Path) -> None:
-    """Writes a figure, complete or not at all.
-
-    Args:
-      figure: A Matplotlib figure.
-      path: Path of the PNG, which is replaced if it exists.
-    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())

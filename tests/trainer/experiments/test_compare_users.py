@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.figure import Figure
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
@@ -19,6 +20,7 @@ from pipelines.files.stopping import StoppedError
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE, Work
+from tests.trainer.report.test_pictures import OUTCOME
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import levels as compare_levels
 from trainer.experiments.comparison.levels import find_data_sets
@@ -235,34 +237,25 @@ def test_levels_out_of_range_are_refused(changes: dict[str, Any], message: str) 
         dataclasses.replace(USERS, **changes)
 
 
-def _outcome(sampled: str, most: int, **more: Any) -> Outcome:
-    fields: dict[str, Any] = {
-        "sampler": "truncated-poisson", "num_epochs": 1, "method": "dp-sgd",
-        "expected_batch_size": 20 if sampled == "rows" else 20 // most,
-        "method_settings": {}, "learning_rate": 0.1, "l2_norm_clip": 1.0,
-        "weights": "last", "target_epsilon": 2.0, "delta": 1e-3, "noise_rule": "own",
-        "guarantee": "proven", "noise_multiplier": 0.9, "epsilon": 2.0,
-        "epsilon_lower_bound": None, "metric": "auc", "mean": 0.6, "stddev": 0.01,
-        "num_seeds": 2, "sampled": sampled, "max_examples_per_user": most,
-        "rows_per_step": 20,
-    }  # fmt: skip
-    return Outcome(**{**fields, **more})
+def _outcome(sampled: str, most: int) -> Outcome:
+    size = 20 if sampled == "rows" else 20 // most
+    return dataclasses.replace(
+        OUTCOME, expected_batch_size=size, sampled=sampled, rows_per_step=20,
+        max_examples_per_user=most,
+    )  # fmt: skip
 
 
 def test_a_line_of_each_level_is_drawn_against_the_rows_of_a_user(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(
-        "trainer.report.plots.write_png",
-        lambda figure, path: drawn.append((figure, path.name)),
-    )
+    monkeypatch.setattr(Figure, "savefig", lambda one, *_, **__: drawn.append(one))
     found = report(
         [_outcome(sampled, most) for sampled in ("rows", "users") for most in (1, 5)]
     )
     found.write(tmp_path)
-    [(figure, name)] = drawn
-    assert name == "comparison.png"
+    [figure] = drawn
+    assert list(found.draw) == ["comparison.png"]
     [panel] = figure.axes  # sizes of steps of users are no question of their own
     assert panel.get_xlabel() == "rows of a user at most"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
@@ -270,7 +263,7 @@ def test_a_line_of_each_level_is_drawn_against_the_rows_of_a_user(
         "truncated-poisson, users sampled",
     ]
     text = (tmp_path / "comparison.md").read_text()
-    assert "epsilon 2, batch size 20, 1 epoch" in text
+    assert "epsilon 3, batch size 20, 1 epoch" in text
     assert "| sampled | k | batches | size | noise |" in text
     assert "| users | 5 | truncated-poisson | 4 |" in text
     assert "eps is for a user" in text

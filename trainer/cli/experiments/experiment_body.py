@@ -18,9 +18,6 @@ from pipelines.files.locks import LOCK_NAME, locked
 from pipelines.files.output_folder import make_parents, remove_empty
 from trainer.report.report import Report
 
-#: Makes batches, with progress bars, in a separate process: this one needs no Beam.
-_MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
-
 
 class _HasFolder(Protocol):
     @property
@@ -31,7 +28,7 @@ _Settings = TypeVar("_Settings", bound=_HasFolder)
 
 
 def run(
-    experiment: Callable[[_Settings, Callable[[str], None], str], Report],
+    experiment: Callable[[_Settings, Callable[[str], None]], Report],
     settings: _Settings,
     *,
     as_json: bool,
@@ -39,19 +36,18 @@ def run(
     """Carries out an experiment, and prints its report.  Errors are the experiment's.
 
     Args:
-      experiment: Takes settings, a function for lines of progress, and what makes
-        batches: see ``comparison.runs.Runs``.
+      experiment: Takes settings, and a function for lines of progress.
       settings: Settings of the experiment.
       as_json: Whether to print only JSON.
     """
     with _alone(settings.out):
-        report = experiment(settings, _say, _MAKE_BATCHES)
+        report = experiment(settings, _say)
         fields = report.write(settings.out)
     if as_json:
         click.echo(json.dumps(fields, indent=2))
         return
     report.show()
-    click.echo(f"table and plot in {settings.out / report.stem}.md")
+    click.echo(f"report in {settings.out / report.stem}.md")
 
 
 @contextlib.contextmanager

@@ -85,15 +85,10 @@ class Runs:
     Args:
       experiment: Data, folders, and everything else that all runs share.
       say: Called with each line of progress.
-      make_batches: "module:function" that takes source, folder and ``BatchSettings``;
-        runs in a separate process.
     """
 
-    def __init__(
-        self, experiment: Experiment, say: Say, make_batches: str = MAKE_BATCHES
-    ) -> None:
+    def __init__(self, experiment: Experiment, say: Say) -> None:
         self._experiment, self._say = experiment, say
-        self._make_batches = make_batches
         self._keys: dict[str, str] = {}
 
     def make_batches(
@@ -120,7 +115,7 @@ class Runs:
             source = self._experiment.source if source is None else source
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"batches: {name}")
-            separate_process.call(self._make_batches, source, str(folder), settings)
+            separate_process.call(MAKE_BATCHES, source, str(folder), settings)
         table = SourceTable.from_json(read_checksums(folder).table)
         if read_manifest(folder).plan != plan or table != self._table:
             raise InputError(
