@@ -1,7 +1,7 @@
 """How long the accountant takes, side by side with two other libraries.
 
 Run:  python -m tests.benchmarks.accounting_speed [--dp-accounting PYTHON]
-          [--pld-accounting PYTHON] [--table]
+          [--pld-accounting PYTHON]
 
 PYTHON is the interpreter of an environment of its own, with dp-accounting 0.6 or
 PLD_accounting 2.0; what is not given is left out.  Prints a line per question: the
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import accounting.core.pld.privacy_profile  # noqa: F401 - loaded here, so that no question pays for it
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
-from tests.accounting.published import DELTA, STEPS, criteo_plan
+from tests.accounting.published import DELTA
 
 #: Questions to balls and bins: noise, steps of an epoch, epochs, delta.
 ALLOCATIONS = [
@@ -111,30 +111,11 @@ def report(who: str, what: str, found: tuple[float, str]) -> None:
     print(f"{found[0]:8.2f} s  {who:15} {what}: {found[1]}", flush=True)
 
 
-def table() -> None:
-    """Nine batch sizes, one and five epochs, four samplers."""
-    for sampler in (
-        "deterministic",
-        "persistent-shuffle",
-        "dynamic-shuffle",
-        "poisson",
-    ):
-        for batch_size in STEPS:
-            for epochs in (1, 5):
-                plan = criteo_plan(sampler, batch_size, epochs)
-                start = time.process_time()
-                found = accountant.noise_multiplier(plan, epsilon=5.0, delta=DELTA)
-                taken = time.process_time() - start
-                what = f"{sampler}, b={batch_size}, {epochs} epoch(s)"
-                report("dpsgd", what, (taken, str(found.sufficient)))
-
-
 def main() -> None:
     """Asks the questions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dp-accounting", metavar="PYTHON")
     parser.add_argument("--pld-accounting", metavar="PYTHON")
-    parser.add_argument("--table", action="store_true", help="all noise of a table")
     asked = parser.parse_args()
     for steps in POISSON:
         what = f"Poisson noise, {steps} steps"
@@ -149,8 +130,6 @@ def main() -> None:
         if asked.pld_accounting:
             found = theirs(asked.pld_accounting, THEIR_ALLOCATION, question)
             report("PLD_accounting", what, found)
-    if asked.table:
-        table()
 
 
 if __name__ == "__main__":

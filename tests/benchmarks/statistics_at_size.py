@@ -13,16 +13,15 @@ resident memory are printed: other programs change them little.
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import pathlib
 import shutil
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from tests.benchmarks.users_at_size import measure
 
 _ROWS_OF_FILE = 1 << 20
 _NUMBERS = 8
@@ -70,21 +69,11 @@ def prepare(work: pathlib.Path, num_rows: int) -> None:
     numbers = [f'[columns.n{n}]\nkind = "numeric"\n' for n in range(_NUMBERS)]
     texts = [f'[columns.c{n}]\nkind = "category"\n' for n in range(len(_VALUES))]
     (work / "schema.toml").write_text("".join([_SCHEMA, *numbers, *texts]))
-    dpsgd(
+    command = [
         "prepare", "--keep-values", f"--input={work}/raw",
         f"--schema={work}/schema.toml", f"--out={work}/data",
-    )  # fmt: skip
-
-
-def dpsgd(*arguments: str) -> tuple[float, float, float]:
-    """Runs a command; returns seconds, seconds of processors, and bytes of memory."""
-    command, began = [sys.executable, "-m", "dpsgd", *arguments], time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(command)} failed")
-    seconds = time.perf_counter() - began
-    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0
+    ]  # fmt: skip
+    measure(command, work / "prepare.log")
 
 
 def main() -> None:
@@ -93,19 +82,15 @@ def main() -> None:
     parser.add_argument("--rows", default="1000000,4000000,16000000")
     parser.add_argument("--work", type=pathlib.Path, required=True)
     options = parser.parse_args()
-    print(f"{'rows':>12}{'seconds':>10}{'processors':>12}{'memory':>12}")
     for num_rows in map(int, options.rows.split(",")):
         work = options.work / str(num_rows)
         prepare(work, num_rows)
-        seconds, processors, memory = dpsgd(
+        command = [
             "statistics", f"--input={work}/data/val", f"--schema={work}/schema.toml",
             f"--out={work}/found.toml", "--epsilon=3", "--delta=1e-8",
-        )  # fmt: skip
-        print(
-            f"{num_rows:>12,}{seconds:>9.0f}s{processors:>11.0f}s"
-            f"{memory / 2**20:>8.0f} MiB",
-            flush=True,
-        )
+        ]  # fmt: skip
+        found = measure(command, work / "statistics.log")
+        print(json.dumps({"rows": num_rows, **found}), flush=True)
         shutil.rmtree(work)
 
 

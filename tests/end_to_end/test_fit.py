@@ -118,6 +118,8 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     assert "<title>" in (folder / "census-fit" / "report.html").read_text()
     # What it costs stands before any batch is sampled, and each stage as it is typed.
     assert "noise" in dry
+    steps = read_manifest(folder / "census-fit" / "batches").plan.num_steps
+    assert f"The {steps:,} steps of a run take about " in dry
     assert "$ dpsgd plan --num-examples=3200 --batch-size=128 --epochs=8" in dry
     assert "[1/8]" not in done.stderr  # done by the dry run
     assert "$ dpsgd train --batches=census-fit/batches --out" in done.stderr
@@ -184,12 +186,6 @@ def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
     assert "(census-fit, again) is together (8.0000, 2e-05)-differentially" in found
     assert table.sources[0] not in found
     table.note.write_bytes(before)  # for other tests
-
-
-def test_a_dry_run_says_how_long_the_steps_of_the_run_take(made: Any) -> None:
-    folder, dry, _ = made
-    steps = read_manifest(folder / "census-fit" / "batches").plan.num_steps
-    assert f"The {steps:,} steps of a run take about " in dry
 
 
 def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:

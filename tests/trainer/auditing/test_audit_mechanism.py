@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from accounting import accountant
-from accounting.auditing import audit
+from accounting.auditing.joint_tests import JointVerdict
 from accounting.claims.shuffles import shuffle
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
@@ -36,42 +36,29 @@ def _plan(sampler: str, **more: Any) -> DpSgdPlan:
     )
 
 
-def _audit(
-    plan: DpSgdPlan,
-    claimed: str,
-    trials: int,
-    *,
-    confidence: float = 0.999,
-    noise_multiplier: float = NOISE,
-) -> audit.Verdict:
-    said = dataclasses.replace(
-        plan,
-        sampler=claimed,
-        truncated_batch_size=plan.truncated_batch_size
-        if claimed == plan.sampler
-        else None,
-    )
-    claim = audit.claim(said, noise_multiplier, DELTA)
-    case = audit_mechanism.worst_case(plan)
-    scores = [
-        audit_mechanism.simulate(case, noise_multiplier, trials // 2, real=real)
-        for real in (True, False)
-    ]
-    return audit.judge(claim, *scores, confidence=confidence, slack=case.slack)
+def _settings(**changes: Any) -> AuditSettings:
+    fields: dict[str, Any] = {"plan": _plan("poisson"), "trials": 1000}
+    more = {"noise_multiplier": NOISE, "delta": DELTA, "confidence": 1 - 1e-6}
+    return AuditSettings(**{**fields, **more, **changes})
+
+
+def _audit(plan: DpSgdPlan, trials: int, **more: Any) -> JointVerdict:
+    settings = _settings(plan=plan, trials=trials, **{"confidence": 0.999, **more})
+    return run_audit(settings).verdict
 
 
 #: Of the dynamic shuffle ``test_a_shuffle_reaches_its_lower_bound`` tells more.
 @pytest.mark.parametrize("sampler", [s for s in SAMPLERS if s != "dynamic-shuffle"])
 def test_a_true_claim_is_consistent(sampler: str) -> None:
     """Violated with probability at most 1e-6."""
-    verdict = _audit(_plan(sampler), sampler, 600, confidence=1 - 1e-6)
+    verdict = _audit(_plan(sampler), 600, confidence=1 - 1e-6)
     assert not verdict.violated, verdict.text
 
 
 @pytest.mark.parametrize("sampler", ["persistent-shuffle", "deterministic"])
 def test_what_is_sold_as_poisson_and_is_not_is_found(sampler: str) -> None:
     """Delta is 0.25 to 0.31 above the claim, with a standard error of 0.03."""
-    verdict = _audit(_plan(sampler), "poisson", 1600, noise_multiplier=0.5)
+    verdict = _audit(_plan(sampler), 1600, claim="poisson", noise_multiplier=0.5)
     assert verdict.violated, verdict.text
 
 
@@ -124,7 +111,7 @@ def test_half_the_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         noise, "step_noise", lambda *a: [value / 2 for value in drawn(*a)]
     )
-    assert _audit(_plan("poisson"), "poisson", 3000).violated
+    assert _audit(_plan("poisson"), 3000).violated
 
 
 def test_twice_the_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +124,7 @@ def test_twice_the_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr(samplers, "sample_block", twice)
-    assert _audit(_plan("poisson", expected_batch_size=40), "poisson", 4000).violated
+    assert _audit(_plan("poisson", expected_batch_size=40), 4000).violated
 
 
 def test_a_canary_in_every_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +137,7 @@ def test_a_canary_in_every_step_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
         )
 
     monkeypatch.setattr(samplers, "sample_block", always)
-    assert _audit(_plan("poisson"), "poisson", 1000).violated
+    assert _audit(_plan("poisson"), 1000).violated
 
 
 def test_fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,12 +279,6 @@ def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
 
 
 # --- Canaries that are users --------------------------------------------------------
-
-
-def _settings(**changes: Any) -> AuditSettings:
-    fields: dict[str, Any] = {"plan": _plan("poisson"), "trials": 1000}
-    more = {"noise_multiplier": NOISE, "delta": DELTA, "confidence": 1 - 1e-6}
-    return AuditSettings(**{**fields, **more, **changes})
 
 
 def test_a_true_claim_for_users_is_consistent() -> None:

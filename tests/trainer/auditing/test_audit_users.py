@@ -17,7 +17,7 @@ from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import BOUNDED, ROW_WEIGHTS, ROWS, USERS, Bounded
+from pipelines.core.users.bounded import ROW_WEIGHTS, ROWS, USERS, Bounded
 from pipelines.users import bound_job
 from trainer.auditing import audit_release, audit_run, audit_training
 from trainer.auditing.audit import _small_users, settings_of_run
@@ -61,26 +61,24 @@ def test_small_runs_have_the_unit_of_the_audited_one() -> None:
     assert (of_records.canary_rows, of_records.num_examples) == (1, NUM_CANARIES)
 
 
-@pytest.mark.parametrize("sampled", [ROWS, USERS])
-def test_a_run_about_users_is_audited_with_users(
-    monkeypatch: pytest.MonkeyPatch, sampled: str
-) -> None:
-    note = Bounded(
+def note_of(sampled: str) -> Bounded:
+    return Bounded(
         user_column="u", max_examples_per_user=4, num_examples=99, sampled=sampled
     )
-    record: Any = SimpleNamespace(
-        method="dp-sgd", l2_norm_clip=CLIP, model={}, selection={}
-    )
-    manifest: Any = SimpleNamespace(plan=PLAN, dataset={BOUNDED: note.to_json()})
-    monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
-    found = settings_of_run(record, manifest, level=TRAINER)
+
+
+@pytest.mark.parametrize("sampled", [ROWS, USERS])
+def test_a_run_about_users_is_audited_with_users(
+    settings_of: Any, sampled: str
+) -> None:
+    note = note_of(sampled)
+    found = settings_of(PLAN, note, level=TRAINER)
     assert _small_users(found) == ((ROWS, 4, 4) if sampled == ROWS else (USERS, 4, 1))
     assert found.num_canary_rows == (4 if sampled == ROWS else 1)
     if sampled == USERS:
         with pytest.raises(InputError, match="canary_rows=10 does not apply"):
-            settings_of_run(record, manifest, canary_rows=10)
-    manifest.dataset = {}
-    assert not settings_of_run(record, manifest).is_of_users
+            settings_of(PLAN, note, canary_rows=10)
+    assert not settings_of(PLAN).is_of_users
 
 
 def test_the_best_of_several_runs_is_refused() -> None:
@@ -93,12 +91,10 @@ def test_the_best_of_several_runs_is_refused() -> None:
 
 @pytest.mark.parametrize("sampled", [ROWS, USERS])
 def test_the_audited_relation_is_that_of_the_statement(
-    monkeypatch: pytest.MonkeyPatch, sampled: str
+    settings_of: Any, sampled: str
 ) -> None:
     """Empty slots are never drawn, so that bounds with ghosts do not hold."""
-    note = Bounded(
-        user_column="u", max_examples_per_user=4, num_examples=99, sampled=sampled
-    )
+    note = note_of(sampled)
     capped = DpSgdPlan(
         sampler="truncated-poisson",
         num_examples=99,
@@ -106,13 +102,8 @@ def test_the_audited_relation_is_that_of_the_statement(
         num_steps=11,
         truncated_batch_size=9,
     )
-    record: Any = SimpleNamespace(
-        method="dp-sgd", l2_norm_clip=CLIP, model={}, selection={}
-    )
-    manifest: Any = SimpleNamespace(plan=capped, dataset={BOUNDED: note.to_json()})
-    monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
     assert privacy.relation_of(capped, note) == ADD_OR_REMOVE_ONE
-    found = settings_of_run(record, manifest)
+    found = settings_of(capped, note)
     assert found.neighboring_relation == ADD_OR_REMOVE_ONE
     count = note.examples_per_user
     claim = audit.claim(capped, NOISE, DELTA, count, found.neighboring_relation)

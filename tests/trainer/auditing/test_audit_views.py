@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import pathlib
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.auditing import audit, joint_tests
-from accounting.auditing.joint_tests import JointVerdict
-from tests.trainer.auditing.test_audit_users import CLIP, DELTA, NOISE, PLAN
+from tests.trainer.auditing.test_audit_users import CLIP, NOISE, PLAN, judged
 from trainer.auditing import audit_run, audit_training
-from trainer.auditing.audit import settings_of_run
 from trainer.auditing.audit_model import CANARY
 from trainer.auditing.audit_training import SmallRun
 from trainer.core.step import bounded_sum
 from trainer.gradients.clipping import example_gradients
-from trainer.run import privacy
-from trainer.settings.audit_settings import TRAINER, AuditSettings
+from trainer.settings.audit_settings import TRAINER
 from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.usefixtures("weights_alone", "warm_starts")
@@ -29,20 +24,10 @@ VIEWS = 3
 RUNS = audit_training.small_runs(PLAN, NOISE, CLIP, views=VIEWS)
 
 
-def test_a_run_with_views_is_audited_with_views(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
-    manifest: Any = SimpleNamespace(plan=PLAN, dataset={})
-
-    def found(**model: Any) -> AuditSettings:
-        record: Any = SimpleNamespace(
-            method="bam", l2_norm_clip=CLIP, model=model, selection={}
-        )
-        return settings_of_run(record, manifest, level=TRAINER)
-
-    assert found(views=VIEWS, augment="m:f").views == VIEWS
-    assert found().views == 1
+def test_a_run_with_views_is_audited_with_views(settings_of: Any) -> None:
+    found = settings_of(PLAN, model={"views": VIEWS, "augment": "m:f"}, level=TRAINER)
+    assert found.views == VIEWS
+    assert settings_of(PLAN, level=TRAINER).views == 1
     assert {run.views for run in RUNS} == {VIEWS}
     assert {run.views for run in audit_training.small_runs(PLAN, NOISE, CLIP)} == {1}
 
@@ -51,14 +36,6 @@ def test_all_views_of_an_example_are_its_canary(tmp_path: pathlib.Path) -> None:
     audit_run.write_table(tmp_path, RUNS[2], np.ones(RUNS[2].num_canaries, bool))
     column = pq.read_table(tmp_path / "data")[CANARY].to_pylist()
     assert column == [[1 + n] * VIEWS for n in range(RUNS[2].num_canaries)]
-
-
-def judged(run: SmallRun, confidence: float) -> JointVerdict:
-    outcome = audit_training.carry_out(run)
-    claim = audit.claim(outcome.plan, NOISE, DELTA)
-    return joint_tests.judge(
-        claim, audit_training.evidence([outcome]), confidence=confidence
-    )
 
 
 @pytest.mark.thorough

@@ -245,24 +245,6 @@ def test_account_refuses_a_cross_check_before_any_work(
     assert "no event for ModelMix" in _error(account, *PLAN, *asked)
 
 
-MIXED_PLAN = [
-    "--sampler=poisson", "--num-examples=50000", "--batch-size=1500",
-    "--num-steps=3400", "--noise-multiplier=0.335", "--delta=1e-5",
-]  # fmt: skip
-MIXING = ["--mix-width=0.15", "--linf-factor=100", "--l2-norm-clip=20"]
-
-
-def test_account_of_a_plan_knows_model_mix() -> None:
-    found = json.loads(_call(account, *MIXED_PLAN, *MIXING, "--json").output)
-    # 7.99997 in the paper's conversion; see tests/accounting/model_mix/test_theorem.py.
-    assert found["epsilon"] == pytest.approx(7.30699, abs=1e-4)
-    assert "cover" in found["discretization"]
-    assert found["mechanism"].startswith("ModelMix")
-    plain = json.loads(_call(account, *MIXED_PLAN, "--json").output)
-    assert plain["epsilon"] == pytest.approx(277, abs=1)
-    assert "cover" not in plain["discretization"]
-
-
 def test_train_and_account_of_model_mix_agree(
     tmp_path: pathlib.Path, batch_folder: Any, rows: Any, held_out: pathlib.Path
 ) -> None:
@@ -284,13 +266,6 @@ def test_train_and_account_of_model_mix_agree(
     text = _call(account, str(run)).output
     assert "Xiao et al. 2023" in text
     assert "mixing coefficients: iterates alone are released" in text
-
-
-@pytest.mark.parametrize("command", [train_command, account])
-def test_help_shows_an_example(command: Any) -> None:
-    text = _call(command, "--help").output
-    assert "Example" in text
-    assert f"dpsgd {command.name}" in text
 
 
 def test_train_refuses_before_tensorflow_is_loaded(
@@ -315,11 +290,8 @@ def test_train_refuses_before_tensorflow_is_loaded(
     calls = (
         (common, "--epsilon"),
         ([*common, "--noise-multiplier=-1"], "noise_multiplier=-1"),
-        ([*noisy, "--hidden=0"], "hidden=0"),
         ([*noisy, f"--eval={tmp_path}"], "parquet"),
-        ([*noisy, "--eval=s3://b/c"], "on this machine"),
         ([*noisy, f"--out={file}/run"], "Not a directory"),
-        ([*noisy, f"--out={'n' * 300}"], "name too long"),
     )
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps([call for call, _ in calls])],

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,17 +15,14 @@ from click.testing import CliRunner, Result
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_manifest
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import prepared_schema
-from tests.trainer.conftest import write_held_out
 from tests.trainer.experiments.conftest import PRIVATE, Work
 from trainer.cli.experiments.compare_commands import compare
 from trainer.experiments import compare as library
 from trainer.experiments.comparison import runs as compare_runs
-from trainer.experiments.comparison.results import Outcome
 from trainer.settings.comparison_settings import (
     OPTIMISTIC,
     OWN,
@@ -37,8 +31,6 @@ from trainer.settings.comparison_settings import (
 )
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
-ROOT = pathlib.Path(__file__).parents[3]
-SMALL = ["--hidden=4", "--embedding-dim=2", "--eval-every=100"]
 NON_PRIVATE = TrainSettings(method="non-private")
 MakeSettings = Callable[..., ComparisonSettings]
 
@@ -125,52 +117,6 @@ def test_settings_that_a_name_does_not_tell_apart_are_refused_before_any_batch(
 
 def _compare(*arguments: str) -> Result:
     return CliRunner().invoke(compare, list(arguments))
-
-
-@pytest.mark.thorough
-def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
-    tmp_path: pathlib.Path,
-    rows: Callable[..., np.ndarray],
-    held_out: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
-    source = write_held_out(tmp_path / "train", rows(400))
-    result = _compare(
-        f"--input={source}", f"--eval={held_out}", f"--out={tmp_path / 'out'}",
-        "--batch-size=20", "--epochs=1", "--epsilon=2", "--delta=1e-3", "--seeds=1",
-        "--method=dp-sgd", "--l2-norm-clip=1", *SMALL, "--json",
-    )  # fmt: skip
-    assert result.exception is None, result.output
-    poisson, shuffled = (Outcome(**fields) for fields in json.loads(result.stdout))
-    assert (poisson.sampler, poisson.guarantee) == ("truncated-poisson", "proven")
-    assert poisson.epsilon is not None
-    assert 1.9 < poisson.epsilon <= 2
-    assert shuffled.noise_multiplier == poisson.noise_multiplier
-    assert shuffled.guarantee == "no guarantee"
-    # Against the accountant, asked directly.
-    plan = read_manifest(tmp_path / "out/batches/dynamic-shuffle-b20-e1-seed0").plan
-    found = accountant.epsilon(
-        plan, noise_multiplier=shuffled.noise_multiplier, delta=1e-3
-    )
-    assert shuffled.epsilon == pytest.approx(found.upper)
-    assert shuffled.epsilon_lower_bound == pytest.approx(found.lower)
-    assert found.lower > poisson.epsilon
-    for name in ("comparison.json", "comparison.md", "comparison.png"):
-        assert (tmp_path / "out" / name).stat().st_size
-    assert (tmp_path / "out/comparison.png").read_bytes().startswith(b"\x89PNG")
-    # The library, asked for the same, finds all runs done.
-    monkeypatch.setattr(compare_runs, "train_here", lambda _: pytest.fail("trained"))
-    small = TrainSettings(
-        target_epsilon=2.0, target_delta=1e-3, l2_norm_clip=1.0, hidden=(4,),
-        embedding_dim=2, eval_every=100,
-    )  # fmt: skip
-    settings = ComparisonSettings(
-        source=str(source), held_out=held_out, out=tmp_path / "out", seeds=1,
-        batches=(BatchSettings(expected_batch_size=20, num_epochs=1),),
-        trained=(small,),
-    )  # fmt: skip
-    assert library.compare(settings).outcomes == [poisson, shuffled]
 
 
 def test_flags_and_settings_ask_for_the_same(

@@ -131,24 +131,16 @@ def test_a_budget_that_is_not_given_is_found_here_or_beside_the_results(
     mark(make_settings(out=tmp_path / "elsewhere" / "out"))
 
 
-def test_a_budget_is_marked_before_the_first_run_and_by_no_refused_experiment(
-    make_settings: Any, reserve: Any, work: Work, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_experiment_marks_no_budget(
+    make_settings: Any, reserve: Any, work: Work
 ) -> None:
-    settings, seen = make_settings(), list[str]()
+    settings = make_settings()
     path = reserve(_tables(settings)[0])
     refused = dataclasses.replace(settings, budget=path, metric="nosuch")
     with pytest.raises(InputError, match="nosuch"):
         compare(refused)
     assert budget.read(path).uncovered == ()
     assert work.batches == []
-
-    def look(*given: Any) -> None:
-        seen.append(budget.read(path).claim)
-        work.make_batches(*given)
-
-    monkeypatch.setattr(runs.separate_process, "call", look)
-    compare(dataclasses.replace(settings, budget=path))
-    assert SAID.format(out=settings.out) in seen[0]
 
 
 class BeganError(Exception):

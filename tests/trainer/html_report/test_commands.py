@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import html
 import json
@@ -10,12 +9,8 @@ import pathlib
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -29,7 +24,6 @@ from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.settings import audit_settings
-from trainer.tf_compat import keras
 
 SIZES = {"num_examples": 2000, "expected_batch_size": 100}
 SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
@@ -213,74 +207,3 @@ def test_the_commands_of_another_delta_name_it(
     assert ["dpsgd", "audit", "my run", "--delta", "1e-07"] in lines
     digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
     assert found["files"]["manifest.json"] == digest
-
-
-@pytest.fixture(scope="module")
-def visits(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with rows of users, held-out rows, and a model."""
-    root = tmp_path_factory.mktemp("visits")
-    random = np.random.default_rng(0)
-    x = random.normal(size=600).astype("f4")
-    label = (x + random.normal(size=600) > 0).astype("f4")
-    table = pa.table({"user": random.integers(0, 90, 600), "x": x, "label": label})
-    pq.write_table(table.slice(0, 400), root / "visits.parquet")
-    pq.write_table(table.slice(400).drop_columns(["user"]), root / "test.parquet")
-    return root
-
-
-def network(_: Any = None) -> Any:
-    """A linear model of one number."""
-    x = keras.Input((), name="x")
-    return keras.Model(x, keras.layers.Dense(1)(keras.layers.Reshape((1,))(x)))
-
-
-def call(line: str) -> None:
-    done = CliRunner().invoke(dpsgd.cli, shlex.split(line))
-    assert done.exit_code == 0, done.output
-
-
-@pytest.fixture(scope="module")
-def batches_of(visits: pathlib.Path) -> Callable[[str], pathlib.Path]:
-    """``batches_of("rows")`` of users that are bounded, made once."""
-
-    @functools.cache
-    def make(sampled: str) -> pathlib.Path:
-        bounded, batches = visits / f"bounded-{sampled}", visits / f"batches-{sampled}"
-        call(f"bound --input {visits}/visits.parquet --user-column user "
-             f"--out {bounded} --max-examples-per-user 2 --num-examples 200 "
-             f"--sample {sampled}")  # fmt: skip
-        call(f"batches --input {bounded} --out {batches} --batch-size 40 --epochs 1")
-        return batches
-
-    return make
-
-
-@pytest.mark.usefixtures("lean_results")
-@pytest.mark.parametrize(
-    ("sampled", "trained"),
-    [("rows", "train"), ("users", "make_private")],
-)
-def test_commands_of_a_real_run_on_users_that_were_bounded(
-    sampled: str, trained: str, visits: pathlib.Path, tmp_path: pathlib.Path,
-    batches_of: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    batches = batches_of(sampled)
-    if trained == "train":
-        call(f"train --batches {batches} --eval {visits}/test.parquet --out run "
-             f"--model {__name__}:network --epsilon 3 --delta 1e-4")  # fmt: skip
-    else:
-        rows = pq.read_table(visits / "test.parquet")
-        model = dpsgd.make_private(
-            network(), batches=batches, run="run", l2_norm_clip=2, epsilon=3,
-            delta=1e-4,
-        )  # fmt: skip
-        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-        data = rows["x"].to_numpy(), rows["label"].to_numpy()
-        model.fit(validation_data=data, verbose=0)
-    call("report run")
-    page = pathlib.Path("report.html").read_text()
-    assert re.search(r"^(2\.9|3\.0)", epsilon_of(page))
-    assert "one user<small>of whom at most 2 rows were kept" in page
-    assert "Results on held-out examples" in page
-    assert len(check_commands(page, monkeypatch)) == 4

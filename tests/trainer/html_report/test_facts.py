@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import dpsgd
 from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json
 from pipelines.files.key_files import read_key_file
@@ -146,27 +145,6 @@ def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"evaluation": {**PRIVATE["evaluation"], "epsilon": 0.9}},  # of this noise
-        {"evaluation": {**PRIVATE["evaluation"], "epsilon": "1"}},
-        {"evaluation": 7},
-        {"intervals": {"auc": [0.79]}},
-        {"intervals": {"auc": ["low", "high"]}},
-        {"calibration": [{"from": True}]},
-        {"calibration": None},
-    ],
-)
-def test_an_edited_private_evaluation_is_refused(
-    make_run: Any, changes: dict[str, Any]
-) -> None:
-    run = make_run()
-    edit(run / "metrics.json", **{**PRIVATE, **changes})
-    with pytest.raises(InputError, match=r"metrics\.json to be as the run wrote it"):
-        collect(run)
-
-
-@pytest.mark.parametrize(
     ("name", "changes"),
     [
         ("metrics.json", {"auc": "high"}),
@@ -176,19 +154,27 @@ def test_an_edited_private_evaluation_is_refused(
         ("metrics.json", {"aggregates": {"ema": 1}}),
         ("metrics.json", {"aggregates": None}),
         ("metrics.json", {"uncertainty": {"level": 0.9}}),
-        ("metrics.json", {"examples": "training"}),
         ("curve.json", {"points": None}),
         ("curve.json", {"points": [7]}),
         ("curve.json", {"points": [{"step": 0}]}),
         ("curve.json", {"points": [{"step": 0, "auc": "high"}]}),
+        *(("metrics.json", {**PRIVATE, **edited}) for edited in (
+            {"evaluation": {**PRIVATE["evaluation"], "epsilon": 0.9}},  # of this noise
+            {"evaluation": {**PRIVATE["evaluation"], "epsilon": "1"}},
+            {"evaluation": 7},
+            {"intervals": {"auc": [0.79]}},
+            {"intervals": {"auc": ["low", "high"]}},
+            {"calibration": [{"from": True}]},
+            {"calibration": None},
+        )),
     ],
-)
+)  # fmt: skip
 def test_edited_results_are_refused_in_one_line(
     make_run: Any, name: str, changes: dict[str, Any]
 ) -> None:
     run = make_run()
     edit(run / name, **changes)
-    with pytest.raises(InputError, match=name) as error:
+    with pytest.raises(InputError, match=f"{name} to be as the run wrote it") as error:
         render(collect(run))
     assert "\n" not in str(error.value)
     for content in (b"[]", b"7", b"{", b"{}", b""):
@@ -339,7 +325,3 @@ def test_the_page_says_what_was_audited(
     run, audit = make_run(), audit_of()
     edit(audit, level=level)
     assert says in render(collect(run, audit=audit))
-
-
-def test_the_public_function_is_that_of_the_page() -> None:
-    assert dpsgd.write_report.__module__ == "trainer.html_report.page"

@@ -96,7 +96,8 @@ def test_the_moving_average_of_kept_weights_has_the_decay_of_the_run(
     )
     columns = {name: ROWS[name] for name in ("integers", "categories")}
     wanted = np.ravel(model.predict(columns, verbose=0))
-    np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
+    # Of logits of 80, float32 knows a probability to 1e-5; they vary by source.
+    np.testing.assert_allclose(found["probability"], wanted, rtol=1e-4)
 
 
 def test_an_aggregate_of_ones_own_predicts_by_kept_weights(

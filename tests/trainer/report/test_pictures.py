@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 import dpsgd
 from trainer.experiments.comparison import plot as compare_plot
-from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.papers import shift
 from trainer.papers.settings import ShiftSettings
@@ -201,22 +200,6 @@ def test_a_comparison_without_privacy_is_drawn_over_its_batch_size(
     compare_plot.plot(plain, compare_plot.BATCH_SIZE, pathlib.Path("a.png"), title="T")
     [axes] = drawn[0].axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1,024"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"num_seeds": 1, "stddev": None}, "1 seed"),
-        ({}, "mean and standard deviation over 2 seeds"),
-    ],
-)
-def test_one_seed_is_no_seeds(
-    drawn: list[Figure], changes: dict[str, Any], says: str
-) -> None:
-    found = outcomes(**changes)
-    compare_plot.plot(found, compare_plot.EPSILON, pathlib.Path("a.png"), title="T")
-    assert drawn[0].get_suptitle() == f"T\n{says}"
-    assert f": {says}." in report(found).markdown()
 
 
 TRAINED = TrainSettings(noise_multiplier=0.5, l2_norm_clip=2.0)
