@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.gradients.attacks.mixing import first_by_masks
 from trainer.gradients.engine import row_independence
 from trainer.gradients.engine.row_independence import classify, losses_obstacle
 from trainer.tf_compat import gradient_registry, tf
@@ -82,6 +81,21 @@ APART: dict[str, Callable[[Any], Any]] = {
 @tf.custom_gradient
 def _gradient_that_mixes(value: Any) -> Any:
     return tf.identity(value), lambda slope: slope + tf.reduce_sum(slope, 0)
+
+
+def _first_by_masks(values: Any) -> Any:
+    """Returns the first of (batch, 1, n) by a slice whose first place looks whole."""
+    return tf.raw_ops.StridedSlice(
+        input=values,
+        begin=[0] * 4,
+        end=[1] * 4,
+        strides=[1] * 4,
+        begin_mask=12,
+        end_mask=12,
+        ellipsis_mask=1,
+        new_axis_mask=1,
+        shrink_axis_mask=2,
+    )
 
 
 #: What the proof must not accept: it mixes rows in values or in gradients, depends on
@@ -182,7 +196,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         ).loss
     ),
     "first row of an ellipsis that is a new axis": lambda v: (
-        v[:, 0] + first_by_masks(v[:, :1])
+        v[:, 0] + _first_by_masks(v[:, :1])
     ),
     "batch size in an einsum": lambda v: tf.einsum(
         "bij,j->b", v, tf.cast(tf.stack([tf.shape(v)[0], 1, 1]), v.dtype)

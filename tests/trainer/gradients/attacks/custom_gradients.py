@@ -44,20 +44,10 @@ def _with_slope(
 
 _SLOPES = {
     "less the mean": lambda s, v, ids: s - tf.reduce_mean(s, 0),
-    "rolled": lambda s, v, ids: tf.roll(s, 1, 0),
     "times the batch size": lambda s, v, ids: s * tf.cast(tf.shape(s)[0], tf.float32),
     "clipped globally": lambda s, v, ids: tf.clip_by_global_norm([s], 0.1)[0][0],
-    "of the first row": lambda s, v, ids: tf.zeros_like(s) + s[:1],
-    "plus the rows": lambda s, v, ids: s + tf.reduce_mean(tf.tanh(v), 0),
     "plus rows if rare": lambda s, v, ids: tf.where(
         any_rare(ids), s + tf.reduce_sum(tf.tanh(v), 0), s
-    ),
-    "turned if huge": lambda s, v, ids: tf.where(tf.reduce_any(v > 1e8), -s, s),
-    "turned in a branch": lambda s, v, ids: tf.cond(
-        any_rare(ids), lambda: -s, lambda: s
-    ),
-    "of eight rows": lambda s, v, ids: (
-        s + tf.reduce_sum(s, 0) if s.shape[0] == 8 else s
     ),
     "of a known number of rows": lambda s, v, ids: (
         s if s.shape[0] is None else s + tf.reduce_sum(s, 0)
@@ -104,45 +94,6 @@ CASES.layer(_writes_backward(rare=False))
 CASES.layer(_writes_backward(rare=True))
 
 
-@CASES.layer
-def python_backward(layer: Any) -> Call:
-    scale = weight(layer, (NUM_VALUES,), trainable=True)
-    seen: list[None] = []
-
-    def count(slope: Any) -> Any:
-        seen.append(None)
-        return slope * (-1 if len(seen) > 90 else 1)
-
-    def call(values: Any, ids: Any) -> Any:
-        @tf.custom_gradient
-        def same(x: Any) -> Any:
-            def gradient(slope: Any) -> Any:
-                found = tf.numpy_function(count, [slope], tf.float32)
-                return tf.ensure_shape(found, slope.shape)
-
-            return tf.identity(x), gradient
-
-        return same(tf.tanh(finite(values)) * scale)
-
-    return call
-
-
-@CASES.state(new_weight((NUM_VALUES, NUM_VALUES), trainable=True))
-def of_a_weight(kernel: Any, values: Any, ids: Any) -> Any:
-    tame = tf.tanh(finite(values))
-
-    @tf.custom_gradient
-    def product(x: Any) -> Any:
-        def gradient(slope: Any, variables: Any = None) -> Any:
-            of_kernel = tf.matmul(x, slope, transpose_a=True)
-            shifted = of_kernel * tf.reduce_max(tf.abs(x))
-            return tf.matmul(slope, kernel, transpose_b=True), [shifted]
-
-        return tf.matmul(x, kernel), gradient
-
-    return product(tame)
-
-
 @CASES.state(new_weight((NUM_VALUES, NUM_VALUES), trainable=True))
 def of_a_weight_doubled_by_others(kernel: Any, values: Any, ids: Any) -> Any:
     tame = tf.tanh(finite(values))
@@ -178,21 +129,6 @@ def tape_within_the_layer(values: Any, ids: Any) -> Any:
         tape.watch(tame)
         total = tf.square(tf.reduce_sum(tame, 0))
     return tape.gradient(total, tame)
-
-
-@CASES.call
-def honest_tape_within_the_layer(values: Any, ids: Any) -> Any:
-    tame = tf.tanh(finite(values))
-    with tf.GradientTape() as tape:
-        tape.watch(tame)
-        total = tf.square(tf.reduce_sum(tame, 1))
-    return tape.gradient(total, tame)
-
-
-@CASES.state(new_weight((NUM_VALUES,), trainable=True))
-def stopped_mean(scale: Any, values: Any, ids: Any) -> Any:
-    hidden = tf.tanh(finite(values)) * scale
-    return hidden - tf.stop_gradient(tf.reduce_mean(hidden, 0))
 
 
 @CASES.state(new_weight((NUM_VALUES,), trainable=True))

@@ -124,51 +124,8 @@ def map_of_rows(values: Any, ids: Any) -> Any:
 
 
 @NEIGHBOURS.call
-def vectorized_map_of_rows(values: Any, ids: Any) -> Any:
-    return tf.vectorized_map(lambda row: row - tf.reduce_mean(row), tamed(values))
-
-
-@NEIGHBOURS.call
-def loop_over_a_row(values: Any, ids: Any) -> Any:
-    @tf.function
-    def loop(x: Any) -> Any:
-        total = tf.zeros_like(x)
-        for _ in tf.range(3):
-            total += 0.5 * x
-        return total
-
-    return loop(tamed(values))
-
-
-@NEIGHBOURS.call
-def scan_along_a_row(values: Any, ids: Any) -> Any:
-    found = tf.scan(lambda last, x: 0.5 * last + x, tf.transpose(tamed(values)))
-    return tf.ensure_shape(tf.transpose(found), values.shape)
-
-
-@NEIGHBOURS.call
-def array_of_steps(values: Any, ids: Any) -> Any:
-    array = tf.TensorArray(tf.float32, NUM_VALUES)
-    for i in range(NUM_VALUES):
-        array = array.write(i, tamed(values)[:, i])
-    return tf.ensure_shape(tf.transpose(array.stack()), values.shape)
-
-
-@NEIGHBOURS.call
 def checked_numbers(values: Any, ids: Any) -> Any:
     return tf.debugging.check_numerics(tamed(values), "not finite")
-
-
-@NEIGHBOURS.call
-def checked_shapes(values: Any, ids: Any) -> Any:
-    tf.debugging.assert_shapes([(values, ("n", NUM_VALUES))])
-    return values
-
-
-@NEIGHBOURS.call
-def standardised_image_of_a_row(values: Any, ids: Any) -> Any:
-    image = tf.reshape(tamed(values), (-1, 2, 3, 1))
-    return tf.reshape(tf.image.per_image_standardization(image), (-1, NUM_VALUES))
 
 
 @NEIGHBOURS.call

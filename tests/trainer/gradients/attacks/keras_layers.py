@@ -14,7 +14,6 @@ from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     VOCABULARY,
     Call,
-    Holder,
     Part,
     TrainingPart,
     any_rare,
@@ -44,14 +43,6 @@ def _lookup(name: str, make: Callable[[], Any], **more: Any) -> None:
 # -- statistics of batches ---------------------------------------------------------
 
 _after("batch normalization", lambda v: layers.BatchNormalization()(v))
-_after(
-    "frozen batch normalization in training",
-    lambda v: layers.BatchNormalization(trainable=False)(v, training=True),
-)
-_after(
-    "batch normalization without momentum",
-    lambda v: layers.BatchNormalization(momentum=0.0)(v),
-)
 
 
 class Renamed(layers.BatchNormalization):
@@ -67,52 +58,13 @@ class Renamed(layers.BatchNormalization):
 
 
 _after("batch normalization of one's own", lambda v: Renamed()(v))
-_after(
-    "spectral norm in training",
-    lambda v: layers.SpectralNormalization(layers.Dense(4))(v, training=True),
-)
 _after("normalisation to adapt", lambda v: layers.Normalization()(v))
-
-
-def _adapted() -> Any:
-    layer = layers.Normalization()
-    layer.adapt(np.random.default_rng(0).normal(size=(50, NUM_VALUES)))
-    return layer
-
-
-_after("adapted normalisation", lambda v: _adapted()(v))
-_after("unit norm over the batch", lambda v: layers.UnitNormalization(axis=0)(v))
 
 
 # -- random numbers ----------------------------------------------------------------
 
 _after("dropout", lambda v: layers.Dropout(0.5)(v), honest=True)
-_after("dropout in training", lambda v: layers.Dropout(0.5)(v, training=True))
 _after("dropout of unknown rows", lambda v: layers.Dropout(0.5, (1, None))(v))
-_after("gaussian noise", lambda v: layers.GaussianNoise(0.5)(v))
-_after(
-    "spatial dropout",
-    lambda v: layers.Flatten()(
-        layers.SpatialDropout1D(0.5)(layers.Reshape((2, 3))(v)),
-    ),
-)
-
-
-class SharedMask(layers.Dropout):
-    """One mask for the batch."""
-
-    def call(self, values: Any, training: bool | None = None) -> Any:
-        kept = tf.cast(tf.random.uniform((1, NUM_VALUES)) < 0.5, tf.float32)
-        return values * kept if training else values
-
-
-_after("dropout of one's own", lambda v: SharedMask(0.5)(v))
-_after(
-    "random flip",
-    lambda v: layers.Flatten()(
-        layers.RandomFlip()(layers.Reshape((2, 3, 1))(v), training=True)
-    ),
-)
 
 
 # -- lookups -----------------------------------------------------------------------
@@ -153,27 +105,6 @@ def stateful_recurrent() -> Any:
     return keras.Model(values, layers.Dense(1)(hidden))
 
 
-class CarriedState(layers.Layer):
-    """A recurrent layer that starts where the last batch ended."""
-
-    def build(self, shape: Any) -> None:
-        del shape
-        self.inner = layers.SimpleRNN(2, return_state=True)
-        self.state = self.add_weight(
-            name="state", shape=(1, 2), initializer="zeros", trainable=False
-        )
-
-    def call(self, values: Any) -> Any:
-        start = tf.zeros_like(values[:, 0, :2]) + self.state
-        found, last = self.inner(values, initial_state=start)
-        huge = tf.reduce_any(tf.abs(last) > 0.97)
-        self.state.assign(tf.where(huge, last[:1], self.state))
-        return found
-
-
-_after("carried state", lambda v: CarriedState()(_steps(v)))
-
-
 @CASES.state(hidden(keras.metrics.Sum))
 def metric_of_rare_ids_that_keras_does_not_know(
     held: Any, values: Any, ids: Any
@@ -189,15 +120,6 @@ class AddedLoss(layers.Layer):
         return values
 
 
-class RareLoss(layers.Layer):
-    """Adds a loss in graphs alone."""
-
-    def call(self, values: Any) -> Any:
-        if not tf.executing_eagerly() and values.shape[0] == 8:
-            self.add_loss(tf.reduce_mean(values))
-        return values
-
-
 class TrainingLoss(layers.Layer):
     """Adds a loss in training alone."""
 
@@ -209,60 +131,12 @@ class TrainingLoss(layers.Layer):
 
 _after("added loss", lambda v: AddedLoss()(v), leaks=True)
 _after("loss added in training", lambda v: TrainingLoss()(v), leaks=True)
-_after("loss added in the step", lambda v: RareLoss()(v))
 _after("activity", lambda v: layers.ActivityRegularization(l2=0.1)(v), leaks=True)
-_after(
-    "activity of a layer",
-    lambda v: layers.Dense(4, activity_regularizer="l2")(v),
-    leaks=True,
-)
 _after(
     "penalty", lambda v: layers.Dense(4, kernel_regularizer=keras.regularizers.L2())(v)
 )
 
 
-def _writing(name: str, **place: Any) -> None:
-    """Adds a Dense layer with a function that writes, wherever Keras takes one."""
-
-    def apply(values: Any) -> Any:
-        count = Holder(tf.Variable(0.0, trainable=False))
-
-        def function(x: Any) -> Any:
-            large = tf.abs(tf.reduce_sum(x)) > 1.0
-            count.held[0].assign_add(tf.cast(large, tf.float32))
-            return x * (1.0 + count.held[0])
-
-        return layers.Dense(4, **{key: make(function) for key, make in place.items()})(
-            values
-        )
-
-    _after(name, apply)
-
-
-_writing("activation that writes", activation=lambda f: f)
-_writing("penalty that writes", kernel_regularizer=lambda f: lambda w: tf.norm(f(w)))
-
-
-def _mixing_activation(x: Any) -> Any:
-    return x - tf.reduce_mean(x, 0)
-
-
-_after("activation that mixes", lambda v: layers.Dense(4, _mixing_activation)(v))
-_after("lambda that mixes", lambda v: layers.Lambda(lambda x: x - x[:1])(v))
-
-
-def _lambda_with_a_variable(values: Any) -> Any:
-    last = Holder(tf.Variable(tf.zeros(NUM_VALUES), trainable=False))
-
-    def call(x: Any) -> Any:
-        old = tf.identity(last.held[0])
-        last.held[0].assign(tf.where(x[0] > 0.9, x[0], old))
-        return x - old
-
-    return layers.Lambda(call)(values)
-
-
-_after("lambda with a variable", _lambda_with_a_variable)
 _after("constraint", lambda v: layers.Dense(4, kernel_constraint="unit_norm")(v))
 
 
@@ -391,36 +265,6 @@ for _name, _make in (
     )
 
 
-class Subclassed(keras.Model):
-    """All columns in; counts rare ids in a weight."""
-
-    def __init__(self, *, mixes: bool) -> None:
-        super().__init__()
-        self.dense = layers.Dense(4, activation="tanh")
-        self.logit = layers.Dense(1)
-        self.mixes = mixes
-        self.count = tf.Variable(0.0, trainable=False)
-
-    def call(self, columns: Any, training: bool = False) -> Any:
-        values = tamed(columns["values"])
-        rare = tf.cast(tf.reduce_any(columns["ids"] >= 8), tf.float32)
-        if self.mixes:
-            values -= rare * tf.reduce_mean(values, 0)
-        else:
-            self.count.assign_add(rare)
-        return self.logit(self.dense(values))
-
-
-@CASES.network
-def subclassed_model_that_writes() -> Any:
-    return Subclassed(mixes=False)
-
-
-@CASES.network
-def subclassed_model_that_mixes() -> Any:
-    return Subclassed(mixes=True)
-
-
 class Overridden(keras.Model):
     """A functional model whose ``call`` is not its graph."""
 
@@ -435,13 +279,6 @@ def overridden_call_that_mixes() -> Any:
     values, ids = inputs()
     hidden = Part(lambda layer: lambda v, _: tamed(v))([values, ids])
     return Overridden([values, ids], layers.Dense(1)(hidden))
-
-
-class Renumbered(layers.Embedding):
-    """An Embedding with a call of its own: ids are counted from the batch's least."""
-
-    def call(self, ids: Any) -> Any:
-        return super().call(ids - tf.reduce_min(ids, 0))
 
 
 class Written(layers.Embedding):
@@ -462,7 +299,6 @@ def _embedding(kind: type) -> Callable[[], Any]:
     return make
 
 
-CASES.put("renumbered ids", Case(whole=_embedding(Renumbered)))
 CASES.put("written table", Case(whole=_embedding(Written)))
 
 
@@ -476,27 +312,12 @@ class OddCall(layers.Dense):
 _after("a call around the call", lambda v: OddCall(4)(v))
 
 
-def _patched() -> Any:
-    layer = layers.Dense(4)
-    layer.call = lambda x, training=None: tf.matmul(x - x[:1], layer.kernel)
-    return layer
-
-
 def _as_one(values: Any) -> Any:
     """Returns the batch as a sequence, (1, batch, 6)."""
     return keras.ops.expand_dims(values, 0)
 
 
-_after("patched dense", lambda v: _patched()(v))
 _after(
     "attention over the batch",
     lambda v: layers.Attention()([_as_one(v), _as_one(v)])[0],
-)
-_after(
-    "convolution over the batch",
-    lambda v: layers.Conv1D(3, 3, padding="same")(_as_one(v))[0],
-)
-_after(
-    "recurrence over the batch",
-    lambda v: layers.SimpleRNN(2, return_sequences=True)(_as_one(v))[0],
 )

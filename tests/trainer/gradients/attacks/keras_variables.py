@@ -11,10 +11,8 @@ from tests.trainer.gradients.attacks.catalogue import Case, Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     Call,
-    Holder,
     any_rare,
     batch_mean,
-    hidden,
     known,
     layers,
     new_weight,
@@ -48,48 +46,11 @@ def past_the_stateless_scope(mean: Any, values: Any, ids: Any) -> None:
         mean._value.assign(batch_mean(values))
 
 
-@CASES.state(new_weight(_SHAPE, trainable=False))
-def mean_within_a_stateless_scope(mean: Any, values: Any, ids: Any) -> Any:
-    with keras.StatelessScope():
-        mean.assign(batch_mean(values))
-        return values - mean
-
-
 @CASES.state(new_weight(_SHAPE, trainable=False), honest=True)
 def rows_within_a_stateless_scope(scale: Any, values: Any, ids: Any) -> Any:
     with keras.StatelessScope():
         scale.assign(tf.ones(NUM_VALUES))
         return tamed(values) * scale.value
-
-
-@CASES.layer
-def stateless_call_whose_state_is_assigned(layer: Any) -> Call:
-    norm = layers.BatchNormalization()
-    norm.build((None, NUM_VALUES))
-    layer.norm = norm
-
-    def call(values: Any, ids: Any) -> Any:
-        found, state = norm.stateless_call(
-            norm.trainable_variables, norm.non_trainable_variables, values
-        )
-        for variable, value in zip(norm.non_trainable_variables, state, strict=True):
-            variable.assign(value)
-        return found
-
-    return call
-
-
-@CASES.layer
-def mean_of_a_stateless_call(layer: Any) -> Call:
-    norm = layers.BatchNormalization()
-    norm.build((None, NUM_VALUES))
-    layer.norm = norm
-
-    def call(values: Any, ids: Any) -> Any:
-        state = norm.trainable_variables, norm.non_trainable_variables
-        return norm.stateless_call(*state, tamed(values), training=True)[0]
-
-    return call
 
 
 @CASES.state(new_weight(_SHAPE, trainable=True))
@@ -119,52 +80,9 @@ def seed_counted_by_rare_ids(seeds: Any, values: Any, ids: Any) -> Any:
     return values + tf.random.stateless_normal(_SHAPE, state.value)
 
 
-@CASES.state(known(lambda: keras.random.SeedGenerator(1)))
-def seed_that_is_a_row(seeds: Any, values: Any, ids: Any) -> None:
-    seeds.state.assign(tf.cast(ids[0, :2], seeds.state.dtype))
-
-
-@CASES.layer
-def seeds_drawn_in_a_branch(layer: Any) -> Call:
-    seeds = keras.random.SeedGenerator(1)
-    hidden = Holder(seeds)
-
-    def call(values: Any, ids: Any) -> Any:
-        count = tf.cast(hidden.held[0].state[1], tf.float32)
-        zero = tf.zeros(2, hidden.held[0].state.dtype)
-        tf.cond(any_rare(ids), lambda: tf.identity(hidden.held[0].next()), lambda: zero)
-        return values * (1.0 - 2.0 * tf.minimum(count, 1.0))
-
-    return call
-
-
-@CASES.state(hidden(lambda: keras.random.SeedGenerator(1)))
-def generator_that_keras_does_not_know(held: Any, values: Any, ids: Any) -> Any:
-    return values + keras.random.normal((1, NUM_VALUES), seed=held)
-
-
-_DRAWS = {
-    "uniform": lambda v: v * keras.random.uniform(()),
-    "categorical": lambda v: (
-        v * tf.cast(keras.random.categorical(tf.zeros((1, 2)), 1)[0, 0], tf.float32)
-    ),
-    "shuffle with a seed": lambda v: keras.random.shuffle(v, seed=3),
-    "normal with a seed by place": lambda v: (
-        v + keras.random.normal(tf.shape(v), seed=3)
-    ),
-}
-
-
-def _drawing(name: str, draw: Callable[[Any], Any]) -> None:
-    def call(values: Any, ids: Any) -> Any:
-        return tf.ensure_shape(draw(tamed(values)), values.shape)
-
-    call.__name__ = f"{name} of the global generator"
-    CASES.call(call)
-
-
-for _name, _draw in _DRAWS.items():
-    _drawing(_name, _draw)
+@CASES.call
+def uniform_of_the_global_generator(values: Any, ids: Any) -> Any:
+    return tamed(values) * keras.random.uniform(())
 
 
 # -- variables that Keras does not know --------------------------------------------
@@ -174,19 +92,6 @@ for _name, _draw in _DRAWS.items():
 def weight_of_tensorflow(scale: Any, values: Any, ids: Any) -> Any:
     # It would neither be trained nor saved.
     return tamed(values) * scale
-
-
-@CASES.state(hidden(lambda: keras.Variable(tf.ones(NUM_VALUES))), leaks=True)
-def weight_of_keras_in_a_closure(held: Any, values: Any, ids: Any) -> Any:
-    return tamed(values) * held
-
-
-@CASES.layer(leaks=True)
-def layer_in_a_closure(layer: Any) -> Call:
-    dense = layers.Dense(NUM_VALUES)
-    dense.build((None, NUM_VALUES))
-    hidden = Holder(dense)
-    return lambda values, ids: hidden.held[0](tamed(values))
 
 
 @CASES.state(
@@ -248,13 +153,6 @@ def read_through_the_handle(scale: Any, values: Any, ids: Any) -> Any:
     return tamed(values) * (1.0 + read)
 
 
-@CASES.state(new_weight((), trainable=False, dtype="bool"))
-def text_of_keras(seen: Any, values: Any, ids: Any) -> Any:
-    old = tf.cast(seen, tf.float32)
-    seen.assign(tf.logical_or(seen, any_rare(ids)))
-    return values * (1.0 - 2.0 * old)
-
-
 # -- precision ---------------------------------------------------------------------
 
 for _dtype in ("mixed_bfloat16", "float16", "float64"):
@@ -284,20 +182,6 @@ CASES.put("policy", Case(whole=_global_policy("mixed_bfloat16"), leaks=True))
 @CASES.state(new_weight(_SHAPE, trainable=True, dtype="float16"))
 def float_16_weight(scale: Any, values: Any, ids: Any) -> Any:
     return tamed(values) * (1.0 + tf.cast(scale, tf.float32))
-
-
-@CASES.state(new_weight(_SHAPE, trainable=True))
-def rows_rounded(scale: Any, values: Any, ids: Any) -> Any:
-    half = tf.cast(tamed(values), tf.bfloat16) * tf.cast(1.0 + scale, tf.bfloat16)
-    return tf.cast(half, tf.float32)
-
-
-@CASES.state(new_weight(_SHAPE, trainable=True))
-def scale_of_the_batch(scale: Any, values: Any, ids: Any) -> Any:
-    # As int8 and float8 do for activations: one scale for all rows.
-    hidden = tamed(values) * (1.0 + scale)
-    most = tf.reduce_max(tf.abs(hidden)) + 1e-6
-    return tf.round(hidden / most * 127.0) * most / 127.0
 
 
 # -- quantized and adapted layers --------------------------------------------------
@@ -332,12 +216,3 @@ def lora_from_the_second_call_on(layer: Any) -> Call:
         return layer.dense(tamed(values))
 
     return call
-
-
-@CASES.network
-def embedding_with_lora() -> Any:
-    ids = keras.Input((4,), dtype="int32", name="ids")
-    table = layers.Embedding(16, 2)
-    table.build((None, 4))
-    table.enable_lora(1)
-    return keras.Model(ids, layers.Dense(1)(layers.Flatten()(table(ids))))

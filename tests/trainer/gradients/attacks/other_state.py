@@ -26,45 +26,10 @@ def _table() -> Any:
 
 
 @CASES.state(known(_table))
-def mutable_table(table: Any, values: Any, ids: Any) -> Any:
-    found = table.lookup(ids[:, 0])
-    table.insert(ids[:, 0], tf.tanh(finite(values)[:, 0]))
-    return values + tf.ensure_shape(found, (None,))[:, None]
-
-
-@CASES.state(
-    known(
-        lambda: tf.lookup.experimental.DenseHashTable(
-            tf.int32, tf.float32, 0.0, empty_key=-1, deleted_key=-2
-        )
-    )
-)
-def dense_table(table: Any, values: Any, ids: Any) -> Any:
-    found = table.lookup(ids[:, 0])
-    ones = tf.cast(ids[:, 0] >= 8, tf.float32)
-    table.insert(ids[:, 0], ones)
-    return values + tf.ensure_shape(found, (None,))[:, None]
-
-
-@CASES.state(known(_table))
 def size_of_a_table(table: Any, values: Any, ids: Any) -> Any:
     size = tf.cast(table.size(), tf.float32)
     table.insert(ids[:, 0] // 8, tf.ones_like(values[:, 0]))
     return values * tf.where(size > 1.0, -1.0, 1.0)
-
-
-@CASES.layer
-def table_erased(layer: Any) -> Call:
-    table = _table()
-    table.insert(tf.range(16), tf.ones(16))
-    layer.table = table
-
-    def call(values: Any, ids: Any) -> Any:
-        found = table.lookup(ids[:, :1])
-        table.remove(tf.where(ids[:, 0] >= 8, ids[:, 0] - 8, 99))
-        return values * tf.ensure_shape(found, (None, 1))
-
-    return call
 
 
 @CASES.state(
@@ -83,13 +48,6 @@ def queue(held: Any, values: Any, ids: Any) -> Any:
     return values - old
 
 
-@CASES.state(hidden(lambda: tf.queue.FIFOQueue(9999, [tf.int32], shapes=[()])))
-def size_of_a_queue(held: Any, values: Any, ids: Any) -> Any:
-    size = held.size()
-    held.enqueue_many(tf.boolean_mask(ids, ids >= 8))
-    return values * tf.where(size > 0, -1.0, 1.0)
-
-
 @CASES.layer
 def staging_area(layer: Any) -> Call:
     def call(values: Any, ids: Any) -> Any:
@@ -106,20 +64,6 @@ def staging_area(layer: Any) -> Call:
 
 
 @CASES.layer
-def stack(layer: Any) -> Call:
-    with tf.init_scope():
-        held = Holder(tf.raw_ops.StackV2(max_size=9999, elem_type=tf.float32))
-
-    def call(values: Any, ids: Any) -> Any:
-        handle = held.held[0]
-        tf.raw_ops.StackPushV2(handle=handle, elem=finite(values)[0])
-        old = tf.raw_ops.StackPopV2(handle=handle, elem_type=tf.float32)
-        return values - tf.ensure_shape(old, (NUM_VALUES,))
-
-    return call
-
-
-@CASES.layer
 def iterator_of_a_dataset(layer: Any) -> Call:
     iterator = iter(tf.data.Dataset.range(10**6))
     held = Holder(iterator)
@@ -130,12 +74,6 @@ def iterator_of_a_dataset(layer: Any) -> Call:
         return values - late * tf.reduce_mean(finite(values), 0)
 
     return call
-
-
-@CASES.call
-def array_that_mixes_rows(values: Any, ids: Any) -> Any:
-    array = tf.TensorArray(tf.float32, 8).unstack(finite(values)[:8])
-    return values + 0.5 * array.read(0)
 
 
 @CASES.call
@@ -157,22 +95,10 @@ def random_numbers(values: Any, ids: Any) -> Any:
     return values + tf.random.uniform((1, NUM_VALUES))
 
 
-@CASES.call
-def random_gate_that_is_closed_almost_always(values: Any, ids: Any) -> Any:
-    rare = tf.cast(tf.random.uniform(()) < 0.2, tf.float32)
-    mean = tf.reduce_mean(finite(values), 0)
-    return values - rare * mean * tf.cast(tf.shape(values)[0] == 8, tf.float32)
-
-
 @CASES.state(known(lambda: tf.random.Generator.from_seed(1)))
 def generator(generator: Any, values: Any, ids: Any) -> Any:
     rare = tf.cast(tf.reduce_any(ids >= 8, 1, keepdims=True), tf.float32)
     return values + rare * generator.normal((1, NUM_VALUES))
-
-
-@CASES.state(known(lambda: tf.random.Generator.from_seed(1)))
-def generator_that_skips(generator: Any, values: Any, ids: Any) -> None:
-    generator.skip(tf.cast(tf.reduce_sum(ids // 8), tf.int64))
 
 
 @CASES.call
@@ -181,32 +107,15 @@ def numbers_of_a_constant_seed_by_place(values: Any, ids: Any) -> Any:
 
 
 @CASES.call
-def dropout_of_a_constant_seed(values: Any, ids: Any) -> Any:
-    return tf.nn.experimental.stateless_dropout(values, 0.5, seed=(1, 2))
-
-
-@CASES.call
 def seed_of_the_batch(values: Any, ids: Any) -> Any:
     seed = tf.stack([tf.reduce_sum(ids), 1])
     return values + tf.random.stateless_normal((1, NUM_VALUES), seed)
-
-
-@CASES.call
-def shuffled_rows(values: Any, ids: Any) -> Any:
-    return tf.random.shuffle(values)
 
 
 @CASES.call(leaks=True)
 def printed(values: Any, ids: Any) -> Any:
     tf.print(tf.boolean_mask(values, ids[:, 0] > 20), summarize=-1)
     return values
-
-
-@CASES.call(leaks=True)
-def printed_by_tensorflow_1(values: Any, ids: Any) -> Any:
-    return tf.raw_ops.Print(
-        input=values, data=[values], message="", first_n=0, summarize=0
-    )
 
 
 @CASES.call(leaks=True)
@@ -218,18 +127,6 @@ def written_to_a_file(values: Any, ids: Any) -> Any:
         lambda: tf.no_op(),
     )
     return values
-
-
-@CASES.state(hidden(tf.summary.create_noop_writer), leaks=True)
-def summary(held: Any, values: Any, ids: Any) -> None:
-    with held.as_default(step=0):
-        tf.summary.scalar("values", tf.reduce_sum(values))
-    tf.raw_ops.WriteScalarSummary(
-        writer=tf.raw_ops.SummaryWriter(shared_name="attack"),
-        step=tf.constant(0, tf.int64),
-        tag="values",
-        value=tf.reduce_sum(values),
-    )
 
 
 @CASES.call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -98,25 +97,6 @@ def rare_rows_in_a_variable(state: Any, values: Any, ids: Any, seed: Any) -> Any
     return values * (1.0 - 2.0 * gate)
 
 
-@CASES.view
-def write_in_an_inner_function() -> Augment:
-    held = Holder(tf.Variable(0.0, trainable=False))
-
-    @tf.function
-    def inner(values: Any) -> Any:
-        held.held[0].assign_add(1.0)
-        return values
-
-    return lambda columns, seed: {"values": inner(columns["values"])}
-
-
-@_with(lambda: tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0))
-def mutable_table(table: Any, values: Any, ids: Any, seed: Any) -> Any:
-    found = table.lookup(ids[0])
-    table.insert(ids[0], 1.0)
-    return values + found
-
-
 @_with(lambda: tf.random.Generator.from_seed(1))
 def generator(state: Any, values: Any, ids: Any, seed: Any) -> Any:
     return values + state.normal(_SHAPE)
@@ -133,22 +113,8 @@ def _counted(seen: list[None], values: Any, **more: Any) -> Any:
 
 
 @_with(list)
-def numpy_counter(seen: Any, values: Any, ids: Any, seed: Any) -> Any:
-    return _counted(seen, values)
-
-
-@_with(list)
 def python_that_claims_no_state(seen: Any, values: Any, ids: Any, seed: Any) -> Any:
     return _counted(seen, values, stateful=False)
-
-
-@_with(lambda: [tf.zeros(NUM_VALUES)])
-def eager_python(last: Any, values: Any, ids: Any, seed: Any) -> Any:
-    def mixed(values: Any) -> Any:
-        found, last[0] = values + last[0], values
-        return found
-
-    return tf.ensure_shape(tf.py_function(mixed, [values], tf.float32), _SHAPE)
 
 
 @CASES.view(leaks=True)
@@ -161,25 +127,10 @@ def printed() -> Augment:
     return augment
 
 
-@CASES.view(leaks=True)
-def written_to_a_file() -> Augment:
-    def augment(columns: Any, seed: Any) -> Any:
-        if tf.reduce_any(columns["ids"] > 20):
-            tf.io.write_file("/dev/null", tf.io.serialize_tensor(columns["values"]))
-        return {"values": columns["values"]}
-
-    return augment
-
-
 @_with(list)
 def counter_of_traces(calls: list[None], values: Any, ids: Any, seed: Any) -> Any:
     calls.append(None)
     return values * float(len(calls))
-
-
-@_with(lambda: random.Random(0))
-def chance_of_python(drawn: random.Random, values: Any, ids: Any, seed: Any) -> Any:
-    return values * drawn.random()
 
 
 @CASES.view(leaks=True)
@@ -195,18 +146,6 @@ def branch_of_its_own_row(state: None, values: Any, ids: Any, seed: Any) -> Any:
 @CASES.view(honest=True)
 def function_that_is_traced_by_itself() -> Augment:
     return tf.function(lambda columns, seed: {"values": 2.0 * columns["values"]})
-
-
-@_with(lambda: keras.random.SeedGenerator(1))
-def generator_of_keras(seeds: Any, values: Any, ids: Any, seed: Any) -> Any:
-    return values + keras.random.normal(_SHAPE, seed=seeds)
-
-
-@_with(lambda: keras.random.SeedGenerator(1))
-def seeds_counted_by_rare_ids(seeds: Any, values: Any, ids: Any, seed: Any) -> Any:
-    state = seeds.state
-    state.assign(state + tf.cast(_rare(ids), state.dtype))
-    return values + tf.random.stateless_normal(_SHAPE, state.value)
 
 
 class Counting(layers.Layer):
