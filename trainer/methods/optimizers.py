@@ -20,6 +20,8 @@ Public: everything here.
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,78 +39,55 @@ from trainer.settings.train_settings import (
 )
 from trainer.tf_compat import keras, tf
 
-_schedules = keras.optimizers.schedules
+#: Schedule -> the share of the rate after a part of the steps, with the final share.
+_SHARES: dict[str, Callable[[Any, float], Any]] = {
+    CONSTANT: lambda part, final: tf.ones_like(part),
+    COSINE: lambda part, final: final + (1 - final) * (1 + tf.cos(math.pi * part)) / 2,
+    LINEAR: lambda part, final: 1 - (1 - final) * part,
+    EXPONENTIAL: lambda part, final: final**part,
+    TRAPEZOID: lambda part, final: (
+        final + (1 - final) * tf.clip_by_value(2 * (1 - part), 0.0, 1.0)
+    ),
+}
 
 
-class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """A linear rise from ``target / steps`` to ``target``, then another schedule.
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A linear rise to a rate, and then a schedule to the end of the run.
 
-    Of Keras's schedules only the cosine has a warm-up.
+    Of Keras's schedules only the cosine has a warm-up, and none is a trapezoid.
 
     Args:
-      steps: Number of steps of the rise, at least 1.
-      target: Learning rate at the last step of the rise.
-      then: Schedule after the rise, at whose step 0 it begins; None for ``target``.
+      name: One of ``SCHEDULES``.
+      rate: Learning rate at the last step of the rise.
+      warmup: Number of steps of the rise; 0 for none.
+      steps: Number of steps after the rise, at least 1.
+      final: Learning rate at the end, as a fraction of ``rate``.
     """
 
-    def __init__(self, *, steps: int, target: float, then: Any = None) -> None:
+    def __init__(
+        self, *, name: str, rate: float, warmup: int, steps: int, final: float
+    ) -> None:
         super().__init__()
-        self._steps = steps
-        self._target = target
-        self._then = then
+        self._name, self._rate, self._final = name, rate, final
+        self._warmup, self._steps = warmup, steps
 
     def __call__(self, step: Any) -> Any:
         """Returns the learning rate of a step, a float32 scalar."""
         step = tf.cast(step, tf.float32)
-        rising = self._target * (step + 1) / self._steps
-        after = tf.maximum(step - self._steps, 0.0)
-        then = self._target if self._then is None else self._then(after)
-        return tf.where(step < self._steps, rising, then)
+        rising = (step + 1) / max(1, self._warmup)
+        part = tf.maximum(step - self._warmup, 0.0) / self._steps
+        falling = _SHARES[self._name](part, self._final)
+        return self._rate * tf.where(step < self._warmup, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        return {"steps": self._steps, "target": self._target, "then": self._then}
-
-
-class Trapezoid(keras.optimizers.schedules.LearningRateSchedule):
-    """A constant rate for the first half of the steps, and a linear fall from there.
-
-    Args:
-      steps: Number of steps, at least 1.
-      rate: Learning rate of the first half.
-      fraction: Learning rate after the last step, as a fraction of ``rate``.
-    """
-
-    def __init__(self, *, steps: int, rate: float, fraction: float) -> None:
-        super().__init__()
-        self._steps = steps
-        self._rate = rate
-        self._fraction = fraction
-
-    def __call__(self, step: Any) -> Any:
-        """Returns the learning rate of a step, a float32 scalar."""
-        left = 1 - tf.cast(step, tf.float32) / self._steps
-        share = tf.clip_by_value(2 * left, 0.0, 1.0)
-        return self._rate * (self._fraction + (1 - self._fraction) * share)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
-        return {"steps": self._steps, "rate": self._rate, "fraction": self._fraction}
-
-
-def _decay(settings: TrainSettings, decay_steps: int) -> Any:
-    rate, fraction = settings.learning_rate, settings.final_learning_rate_fraction
-    assert rate is not None
-    assert settings.learning_rate_schedule is not None
-    makers = {
-        COSINE: lambda: _schedules.CosineDecay(rate, decay_steps, alpha=fraction),
-        LINEAR: lambda: _schedules.PolynomialDecay(
-            rate, decay_steps, end_learning_rate=rate * fraction
-        ),
-        EXPONENTIAL: lambda: _schedules.ExponentialDecay(rate, decay_steps, fraction),
-        TRAPEZOID: lambda: Trapezoid(steps=decay_steps, rate=rate, fraction=fraction),
-    }
-    return makers[settings.learning_rate_schedule]()
+        return {
+            "name": self._name,
+            "rate": self._rate,
+            "warmup": self._warmup,
+            "steps": self._steps,
+            "final": self._final,
+        }
 
 
 def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
@@ -123,13 +102,18 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
     """
     if settings.learning_rate is None:
         raise ValueError("Expected TrainSettings.for_plan to settle the learning rate.")
-    warmup = settings.warmup_steps
+    warmup, name = settings.warmup_steps, settings.learning_rate_schedule
     check_int("warmup_steps", warmup, at_least=0, at_most=num_steps - 1)
-    constant = settings.learning_rate_schedule == CONSTANT
-    then = None if constant else _decay(settings, num_steps - warmup)
-    if warmup:
-        return WarmUp(steps=warmup, target=settings.learning_rate, then=then)
-    return settings.learning_rate if constant else then
+    if name == CONSTANT and not warmup:
+        return settings.learning_rate
+    assert name is not None  # settled with the settings
+    return Schedule(
+        name=name,
+        rate=settings.learning_rate,
+        warmup=warmup,
+        steps=num_steps - warmup,
+        final=settings.final_learning_rate_fraction,
+    )
 
 
 def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
