@@ -40,7 +40,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.core.validation import check_choice, check_float
 from trainer.claims.functional_weights import check_replaceable, replaced_weights
 from trainer.core.claims import GRAPH_GRADIENTS
 from trainer.core.step.per_example import ExampleGradients
@@ -65,7 +64,7 @@ from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.engine.table_reads import ids_depend_on_weights
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM, BAM_VARIANTS
+from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
@@ -105,22 +104,14 @@ def bam_gradients(
       path: "one pass" or "single examples"; None for the fastest that is exact.
 
     Raises:
-      InputError: name, value, bound; or "sam" cannot replace the weights for one
-        example.
+      InputError: "sam" cannot replace the weights for one example.
     """
-    check_float("bam_radius", radius, at_least=0)
-    check_choice("bam_variant", variant, BAM_VARIANTS)
-    path = path or choose_bam_path(model, variant)
-    paths = (SINGLE_EXAMPLES,) if variant == BAM_HVP else (ONE_PASS, SINGLE_EXAMPLES)
-    check_choice("path", path, paths)
     if radius == 0:
         return example_gradients(model)
-    if path == ONE_PASS:
+    if (path or choose_bam_path(model, variant)) == ONE_PASS:
         return _one_pass(model, radius)
     if variant == BAM_SAM:
-        check_replaceable(
-            model, remedy="Give bam_variant='hvp', as a flag: --bam-variant hvp."
-        )
+        check_replaceable(model)
     gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
     return SingleExamples(model, gradient, copies=_COPIES)
 

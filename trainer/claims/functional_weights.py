@@ -19,19 +19,16 @@ from trainer.core.step.tracing import trace_eagerly
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
-_OTHER_METHOD = "Take another --method."
+_REMEDY = "Give bam_variant='hvp', as a flag: --bam-variant hvp."
 
 
 @contextlib.contextmanager
-def replaced_weights(
-    model: TrainableModel, weights: Sequence[Any], *, remedy: str = _OTHER_METHOD
-) -> Iterator[None]:
+def replaced_weights(model: TrainableModel, weights: Sequence[Any]) -> Iterator[None]:
     """Replaces the weights of ``model`` within a context of a graph.
 
     Args:
       model: Model that is built.
       weights: A tensor for each variable, in order and of its shape.
-      remedy: Last sentence of the error: what a user can do.
 
     Raises:
       InputError: the model read one of its variables; raised at the end.
@@ -52,16 +49,15 @@ def replaced_weights(
             if read is not None:
                 raise InputError(
                     f"Expected {read} to be read as a keras.Variable; the model reads "
-                    f"its tf.Variable, which cannot be replaced. {remedy}"
+                    f"its tf.Variable, which cannot be replaced. {_REMEDY}"
                 )
 
 
-def check_replaceable(model: TrainableModel, *, remedy: str = _OTHER_METHOD) -> None:
+def check_replaceable(model: TrainableModel) -> None:
     """Checks that ``replaced_weights`` can replace the weights of a model.
 
     Args:
       model: Model that is built.
-      remedy: Last sentence of the error: what a user can do.
 
     Raises:
       InputError: a layer does not read a weight as a Keras variable.
@@ -69,7 +65,7 @@ def check_replaceable(model: TrainableModel, *, remedy: str = _OTHER_METHOD) -> 
 
     def replaced(columns: Any) -> Any:
         weights = [tf.zeros(v.shape, v.dtype) for v in model.variables]
-        with replaced_weights(model, weights, remedy=remedy):
+        with replaced_weights(model, weights):
             return model.losses(columns)
 
     trace_eagerly(replaced, model.column_specs)

@@ -99,22 +99,17 @@ def changes_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> list[Chang
         length of the example's move over the norm of its gradient.
       num_rows: Number of examples of the batch.
     """
-    pairs = list(zip(piece.uses, slopes, strict=True))
-    terms = [term_of(use, piece.shape, slope, num_rows) for use, slope in pairs]
+    terms = [
+        term_of(use, piece.shape, slope, num_rows)
+        for use, slope in zip(piece.uses, slopes, strict=True)
+    ]
     if piece.reads_rows:
         return _of_table(piece, terms)
     if all(term.kind == PRODUCTS for term in terms):
         left, right = joined_rows(terms)
         if _has_small_factors(piece, left.shape[1]):
             return [_by_factors(left, right)] * len(terms)
-    move = tf.add_n(
-        [
-            _convolution_gradient(use, piece.shape, slope, num_rows)
-            if use.op.type in _CONVOLUTIONS
-            else term.form(term.rows)
-            for (use, slope), term in zip(pairs, terms, strict=True)
-        ]
-    )
+    move = tf.add_n([term.form(term.rows) for term in terms])
     move = tf.ensure_shape(move, (num_rows, *piece.shape))
     return [lambda use: _shaped(_CHANGES[use.op.type](use, move), use)] * len(terms)
 
@@ -199,19 +194,6 @@ def _convolution_change(use: Use, move: Any) -> Any:
         for k, x in enumerate(_shifted(use, shape, groups, num_rows))
     ]
     return tf.add_n(found)
-
-
-def _convolution_gradient(
-    use: Use, shape: Sequence[int], slope: Any, num_rows: int
-) -> Any:
-    """Returns the kernel's gradients, by shifted images: patches need more memory."""
-    groups, _, outcomes = channel_groups(use, shape)
-    d = tf.reshape(slope, (num_rows, -1, groups, outcomes))
-    found = [
-        tf.einsum("npgi,npgo->nigo", x, d)
-        for x in _shifted(use, shape, groups, num_rows)
-    ]
-    return tf.reshape(tf.stack(found, 1), (num_rows, *shape))
 
 
 def _shifted(use: Use, shape: Sequence[int], groups: int, num_rows: int) -> list[Any]:

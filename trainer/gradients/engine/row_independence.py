@@ -586,12 +586,6 @@ def _windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return _only_first_has_rows(kinds) if apart else None
 
 
-def _transposed_windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    sizes, weights, rows = kinds
-    known = isinstance(sizes, _Sizes) and sizes.batch_first == rows
-    return rows if known and isinstance(weights, _Constant) else None
-
-
 def _look_up(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     table, keys, default = kinds
     constant = isinstance(table, _Constant) and isinstance(default, _Constant)
@@ -679,7 +673,6 @@ _RULES: dict[str, _Rule] = {
     ),
     "BatchMatMulV2": _batch_mat_mul,
     "ConcatV2": _concat,
-    "Conv2DBackpropInput": _transposed_windows,
     "DenseBincount": _counts,
     "Einsum": _einsum,
     "ExpandDims": _expand_dims,
