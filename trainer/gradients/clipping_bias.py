@@ -93,12 +93,12 @@ class NonPrivateClippingBias:
     def finish(self, step: int) -> None:
         """Writes the line of ``step``, and resets the sums."""
         clipped, unclipped, *ascent = (
-            [total.numpy().astype("f8") for total in totals] for totals in self._totals
+            np.concatenate([total.numpy().ravel() for total in totals], dtype="f8")
+            for totals in self._totals
         )
-        difference = [c - u for c, u in zip(clipped, unclipped, strict=True)]
         values = (
             *decompose(clipped, unclipped),
-            _norm(difference) / self._divisor,
+            float(np.linalg.norm(clipped - unclipped)) / self._divisor,
             cosine(clipped, unclipped),
             cosine(*ascent) if ascent else math.nan,
         )
@@ -116,43 +116,35 @@ class NonPrivateClippingBias:
                 total.assign_add(tf.convert_to_tensor(gradient))
 
 
-def decompose(
-    clipped: Sequence[np.ndarray], unclipped: Sequence[np.ndarray]
-) -> tuple[float, float]:
+def decompose(clipped: np.ndarray, unclipped: np.ndarray) -> tuple[float, float]:
     """Returns ``a`` and ``||c|| / ||ghat||``; 1 and 0 where ``ghat`` is 0.
 
     Args:
-      clipped: Sum of the clipped gradients, ``gbar``, an array per variable.
+      clipped: Sum of the clipped gradients, ``gbar``, as one vector.
       unclipped: Sum of the same gradients without clipping, ``ghat``.
 
     Example:
-      >>> decompose([np.array([1.0, 1.0])], [np.array([2.0, 0.0])])
+      >>> decompose(np.array([1.0, 1.0]), np.array([2.0, 0.0]))
       (0.5, 0.5)
     """
-    pairs = list(zip(clipped, unclipped, strict=True))
-    square = _norm(unclipped) ** 2
+    square = float(unclipped @ unclipped)
     if square == 0:
         return 1.0, 0.0
-    magnitude = sum(float((c * g).sum()) for c, g in pairs) / square
-    rest = sum(float(((c - magnitude * g) ** 2).sum()) for c, g in pairs)
-    return magnitude, float(np.sqrt(rest / square))
+    magnitude = float(clipped @ unclipped) / square
+    rest = np.linalg.norm(clipped - magnitude * unclipped)
+    return magnitude, float(rest) / math.sqrt(square)
 
 
-def cosine(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
     """Returns the cosine of the angle between two vectors; NaN if one is 0.
 
     Args:
-      left: First vector, an array per variable.
-      right: Second vector, of the same shapes.
+      left: First vector.
+      right: Second vector, of as many numbers.
 
     Example:
-      >>> cosine([np.array([1.0, 0.0])], [np.array([0.0, 2.0])])
+      >>> cosine(np.array([1.0, 0.0]), np.array([0.0, 2.0]))
       0.0
     """
-    product = sum(float((a * b).sum()) for a, b in zip(left, right, strict=True))
-    norms = _norm(left) * _norm(right)
-    return product / norms if norms else math.nan
-
-
-def _norm(values: Sequence[np.ndarray]) -> float:
-    return math.sqrt(sum(float((v * v).sum()) for v in values))
+    norms = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(left @ right) / norms if norms else math.nan
