@@ -64,7 +64,6 @@ from trainer.core.run.session_state import SessionState
 from trainer.core.step.dp_step import Step
 from trainer.core.step.workers import Alone, Workers
 from trainer.export.export import check_export, export
-from trainer.gradients import model_check
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.engine import proof
 from trainer.methods import registry
@@ -370,8 +369,6 @@ class _Training:
         if settings.method != NON_PRIVATE:
             path = _path_of(self._trained, settings)
             self._reporter.say(f"per-example gradients: {path}")
-            if note := model_check.zero_row_note(self._model):
-                self._reporter.say(note)
 
     def _trace_step(self) -> CapturedState:
         self._adaptive = self._bounded.adaptive

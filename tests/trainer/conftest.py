@@ -322,12 +322,10 @@ def _save_nothing(network: Any, inner: Any, path: str) -> None:
 
 @pytest.fixture
 def lean_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without SavedModels, picture and a note, half of a small run's time.
+    """Runs without SavedModels and picture, half of a small run's time.
 
     For tests of what is trained and how: Keras' files hold it.  What a run writes is
     tested without this, in ``test_complete_results`` and ``test_export``.
     """
     monkeypatch.setattr("trainer.export.export._save_tensorflow", _save_nothing)
     monkeypatch.setattr("trainer.report.plots.plot_curve", lambda *_, title: None)
-    check = "trainer.gradients.model_check.zero_row_note"
-    monkeypatch.setattr(check, lambda model: None)

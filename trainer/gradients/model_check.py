@@ -361,24 +361,6 @@ def _check_finite(model: TrainableModel, probe: _Probe) -> None:
     )
 
 
-def zero_row_note(model: TrainableModel) -> str | None:
-    """Returns a note if an example whose inputs are all zero contributes nothing.
-
-    Args:
-      model: A model that ``check_model`` accepted.
-    """
-    zeros = {
-        name: tf.zeros((1, *spec.shape[1:]), spec.dtype)
-        for name, spec in model.column_specs.items()
-    }
-    if _has_finite_gradient(model, zeros):
-        return None
-    return (
-        "an example whose inputs are all zero, such as an empty text, has no finite "
-        "gradient, and contributes nothing to a step"
-    )
-
-
 def _has_finite_gradient(model: TrainableModel, columns: Mapping[str, Any]) -> bool:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model.losses(columns))
