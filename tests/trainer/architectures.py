@@ -122,6 +122,38 @@ class _Subclass(keras.Model):
         return self.logit(self.hidden(tf.concat([numbers, rows], 1)))
 
 
+class _Loop(keras.Model):
+    """A subclassed model that applies one layer three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.last = layers.Dense(13, "tanh"), layers.Dense(1)
+
+    def call(self, columns: Any) -> Any:
+        values = ops.nan_to_num(columns["integers"]) / 4.0
+        for _ in range(3):
+            values = values + self.again(values)
+        return self.last(values)
+
+
+def _loop() -> Any:
+    inputs = {"integers": keras.Input((13,), name="integers")}
+    return keras.Model(inputs, _Loop()(inputs))
+
+
+class _OwnDropout(layers.Layer):
+    """Drops by a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = keras.random.SeedGenerator(5)
+
+    def call(self, values: Any, training: bool = False) -> Any:
+        if training:
+            return keras.random.dropout(values, 0.5, seed=self.draws)
+        return values
+
+
 class Overridden(keras.Model):
     """A functional model whose ``call`` is not its graph."""
 
@@ -383,8 +415,13 @@ GHOST: dict[str, Make] = {
             layers.Hashing(5),
         )
     ),
+    "loop in a subclass": _loop,
+    "built late": _of_numbers(lambda v: keras.Sequential([layers.Dense(4)])(v)),
+    "query groups": _of_sequence(lambda v: layers.GroupQueryAttention(2, 4, 2)(v, v)),
+    "root mean squares": _of_numbers(lambda v: layers.RMSNormalization()(v)),
     "dropout": _of_numbers(
         together(
+            _seq(_dense(), _OwnDropout),
             _seq(_dense(), layers.Dropout(0.5)),
             _seq(_dense(), layers.Dropout(0.0)),
             lambda v: layers.Dropout(0.5)(layers.Dense(4)(v), training=False),

