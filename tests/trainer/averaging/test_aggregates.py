@@ -23,15 +23,6 @@ def _logit(probability: float) -> float:
     return float(np.log(probability / (1 - probability)))
 
 
-def test_the_moving_average_by_its_recursion() -> None:
-    # beta_2 = (1/2) / (3/4) = 2/3, beta_3 = (1/2) / (7/8) = 4/7.
-    theta = [1.0, 4.0, 8.0]
-    second = 1 / 3 * theta[0] + 2 / 3 * theta[1]
-    third = 3 / 7 * second + 4 / 7 * theta[2]
-    assert ema_weights(3, 0.5) @ theta == pytest.approx(third)
-    assert ema_weights(1, 0.5).tolist() == [1.0]
-
-
 @given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
 def test_the_weights_sum_to_one_and_do_not_fall(count: int, decay: float) -> None:
     weights = ema_weights(count, decay)

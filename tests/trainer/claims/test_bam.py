@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -40,7 +39,7 @@ from trainer.gradients.clipping import (
 )
 from trainer.gradients.engine.backward_pass import backward
 from trainer.gradients.engine.proof import proof_of
-from trainer.model.losses import loss_by_name, loss_of_ones_own
+from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
 from trainer.tf_compat import keras, tf
@@ -126,20 +125,6 @@ def test_the_sum_equals_a_loop_that_moves_the_weights(
         )
         found = _sum(model, clip, radius, path=path)(columns, weight)
         assert_close(arrays(found), wanted)
-
-
-def test_it_equals_the_loop_for_any_loss(rows: Any) -> None:
-    def make() -> Any:
-        integers, values = numbers()
-        values = keras.layers.Dense(5, activation="tanh")(values)
-        return keras.Model(integers, keras.layers.Dense(3)(values))
-
-    model, data = make_model(make), rows(NUM_ROWS)
-    loss = loss_by_name("sparse_categorical_crossentropy")
-    model = dataclasses.replace(model, loss=loss)
-    wanted = loop_sum(model, data)
-    for path in (ONE_PASS, SINGLE_EXAMPLES):
-        assert_close(arrays(_sum(model, path=path)(*batch(data, padding=2))), wanted)
 
 
 @pytest.mark.parametrize("make", [dense_per_position, layer_normalization])
@@ -266,25 +251,6 @@ def test_a_row_that_has_no_finite_direction_contributes_nothing(
     assert all(not array.any() for array in arrays(gradient_sum(*batch(data))))
 
 
-@tf.custom_gradient
-def _cliff(values: Any) -> Any:
-    """0 with slope 0 for NaN; all other values, with an infinite slope."""
-    known = ~tf.math.is_nan(values)
-    steep = tf.where(known, math.inf, 0.0)
-    return tf.where(known, values, 0.0), lambda slope: slope * steep
-
-
-class Cliff(keras.layers.Layer):
-    """The sum of two Dense layers, one of them followed by ``_cliff``."""
-
-    def build(self, input_shape: Any) -> None:
-        self.steep = self.add_weight((input_shape[-1], 1), name="steep")
-        self.flat = self.add_weight((input_shape[-1], 1), name="flat")
-
-    def call(self, values: Any) -> Any:
-        return _cliff(values @ self.steep) + values @ self.flat
-
-
 def test_where_terms_cancel_the_step_uphill_is_shorter_and_never_longer() -> None:
     # Of a loss whose terms cancel the more, the nearer the positions are to each other.
     positions, size, units, num_rows = 8, 96, 64, 50
@@ -322,13 +288,6 @@ def test_where_terms_cancel_the_step_uphill_is_shorter_and_never_longer() -> Non
     assert steps.max() <= 1 + 1e-6
     assert steps.max() > 0.999, "where nothing cancels the length is the radius"
     assert steps.min() < 0.5, "the test needs terms that cancel"
-
-
-def test_a_gradient_that_is_finite_only_uphill_contributes_nothing(rows: Any) -> None:
-    model = make_model(_own(Cliff))
-    gradient_sum = _sum(model)
-    found = arrays(gradient_sum(*batch(rows(NUM_ROWS))))
-    assert all(not array.any() for array in found)
 
 
 def test_no_gradient_no_move(rows: Any) -> None:
@@ -369,29 +328,12 @@ class Hidden(keras.layers.Layer):
         return self.product(values)
 
 
-class Listed(keras.layers.Layer):
-    """Holds its weights in a list."""
-
-    def build(self, input_shape: Any) -> None:
-        self.kernels = [self.add_weight((13, 1), name=f"k{i}") for i in range(2)]
-
-    def call(self, values: Any) -> Any:
-        return tf.tanh(values @ self.kernels[0]) + values @ self.kernels[1]
-
-
 def _own(layer: type) -> Callable[[], Any]:
     def make() -> Any:
         integers, values = numbers()
         return keras.Model(integers, layer()(values))
 
     return make
-
-
-def test_weights_in_a_list_are_replaced(rows: Any) -> None:
-    model, data = make_model(_own(Listed)), rows(NUM_ROWS)
-    assert choose_bam_path(model) == ONE_PASS
-    found = _sum(model, path=SINGLE_EXAMPLES)(*batch(data))
-    assert_close(arrays(found), loop_sum(model, data))
 
 
 class Raw(keras.layers.Layer):
@@ -430,18 +372,3 @@ def test_rows_may_come_in_chunks(
     gradient_sum = _sum(model, path=path)
     found = gradient_sum(*batch(data, padding=4, fill=math.nan))
     assert_close(arrays(found), loop_sum(model, data))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"radius": -0.1}, "bam_radius=-0.1"),
-        ({"radius": math.nan}, "bam_radius=nan"),
-        ({"variant": "magic"}, "bam_variant"),
-        ({"variant": BAM_HVP, "path": ONE_PASS}, "path"),
-    ],
-)
-def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"l2_norm_clip": CLIP, "radius": RADIUS, **changes}
-    with pytest.raises(InputError, match=message):
-        bam_sum(make_model(linear), **arguments)

@@ -22,7 +22,6 @@ from trainer.claims import lazy_noise as module
 from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.lazy_tables import choose, is_plain_sgd
-from trainer.claims.workers import agreement
 from trainer.core.step.adaptive_clip import COUNT_SHAPE, AdaptiveClip
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
@@ -290,32 +289,6 @@ def test_workers_share_out_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(map(np.array_equal, weights, found[0]))
 
 
-def test_flushed_weights_that_differ_at_a_worker_are_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    right = module._assign_of
-
-    def wrong(tables: Any) -> Any:
-        assign = right(tables)
-
-        def planted(rows: list[np.ndarray], weights: list[np.ndarray]) -> None:
-            if rows[2][0]:  # at worker 0, which completes the first chunk itself
-                weights[2] = np.nextafter(weights[2], np.float32(np.inf))
-            assign(rows, weights)
-
-        return planted
-
-    monkeypatch.setattr(module, "_assign_of", wrong)
-    monkeypatch.setattr(module, "_BLOCK", 10 * DIM)
-    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 6)
-
-    def work(workers: Any) -> None:
-        agreement.same_arrays(workers, _flushed(workers), 1)
-
-    with pytest.raises(agreement.AgreedError, match="those of worker 1 on"):
-        raise outcomes(2, work)[0]
-
-
 # -- the law of what is read, and of what leaves ---------------------------------------
 
 
@@ -394,19 +367,6 @@ def test_flushing_twice_adds_nothing() -> None:
     np.testing.assert_array_equal(table.numpy(), once)
 
 
-def test_draws_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BLOCK", 6)
-    found = []
-    for num_threads in (1, 2, 5):
-        monkeypatch.setattr(module, "_DRAW_THREADS", num_threads)
-        table = tf.Variable(tf.zeros((100, 2)))
-        lazy = _lazy(_direct_reads(table))
-        lazy.count_step(tf.constant(1.0))
-        lazy.flush(LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_flush)
-        found.append(table.numpy().tobytes())
-    assert len(set(found)) == 1
-
-
 def test_integers_and_noise_of_a_row_meet_before_its_weight_does() -> None:
     table = tf.Variable(tf.ones((4, 2)))
     lazy = _lazy(_direct_reads(table), expected_batch_size=1)
@@ -422,20 +382,6 @@ def test_integers_and_noise_of_a_row_meet_before_its_weight_does() -> None:
     assert np.array_equal(table, np.ones((4, 2)))
     lazy.flush(later.of_flush)
     assert table.numpy()[2].tolist() == [1 - 2.0**-24] * 2
-
-
-def test_a_step_of_rate_0_moves_nothing() -> None:
-    table = tf.Variable(tf.zeros((4, 2)))
-    lazy = _lazy(_direct_reads(table))
-    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
-    batch = {"ids": tf.constant([2], tf.int32)}, tf.constant(1.0)
-    for rate in (1.0, 0.0):
-        lazy.complete_reads([batch], later.of_read)
-        units = tf.constant([[1, 1]], tf.int64)
-        lazy.add(0, tf.IndexedSlices(units, tf.constant([2])))
-        lazy.count_step(tf.constant(rate))
-    lazy.flush(later.of_flush)
-    assert table.numpy()[2].tolist() == [-GRID.unit / 4] * 2
 
 
 def _moves(rates: list[float], reads: list[int], flushes: set[int]) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.manifest import Manifest
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import float_noise, unbounded
 from tests.trainer.flat_settings import train_settings
@@ -22,21 +20,12 @@ from trainer.core.step.noise import mixing_coefficients
 from trainer.gradients.clipping import clipped_sum
 from trainer.methods.optimizers import learning_rates
 from trainer.model.trainable_model import TrainableModel
-from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
-from trainer.train import train
+from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
 CLIP, DIVISOR, WIDTH, NUM_STEPS = 0.5, 8, 0.3, 5
-
-
-def constrained_network(manifest: Manifest) -> Any:
-    del manifest  # the columns are known
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    layer = keras.layers.Dense(1, kernel_constraint="non_neg", name="rates")
-    return keras.Model(categories, layer(keras.ops.cast(categories, "float32")))
 
 
 def _settings(**changes: Any) -> TrainSettings:
@@ -155,11 +144,6 @@ def test_what_is_mixed_is_at_least_tau_apart_in_every_coordinate_ties_included(
     assert (np.sign(found) == np.where(gap >= 0, 1, -1)).all()
 
 
-def test_equal_iterates_are_moved_apart_to_tau() -> None:
-    same = tf.constant([0.5, -0.0, 0.0])
-    np.testing.assert_array_equal(separated_gap(same, same, 0.25), [0.25] * 3)
-
-
 @pytest.mark.parametrize("seed", [0, 7])
 def test_the_iterate_before_the_first_is_tau_away_in_every_coordinate(
     seed: int,
@@ -236,17 +220,3 @@ def test_a_constraint_is_refused_since_no_mixture_would_keep_it() -> None:
     variable = tf.Variable([1.0, 2.0], constraint=tf.nn.relu, name="rates")
     with pytest.raises(InputError, match="no constraint on rates"):
         MixingOptimizer(0.1, [variable], mix_width=0.1, init_seed=0)
-
-
-def test_a_run_with_a_constraint_is_refused_before_it_has_a_folder(
-    tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
-) -> None:
-    request = Request(
-        settings=_settings(model=f"{__name__}:constrained_network"),
-        batches=small_batches.path,
-        held_out=held_out,
-        run=tmp_path / "run",
-    )
-    with pytest.raises(InputError, match="no constraint on rates/kernel"):
-        train(request)
-    assert not (tmp_path / "run").exists()

@@ -256,24 +256,3 @@ def test_trying_an_export_leaves_nothing(
     assert model.network.to_json() == config
     for left, right in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(left, right)
-
-
-def test_a_subclassed_model_is_exported_for_tensorflow(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    class Small(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, values: Any) -> Any:
-            return self.dense(values)
-
-    integers = keras.Input((13,), name="integers")
-    network = keras.Model(integers, Small()(integers))
-    export(
-        TrainableModel(network=network, description={}),
-        small_batches.manifest,
-        tmp_path,
-    )
-    assert (tmp_path / "saved_model" / "saved_model.pb").exists()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.bounded import bam_sum
-from tests.trainer.zoo import arrays, assert_close
+from tests.trainer.zoo import arrays
 from trainer.core.step.per_example import clip_to_norm
 from trainer.gradients.clipping import (
     ONE_PASS,
@@ -166,25 +166,6 @@ def test_a_well_conditioned_sum_is_as_before(shape: tuple[int, int, int]) -> Non
     total = math.sqrt(sum(float((g**2).sum()) for g in arrays(wanted)))
     apart = [a - b for a, b in zip(arrays(found), arrays(wanted), strict=True)]
     assert math.sqrt(sum(float((g**2).sum()) for g in apart)) <= 1e-4 * total
-
-
-@pytest.mark.parametrize("shape", [(18, 5, 3), (3, 4, 2)])
-@pytest.mark.parametrize("rows_held", [1, 3, 32])
-def test_gradients_are_formed_in_chunks_of_examples(
-    shape: tuple[int, int, int], rows_held: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = _pairwise(*shape)
-    inputs = np.random.default_rng(0).normal(size=(32, *shape[:2]))
-    columns = {
-        "inputs": tf.constant(inputs, tf.float32),
-        "label": tf.zeros(32, tf.int8),
-    }
-    wanted = clipped_sum(model, l2_norm_clip=CLIP)(columns, tf.ones(32))
-    held = rows_held * shape[1] * shape[2]
-    monkeypatch.setattr(gradient_parts, "_MOST_HELD_VALUES", held)
-    gradient_sum = clipped_sum(model, l2_norm_clip=CLIP)
-    found = tf.function(gradient_sum, autograph=False)(columns, tf.ones(32))
-    assert_close(arrays(found), arrays(wanted))
 
 
 def _without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

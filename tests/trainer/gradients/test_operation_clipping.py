@@ -26,9 +26,8 @@ from trainer.core.step.single_examples import SingleExamples
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
 from trainer.gradients.engine import gradient_parts
-from trainer.gradients.engine.backward_pass import backward
 from trainer.gradients.engine.gradient_parts import TableRows
-from trainer.gradients.engine.proof import obstacle, proof_of
+from trainer.gradients.engine.proof import obstacle
 from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
@@ -121,35 +120,11 @@ UNKNOWN: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any], str]] = {
 def test_known_uses_have_the_clipped_sum_of_a_tape_per_example(
     name: str, rows: Any
 ) -> None:
+    """Seen to fail where a formed gradient was left out of the norm."""
     model, data = known_model(*KNOWN[name]), rows(NUM_ROWS)
     assert obstacle(model) is None
     found = clipped_sum(model, l2_norm_clip=CLIP, path=PATH)(*batch(data, padding=2))
     assert_close(arrays(found), naive_sum(model, data, CLIP))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lstm",
-        *(
-            pytest.param(name, marks=pytest.mark.thorough)
-            for name in ("bidirectional", "convolutional lstm", "stacked cells")
-        ),
-    ],
-)
-def test_recurrent_layers_have_one_pass_also_where_the_batch_size_is_known(
-    name: str, rows: Any
-) -> None:
-    model = make_model(OPERATIONS[name])
-    columns, weight = batch(rows(NUM_ROWS))
-    proof = proof_of(model)
-
-    @tf.function(autograph=False)
-    def norms(columns: Any) -> Any:
-        return backward(proof, columns, NUM_ROWS).norms()
-
-    found = norms.get_concrete_function(columns)
-    assert found.output_shapes == weight.shape
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
@@ -181,55 +156,6 @@ def test_chunks_and_capped_coordinates_equal_a_loop_over_examples(
     gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
     found = gradient_sum(*batch(data, padding=3, fill=math.nan))
     assert_close(arrays(found), naive_sum(model, data, CLIP, cap))
-
-
-@pytest.mark.parametrize("positions", [1, 2, 8, 40])
-@pytest.mark.parametrize("formed", [True, False])
-def test_no_row_adds_more_than_the_clip_where_its_terms_cancel(
-    positions: int, formed: bool
-) -> None:
-    """Positions are nearly alike, and the loss is of their difference."""
-    signs = np.resize([1.0, -1.0], positions).astype("f4")[:, None]
-    size = 3 if formed else 70
-
-    def loss(labels: Any, outputs: Any) -> Any:
-        del labels
-        return tf.nn.softplus(tf.reduce_sum(outputs * signs, (1, 2)))
-
-    inputs = keras.Input((positions, size), name="inputs")
-    use = _Weight((size, size), lambda v, w: tf.matmul(v, w))
-    network = keras.Model(inputs, use(inputs))
-    model = TrainableModel(
-        network=network, description={}, loss=loss_of_ones_own("diff", loss)
-    )
-    use.w.assign(np.random.default_rng(0).normal(0, 1e-9, (size, size)))
-    assert choose_path(model) == PATH
-    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP), autograph=False)
-    random = np.random.default_rng(positions)
-    for _ in range(40):
-        magnitude, apart = 10 ** random.uniform((-6, -9), (10, 0))
-        row = magnitude * (
-            random.normal(size=(1, 1, size))
-            + apart * random.normal(size=(1, positions, size))
-        )
-        columns = {"inputs": row.astype("f4"), "label": np.zeros(1, "i1")}
-        (found,) = gradient_sum(
-            {name: tf.constant(value) for name, value in columns.items()}, tf.ones(1)
-        )
-        assert np.linalg.norm(np.asarray(found, np.float64)) <= MOST * CLIP
-
-
-def test_a_gradient_left_out_of_the_norm_would_be_seen(
-    rows: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The comparison with a loop fails on this planted fault."""
-    parts = gradient_parts.FormedGradients
-    norm = parts.squared_norm
-    monkeypatch.setattr(parts, "squared_norm", lambda part: 0.0 * norm(part))
-    model, data = make_model(OPERATIONS["separable"]), rows(NUM_ROWS)
-    found = clipped_sum(model, l2_norm_clip=CLIP)(*batch(data))
-    with pytest.raises(AssertionError):
-        assert_close(arrays(found), naive_sum(model, data, CLIP))
 
 
 def test_recurrent_layers_are_what_they_were_afterwards() -> None:

@@ -44,7 +44,7 @@ _IMAGES = {"AvgPool", "Conv2D", "DepthwiseConv2dNative", "MaxPool", "ResizeBicub
            "ResizeBilinear", "ResizeNearestNeighbor"}  # fmt: skip
 #: Of several operations, or of volumes, lists and equations that no chance finds;
 #: `Shape` has no rows.
-_OTHERS = {"AvgPool3D", "Conv2DBackpropInput", "Conv3D", "Einsum", "IdentityN",
+_OTHERS = {"AvgPool3D", "Conv3D", "Einsum", "IdentityN",
            "LookupTableFindV2", "MaxPool3D", "ResourceGather", "Shape",
            "Squeeze"}  # fmt: skip
 KINDS = sorted({*row_independence._RULES} - _OTHERS)

@@ -42,12 +42,6 @@ def test_ids_are_those_that_the_tables_are_read_at_padding_included(rows: Any) -
     np.testing.assert_array_equal(second, wanted[:, :2].reshape(-1) // 2)
 
 
-def test_a_model_can_be_differentiated_as_before() -> None:
-    model = _model(second=True)
-    table_reads(model)
-    assert obstacle(model) is None
-
-
 @pytest.mark.parametrize("kind", ["no table", "from weights"])
 def test_no_reads_where_they_are_not_known_beforehand(kind: str) -> None:
     model = _model(from_weights=True)

@@ -323,31 +323,9 @@ def test_a_model_of_ones_own_takes_the_settings_of_its_method(
         make_private(model, **folders, **PRIVATE, method=NAME, clip_share=2.0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"no l2_norm_clp=1 .* no method has it"):
         make_private(model, **folders, **PRIVATE, l2_norm_clp=1)  # type: ignore[arg-type]
-    for own in ("dp-sat", "model-mix"):
-        with pytest.raises(InputError, match=f"no method='{own}'; `dpsgd train` has"):
-            make_private(model, **folders, method=own)  # type: ignore[arg-type]
 
 
 # -- what is not brought ---------------------------------------------------------------
-
-
-def test_a_method_from_outside_is_accounted_for_and_stated(register: Register) -> None:
-    register(WHOLE)
-    settings = _settings()
-    check_described(NAME, settings.method_settings)
-    said = privacy.plan_statement(
-        PLAN,
-        noise_multiplier=1.0,
-        l2_norm_clip=settings.l2_norm_clip,
-        delta=1e-5,
-        gradients=gradients_text(NAME, settings.method_settings),
-        theorem=privacy.theorem_of_settings(settings),
-    )
-    assert "SMALL: per-example gradients, to clip_share=0.5" in said.to_text()
-    ours = privacy.plan_statement(
-        PLAN, noise_multiplier=1.0, l2_norm_clip=0.4, delta=1e-5
-    )
-    assert said.epsilon == ours.epsilon
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,21 +37,6 @@ def test_zero_noise_and_a_clip_that_never_bites_equal_the_run_without_privacy(
         train(request)
     for left, right in zip(*(weights_of(r.run) for r in requests), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
-
-
-def test_steps_of_several_batches_give_the_run_of_one_batch(
-    request_for: Any, small_batches: Any, batch_folder: Callable[..., Any]
-) -> None:
-    split = batch_folder(small_batches.steps, "split", physical_batch_size=3)
-    settings = private_settings(
-        noise_multiplier=0.0, optimizer="sgd", learning_rate=1.0
-    )
-    whole = request_for("whole", settings=settings, held_out=None)
-    parts = request_for("parts", settings=settings, held_out=None, batches=split.path)
-    for request in (whole, parts):
-        train(request)
-    for left, right in zip(weights_of(whole.run), weights_of(parts.run), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture
