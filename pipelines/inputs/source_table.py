@@ -259,6 +259,7 @@ def _split(dataset: Mapping[str, Any], skips: bool) -> Any:
     schema = dataset.get("schema", {})
     split = schema.get("split", {})
     kind = schema.get("columns", {}).get(split.get("column"), {})
+    # Of earlier releases dates of integers had a unit.
     times = [kind.get(name) for name in ("format", "unit", "zone")]
     by_place = skips and not split.get("column")
     others = [schema["columns"]] if by_place and "columns" in schema else []

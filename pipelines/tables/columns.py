@@ -431,16 +431,13 @@ def _value_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
         return None
     if pa.types.is_float16(found):  # programs write different texts of it
         return "store it in single precision"
+    if isinstance(kind, kinds.Date) and pa.types.is_integer(found):
+        return "store times as timestamps or text"
     if not any(check(found) for check in _TAKEN[kind.kind]):
         return f'write kind = "{kind_of_type(found)}"'
     if isinstance(kind, kinds.Label) and pa.types.is_boolean(found):
         counted = kind.task == kinds.REGRESSION or isinstance(kind.classes, int)
         return 'write task = "binary"' if counted else None
-    if isinstance(kind, kinds.Date):
-        if pa.types.is_integer(found) and not kind.unit:
-            return 'write unit = "s", "ms" or "us"'
-        if kind.unit and not pa.types.is_integer(found):
-            return "it is no integer: leave unit out"
     return None
 
 
@@ -451,7 +448,7 @@ _TAKEN: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "boolean": _ANY_NUMBER,
     "category": (*_ANY_NUMBER, pa.types.is_date),
     "text": (),
-    "date": (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer),
+    "date": (pa.types.is_timestamp, pa.types.is_date),
     "label": _ANY_NUMBER,
     "user": _NUMBER,
 }

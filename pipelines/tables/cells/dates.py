@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 
 from pipelines.core.users.user_ids import is_text
 from pipelines.tables.cells.cells import Cells, cast, nulls
-from pipelines.tables.cells.values import texts_of
 from pipelines.tables.schema import column_kinds as kinds
 
 _ZONED = r"[Tt ].*([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)$"
@@ -38,7 +37,7 @@ def times_of(cells: Cells, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]:
     """Returns local times in the zone of the schema, and which cells are malformed.
 
     Args:
-      cells: Dates, times, texts or integers.
+      cells: Dates, times or texts.
       kind: How they are read.
     """
     times, bad = _parsed(cells, kind)
@@ -61,10 +60,6 @@ def _missing_times(missing_values: Sequence[str], kind: kinds.Date) -> np.ndarra
 
 def _parsed(cells: Cells, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]:
     """Returns local times that may be in any year; see ``times_of``."""
-    if kind.unit:
-        array, bad = cast(texts_of(cells)[0], pa.int64())
-        times, worse = _in_microseconds(array.cast(pa.timestamp(kind.unit)))
-        return times, bad | worse
     array = cells.array
     if is_text(array.type):
         parse = _by_format if kind.format else _by_iso_8601

@@ -363,12 +363,6 @@ def _format(fields: Fields) -> str:
     return found
 
 
-def _unit(fields: Fields) -> str:
-    if fields.get("unit", "") == "":
-        return ""
-    return fields.choice("unit", ("s", "ms", "us"))
-
-
 def _zone(fields: Fields) -> str:
     zone = fields.text("zone", UTC)
     try:
@@ -389,7 +383,6 @@ class Date(Kind):
       range: First and last date.  "year" needs it to bound its ids, and "days", which
         is clipped to it and scaled to [-1, 1].
       format: Format of texts for Python's ``strptime``; empty for ISO 8601.
-      unit: Unit of integers: s, ms or us since 1970; empty for other types.
       zone: Time zone to which times with a zone are converted.
     """
 
@@ -397,7 +390,6 @@ class Date(Kind):
     parts: tuple[str, ...] = _read(_parts, _PARTS)
     range: tuple[datetime.datetime, datetime.datetime] | None = _read(_dates, None)
     format: str = _read(_format, "")
-    unit: str = _read(_unit, "")
     zone: str = _read(_zone, UTC)
 
     def outputs(self, name: str) -> tuple[Output, ...]:

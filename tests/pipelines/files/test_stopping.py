@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines.files.stopping import StoppedError, on_signals, stoppable
@@ -139,13 +138,6 @@ _ENDING = threading.Event()
 
 def long_block(number: int) -> Iterator[int]:
     """Gets the signal, and works on until the main thread has raised what it raises."""
-    begin_and_wait(number)
-    progress.advance("blocks")
-    yield number
-
-
-def begin_and_wait(number: int) -> None:
-    """Gets the signal, and returns when the main thread has raised what it raises."""
     from tests.pipelines.files import (
         test_stopping as this,  # as it is here, not as pickled
     )
@@ -154,34 +146,23 @@ def begin_and_wait(number: int) -> None:
     this._BEGUN.append(number)
     os.kill(os.getpid(), number)
     assert this._ENDING.wait(600)
+    progress.advance("blocks")
+    yield number
 
 
-@pytest.fixture
-def waits_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets what has begun go on once its job is cancelled."""
+def test_a_signal_ends_beams_local_runner_at_its_next_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the signal raises is raised outside of Beam, which ends in order.
+
+    What has begun goes on once its job is cancelled.
+    """
     monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
-    _BEGUN.clear()
-    _ENDING.clear()
-
-
-@pytest.mark.usefixtures("waits_for_the_end")
-def test_a_signal_ends_beams_local_runner_at_its_next_block() -> None:
-    """What the signal raises is raised outside of Beam, which ends in order."""
     pipeline, number = beam.Pipeline(FnApiRunner()), SIGNALS[0]
     _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
     with pytest.raises(StoppedError) as error, stoppable("go on so"):
         engine_tasks.run_to_end(pipeline)
     assert str(error.value) == "go on so"
-    assert [number] == _BEGUN
-
-
-@pytest.mark.usefixtures("waits_for_the_end")
-def test_a_signal_ends_independent_tasks_at_the_next_one() -> None:
-    number = SIGNALS[1]
-    with pytest.raises(StoppedError), stoppable():
-        engine_tasks.run_on_engine(
-            PipelineOptions(["--runner=FnApiRunner"]), begin_and_wait, [number] * 3
-        )
     assert [number] == _BEGUN
 
 

@@ -381,7 +381,6 @@ DATE = {"kind": "date", **FIELDS["date"][0]}
             DATE,
         ),
         (pa.array([datetime.date(1900, 1, 1)]), ["1900-01-01"], DATE),
-        (pa.array([5, None]), ["5.0", ""], {**DATE, "unit": "s"}),
     ],
 )
 def test_a_value_has_the_same_bytes_in_csv(

@@ -61,7 +61,6 @@ kind = "date"
 parts = ["year", "days"]
 range = [2020-01-01, 2021-06-01T12:00:00]
 zone = "Europe/Berlin"
-unit = "ms"
 
 [columns.flag]
 kind = "boolean"
