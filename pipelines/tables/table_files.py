@@ -20,9 +20,7 @@ import contextlib
 import csv
 import dataclasses
 import io
-import json
 import os
-import shlex
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -254,13 +252,13 @@ def read_text(
             for block in _rows(
                 file, raw, watched, names, inside, skipped, delimiter=delimiter
             ):
-                _refuse_open(file, quotations.fault, options)
+                _refuse_open(file, quotations.fault)
                 yield block
         except pa.ArrowInvalid:
-            _refuse_open(file, quotations.fault, options)
+            _refuse_open(file, quotations.fault)
             raise
         quotations.end()
-        _refuse_open(file, quotations.fault, options)
+        _refuse_open(file, quotations.fault)
 
 
 def read_lines(file: InputFile, names: Sequence[str]) -> Iterator[tuple[RawBlock, int]]:
@@ -341,13 +339,12 @@ class _Watched(io.RawIOBase):
         return len(data)
 
 
-def _refuse_open(file: InputFile, line: int, options: InputOptions) -> None:
+def _refuse_open(file: InputFile, line: int) -> None:
     """Refuses text with an open quotation, which may hold the rows after it.
 
     Args:
       file: The text, or a part of it.
       line: From ``Quotations.fault``.
-      options: How text is read.
 
     Raises:
       InputError: there is one.
@@ -358,19 +355,8 @@ def _refuse_open(file: InputFile, line: int, options: InputOptions) -> None:
             f'Expected a quotation mark (") at the beginning of a cell of {file.shown} '
             "to have another one at the end of the cell, on the same line; "
             f"that{where} has none. Remove it, or double the marks within the cell. If "
-            f"cells have line ends, write Parquet: {_to_parquet(file, options)}"
+            "cells have line ends, write Parquet, as the page Your own table says."
         )
-
-
-def _to_parquet(file: InputFile, options: InputOptions) -> str:
-    """Returns a command that writes a text as Parquet, rows of several lines, too."""
-    delimiter = json.dumps(delimiter_of(file, options))
-    table = f"csv.read_csv({json.dumps(file.shown)}, parse_options=csv.ParseOptions("
-    program = (
-        f"from pyarrow import csv, parquet; parquet.write_table({table}"
-        f'delimiter={delimiter}, newlines_in_values=True)), "table.parquet")'
-    )
-    return f"python -c {shlex.quote(program)}"
 
 
 def _numbered(

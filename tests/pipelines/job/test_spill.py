@@ -7,22 +7,18 @@ import uuid
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress
 from pipelines.job.job_folder import read_checksum
-from pipelines.job.packing import sample_and_pack
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
 from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
 from pipelines.job.steps.reduce_step import WriteSpilledFn
-from tests.pipelines.conftest import SmallJobs, small_layout
+from tests.pipelines.conftest import SmallJobs
 from tests.pipelines.memory_stores import STORES
 
 
@@ -34,16 +30,6 @@ def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     folder = f"{request.param}://host/{uuid.uuid4().hex}/spill"
     storage.make_folder(folder)
     return folder
-
-
-@given(pieces=st.lists(st.binary(max_size=40), min_size=1, max_size=9))
-@settings(max_examples=50, deadline=None)
-def test_read_slice_returns_exactly_the_bytes_that_were_written(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
-) -> None:
-    path = spill_path(tmp_path_factory.mktemp("spill"), 3)
-    write_spill(path, [len(piece) for piece in pieces], iter(pieces), flush=False)
-    assert [read_slice(path, group) for group in range(len(pieces))] == pieces
 
 
 def test_slices_are_those_of_any_store(place: str) -> None:
@@ -124,17 +110,6 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
     assert read_checksum(str(out), path.name, len(whole) - 1) is None
     list(write.process(0))
     assert path.read_bytes() == whole
-
-
-def test_sizes_are_those_of_the_pieces(dataset: Dataset) -> None:
-    layout = small_layout(dataset)
-    for block in dataset.blocks:
-        packed = sample_and_pack(
-            layout, bytes(32), [block], dataset.is_listed, edges=layout.group_edges()
-        )
-        pieces = [packed.piece(group) for group in range(layout.num_groups)]
-        assert [len(piece) for piece in pieces] == packed.sizes
-        assert sum(packed.sizes) == len(packed.chosen.row) * (17 + 12)
 
 
 @pytest.mark.parametrize(

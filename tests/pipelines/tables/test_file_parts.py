@@ -6,7 +6,6 @@ import csv
 import gzip
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 from typing import Any
@@ -136,14 +135,16 @@ def test_a_quotation_that_is_left_open_is_refused_with_its_line(
             rows_of([file], InputOptions())
 
 
-def test_the_command_for_rows_of_several_lines_works(tmp_path: pathlib.Path) -> None:
-    file = input_file(tmp_path / "it's.csv", b'a;b\n1;"two\nlines, 5"" long"\n')
-    with pytest.raises(InputError, match="on the same line") as refused:
-        rows_of([file], InputOptions(delimiter=";"))
-    command = str(refused.value).partition("write Parquet: python ")[2]
-    subprocess.run([sys.executable, *shlex.split(command)], cwd=tmp_path, check=True)
-    wanted = [{"a": 1, "b": 'two\nlines, 5" long'}]
-    assert pq.read_table(tmp_path / "table.parquet").to_pylist() == wanted
+def test_the_command_of_the_page_writes_any_text_as_parquet(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    page = (root / "docs" / "your_table.md").read_text()
+    [command] = re.findall(r"^python -c '(.*?)'$", page, re.M | re.S)
+    text = 'a;b\n1,5;"two\nlines, 5\\" l\xf6ng"\n'
+    (tmp_path / "t.csv").write_text(text, encoding="latin-1")
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
+    wanted = [{"a": 1.5, "b": 'two\nlines, 5" l\xf6ng'}]
+    assert pq.read_table(tmp_path / "t.parquet").to_pylist() == wanted
 
 
 def test_what_cannot_be_read_from_its_middle_is_one_part(
