@@ -121,7 +121,6 @@ def write_record(
     folder: pathlib.Path,
     schema: pa.Schema,
     settings: Mapping[str, Any],
-    files: Mapping[str, FileRecord],
 ) -> None:
     """Writes the record for ``verify_prepared``.
 
@@ -129,12 +128,13 @@ def write_record(
       folder: Folder of the prepared data.
       schema: Schema of the files.
       settings: Settings of the conversion, JSON-serialisable.
-      files: Path below ``folder`` -> record of every file.
     """
+    paths = {str(p.relative_to(folder)): p for p in sorted(folder.glob("*/*.parquet"))}
+    files = {name: dataclasses.asdict(_file_record(paths[name])) for name in paths}
     record = {
         "dataset": description_of(schema, RECORD_NAME),
         "settings": dict(settings),
-        "files": {name: dataclasses.asdict(each) for name, each in files.items()},
+        "files": files,
         FOOTERS: footers_of(folder, files),
     }
     fields = {**header(**_HEADER), **record, "fingerprint": fingerprint(record)}
@@ -253,7 +253,7 @@ def _check_file(
         yield f"Expected {name} to be of the schema that the record says."
 
 
-def file_record(path: pathlib.Path) -> FileRecord:
+def _file_record(path: pathlib.Path) -> FileRecord:
     """Returns the record of a finished file."""
     return FileRecord(
         num_rows=pq.read_metadata(path).num_rows,

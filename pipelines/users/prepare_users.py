@@ -48,7 +48,7 @@ from pipelines.inputs.source_table import KEPT_NAME, read_from
 from pipelines.job.runtime.tasks import Runtime
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.job import prepare_job
-from pipelines.tables.prepared_files import file_record, new_table, write_record
+from pipelines.tables.prepared_files import new_table, write_record
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.table_format import TableOptions, prepared_schema
 from pipelines.users import bound
@@ -136,7 +136,7 @@ def prepare_users(
                 **_told(settings, bound_held_out),
                 **read_from(each["path"] for each in files),
             }
-            _write_record(folder.data, schema, told)
+            write_record(folder.data, schema, told)
         folder.finish(done)
     return PrepareSummary.from_json(done)
 
@@ -207,14 +207,6 @@ def _of_rows(settings: BoundSettings) -> BoundSettings:
 
 def _has_rows(folder: pathlib.Path) -> bool:
     return any(pq.read_metadata(each).num_rows for each in folder.glob("*.parquet"))
-
-
-def _write_record(data: pathlib.Path, schema: Any, told: dict[str, Any]) -> None:
-    records = {
-        str(path.relative_to(data)): file_record(path)
-        for path in sorted(data.glob("*/*.parquet"))
-    }
-    write_record(data, schema, told, records)
 
 
 def _drop_ids(source: pathlib.Path, target: pathlib.Path, schema: Any) -> None:

@@ -13,7 +13,6 @@ are not compressed but mapped to memory, which costs less than reading text twic
 
     OUT.unfinished/counts/     counts of every converted range; sensitive
     OUT.unfinished/pieces/     converted rows; sensitive
-    OUT.unfinished/records/    records of the finished output files
     OUT.unfinished/data/       becomes OUT; the rest as in ``unfinished``
 
 Formal guarantees:
@@ -48,6 +47,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.threads import in_order, num_cores
@@ -70,14 +70,13 @@ from pipelines.tables.convert import (
     summarize,
 )
 from pipelines.tables.prepared_files import (
-    FileRecord,
-    open_writer,
+    new_table,
     row_groups,
     write_record,
 )
 from pipelines.tables.raw_files import InputFile, changed, check_unchanged, list_files
 
-_COUNTS, _PIECES, _RECORDS, _DATA = "counts", "pieces", "records", "data"
+_COUNTS, _PIECES, _DATA = "counts", "pieces", "data"
 
 #: Names of the steps, in order.
 CONVERT, WRITE = STEPS = ("convert", "write")
@@ -145,11 +144,6 @@ class _Job:
     def file_path(self, file: _OutputFile) -> pathlib.Path:
         """Path of an output file."""
         return pathlib.Path(self.work, _DATA, file.name)
-
-    def record_path(self, file: _OutputFile) -> pathlib.Path:
-        """Path of the record of an output file."""
-        name = f"{file.name.replace('/', '-')}.json"
-        return pathlib.Path(self.work, _RECORDS, name)
 
     def step(
         self,
@@ -228,17 +222,10 @@ class _Job:
         return counts
 
     def write_file(self, file: _OutputFile) -> None:
-        """Writes an output file and its record from the pieces."""
-        schema = self.format.schema
-        with new_file(self.file_path(file)) as write:
-            sink, num_rows = Sink(write), 0
-            with open_writer(sink, schema) as writer:
-                for rows in row_groups(self._rows(file), self.options.row_group_rows):
-                    writer.write_table(rows, row_group_size=len(rows))
-                    num_rows += len(rows)
-            record = FileRecord(num_rows=num_rows, size=sink.size, sha256=sink.sha256)
-            data = pretty_json(dataclasses.asdict(record))
-            write_atomically(self.record_path(file), data, mode=0o600)
+        """Writes an output file from the pieces."""
+        with new_table(self.file_path(file), self.format.schema, self.work) as writer:
+            for rows in row_groups(self._rows(file), self.options.row_group_rows):
+                writer.write_table(rows, row_group_size=len(rows))
 
     def _rows(self, file: _OutputFile) -> Iterator[pa.Table]:
         """Yields the rows of an output file, in order."""
@@ -326,10 +313,10 @@ def prepare(
             with _nothing_of_refused_rows(folder, runtime):
                 job = _divided(folder, files, options, runtime)
                 total = _converted(folder, job, runtime)
-            records = _write(job, total, runtime)
+            _write(job, total, runtime)
             read = read_from(file.path for file in files)
             settings = {**options.settings, **read}
-            write_record(folder.data, table.schema, settings, records)
+            write_record(folder.data, table.schema, settings)
             sizes = rows_of_splits(total, table.shares)
             done = dataclasses.asdict(summarize(files, table, total, sizes))
         folder.finish(done)
@@ -347,7 +334,7 @@ def _begin_or_continue(
     }
     done = folder.begin_or_continue(job, "input, schema or options")
     if done is None:
-        for name in (_COUNTS, _PIECES, _RECORDS):
+        for name in (_COUNTS, _PIECES):
             (folder.work / name).mkdir(exist_ok=True)
         for split in SPLITS:
             (folder.data / split).mkdir(exist_ok=True)
@@ -399,8 +386,8 @@ def _converted(folder: Unfinished, job: _Job, runtime: Runtime) -> RowCount:
     return total
 
 
-def _write(job: _Job, total: RowCount, runtime: Runtime) -> dict[str, FileRecord]:
-    """Writes all output files, and returns their records."""
+def _write(job: _Job, total: RowCount, runtime: Runtime) -> None:
+    """Writes all output files."""
     files = _output_files(rows_of_splits(total, job.format.shares), job.options)
     runtime.run(
         Step(
@@ -411,9 +398,6 @@ def _write(job: _Job, total: RowCount, runtime: Runtime) -> dict[str, FileRecord
             size=lambda file: file.num_rows,
         )
     )
-    records = {
-        file.name: FileRecord(**read_json(job.record_path(file))) for file in files
-    }
-    if any(records[file.name].num_rows != file.num_rows for file in files):
-        raise changed()
-    return records
+    for file in files:
+        if pq.read_metadata(job.file_path(file)).num_rows != file.num_rows:
+            raise changed()

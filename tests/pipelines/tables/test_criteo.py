@@ -407,7 +407,7 @@ def test_no_partial_output_after_a_failure(
 
     path, options = text(make_lines(60)), PrepareOptions(row_group_rows=10)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_job, "open_writer", full)
+        patch.setattr(prepare_job, "new_table", full)
         with pytest.raises(InputError, match="No space left on device"):
             prepare(path, tmp_path / "out", options)
     assert not (tmp_path / "out").exists()

@@ -25,7 +25,7 @@ from pipelines.tables.convert import ConvertOptions
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job import prepare_job
 from pipelines.tables.job.prepare_job import prepare
-from pipelines.tables.prepared_files import open_writer
+from pipelines.tables.prepared_files import new_table
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_format import TableOptions
@@ -112,12 +112,12 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append("file")
-        return open_writer(*arguments)
+        return new_table(*arguments)
 
-    monkeypatch.setattr(prepare_job, "open_writer", killed_at_third)
+    monkeypatch.setattr(prepare_job, "new_table", killed_at_third)
     with pytest.raises(KeyboardInterrupt):
         prepare(str(table), out, options, runtime=THERE)
-    monkeypatch.setattr(prepare_job, "open_writer", open_writer)
+    monkeypatch.setattr(prepare_job, "new_table", new_table)
     assert not out.exists()
     unfinished = tmp_path / "out.unfinished"
     assert stat.S_IMODE(unfinished.stat().st_mode) == 0o700
