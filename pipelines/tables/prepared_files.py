@@ -23,7 +23,6 @@ import hashlib
 import os
 import pathlib
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,7 +36,8 @@ from accounting.core.versioned_json import header, read_fields
 from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.storage import flush_to_disk, write_atomically
+from pipelines.files.sink import Sink
+from pipelines.files.storage import new_file, write_atomically
 from pipelines.inputs.parquet_blocks import description_of, without_note
 from pipelines.inputs.source_table import FOOTERS, footers_of
 from pipelines.inputs.source_table import PREPARED_NAME as RECORD_NAME
@@ -77,23 +77,18 @@ def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 @contextlib.contextmanager
-def new_table(
-    path: pathlib.Path, schema: pa.Schema, folder: str | os.PathLike[str]
-) -> Iterator[pq.ParquetWriter]:
+def new_table(path: pathlib.Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Yields a writer of a file that appears when the context ends well.
 
     Args:
       path: Path of the file.
       schema: Schema of the file.
-      folder: Folder for the temporary file, on the same file system but not that of
-        ``path``: the rest of a killed worker must not become output.
     """
-    temporary = pathlib.Path(folder, f"unfinished-{secrets.token_hex(8)}")
-    with open_writer(temporary, schema) as writer:
+    with (
+        new_file(path, mode=0o600) as write,
+        open_writer(Sink(write), schema) as writer,
+    ):
         yield writer
-    # A resumed job takes the file for complete if it is there, also after a power loss.
-    flush_to_disk(temporary)
-    os.replace(temporary, path)
 
 
 def row_groups(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:

@@ -236,7 +236,7 @@ class BoundJob:
     def write(self, run: Run) -> None:
         """Writes the kept rows of a run, without ids."""
         kept = [self.kept(part, run) for part in range(self.num_parts)]
-        with new_table(self.run_output(run), self.schema, self.work) as writer:
+        with new_table(self.run_output(run), self.schema) as writer:
             for rows in self.kept_rows(run, np.concatenate(kept)):
                 writer.write_table(rows, row_group_size=len(rows))
 

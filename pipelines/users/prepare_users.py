@@ -217,7 +217,7 @@ def _drop_ids(source: pathlib.Path, target: pathlib.Path, schema: Any) -> None:
             continue
         with (
             pq.ParquetFile(path, page_checksum_verification=True) as rows,
-            new_table(target / path.name, schema, source) as writer,
+            new_table(target / path.name, schema) as writer,
         ):
             for group in range(rows.num_row_groups):
                 found = rows.read_row_group(group, columns=schema.names)

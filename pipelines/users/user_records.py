@@ -133,7 +133,7 @@ def write_users(job: BoundJob, part: int) -> None:
     ]
     rows = np.concatenate(pieces)
     rows = rows[np.argsort(rows["user"], kind="stable")]
-    with new_table(job.output(part), job.schema, job.work) as writer:
+    with new_table(job.output(part), job.schema) as writer:
         most = job.settings.max_examples_per_user
         size = max(1, min(_MOST_ROWS, ROW_GROUP_BYTES // (most * kind.itemsize)))
         starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))

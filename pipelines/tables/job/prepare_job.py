@@ -223,7 +223,7 @@ class _Job:
 
     def write_file(self, file: _OutputFile) -> None:
         """Writes an output file from the pieces."""
-        with new_table(self.file_path(file), self.format.schema, self.work) as writer:
+        with new_table(self.file_path(file), self.format.schema) as writer:
             for rows in row_groups(self._rows(file), self.options.row_group_rows):
                 writer.write_table(rows, row_group_size=len(rows))
 
