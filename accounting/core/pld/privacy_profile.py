@@ -60,8 +60,6 @@ class Composition:
     def __init__(self, loss: Atoms, num_steps: int) -> None:
         self.loss = loss
         self.num_steps = num_steps
-        self._rough: dict[float, tuple[LaplaceSum, float]] = {}
-        self._rough_deltas: dict[float, float] = {}
 
     def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
         """Returns a discrete loss that dominates the exact loss of one step.
@@ -89,39 +87,22 @@ class Composition:
         """Returns an approximation of epsilon at ``delta``."""
         return saddlepoint.approximate_epsilon(self.loss, self.num_steps, delta)
 
-    def rough_delta(self, epsilon: float, enough: float = 0.0) -> float:
-        """Returns a rough upper bound on delta; arguments as for `at`."""
-        if epsilon not in self._rough_deltas:
-            found = self.at(epsilon, ROUGH, enough).delta(epsilon)
-            self._rough_deltas[epsilon] = found
-        return self._rough_deltas[epsilon]
-
-    def roughly(self, delta: float) -> tuple[LaplaceSum, float]:
-        """Returns a rough sum near epsilon at ``delta``, and its epsilon."""
-        if delta not in self._rough:
-            self._rough[delta] = self._roughly(delta)
-        return self._rough[delta]
-
-    def _roughly(self, delta: float) -> tuple[LaplaceSum, float]:
+    def _roughly(self, delta: float) -> float:
+        """Returns a rough epsilon at ``delta``."""
         epsilon = self.approximate_epsilon(delta)
         for _ in range(_MOST_GUESSES):
             total = self.at(epsilon, ROUGH)
             found = total.epsilon(delta)
             if math.isinf(found):
-                return total, epsilon
+                return epsilon
             if abs(found - epsilon) * total.contour.order <= _NEAR:
                 break
             epsilon = found
-        return total, found
+        return found
 
-    def epsilon(self, delta: float, fineness: float = FINE) -> float:
-        """Returns an upper bound on epsilon.
-
-        Args:
-          delta: In (0, 1).
-          fineness: Largest relative addition to delta.
-        """
-        return self.near(delta, fineness)[0].epsilon(delta)
+    def epsilon(self, delta: float) -> float:
+        """Returns an upper bound on epsilon at ``delta``."""
+        return self.near(delta, FINE)[0].epsilon(delta)
 
     def near(self, delta: float, fineness: float) -> tuple[LaplaceSum, float]:
         """Returns a sum that is tight near epsilon at ``delta``, and where it is tight.
@@ -130,7 +111,7 @@ class Composition:
           delta: In (0, 1).
           fineness: Largest relative addition to delta.
         """
-        epsilon = self.roughly(delta)[1]
+        epsilon = self._roughly(delta)
         total = self.at(epsilon, fineness)
         nearest = epsilon - _NEAR / total.contour.order
         if nearest < 0 or total.delta(nearest) > delta:
@@ -262,23 +243,9 @@ class Profile:
         for place, one in enumerate(self._sums):
             # A rough bound may show that this direction is the better one.
             small = worst < LEAST_TIGHT_DELTA
-            if small or one.rough_delta(epsilon, worst) > worst:
+            if small or one.at(epsilon, ROUGH, worst).delta(epsilon) > worst:
                 worst = max(worst, self._delta_of(place, epsilon))
         return worst
-
-    def rough_epsilon(self, delta: float) -> float:
-        """Returns a rough epsilon, for a choice between profiles."""
-        if delta < LEAST_TIGHT_DELTA:
-            return max(one.epsilon(delta) for one in self._chernoffs)
-        return self._worst_first(delta)[0].roughly(delta)[1]
-
-    def rough_delta(self, epsilon: float) -> float:
-        """Returns a rough delta, for a choice between profiles."""
-        tiny = [self._tiny(place, epsilon) for place in range(len(self._sums))]
-        return max(
-            one.rough_delta(epsilon) if small is None else small
-            for one, small in zip(self._sums, tiny, strict=True)
-        )
 
     def _worst_first(self, delta: float) -> list[StepComposition]:
         """Returns the directions, the one with the largest epsilon probably first."""

@@ -74,8 +74,6 @@ _NEVER = 1e-10
 _NEGLIGIBLE = 1e-6
 #: Relative distance of epsilons in the search for the least delta.
 _NEARBY = 1e-3
-#: Of two rough bounds with a larger ratio, the larger one is not computed finely.
-_NEAR = 1.0 + 3 * privacy_profile.ROUGH
 
 
 def adding_steps(
@@ -169,17 +167,6 @@ class TruncatedSteps:
             for name, mixing in self.mixtures.items()
         }
 
-    def _tightest_at(
-        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
-    ) -> TruncatedSteps:
-        """Returns these bounds with the mixtures that may be the tightest there."""
-        if len(self.mixtures) < 2:
-            return self
-        rough = self._profiles(plan, noise_multiplier, privacy_profile.ROUGH)
-        near = _tightest(rough, lambda one: one.rough_delta(epsilon))
-        kept = {name: self.mixtures[name] for name in near or self.mixtures}
-        return dataclasses.replace(self, mixtures=kept)
-
     def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
         """Returns the noise multiplier of all steps as one, with all draws revealed."""
         return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
@@ -219,10 +206,7 @@ class TruncatedSteps:
             options.insert(0, (additive(epsilon), self.additive))
             if cost <= _NEGLIGIBLE * options[0][0]:
                 return least(*options)
-        profiles = _tightest(
-            self._profiles(plan, noise_multiplier, fineness),
-            lambda one: one.rough_delta(epsilon),
-        )
+        profiles = self._profiles(plan, noise_multiplier, fineness)
         options += [(one.delta(epsilon), name) for name, one in profiles.items()]
         best = least(*options)
         # At a smaller epsilon the cap costs less, but never less than at 0, and without
@@ -306,10 +290,7 @@ class TruncatedSteps:
         if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
             return Bounds(upper=additive, method=self.additive)
         effective = self._effective(plan, noise_multiplier)
-        profiles = _tightest(
-            self._profiles(plan, noise_multiplier, privacy_profile.FINE),
-            lambda one: one.rough_epsilon(delta),
-        )
+        profiles = self._profiles(plan, noise_multiplier, privacy_profile.FINE)
         return least(
             (additive, self.additive),
             *((one.epsilon(delta), name) for name, one in profiles.items()),
@@ -327,15 +308,8 @@ class TruncatedSteps:
           delta: In (0, 1).
         """
 
-        chosen: dict[float, TruncatedSteps] = {}
-
         def reached(noise: float, fineness: float) -> float:
-            if noise == 0.0:
-                return self.delta(plan, noise, epsilon).guarantee
-            # Asked once for each fineness: the last one is near the result.
-            if fineness not in chosen:
-                chosen[fineness] = self._tightest_at(plan, noise, epsilon)
-            return chosen[fineness].delta(plan, noise, epsilon, fineness).guarantee
+            return self.delta(plan, noise, epsilon, fineness).guarantee
 
         value = smallest_noise_in_two(
             reached,
@@ -346,23 +320,6 @@ class TruncatedSteps:
             coarse_tolerance=privacy_profile.COARSE / 5,
         )
         return NoiseBounds(sufficient=value, method=next(iter(self.mixtures)))
-
-
-def _tightest(
-    profiles: dict[str, privacy_profile.Profile],
-    roughly: Callable[[privacy_profile.Profile], float],
-) -> dict[str, privacy_profile.Profile]:
-    """Returns the profiles that may be the tightest.
-
-    Args:
-      profiles: By name.
-      roughly: Profile -> a rough bound.
-    """
-    if len(profiles) < 2:
-        return profiles
-    found = {name: roughly(one) for name, one in profiles.items()}
-    most = _NEAR * min(found.values())
-    return {name: one for name, one in profiles.items() if found[name] <= most}
 
 
 def _least_nearby(total: Callable[[float], float], epsilon: float) -> float:
