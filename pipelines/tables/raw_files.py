@@ -6,10 +6,9 @@ Public: paths and sizes.  Sensitive: contents.
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import re
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from accounting.core.validation import InputError
 from pipelines.inputs.input_files import find_files, without_values
@@ -124,30 +123,3 @@ def check_unchanged(file: InputFile, status: os.stat_result) -> None:
     """
     if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
         raise changed()
-
-
-class TextRange(io.RawIOBase):
-    """A part of a file that is read like a file.
-
-    Args:
-      raw: The file.
-      part: Its bytes.
-    """
-
-    def __init__(self, raw: BinaryIO, part: Part) -> None:
-        self._raw, self._part = raw, part
-        raw.seek(part.start)
-
-    def readable(self) -> bool:
-        """See `io.IOBase.readable`."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase.readinto`."""
-        data = self._raw.read(min(len(buffer), self._part.num_bytes - self.tell()))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def tell(self) -> int:
-        """Returns the number of bytes read so far."""
-        return self._raw.tell() - self._part.start

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.tables.file_parts import Quotations
-from pipelines.tables.raw_files import InputFile, TextRange, check_unchanged
+from pipelines.tables.raw_files import InputFile, check_unchanged
 from pipelines.tables.schema.schema import InputOptions
 
 CSV, TSV, PARQUET = "CSV", "TSV", "Parquet"
@@ -145,9 +145,7 @@ def _open_text(file: InputFile) -> Iterator[tuple[Any, Any]]:
         check_unchanged(file, os.stat(file.path))
         stream = raw
         if file.part:
-            raw = stream = TextRange(
-                stack.enter_context(open(file.path, "rb")), file.part
-            )
+            stream = raw.get_stream(file.part.start, file.part.num_bytes)
         if packed:
             stream = stack.enter_context(pa.CompressedInputStream(raw, packed))
         yield raw, stream
@@ -309,7 +307,7 @@ def _rows(
             check_utf8=False,  # the stream does
         ),
     )
-    yield from _numbered(reader, uneven, file, raw)
+    yield from _numbered(reader, uneven, file, raw if is_packed(file) else stream)
 
 
 class _Watched(io.RawIOBase):
@@ -323,7 +321,7 @@ class _Watched(io.RawIOBase):
     def __init__(
         self, stream: Any, feed: Callable[[bytes], None] = lambda data: None
     ) -> None:
-        self._stream, self._feed = stream, feed
+        self._stream, self._feed, self._num_read = stream, feed, 0
         self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
     def readable(self) -> bool:
@@ -336,7 +334,12 @@ class _Watched(io.RawIOBase):
         self._decode(data, final=not data)
         self._feed(data)
         buffer[: len(data)] = data
+        self._num_read += len(data)
         return len(data)
+
+    def tell(self) -> int:
+        """Returns the number of bytes read so far."""
+        return self._num_read
 
 
 def _refuse_open(file: InputFile, line: int) -> None:
