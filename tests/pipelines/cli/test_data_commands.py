@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pathlib
 import re
@@ -46,35 +45,20 @@ def test_synth_says_what_it_wrote(tmp_path: pathlib.Path) -> None:
 def test_prepare_reads_what_synth_wrote(
     raw: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    buckets = ",".join(map(str, range(2, 28)))
     result = run_prepare(
-        "--input", raw, "--out", tmp_path / "data", "--buckets", 64, "--json",
-        "--row-group-rows", 300, "--threads", 2,
+        "--input", raw, "--out", tmp_path / "data", "--split", "1,1,0", "--buckets",
+        buckets, "--format", "criteo-tsv", "--json", "--row-group-rows", 300,
+        "--threads", 2,
     )  # fmt: skip
     summary = json.loads(result.stdout)
-    assert summary["rows"] == {"train": 800, "val": 100, "test": 100}
+    assert summary["rows"] == {"train": 500, "val": 500, "test": 0}
     assert summary["input_files"] == 3
     assert summary["malformed_lines"] == 0
     metadata = pq.read_metadata(tmp_path / "data" / "train" / "part-00000.parquet")
     groups = range(metadata.num_row_groups)
-    assert [metadata.row_group(group).num_rows for group in groups] == [300, 300, 200]
+    assert [metadata.row_group(group).num_rows for group in groups] == [300, 200]
     description = json.loads(metadata.metadata[b"dpsgd.dataset"])
-    assert description["num_buckets"] == [64] * 26
-
-
-def test_prepare_takes_buckets_a_split_and_packed_text(
-    raw: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    packed = tmp_path / "one.txt.gz"
-    packed.write_bytes(gzip.compress((raw / "part-00000.txt").read_bytes()))
-    buckets = ",".join(map(str, range(2, 28)))
-    result = run_prepare(
-        "--input", packed, "--out", tmp_path / "data", "--split", "1,1,0",
-        "--buckets", buckets, "--format", "criteo-tsv",
-    )  # fmt: skip
-    assert result.exit_code == 0
-    assert "train 167, val 166, test 0" in result.stdout
-    schema = pq.read_schema(tmp_path / "data" / "val" / "part-00000.parquet")
-    description = json.loads(schema.metadata[b"dpsgd.dataset"])
     assert description["num_buckets"] == [*range(2, 28)]
 
 
