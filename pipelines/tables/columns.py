@@ -192,11 +192,7 @@ def _booleans(cells: Cells, kind: kinds.Boolean, name: str) -> list[np.ndarray]:
     values, bad = _truth(cells)
     cells.fault(bad, "is neither true nor false")
     values = np.where(bad, np.nan, values)
-    return _with_missing(cells, kind.missing, values, _as_float32)
-
-
-def _as_float32(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32)
+    return _with_missing(cells, kind.missing, values, lambda v: v.astype(np.float32))
 
 
 def _truth(cells: Cells) -> tuple[np.ndarray, np.ndarray]:

@@ -166,17 +166,10 @@ class ConvertOptions:
         return ()
 
     @property
-    def layout(self) -> dict[str, int]:
-        """Sizes of files."""
-        return {
-            "row_group_rows": self.row_group_rows,
-            "row_groups_per_file": self.row_groups_per_file,
-        }
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Settings that the schema of the prepared data does not hold."""
-        return {**self.layout, "on_bad_row": self.on_bad_row}
+        names = ("row_group_rows", "row_groups_per_file", "on_bad_row")
+        return {name: getattr(self, name) for name in names}
 
     def open(self, files: Sequence[InputFile]) -> Format:
         """Returns the format of files, after checking their names and headers.
@@ -388,28 +381,3 @@ def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, 
             f"none. {remedy}"
         )
     return counts
-
-
-def summarize(
-    files: Sequence[InputFile],
-    table: Format,
-    count: RowCount,
-    counts: Sequence[int],
-) -> PrepareSummary:
-    """Returns the summary of finished work.
-
-    Args:
-      files: Files of the input.
-      table: Their format.
-      count: Count of all rows.
-      counts: Number of rows per split.
-    """
-    return PrepareSummary(
-        num_files=len(files),
-        num_rows=dict(zip(SPLITS, counts, strict=True)),
-        num_bad_lines=count.num_bad,
-        bad_lines=tuple(count.bad_lines),
-        bytes_read=sum(file.size for file in files),
-        left_out=tuple(table.left_out),
-        has_users=table.has_users,
-    )

@@ -2,6 +2,8 @@
 
     label, 13 integers, 26 categories     tab-separated, no header, missing is empty
 
+They are UTF-8.  A quotation mark is a character like others.
+
 Formal guarantees:
   - A category depends only on its own bytes, its column and the options: the written
     columns of a row reveal nothing about other rows.

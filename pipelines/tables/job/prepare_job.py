@@ -67,7 +67,6 @@ from pipelines.tables.convert import (
     RowCount,
     refuse_bad_rows,
     rows_of_splits,
-    summarize,
 )
 from pipelines.tables.prepared_files import (
     new_table,
@@ -254,10 +253,6 @@ def _rows_of(path: pathlib.Path, first: int, last: int) -> Iterator[pa.Table]:
             first, last = first - len(batch), last - len(batch)
 
 
-def _rows_per_file(options: ConvertOptions) -> int:
-    return options.row_group_rows * options.row_groups_per_file
-
-
 def sum_counts(counts: Sequence[RowCount]) -> RowCount:
     """Returns the sum of counts."""
     total = RowCount()
@@ -268,7 +263,7 @@ def sum_counts(counts: Sequence[RowCount]) -> RowCount:
 
 def _output_files(sizes: Sequence[int], options: ConvertOptions) -> list[_OutputFile]:
     """Returns the output files, at least one per split."""
-    per_file = _rows_per_file(options)
+    per_file = options.row_group_rows * options.row_groups_per_file
     return [
         _OutputFile(
             split=split,
@@ -318,7 +313,16 @@ def prepare(
             settings = {**options.settings, **read}
             write_record(folder.data, table.schema, settings)
             sizes = rows_of_splits(total, table.shares)
-            done = dataclasses.asdict(summarize(files, table, total, sizes))
+            summary = PrepareSummary(
+                num_files=len(files),
+                num_rows=dict(zip(SPLITS, sizes, strict=True)),
+                num_bad_lines=total.num_bad,
+                bad_lines=tuple(total.bad_lines),
+                bytes_read=sum(file.size for file in files),
+                left_out=tuple(table.left_out),
+                has_users=table.has_users,
+            )
+            done = dataclasses.asdict(summary)
         folder.finish(done)
         return PrepareSummary.from_json(done)
 

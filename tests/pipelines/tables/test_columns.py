@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
-from pipelines.core.users.hashing import GOLDEN
 from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
 from pipelines.tables.schema.schema import Schema
-from tests.pipelines.tables.test_criteo import mix
+from tests.pipelines.tables.test_criteo import hash_string
 
 CANARY = "5ec4e7ca"
 UTC = datetime.timezone.utc
@@ -137,16 +136,9 @@ def test_booleans_are_equal_categories_in_text_and_as_booleans() -> None:
 # --- The hash, one byte string at a time --------------------------------------------
 
 
-def hashed(salt: int, text: bytes) -> int:
-    state = salt ^ len(text) * GOLDEN % 2**64
-    for start in range(0, max(len(text), 1), 8):
-        state = mix(state ^ int.from_bytes(text[start : start + 8], "little"))
-    return state
-
-
 def bucket(column: str, text: str, buckets: int) -> int:
-    salt = hashed(0, column.encode())
-    return 1 + ((hashed(salt, text.encode()) >> 32) * (buckets - 1) >> 32)
+    salt = hash_string(0, column.encode())
+    return 1 + ((hash_string(salt, text.encode()) >> 32) * (buckets - 1) >> 32)
 
 
 @settings(max_examples=50, deadline=None)
@@ -154,11 +146,11 @@ def bucket(column: str, text: str, buckets: int) -> int:
 def test_the_hash_is_that_of_the_obvious_implementation(
     texts: list[str | None], name: str
 ) -> None:
-    salt = hashed(0, name.encode())
+    salt = hash_string(0, name.encode())
     assert int(salt_of(name)) == salt
     array = pa.array(["left out", *texts], pa.large_string())[1:]
     found = hash_texts(array, salt_of(name)).tolist()
-    assert found == [hashed(salt, (text or "").encode()) for text in texts]
+    assert found == [hash_string(salt, (text or "").encode()) for text in texts]
 
 
 # --- Other kinds --------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
+from pipelines.core.users.hashing import GOLDEN
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables import criteo, raw_files
 from pipelines.tables.convert import SPLITS, ParsedBlock, split_counts
@@ -26,7 +27,7 @@ from tests.pipelines.conftest import prepared_bytes
 CANARY = "5ec4e7ca"
 OPTIONS = PrepareOptions()
 
-GOLDEN = [
+ROW = [
     430, 982, 395, 588, 830, 553, 807, 607, 226, 691, 837, 747, 984,
     683, 281, 916, 238, 51, 639, 629, 725, 332, 294, 375, 392, 729,
 ]  # fmt: skip
@@ -91,9 +92,8 @@ def mix(state: int) -> int:
     return state ^ state >> 31
 
 
-def hash_string(column: int, string: bytes) -> int:
-    golden = 0x9E3779B97F4A7C15
-    state = mix((column + 1) * golden % 2**64) ^ len(string) * golden % 2**64
+def hash_string(salt: int, string: bytes) -> int:
+    state = salt ^ len(string) * GOLDEN % 2**64
     for start in range(0, max(len(string), 1), 8):
         state = mix(state ^ int.from_bytes(string[start : start + 8], "little"))
     return state
@@ -114,11 +114,10 @@ def parse_line(line: bytes, num_buckets: int) -> tuple[int, list[float], list[in
         integers.append(
             np.int64(int(field)).astype("f4") if field else np.float32("nan")
         )
+    salts = [mix((column + 1) * GOLDEN % 2**64) for column in range(26)]
     categories = [
-        1 + ((hash_string(column, field) >> 32) * (num_buckets - 1) >> 32)
-        if field
-        else 0
-        for column, field in enumerate(fields[14:])
+        1 + ((hash_string(salt, field) >> 32) * (num_buckets - 1) >> 32) if field else 0
+        for salt, field in zip(salts, fields[14:], strict=True)
     ]
     return int(fields[0]), integers, categories
 
@@ -225,7 +224,7 @@ def test_hashed_values_are_golden() -> None:
     # Recipe: the obvious implementation above, and by hand for the first of them:
     #   h = mix(mix(golden) ^ 8 * golden ^ int.from_bytes(b"68fd1e64", "little"))
     row = parse(["1"] + [""] * 13 + ["68fd1e64"] * 24 + ["click here, please", "x"])
-    assert row["categories"][0].tolist() == GOLDEN
+    assert row["categories"][0].tolist() == ROW
 
 
 def test_hashed_values_lie_in_one_to_buckets_and_are_spread_evenly() -> None:
