@@ -556,8 +556,6 @@ def test_what_only_a_person_can_know_is_asked_for_at_once(
     assert "(--max-examples-per-user K --num-examples N)" in said
     assert "the kind of" not in said
     assert not (tmp_path / "visits-fit").exists()
-    assert "Expected TABLE, here or in --config" in refusal("--epsilon=3")
-    assert "Expected --epsilon, here or in --config" in refusal("visits.csv")
 
 
 def test_choices_may_change_while_nothing_was_made(

@@ -136,7 +136,7 @@ def check(
     check_task(chosen, manifest, largest_loss)
     held_out = HeldOut(table, manifest, _digests_of(batches, record), option="--input")
     bounded = held_out.bounded
-    _check_unit(manifest, bounded, held_out.option, table)
+    _check_unit(Bounded.of(manifest.dataset), bounded, table)
     _check_new(folder)
     part = ""
     if budget is not None:
@@ -202,31 +202,22 @@ def has_range(manifest: Manifest) -> bool:
 
 
 def _check_unit(
-    manifest: Manifest,
-    bounded: Bounded | None,
-    option: str,
-    table: str | os.PathLike[str],
+    of_run: Bounded | None, found: Bounded | None, table: str | os.PathLike[str]
 ) -> None:
-    """Refuses held-out rows whose privacy unit is not that of the run."""
-    of_run = Bounded.of(manifest.dataset)
-    if of_run is not None and bounded is None:
+    """Refuses held-out rows whose privacy unit is not that of the run.
+
+    Of users by another column, or who are not bounded, nothing bounds how many rows of
+    one user of the run are held out.
+    """
+    wanted, unit = (
+        "a row" if each is None else f"a user by column {each.user_column}"
+        for each in (of_run, found)
+    )
+    if wanted != unit:
         raise InputError(
-            f"Expected the users of {option} {table} to be bounded, since the privacy "
-            "unit of the run is a user: nothing bounds how many rows of one are held "
-            "out. Give a part of what `dpsgd prepare --bound-held-out` makes."
-        )
-    if of_run is None and bounded is not None:
-        raise InputError(
-            f"Expected the users of {option} {table} not to be bounded, since the "
-            "privacy unit of the run is a row. Give rows that `dpsgd bound` did not "
-            "choose, or train on those that it did."
-        )
-    if of_run and bounded and of_run.user_column != bounded.user_column:
-        raise InputError(
-            f"Expected the users of {option} {table} to be those of the run, by the "
-            f"column {of_run.user_column}; they are by {bounded.user_column}, and "
-            "nothing bounds how many rows of one user of the run are held out. Give a "
-            "part of the same preparation."
+            f"Expected --input {table} to have the privacy unit of the run, {wanted}; "
+            f"it is {unit}. Give a part of the same preparation; of users `dpsgd "
+            "prepare --bound-held-out` makes it."
         )
 
 

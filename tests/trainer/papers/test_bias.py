@@ -82,8 +82,3 @@ def test_every_method_has_a_line_for_every_step_beside_no_public_file(
     other = settings_of(l2_norm_clip=0.2)
     with pytest.raises(InputError, match=r"dp-sgd\.settings\.json beside it has"):
         measure_bias(settings_for(trained=(other,)))
-
-
-def test_nothing_to_measure_is_refused(settings_for: Any) -> None:
-    with pytest.raises(InputError, match="each method once; got none"):
-        settings_for(trained=())

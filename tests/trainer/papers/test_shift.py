@@ -93,8 +93,6 @@ def test_a_table_is_written_in_its_order_with_its_description(
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ("no", "shift_by='no' to name a column: a, b, c"),
-        ("a", "Give a:INDEX"),
         ("a:2", "Give a:INDEX"),
         ("c", "to be a column of numbers"),
     ],

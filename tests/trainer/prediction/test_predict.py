@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shutil
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.conftest import DATASET, make_rows, write_batches, write_held_out
+from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.prediction import exported_model, predict, request
 from trainer.prediction.table_file import check_name
@@ -234,31 +233,12 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exported_model, "load", load)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda table: table.drop_columns(["categories"]),
-            "column categories of the batches",
-        ),
-        (
-            lambda table: table.set_column(
-                1, "integers", pa.array([1.0] * len(table))
-            ),
-            "integers of .* to be float32",
-        ),
-        (lambda table: table.replace_schema_metadata({}), "prepared as the examples"),
-        (lambda table: table.slice(0, 0), "it has none"),
-    ],
-)  # fmt: skip
 def test_a_table_is_checked_as_held_out_examples_are(
-    change: Any, message: str, folder: pathlib.Path, tmp_path: pathlib.Path,
-    no_tensorflow: None,
-) -> None:  # fmt: skip
-    table = pq.read_table(folder / "table")
-    assert json.loads(table.schema.metadata[b"dpsgd.dataset"]) == DATASET
-    pq.write_table(change(table), tmp_path / "other.parquet")
-    with pytest.raises(InputError, match=message):
+    folder: pathlib.Path, tmp_path: pathlib.Path, no_tensorflow: None
+) -> None:
+    table = pq.read_table(folder / "table").drop_columns(["categories"])
+    pq.write_table(table, tmp_path / "other.parquet")
+    with pytest.raises(InputError, match="column categories of the batches"):
         predict.predict(
             folder / "run", tmp_path / "other.parquet", tmp_path / "out.parquet"
         )

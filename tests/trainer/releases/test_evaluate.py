@@ -384,12 +384,12 @@ def test_no_metric_is_stated_where_noise_hides_the_rows_of_users(
 def test_users_who_are_not_bounded_are_refused(
     users: pathlib.Path, root: pathlib.Path, run: pathlib.Path
 ) -> None:
-    with pytest.raises(InputError, match=r"users of --input .* to be bounded"):
+    with pytest.raises(InputError, match="of the run, a user by column u; it is a row"):
         _of_users(users, "unbounded")
-    with pytest.raises(InputError, match=r"users of --input .* not to be bounded"):
+    with pytest.raises(InputError, match="of the run, a row; it is a user by column u"):
         evaluate(run, root / "batches-run-a", users / "table", epsilon=1.0)
     write_held_out(users / "others", ROWS, _bounded(2, user_column="device"))
-    with pytest.raises(InputError, match="those of the run, by the column u;"):
+    with pytest.raises(InputError, match="column u; it is a user by column device"):
         _of_users(users, "others")
     with pytest.raises(InputError, match="--input has at most 6000"):
         _of_users(users, epsilon=0.001)

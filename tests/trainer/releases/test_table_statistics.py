@@ -232,26 +232,6 @@ def test_a_table_of_users_is_refused(
         found_in()
 
 
-def test_another_schema_than_that_of_the_rows_is_refused(
-    found_in: Callable[..., Any], tmp_path: pathlib.Path
-) -> None:
-    (tmp_path / "other.toml").write_text(SCHEMA.replace("[80, 10, 10]", "[70, 20, 10]"))
-    with pytest.raises(InputError, match="to be prepared with this --schema"):
-        found_in(schema=tmp_path / "other.toml")
-    ranged = SCHEMA.replace('kind = "numeric"\n', 'kind = "numeric"\nlog = true\n')
-    (tmp_path / "ranged.toml").write_text(ranged)
-    with pytest.raises(InputError, match="to be prepared with this --schema"):
-        found_in(schema=tmp_path / "ranged.toml")
-
-
-def test_out_is_never_replaced(
-    found_in: Callable[..., Any], tmp_path: pathlib.Path
-) -> None:
-    (tmp_path / "out.toml").write_text("mine")
-    with pytest.raises(InputError, match="to be a new file"):
-        found_in()
-
-
 def test_lines_are_added_behind_headers_alone() -> None:
     fields = {"age": ["log = true"], "net worth": ["log = false"]}
     text = with_fields(SCHEMA, fields)

@@ -544,7 +544,6 @@ def test_a_score_that_is_no_number_is_missing(
                                          num_epochs=1, num_steps=None)},
          "sampler='balls-and-bins' of several runs"),
         ({"score": "mean_squared_error"}, "to be a score of the task 'binary'"),
-        ({"score": "f1"}, "score='f1' to be one of auto, auc"),
     ],
 )  # fmt: skip
 def test_wrong_searches_are_refused(
