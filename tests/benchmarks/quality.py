@@ -58,7 +58,6 @@ MODEL: Fields = {"embedding_dim": 4, "hidden": (32, 16), "eval_every": 100_000}
 #: The published tables were made with it.
 OPTIMIZER: Fields = {"optimizer": "momentum"}
 AVERAGES: Fields = {"ema_decay": 0.98, "tail": 50, "keep_last": 10, "keep_every": 20}
-TITLE = "Synthetic clicks: what each method and average gives"
 
 
 def _dpsgd(*arguments: str) -> None:
@@ -189,7 +188,7 @@ def _all_runs(
         for epsilon in ((None,) if method == NON_PRIVATE else EPSILONS)
         for seed in range(seeds)
     ]
-    return report(summarise(results, metric="auc"), title=TITLE)
+    return report(summarise(results, metric="auc"))
 
 
 @click.command()

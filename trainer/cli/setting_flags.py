@@ -101,7 +101,8 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
       **changes: Arguments of `click.Option` that replace those of the declaration.
     """
     default = setting.flag_default or setting.default
-    kind = click.types.convert_type(_PATH if _is_path(setting.kind) else setting.kind)
+    is_path = setting.kind is pathlib.Path
+    kind = click.types.convert_type(_PATH if is_path else setting.kind)
     kind = kind if setting.word is None else NumberOr(setting.word)
     arguments: dict[str, Any] = {
         "type": _choice(setting.choices) if setting.choices else kind,
@@ -127,10 +128,6 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
 
 def _choice(choices: Sequence[str] | Callable[[], tuple[str, ...]]) -> click.ParamType:
     return Registered(choices) if callable(choices) else click.Choice(choices)
-
-
-def _is_path(kind: Any) -> bool:
-    return kind is pathlib.Path
 
 
 def options_of(*classes: type) -> list[Option]:

@@ -56,7 +56,7 @@ from trainer.prediction.chosen_model import ChosenModel, choose
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates
 from trainer.releases.held_out_sums import KeptRows
-from trainer.releases.price import Price, kept_rows, least_rows
+from trainer.releases.price import Price, check_rows, kept_rows, least_rows
 from trainer.releases.release import NoisySum, release
 from trainer.report.metrics_files import write_private
 from trainer.report.progress import Reporter, Silent
@@ -353,25 +353,13 @@ def _kept(
         bounded.max_examples_per_user if bounded else None,
         has_range=request.has_range,
     )
-    _check_noise(request, rows)
+    num_rows = bounded.num_examples if bounded else request.held_out.num_rows
+    check_rows(rows, request.price.noise_multiplier, num_rows, "--input")
     return rows
 
 
 def _take(_: Any) -> None:
     """Takes outputs that are not finite, since a refusal would tell of a row."""
-
-
-def _check_noise(request: EvaluateRequest, rows: KeptRows) -> None:
-    bounded = request.held_out.bounded
-    least = least_rows(rows, request.price.noise_multiplier)
-    num_rows = bounded.num_examples if bounded else request.held_out.num_rows
-    if num_rows < least:
-        has = "has at most" if bounded else "has"
-        raise InputError(
-            f"Expected at least {least} held-out rows for epsilon="
-            f"{request.price.epsilon:.6g}; --input {has} {num_rows}, and noise would "
-            "hide every metric. Give more rows, or a larger --epsilon."
-        )
 
 
 def _fields(request: EvaluateRequest, found: Estimates, cap: float) -> dict[str, Any]:

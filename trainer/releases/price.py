@@ -25,6 +25,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.core.pld.gaussian import gaussian_noise
+from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
 from trainer.model.metrics import OTHER
 from trainer.releases.estimates import Count
@@ -72,6 +73,29 @@ def least_rows(rows: KeptRows, noise_multiplier: float) -> int:
       noise_multiplier: Noise standard deviation over the sensitivity of all sums.
     """
     return math.ceil(rows.noise_of_one(noise_multiplier) / _MOST_NOISE)
+
+
+def check_rows(
+    rows: KeptRows, noise_multiplier: float, num_rows: int, where: str
+) -> None:
+    """Refuses so few held-out rows that noise would hide every metric.
+
+    Args:
+      rows: What is kept of them.
+      noise_multiplier: As for `least_rows`.
+      num_rows: Their number, or a bound on it.
+      where: The flag that names them, with its value.
+
+    Raises:
+      InputError: they are fewer than `least_rows`.
+    """
+    least = least_rows(rows, noise_multiplier)
+    if num_rows < least:
+        raise InputError(
+            f"Expected at least {least} rows in {where}, for noise to leave something "
+            f"of their metrics; it has at most {num_rows}. Give more, or a larger "
+            "epsilon of them."
+        )
 
 
 def relations(bounded: Bounded | None) -> str:

@@ -55,7 +55,8 @@ from pipelines.tables.schema.column_kinds import REGRESSION
 from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.model.evaluation import bounded_users, check_files
 from trainer.model.metrics import BINARY, CLASSES, OTHER, SQUARED_ERROR
-from trainer.releases.price import Price, kept_rows, least_rows
+from trainer.releases.held_out_sums import KeptRows
+from trainer.releases.price import Price, check_rows, kept_rows
 from trainer.run import budget as budgets
 from trainer.run import privacy
 from trainer.run.preflight import check_files_of, with_loss
@@ -177,7 +178,8 @@ def check(
         part = _check_budget(budget, dataset, scored, out, settings[0])
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
-    _check_noise(alone, task, dataset, num_rows, scored)
+    rows, where = _kept(task, dataset), f"--score {scored}"
+    check_rows(rows, alone, num_rows, where)
     described = begun(out, asked)
     if described is None:
         described = _priced(of_runs, asked, say)
@@ -186,7 +188,7 @@ def check(
         if described != {**priced, "winner": described["winner"]}:
             raise changed(out)
     found = _request(described, settings, source, scored, out, batches)
-    _check_noise(found.price.noise_multiplier, task, dataset, num_rows, scored)
+    check_rows(rows, found.price.noise_multiplier, num_rows, where)
     if budget is None:
         return found
     return dataclasses.replace(found, budget=budget, part=part)
@@ -313,21 +315,9 @@ def _has_range(dataset: Dataset) -> bool:
     )
 
 
-def _check_noise(
-    noise_multiplier: float,
-    task: str,
-    dataset: Dataset,
-    num_rows: int,
-    scored: pathlib.Path,
-) -> None:
+def _kept(task: str, dataset: Dataset) -> KeptRows:
     label = dataset.description.get("label", {})
-    rows = kept_rows(task, label.get("num_classes") or 2)
-    least = least_rows(rows, noise_multiplier)
-    if num_rows < least:
-        raise InputError(
-            f"Expected at least {least} rows in --score {scored}, for noise to leave "
-            f"something; it has {num_rows}. Give more, or a larger epsilon of them."
-        )
+    return kept_rows(task, label.get("num_classes") or 2)
 
 
 def _score_of(score: str, task: str) -> str:

@@ -52,15 +52,12 @@ class Comparison(Report):
     outcomes: Sequence[Outcome]
 
 
-def report(
-    outcomes: Sequence[Outcome], notes: Sequence[str] = (), title: str = TITLE
-) -> Comparison:
+def report(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Comparison:
     """Returns the report of a comparison.
 
     Args:
       outcomes: Lines of the table.
       notes: Further notes that explain the table.
-      title: Title of the table.
     """
     columns = _columns(outcomes)
     texts = ("sampled", "batches", "method", "weights", "noise rule")
@@ -72,14 +69,14 @@ def report(
     )
     return Comparison(
         stem="comparison",
-        title=title,
+        title=TITLE,
         tables=[table],
         above=[shared],
         notes=_all_notes(outcomes, notes),
         fields=[dataclasses.asdict(outcome) for outcome in outcomes],
         draw={
             name: functools.partial(
-                compare_plot.plot, outcomes, axis, title=f"{title}\n{shared}"
+                compare_plot.plot, outcomes, axis, title=f"{TITLE}\n{shared}"
             )
             for axis, name in compare_plot.pictures(outcomes).items()
         },
