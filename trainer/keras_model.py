@@ -56,6 +56,7 @@ from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_certificate, read_manifest
 from pipelines.files.paths import StrPath
 from trainer import models
+from trainer.claims.workers import launch
 from trainer.core.run.batches import Element
 from trainer.core.run.session import Session, StepInputs
 from trainer.core.step.dp_step import Step
@@ -237,6 +238,7 @@ class PrivateModel(keras.Model):
             batches=batches,
             run=run,
             noise_key_file=noise_key_file,
+            workers=launch.alone(),
         )
         self._curve = ValidationCurve(run, settings.method)
         self._held = contextlib.ExitStack()  # the lock of the run's folder

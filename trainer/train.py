@@ -53,7 +53,7 @@ from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import column_names
 from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
-from trainer.claims.workers import agreement
+from trainer.claims.workers import agreement, launch
 from trainer.claims.workers.agreement import AgreedStopError
 from trainer.core.run import run_record
 from trainer.core.run.batches import Element, element_spec
@@ -62,7 +62,7 @@ from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.session import Session
 from trainer.core.run.session_state import SessionState
 from trainer.core.step.dp_step import Step
-from trainer.core.step.workers import Alone, Workers
+from trainer.core.step.workers import Workers
 from trainer.export.export import check_export, export
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.engine import proof
@@ -157,7 +157,7 @@ def run_checked(
       StoppedError: as ``train``.
     """
     with contextlib.ExitStack() as held:
-        workers = workers or Alone()
+        workers = workers or launch.alone()
         training = _Training(checked, reporter, workers, held)
         with training.recorded(), _stop_signals(workers.count) as stop:
             training.run_steps(stop)
@@ -261,7 +261,7 @@ class _Training:
         held: contextlib.ExitStack,
     ) -> None:
         self._checked, self._reporter = checked, reporter
-        self._workers, self._is_chief = workers, agreement.is_chief(workers)
+        self._workers, self._is_chief = workers, workers.is_chief
         self._request, self._settings = checked.request, checked.request.settings
         self._plan = checked.manifest.plan
         self._stop: int | None = None
@@ -296,12 +296,12 @@ class _Training:
         self._bias = self._clipping_bias()
 
     def _together(self, work: Callable[[], _T]) -> _T:
-        return agreement.together(self._workers, work)
+        return self._workers.together(work)
 
     def _fix_threads(self) -> None:
         """Fixes the threads as they were, before TensorFlow computes anything."""
         began = self._checked.began_under and self._checked.began_under["threads"]
-        sent = json.loads(agreement.chiefs(self._workers, json.dumps(began).encode()))
+        sent = json.loads(self._workers.chiefs(json.dumps(began).encode()))
         self._together(lambda: threads.fix(sent))
 
     def _make(self) -> None:

@@ -69,6 +69,15 @@ def data(rows: Any) -> Any:
     return {"integers": table["integers"]}, table["label"]
 
 
+def test_a_process_that_a_launcher_started_with_others_is_refused(
+    private: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(InputError, match="without mpiexec"):
+        private()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_key_beside_what_a_run_publishes_is_refused(
     private: Any, tmp_path: pathlib.Path
 ) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.claims.workers.agreement import Group
+
 
 class Together:
     """Workers that are threads of one process; one that is lost breaks all."""
@@ -26,7 +28,7 @@ class Together:
         return everything
 
 
-class Worker:
+class Worker(Group):
     def __init__(self, together: Together, rank: int) -> None:
         self.rank, self.count = rank, len(together.given)
         self._together = together

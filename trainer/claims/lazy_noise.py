@@ -53,6 +53,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
+from trainer.claims.workers.agreement import Group
 from trainer.core.step import tensor_memory
 from trainer.core.step.aligned_arrays import aligned
 from trainer.core.step.bounded_sum import StepSum
@@ -297,7 +298,7 @@ class LazyNoise:
         """Returns the sorted rows that any worker reads in a step, by table."""
         of_batches = [[ids.numpy() for ids in self._ids(*batch)] for batch in batches]
         read = self._distinct(of_batches)
-        if self._workers.count == 1:
+        if not isinstance(self._workers, Group):
             return read
         counts = np.array([len(ids) for ids in read])
         found = self._workers.gather(np.concatenate([counts, *read]).tobytes())

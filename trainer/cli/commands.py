@@ -18,7 +18,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums
 from pipelines.files.paths import absolute, is_remote
 from pipelines.inputs.source_table import SourceTable
-from trainer.claims.workers import agreement, launch
+from trainer.claims.workers import launch
 from trainer.claims.workers.launch import DEFAULT_TIMEOUT
 from trainer.cli import (
     budget_note,
@@ -120,8 +120,8 @@ def train_command(**flags: Any) -> None:
     as_json = flags.pop("as_json")
     joined = launch.joined(flags.pop("worker_timeout"))
     with joined as workers, _folder_here(flags):
-        request = agreement.together(workers, lambda: _request(flags))
-        if not agreement.is_chief(workers):
+        request = workers.together(lambda: _request(flags))
+        if not workers.is_chief:
             _help_chief(request, workers)
             return
         summary = _train(request, workers)
@@ -175,7 +175,7 @@ def _train(request: Request, workers: Workers) -> Summary:
         return check(request)
 
     with Terminal() as reporter:
-        checked = agreement.together(workers, fetched_and_checked)
+        checked = workers.together(fetched_and_checked)
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
@@ -195,7 +195,7 @@ def _train(request: Request, workers: Workers) -> Summary:
 def _help_chief(request: Request, workers: Workers) -> None:
     from trainer.run.preflight import check
 
-    checked = agreement.together(workers, lambda: check(request, chief=False))
+    checked = workers.together(lambda: check(request, chief=False))
     from trainer.train import help_chief
 
     help_chief(checked, workers)

@@ -18,6 +18,7 @@ a step.
 
 from __future__ import annotations
 
+import abc
 import functools
 import hashlib
 import json
@@ -55,9 +56,75 @@ class AgreedStopError(StoppedError):
     """A stop signal that all workers know of."""
 
 
-def is_chief(workers: Workers) -> bool:
-    """Whether this worker writes, evaluates and reports for all."""
-    return workers.rank == 0
+class Group(Workers):
+    """Several workers, which exchange bytes and sums."""
+
+    @abc.abstractmethod
+    def gather(self, value: bytes) -> list[bytes]:
+        """Returns the ``value`` of every worker, by rank.
+
+        Args:
+          value: Bytes of any number, which may differ between workers.
+        """
+
+    def together(self, work: Callable[[], _Result]) -> _Result:
+        """Returns ``work()``, as `Workers.together`; names the worker that failed."""
+        refusal = b""
+        try:
+            result = work()
+        except InputError as error:
+            refusal = str(error).encode()
+        refusals = self.gather(refusal)
+        if any(refusals):
+            names = _names(self)
+            [rank, text] = next((r, t.decode()) for r, t in enumerate(refusals) if t)
+            everybody = all(found == refusals[0] for found in refusals)
+            who = "" if everybody or not rank else f"{names[rank]}: "
+            leave(self, AgreedError(f"{who}{text}"))
+        return result
+
+    def chiefs(self, value: bytes) -> bytes:
+        """Returns the chief's ``value``, as `Workers.chiefs`."""
+        return self.gather(value if self.is_chief else b"")[0]
+
+    def compare(self, values: Mapping[str, Any], key: bytes) -> None:
+        """Accepts equal values and keys, as `Workers.compare`."""
+        named = {"noise key": "", **_fields(values)}
+        digests = {
+            name: derive(key, "agreement", name, fingerprint([value])).hex()
+            for name, value in named.items()
+        }
+        found = [json.loads(one) for one in self.gather(json.dumps(digests).encode())]
+        for name in dict.fromkeys(name for one in found for name in one):
+            values_of = [one.get(name) for one in found]
+            others = [r for r, value in enumerate(values_of) if value != values_of[0]]
+            if others:
+                _refuse(self, name, others)
+
+    def settle_step(
+        self,
+        step: int,
+        parts: Sequence[int],
+        parts_per_step: int | None,
+        signal_number: int | None,
+    ) -> int | None:
+        """Accepts the parts of a step, as `Workers.settle_step`."""
+        asked = [int(signal_number == one) for one in _SIGNALS]
+        # Sums of marks need one exchange, and tell 0, 1, ... from all others.
+        mine = np.array([len(parts), sum(map(_mark, parts)), *asked], np.int64)
+        count, marks, *signals = self.sum(mine).tolist()
+        if count != (parts_per_step or max(1, count)) or marks != sum(
+            map(_mark, range(count))
+        ):
+            text = (
+                f"Expected the workers to have each part of step {step} once; they do "
+                "not. Give all of them the same batches, then the same command again."
+            )
+            leave(self, AgreedError(text))
+        numbers = [
+            int(one) for one, seen in zip(_SIGNALS, signals, strict=True) if seen
+        ]
+        return max(numbers, default=None)
 
 
 def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:
@@ -73,100 +140,9 @@ def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:
     """
     if isinstance(error, AgreedStopError) and workers.count > 1:
         ignore_signals()  # the launcher's reaches each worker at a time of its own
-    if is_chief(workers):
+    if workers.is_chief:
         raise error
     raise SystemExit(error.exit_status if isinstance(error, AgreedStopError) else 2)
-
-
-def together(workers: Workers, work: Callable[[], _Result]) -> _Result:
-    """Returns ``work()`` when all workers have finished theirs.
-
-    Args:
-      workers: All workers of the run; each calls this.
-      work: Work of this worker, which does not communicate.
-
-    Raises:
-      InputError: raised by the work of this worker or, as AgreedError, of another.
-    """
-    if workers.count == 1:
-        return work()
-    refusal = b""
-    try:
-        result = work()
-    except InputError as error:
-        refusal = str(error).encode()
-    refusals = workers.gather(refusal)
-    if any(refusals):
-        names = _names(workers)
-        [rank, text] = next((r, t.decode()) for r, t in enumerate(refusals) if t)
-        everybody = all(found == refusals[0] for found in refusals)
-        who = "" if everybody or not rank else f"{names[rank]}: "
-        leave(workers, AgreedError(f"{who}{text}"))
-    return result
-
-
-def chiefs(workers: Workers, value: bytes) -> bytes:
-    """Returns the chief's ``value`` at every worker.
-
-    Args:
-      workers: All workers of the run; each calls this.
-      value: Value of this worker; only the chief's counts.
-    """
-    return workers.gather(value if is_chief(workers) else b"")[0]
-
-
-def compare(workers: Workers, values: Mapping[str, Any], key: bytes) -> None:
-    """Accepts workers with the same values and the same key.
-
-    Args:
-      workers: All workers of the run; each calls this.
-      values: JSON values by name; each field of an object is compared by itself.
-      key: Noise key, 32 bytes.  Sensitive.
-
-    Raises:
-      AgreedError: names the first value that differs, and the workers.
-    """
-    if workers.count == 1:
-        return
-    named = {"noise key": "", **_fields(values)}
-    digests = {
-        name: derive(key, "agreement", name, fingerprint([value])).hex()
-        for name, value in named.items()
-    }
-    found = [json.loads(one) for one in workers.gather(json.dumps(digests).encode())]
-    for name in dict.fromkeys(name for one in found for name in one):
-        values_of = [one.get(name) for one in found]
-        others = [r for r, value in enumerate(values_of) if value != values_of[0]]
-        if others:
-            _refuse(workers, name, others)
-
-
-def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{name} {field}".strip(): value
-        for name, fields in values.items()
-        for field, value in (
-            fields.items() if isinstance(fields, dict) else [("", fields)]
-        )
-    }
-
-
-def _refuse(workers: Workers, name: str, others: Sequence[int]) -> NoReturn:
-    names = _names(workers)
-    remedies = (text for start, text in _REMEDIES.items() if name.startswith(start))
-    leave(
-        workers,
-        AgreedError(
-            f"Expected the same {name} at all workers; "
-            f"{' and '.join(names[rank] for rank in others)} differs from {names[0]}. "
-            f"{next(remedies, _REMEDY)}"
-        ),
-    )
-
-
-def _names(workers: Workers) -> list[str]:
-    hosts = workers.gather(socket.gethostname().encode())
-    return [f"worker {rank} on {host.decode()}" for rank, host in enumerate(hosts)]
 
 
 def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> None:
@@ -180,7 +156,7 @@ def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> No
     Raises:
       AgreedError: names the workers that differ.
     """
-    if workers.count == 1:
+    if not isinstance(workers, Group):
         return
     digest = hashlib.sha256()
     for array in arrays:
@@ -200,44 +176,32 @@ def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> No
         )
 
 
-def settle_step(
-    workers: Workers,
-    step: int,
-    parts: Sequence[int],
-    parts_per_step: int | None,
-    signal_number: int | None,
-) -> int | None:
-    """Accepts a step if the workers together have each of its parts once.
-
-    Args:
-      workers: All workers of the run; each calls this, before it finishes the step.
-      step: Index of the step, from 0.
-      parts: Indexes of this worker's parts, in any order, all different.  Sensitive.
-      parts_per_step: Number of parts of every step; None if it depends on the data.
-      signal_number: Number of a stop signal that this worker received; None for none.
-
-    Returns:
-      Number of a stop signal that a worker received; None for none.
-
-    Raises:
-      AgreedError: a part is missing, or two workers have it.
-    """
-    asked = [int(signal_number == one) for one in _SIGNALS]
-    # Sums of marks need one exchange, and tell 0, 1, ... from all others.
-    mine = np.array([len(parts), sum(map(_mark, parts)), *asked], np.int64)
-    count, marks, *signals = workers.sum(mine).tolist()
-    if count != (parts_per_step or max(1, count)) or marks != sum(
-        map(_mark, range(count))
-    ):
-        leave(
-            workers,
-            AgreedError(
-                f"Expected the workers to have each part of step {step} once; they do "
-                "not. Give all of them the same batches, then the same command again."
-            ),
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name} {field}".strip(): value
+        for name, fields in values.items()
+        for field, value in (
+            fields.items() if isinstance(fields, dict) else [("", fields)]
         )
-    numbers = [int(one) for one, seen in zip(_SIGNALS, signals, strict=True) if seen]
-    return max(numbers, default=None)
+    }
+
+
+def _refuse(workers: Group, name: str, others: Sequence[int]) -> NoReturn:
+    names = _names(workers)
+    remedies = (text for start, text in _REMEDIES.items() if name.startswith(start))
+    leave(
+        workers,
+        AgreedError(
+            f"Expected the same {name} at all workers; "
+            f"{' and '.join(names[rank] for rank in others)} differs from {names[0]}. "
+            f"{next(remedies, _REMEDY)}"
+        ),
+    )
+
+
+def _names(workers: Group) -> list[str]:
+    hosts = workers.gather(socket.gethostname().encode())
+    return [f"worker {rank} on {host.decode()}" for rank, host in enumerate(hosts)]
 
 
 @functools.cache

@@ -79,21 +79,19 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
     return int(environment.get(_RANK, "0")), int(environment.get(_SIZE, "1"))
 
 
-def check_alone(environment: Mapping[str, str]) -> None:
-    """Accepts a process that no launcher started with others.
-
-    Args:
-      environment: Environment variables of the process.
+def alone() -> Alone:
+    """Returns this process as the only worker of a run.
 
     Raises:
-      InputError: there are others; each of them would train alone.
+      InputError: a launcher started others with it; each of them would train alone.
     """
-    _, count = announced(environment)
+    _, count = announced(os.environ)
     if count > 1:
         raise InputError(
             f"Expected one process, not {count}: `dpsgd train` alone trains on several "
             "workers. Start this one without mpiexec."
         )
+    return Alone()
 
 
 def _keep_to_device(environment: MutableMapping[str, str], count: int) -> None:

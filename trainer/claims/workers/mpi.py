@@ -3,7 +3,7 @@
 They send each other sums without noise, and digests, without encryption: their network
 must be private or encrypted.
 
-Formal guarantees, besides those of ``base``:
+Formal guarantees, besides those of ``agreement``:
   - No wait of a run is endless: a worker that waits longer than the timeout names by
     rank and host those that did not arrive, and the job ends.  Only a worker that is
     done waits without a limit, for others that are still writing.
@@ -30,6 +30,7 @@ import mpi4py
 import numpy as np
 
 from accounting.core.validation import InputError
+from trainer.claims.workers.agreement import Group
 
 mpi4py.rc.initialize = False  # ``_start`` initialises it, with a timeout
 from mpi4py import MPI  # noqa: E402
@@ -44,7 +45,7 @@ _GRACE_SECONDS = 2.0
 _ASK, _HERE = 1, 2
 
 
-class MpiWorkers:
+class MpiWorkers(Group):
     """All processes that the launcher started.
 
     Args:

@@ -49,8 +49,6 @@ from pipelines.core import keys
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import Share
 from pipelines.files.paths import StrPath
-from trainer.claims.workers import agreement
-from trainer.claims.workers.launch import check_alone
 from trainer.core import claims
 from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
@@ -124,22 +122,16 @@ class Session:
           resumes: Whether the run is resumed.
 
         Raises:
-          InputError: the noise key is refused, a worker has none, another process
-            writes the folder, or a launcher started several processes for one worker.
+          InputError: the noise key is refused, a worker has none, or another
+            process writes the folder.
         """
-        if self.workers.count == 1:
-            check_alone(os.environ)
-        chief = agreement.is_chief(self.workers)
+        chief = self.workers.is_chief
         # The key is never sent: the chief makes it, and the others read its file.
-        agreement.together(
-            self.workers, lambda: self._open(held, resumes) if chief else None
-        )
-        agreement.together(
-            self.workers, lambda: None if chief else self._open(held, resumes)
-        )
+        self.workers.together(lambda: self._open(held, resumes) if chief else None)
+        self.workers.together(lambda: None if chief else self._open(held, resumes))
 
     def _open(self, held: contextlib.ExitStack, resumes: bool) -> None:
-        if agreement.is_chief(self.workers):
+        if self.workers.is_chief:
             self._noise_key = held.enter_context(
                 run_record.open_run(self.run, self.noise_key_file, resumes=resumes)
             )
@@ -177,15 +169,14 @@ class Session:
         return self._run_key
 
     def _run_id(self) -> str:
-        found = agreement.together(
-            self.workers,
+        found = self.workers.together(
             lambda: (
                 run_record.read_or_create_run_id(self.run)
-                if agreement.is_chief(self.workers)
+                if self.workers.is_chief
                 else ""
             ),
         )
-        return agreement.chiefs(self.workers, found.encode()).decode()
+        return self.workers.chiefs(found.encode()).decode()
 
     def compare(self, values: Mapping[str, Any]) -> None:
         """Checks that all workers have the same values and the same noise key.
@@ -193,7 +184,7 @@ class Session:
         Raises:
           InputError: a worker differs; the error names it and the value.
         """
-        agreement.compare(self.workers, values, self._noise_key)
+        self.workers.compare(values, self._noise_key)
 
     @property
     def is_identified(self) -> bool:
@@ -335,8 +326,7 @@ class Session:
         for batch in parts:
             self._add(batch, observe)
             numbers.append(int(batch["part"]))
-        stop = agreement.settle_step(
-            self.workers,
+        stop = self.workers.settle_step(
             self.num_steps_executed,
             numbers,
             self.manifest.parts_per_step,
@@ -415,7 +405,7 @@ class Session:
 
     def write_record(self, *, complete: bool) -> None:
         """Writes the record, and copies of manifest and certificate, to the folder."""
-        if not agreement.is_chief(self.workers):
+        if not self.workers.is_chief:
             return
         self.check_folder()
         copy_certificate(self.batches, self.run)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
-from trainer.claims.workers import agreement
 from trainer.core.run.checkpoints import Checkpoints, State
 from trainer.core.step.workers import Alone, Workers
 
@@ -73,11 +72,9 @@ class SessionState:
           InputError: the checkpoint is damaged, of another run, or its curve is of
             other held-out examples.
         """
-        chief = agreement.is_chief(self._workers)
-        sent = agreement.chiefs(
-            self._workers, self._checkpoints.read() if chief else b""
-        )
-        state = agreement.together(self._workers, lambda: self._parse(sent))
+        chief = self._workers.is_chief
+        sent = self._workers.chiefs(self._checkpoints.read() if chief else b"")
+        state = self._workers.together(lambda: self._parse(sent))
         if state is None:
             self.save(0)
             return None
@@ -100,7 +97,7 @@ class SessionState:
 
     def save(self, num_steps_executed: int) -> None:
         """Replaces the checkpoint by the current state."""
-        if not agreement.is_chief(self._workers):
+        if not self._workers.is_chief:
             return
         assert self._held_out is not None  # the chief gave it
         self._checkpoints.save(

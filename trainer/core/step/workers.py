@@ -1,34 +1,48 @@
-"""The processes that take each private step together, and how they communicate.
+"""The processes that take each private step together, as one of them sees them.
 
-A step needs two operations: a sum of integers, which does not depend on the order of
-its terms, and a gather of bytes.  All workers make the same calls in the same order.
+The core knows a run of one worker.  Several are a claim, ``trainer.claims.workers``.
+All workers make the same calls in the same order.
 
 Formal guarantees of every implementation:
   - ``sum`` is exact, and returns the same bits to every worker.
-  - ``gather`` returns the value of worker r at index r, to every worker.
-  - A lost worker is an error at all others, never a smaller sum.
+  - A worker that is lost, or that another one disagrees with, is an error at all
+    others, never a smaller sum.
+  - ``settle_step`` accepts a step only if the workers together have its parts 0, 1,
+    ..., each once, as many as the plan says.
 
-Public: rank and count.  Sensitive: summed and gathered values.
+Public: rank and count.  Sensitive: values, parts and keys.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
+from accounting.core.validation import InputError
 
-class Workers(Protocol):
-    """The workers of a run, as one of them sees it."""
+_Result = TypeVar("_Result")
+
+
+class Workers(abc.ABC):
+    """The workers of a run, as one of them sees it.
+
+    Attributes:
+      rank: Rank of this worker, from 0.
+      count: Number of workers, at least 1.
+    """
+
+    rank: int
+    count: int
 
     @property
-    def rank(self) -> int:
-        """Rank of this worker, from 0; the chief has 0."""
+    def is_chief(self) -> bool:
+        """Whether this worker writes, evaluates and reports for all."""
+        return self.rank == 0
 
-    @property
-    def count(self) -> int:
-        """Number of workers, at least 1."""
-
+    @abc.abstractmethod
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Returns the sum of all workers' ``values``.  Sensitive.
 
@@ -36,15 +50,63 @@ class Workers(Protocol):
           values: int64 array of the same shape at every worker; may be overwritten.
         """
 
-    def gather(self, value: bytes) -> list[bytes]:
-        """Returns the ``value`` of every worker, by rank.
+    @abc.abstractmethod
+    def together(self, work: Callable[[], _Result]) -> _Result:
+        """Returns ``work()`` when all workers have finished theirs.
 
         Args:
-          value: Bytes of any number, which may differ between workers.
+          work: Work of this worker, which does not communicate.
+
+        Raises:
+          InputError: raised by the work of this worker or of another.
+        """
+
+    @abc.abstractmethod
+    def chiefs(self, value: bytes) -> bytes:
+        """Returns the chief's ``value`` at every worker.
+
+        Args:
+          value: Value of this worker; only the chief's counts.
+        """
+
+    @abc.abstractmethod
+    def compare(self, values: Mapping[str, Any], key: bytes) -> None:
+        """Accepts workers with the same values and the same key.
+
+        Args:
+          values: JSON values by name; each field of an object is compared by itself.
+          key: Noise key, 32 bytes.  Sensitive.
+
+        Raises:
+          InputError: names the first value that differs, and the workers.
+        """
+
+    @abc.abstractmethod
+    def settle_step(
+        self,
+        step: int,
+        parts: Sequence[int],
+        parts_per_step: int | None,
+        signal_number: int | None,
+    ) -> int | None:
+        """Accepts a step if the workers together have each of its parts once.
+
+        Args:
+          step: Index of the step, from 0.
+          parts: Indexes of this worker's parts, in any order.  Sensitive.
+          parts_per_step: Number of parts of every step; None if it depends on the data.
+          signal_number: Number of a stop signal that this worker received; None for
+            none.
+
+        Returns:
+          Number of a stop signal that a worker received; None for none.
+
+        Raises:
+          InputError: a part is missing, or is there twice.
         """
 
 
-class Alone:
+class Alone(Workers):
     """The only worker of a run."""
 
     rank = 0
@@ -54,6 +116,28 @@ class Alone:
         """Returns its argument."""
         return values
 
-    def gather(self, value: bytes) -> list[bytes]:
-        """Returns its argument in a list of one."""
-        return [value]
+    def together(self, work: Callable[[], _Result]) -> _Result:
+        """Returns ``work()``."""
+        return work()
+
+    def chiefs(self, value: bytes) -> bytes:
+        """Returns its argument."""
+        return value
+
+    def compare(self, values: Mapping[str, Any], key: bytes) -> None:
+        """Accepts everything."""
+
+    def settle_step(
+        self,
+        step: int,
+        parts: Sequence[int],
+        parts_per_step: int | None,
+        signal_number: int | None,
+    ) -> int | None:
+        """Returns the signal; refuses parts as `Workers.settle_step` does."""
+        if sorted(parts) != [*range(parts_per_step or max(1, len(parts)))]:
+            raise InputError(
+                f"Expected the batches to have each part of step {step} once; they do "
+                "not. Make the batches again, or restore them."
+            )
+        return signal_number

@@ -38,7 +38,7 @@ def exchange(workers: Workers) -> None:
         np.testing.assert_array_equal(workers.sum(values), wanted)
         found = workers.gather(bytes([workers.rank]) * (size + 5 * workers.rank))
         assert found == [bytes([r]) * (size + 5 * r) for r in range(workers.count)]
-    assert agreement.chiefs(workers, b"of the chief") == b"of the chief"
+    assert workers.chiefs(b"of the chief") == b"of the chief"
     if not workers.rank:
         print("exchanged")
 
@@ -74,7 +74,7 @@ def refuse(workers: Workers) -> None:
         if workers.rank:
             raise InputError("Expected a file.")
 
-    agreement.together(workers, own)
+    workers.together(own)
 
 
 def signal_late(workers: Workers) -> None:

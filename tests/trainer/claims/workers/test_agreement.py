@@ -34,7 +34,7 @@ def test_what_fails_at_one_worker_ends_all_and_is_said_once() -> None:
                 raise InputError("Expected a file.")
             return f"done {workers.rank}"
 
-        return agreement.together(workers, own)
+        return workers.together(own)
 
     message = refused(outcomes(3, work))
     assert message.startswith("worker 1 on ")
@@ -45,19 +45,17 @@ def test_an_error_of_all_workers_names_none_of_them() -> None:
     def own() -> None:
         raise InputError("Expected a file.")
 
-    found = outcomes(2, lambda workers: agreement.together(workers, own))
+    found = outcomes(2, lambda workers: workers.together(own))
     assert refused(found) == "Expected a file."
 
 
 def test_without_an_error_each_worker_has_its_own_result() -> None:
-    found = outcomes(
-        3, lambda workers: agreement.together(workers, lambda: workers.rank)
-    )
+    found = outcomes(3, lambda workers: workers.together(lambda: workers.rank))
     assert found == [0, 1, 2]
 
 
 def test_all_get_the_chiefs_value() -> None:
-    found = outcomes(3, lambda w: agreement.chiefs(w, f"of {w.rank}".encode()))
+    found = outcomes(3, lambda w: w.chiefs(f"of {w.rank}".encode()))
     assert found == [b"of 0"] * 3
 
 
@@ -78,7 +76,7 @@ def test_a_worker_with_another_value_is_refused_by_name(
 ) -> None:
     def work(workers: Any) -> None:
         values = {**VALUES, **change} if workers.rank == who else VALUES
-        agreement.compare(workers, values, KEY)
+        workers.compare(values, KEY)
 
     message = refused(outcomes(3, work))
     assert f"the same {name} at all workers" in message
@@ -91,7 +89,7 @@ def test_a_worker_with_another_value_is_refused_by_name(
 
 def test_another_noise_key_is_named_first() -> None:
     def work(workers: Any) -> None:
-        agreement.compare(workers, VALUES, KEY if workers.rank else KEY[::-1])
+        workers.compare(VALUES, KEY if workers.rank else KEY[::-1])
 
     message = refused(outcomes(2, work))
     assert "the same noise key" in message
@@ -100,14 +98,14 @@ def test_another_noise_key_is_named_first() -> None:
 
 def test_neither_key_nor_values_travel() -> None:
     sent: list[bytes] = []
-    found = outcomes(2, lambda w: agreement.compare(w, VALUES, KEY), sent)
+    found = outcomes(2, lambda w: w.compare(VALUES, KEY), sent)
     assert found == [None, None]
     assert b"settings rate" in sent[0]
     for secret in (KEY, KEY.hex().encode(), b"5f5f", b"0.1"):
         assert secret not in b"".join(sent)
     # Under another key the same values have other digests.
     again: list[bytes] = []
-    outcomes(2, lambda w: agreement.compare(w, VALUES, KEY[::-1]), again)
+    outcomes(2, lambda w: w.compare(VALUES, KEY[::-1]), again)
     assert again[0] != sent[0]
 
 
@@ -129,9 +127,7 @@ def settle(shares: list[list[int]], parts_per_step: int | None, **more: Any) -> 
     signals = more.get("signals", [None] * len(shares))
     return outcomes(
         len(shares),
-        lambda w: agreement.settle_step(
-            w, 4, shares[w.rank], parts_per_step, signals[w.rank]
-        ),
+        lambda w: w.settle_step(4, shares[w.rank], parts_per_step, signals[w.rank]),
     )
 
 
@@ -182,8 +178,8 @@ def test_one_worker_asks_nobody() -> None:
         raise InputError("Expected a file.")
 
     with pytest.raises(InputError, match=r"^Expected a file\.$"):
-        agreement.together(Alone(), fail)
-    agreement.compare(Alone(), VALUES, KEY)
-    assert agreement.settle_step(Alone(), 0, [0, 1], 2, None) is None
+        Alone().together(fail)
+    Alone().compare(VALUES, KEY)
+    assert Alone().settle_step(0, [0, 1], 2, None) is None
     with pytest.raises(InputError, match="each part of step 0 once"):
-        agreement.settle_step(Alone(), 0, [1], 1, None)
+        Alone().settle_step(0, [1], 1, None)

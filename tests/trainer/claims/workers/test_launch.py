@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pathlib
 import platform
 import subprocess
 import sys
@@ -12,10 +10,8 @@ import sys
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.flat_settings import train_settings
 from trainer.claims.workers import launch
-from trainer.claims.workers.launch import announced, joined
-from trainer.core.run.session import Session
+from trainer.claims.workers.launch import alone, announced, joined
 from trainer.core.step.workers import Alone
 
 
@@ -37,20 +33,13 @@ def test_launchers_say_how_many_they_started(
 
 
 def test_a_program_for_one_process_is_not_started_with_others(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
-    fields = {"manifest": None, "noise_multiplier": 1.0, "noise_key_file": None}
-    session = Session(
-        settings=settings, batches=tmp_path, run=tmp_path / "run", **fields
-    )
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(InputError, match="without mpiexec"):
-        session.open(contextlib.ExitStack())
-    assert not (tmp_path / "run").exists()
+        alone()
     monkeypatch.setenv("PMI_SIZE", "1")
-    session.open(contextlib.ExitStack())
-    assert (tmp_path / "run").exists()
+    assert alone().count == 1
 
 
 def test_another_mpi_is_refused() -> None:
