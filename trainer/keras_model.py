@@ -59,6 +59,7 @@ from trainer import models
 from trainer.claims.workers import launch
 from trainer.core.run.batches import Element
 from trainer.core.run.session import Session, StepInputs
+from trainer.core.run.withheld import withhold_values
 from trainer.core.step.dp_step import Step
 from trainer.export.export import export, save_tensorflow
 from trainer.export.own_numbers import own_numbers
@@ -73,7 +74,7 @@ from trainer.model.layers.function_model import as_keras
 from trainer.model.losses import loss_of_keras
 from trainer.model.swapped_weights import unchanged
 from trainer.model.trainable_model import TrainableModel, nested_inputs
-from trainer.model.user_code import one_line_errors, withhold_values
+from trainer.model.user_code import one_line_errors
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy

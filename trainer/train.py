@@ -62,6 +62,7 @@ from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.session import Session
 from trainer.core.run.session_state import SessionState
 from trainer.core.step.dp_step import Step
+from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.workers import Workers
 from trainer.export.export import check_export, export
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
@@ -71,7 +72,6 @@ from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
-from trainer.model.pure_graph import check_pure
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views

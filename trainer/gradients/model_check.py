@@ -19,7 +19,7 @@ Formal guarantees:
     the batch.  Dropout is switched off for the comparison: a step draws its masks for
     each row.
   - It refuses losses that are more than a function of columns and weights (see
-    ``model.pure_graph``), regularisers and losses that layers add, layers that learned
+    ``pure_graph``), regularisers and losses that layers add, layers that learned
     from data (``adapt``), layers of another precision than float32, and weights that
     Keras neither trains nor saves or that a gradient replaces.
   - It refuses a model without a finite gradient for any of some rows of zeros and ones.

@@ -41,8 +41,8 @@ from pipelines.inputs.parquet_blocks import (
     values_of,
     without_note,
 )
+from trainer.core.run.withheld import withhold_values
 from trainer.model.metrics import Metric, Metrics, Scores, guessing, joined
-from trainer.model.user_code import withhold_values
 
 if TYPE_CHECKING:  # it loads TensorFlow, which this module does without
     from trainer.model.trainable_model import TrainableModel

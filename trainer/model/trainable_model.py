@@ -5,12 +5,15 @@ Public: everything but columns, outputs and losses.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pipelines.core.batches.columns import Column
-from trainer.model.layers.keyed_layers import SEEDS, keyed_layers, still_layers
+from trainer.core.step.noise import SEEDS
+from trainer.model.layers.keyed_layers import keyed_layers, still_layers
+from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
 from trainer.tf_compat import raw_variable, tf
@@ -93,6 +96,13 @@ class TrainableModel:
                 return self.network(self.inputs(columns), training=True)
         with still_layers(self.network):
             return self.network(self.inputs(columns), training=training)
+
+    def unrolled(self) -> contextlib.AbstractContextManager[list[int]]:
+        """Returns a context in which gradients per example support every layer.
+
+        It yields a list, to which each recurrent layer appends its time steps.
+        """
+        return plain_layers(self.network)
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
         """Returns the loss of each example, of shape (batch,).

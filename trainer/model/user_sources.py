@@ -28,10 +28,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from accounting.core.validation import InputError
+from trainer.core.run.withheld import is_users_file
 from trainer.model.user_code import (
     check_name,
     import_from_here,
-    is_users_file,
     one_line_errors,
     remedy_of,
 )

@@ -31,11 +31,11 @@ from trainer.averaging.aggregates import (
 )
 from trainer.averaging.custom_aggregate import CustomAggregate
 from trainer.averaging.uncertainty import interval_columns
+from trainer.core.run.withheld import withhold_values
+from trainer.core.step.pure_graph import check_pure
 from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
-from trainer.model.pure_graph import check_pure
-from trainer.model.user_code import withhold_values
 from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel
 from trainer.prediction.named_classes import PREDICTED, with_classes
 from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA

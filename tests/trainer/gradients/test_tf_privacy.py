@@ -47,7 +47,7 @@ def test_one_function_of_tf_privacy_is_called(root: pathlib.Path) -> None:
                     and node.value.id == "clip_grads"
                 ):
                     called.add(node.attr)
-    assert importing == {"trainer/tf_compat.py": ["clip_grads"]}
+    assert importing == {"trainer/core/tf_compat.py": ["clip_grads"]}
     assert called == {"compute_clip_weights"}
 
 

@@ -14,8 +14,8 @@ from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
+from trainer.core.step.noise import SEEDS
 from trainer.keras_model import make_private
-from trainer.model.layers.keyed_layers import SEEDS
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 

@@ -17,9 +17,9 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
-from trainer import tf_compat
+from trainer.core import tf_compat
+from trainer.core.run.withheld import withhold_values
 from trainer.keras_model import PrivateModel, make_private
-from trainer.model.user_code import withhold_values
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
@@ -196,7 +196,7 @@ def test_a_private_model_withholds_what_is_raised_on_a_held_out_example(
 #: A notebook may import Keras first, whose TensorFlow then logs warnings.
 KERAS_FIRST = f"""
 import tensorflow as tf
-from trainer.model.user_code import withhold_values
+from trainer.core.run.withheld import (withhold_values)
 
 look_up = tf.function(lambda row: tf.gather(tf.zeros(10), row))
 try:

@@ -67,7 +67,7 @@ def settle() -> None:
     Raises:
       InputError: as ``variables``, since the user's code may have set one.
     """
-    from trainer.tf_compat import tf  # ``variables`` is asked before it is loaded
+    from trainer.core.tf_compat import tf  # ``variables`` is asked before it is loaded
 
     variables()
     tf.config.experimental.enable_tensor_float_32_execution(False)

@@ -27,8 +27,8 @@ from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import ALL, Share
 from pipelines.files.paths import StrPath
-from trainer.model.layers.keyed_layers import SEEDS
-from trainer.tf_compat import tf
+from trainer.core.step.noise import SEEDS
+from trainer.core.tf_compat import tf
 
 #: Number of physical batches that are decoded ahead of training.
 _PREFETCH = 4

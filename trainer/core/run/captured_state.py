@@ -25,13 +25,13 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from trainer.core.run import graph_digest
-from trainer.model.pure_graph import (
+from trainer.core.step.pure_graph import (
     ASSERTIONS,
     OUTSIDE,
     TABLE_READS,
     VARIABLE_READS,
 )
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 _LOOKUP = "LookupTableFindV2"
 

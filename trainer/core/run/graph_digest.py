@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: Attributes that hold names, which differ between processes, and compute nothing.
 _NAMES = (

@@ -54,12 +54,11 @@ from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.run_record import RunRecord, StepLedger
+from trainer.core.run.withheld import withhold_values
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
-from trainer.core.step.noise import DrawStep, LaterNoise, row_seeds
+from trainer.core.step.noise import SEEDS, DrawStep, LaterNoise, row_seeds
 from trainer.core.step.workers import Alone, Workers
-from trainer.model.layers.keyed_layers import SEEDS
-from trainer.model.user_code import withhold_values
 
 if TYPE_CHECKING:
     from trainer.settings.train_settings import TrainSettings

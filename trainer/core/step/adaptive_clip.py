@@ -42,7 +42,7 @@ import numpy as np
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import check_float
 from trainer.core.step.grid import Grid
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: Clip norms, eighths of an octave apart, from 1/16 to 8.  In a plan whose number of
 #: examples is an upper bound, the counted share of b may stay below any quantile: the

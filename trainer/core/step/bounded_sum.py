@@ -36,7 +36,7 @@ from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.grid import Grid
 from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
 from trainer.core.step.single_examples import SingleExamples
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 
 class StepSum:

@@ -50,7 +50,7 @@ from trainer.core.step.adaptive_clip import COUNT_SHAPE
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import DrawStep, LaterNoise, NoiseStream
 from trainer.core.step.workers import Alone, Workers
-from trainer.tf_compat import raw_variable, tf
+from trainer.core.tf_compat import raw_variable, tf
 
 if TYPE_CHECKING:
     from trainer.claims.lazy_noise import LazyNoise

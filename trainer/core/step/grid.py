@@ -61,7 +61,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: Maximum bits of a clip norm in units: more than the 24 of a float32 significand.
 _MOST_BITS = 30

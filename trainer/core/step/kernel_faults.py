@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: Beginnings of the types of operations.
 _PRODUCTS = ("BatchMatMul",)

@@ -39,6 +39,9 @@ from randomgen import AESCounter
 from pipelines.core.keys import derive
 from trainer.core.step.aligned_arrays import aligned
 
+#: The column of a batch that holds seeds; no file has a column of this name.
+SEEDS = "weight:seeds"
+
 _AES_KEY_BYTES = 16
 
 #: Number of values drawn at a time: doubles that fit a core's cache.

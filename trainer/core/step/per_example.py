@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.core import claims
 from trainer.core.step.adaptive_clip import COUNT_SHAPE, AdaptiveClip
 from trainer.core.step.tracing import in_graph
-from trainer.tf_compat import clip_grads, tf
+from trainer.core.tf_compat import clip_grads, tf
 
 if TYPE_CHECKING:
     from trainer.model.trainable_model import TrainableModel

@@ -8,7 +8,7 @@ examples is made once for each number of them.
 Formal guarantees:
   - The gradient of an example is computed without the others, and its norm from it.
   - The traced gradient is a function of the example and the weights: no operation of
-    its graph writes, draws, or calls Python (see ``model.pure_graph``).
+    its graph writes, draws, or calls Python (see ``core.step.pure_graph``).
 
 Sensitive: everything here.
 """
@@ -27,10 +27,9 @@ from trainer.core.step.per_example import (
     scale_rows,
     squared_norms,
 )
+from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.tracing import trace_eagerly
-from trainer.model.layers.plain_layers import plain_layers
-from trainer.model.pure_graph import check_pure
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 if TYPE_CHECKING:
     from trainer.model.trainable_model import TrainableModel
@@ -53,7 +52,7 @@ def example_gradient(
       weights: Weights that replace the model's variables; None for the variables.
     """
     sources = model.variables if weights is None else list(weights)
-    with tf.GradientTape() as tape, plain_layers(model.network):
+    with tf.GradientTape() as tape, model.unrolled():
         tape.watch(sources)
         loss = tf.reduce_sum(model.losses(row))
     gradients = tape.gradient(
@@ -133,7 +132,7 @@ def _traced(
     """
 
     def of_example(example: Mapping[str, Any]) -> tuple[list[Any], Any]:
-        with plain_layers(model.network) as found:
+        with model.unrolled() as found:
             row = {name: value[tf.newaxis] for name, value in example.items()}
             gradients = gradient(row)
         lengths.extend(found)

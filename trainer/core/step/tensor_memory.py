@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.step.aligned_arrays import ALIGNMENT
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 
 def tensor(values: np.ndarray) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: (columns, weight) -> tensors.
 _OfBatch = Callable[[Mapping[str, Any], Any], list[Any]]

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
+from trainer.core.run.withheld import place_of
 from trainer.core.step.tracing import check_eager
 from trainer.gradients.engine.row_independence import (
     Kind,
@@ -33,7 +34,6 @@ from trainer.gradients.engine.weight_uses import (
     find_pieces,
 )
 from trainer.model.trainable_model import TrainableModel
-from trainer.model.user_code import place_of
 from trainer.tf_compat import tf
 
 

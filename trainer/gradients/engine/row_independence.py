@@ -15,7 +15,7 @@ operation without a rule are unknown, and so is everything computed from them.  
 proof therefore refuses models that it does not understand, some of which keep rows
 apart; their examples are computed one at a time.
 
-The graph is pure (see ``model.pure_graph``): nothing writes what it reads.
+The graph is pure (see ``core.step.pure_graph``): nothing writes what it reads.
 
 Formal guarantees:
   - If ``losses_obstacle`` returns None, entry i of ``losses`` is a function of row i of

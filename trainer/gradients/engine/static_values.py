@@ -25,7 +25,7 @@ def static_value(value: Any) -> Any:
     """Returns the value of a tensor of a graph as an array; None if it is not known.
 
     Args:
-      value: Tensor of a graph that is pure (see ``model.pure_graph``).
+      value: Tensor of a graph that is pure (see ``core.step.pure_graph``).
     """
     found = tf.get_static_value(value)
     if found is not None:

@@ -6,7 +6,7 @@ a second time that could give another graph.
 
 Formal guarantees:
   - ``copy_into`` computes what the traced graph computes, for any number of rows.
-  - The graph only computes its results (see ``model.pure_graph``).
+  - The graph only computes its results (see ``core.step.pure_graph``).
   - In the copy a gather within rows hands the slope at an id that is out of range to no
     value.  TensorFlow's gradient takes that for an id of the row before or after.
 
@@ -19,9 +19,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.tracing import trace_eagerly
-from trainer.model.layers.plain_layers import plain_layers
-from trainer.model.pure_graph import check_pure
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
@@ -69,7 +68,7 @@ def trace(model: TrainableModel) -> TracedLosses:
     """
 
     def losses(columns: Mapping[str, Any]) -> Any:
-        with plain_layers(model.network):
+        with model.unrolled():
             return model.losses(columns)
 
     specs = dict(sorted(model.column_specs.items()))
@@ -172,7 +171,7 @@ def _reading_rows(nodes: Sequence[Any]) -> list[Any]:
     read: tables of 78 million values made a step three times as long.
 
     Args:
-      nodes: Nodes of a graph that is pure (see ``model.pure_graph``), changed in place.
+      nodes: Nodes of a graph that is pure (see ``pure_graph``), changed in place.
     """
     by_name = {node.name: node for node in nodes}
     for node in nodes:

@@ -13,7 +13,7 @@ suffice: privacy requires only that a row's mask is a function of its own seed, 
 seeds of different rows are independent and identically distributed.
 
 What reached a generator of Keras in spite of these contexts would change its state,
-which the traced graph may not (see ``model.pure_graph``).
+which the traced graph may not (see ``core.step.pure_graph``).
 
 Formal guarantees:
   - In ``keyed_layers`` the mask of a row is a function of its own seed, of the index
@@ -41,9 +41,6 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from trainer.tf_compat import keras_image, keras_random, plain_errors, tf
-
-#: The column of a batch that holds seeds; no file has a column of this name.
-SEEDS = "weight:seeds"
 
 #: Words of a seed: the first two for augmentation, the others for masks.
 SEED_WORDS = 4

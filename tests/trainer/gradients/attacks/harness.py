@@ -28,10 +28,9 @@ from pipelines.core.batches.manifest import BatchFile, Manifest
 from tests.trainer.gradients.attacks import keras_parts
 from tests.trainer.gradients.attacks.catalogue import Case
 from trainer import models
-from trainer.core.step.noise import row_seeds
+from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.gradients.clipping import ONE_PASS
 from trainer.methods import registry
-from trainer.model.layers.keyed_layers import SEEDS
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, Views, of_one_view

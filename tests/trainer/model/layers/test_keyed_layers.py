@@ -23,11 +23,11 @@ from tests.trainer.zoo import (
     make_model,
     naive_sum,
 )
-from trainer.core.step.noise import row_seeds
+from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 from trainer.model.layers import keyed_layers
-from trainer.model.layers.keyed_layers import SEED_WORDS, SEEDS, has_dropout
+from trainer.model.layers.keyed_layers import SEED_WORDS, has_dropout
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, trained_model
 from trainer.tf_compat import keras, tf

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from trainer.model.pure_graph import check_pure, impurity
+from trainer.core.step.pure_graph import check_pure, impurity
 from trainer.tf_compat import tf
 
 STATE = tf.Variable(1.0)
