@@ -219,8 +219,9 @@ def _published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       InputError: somebody did, or the noise key is not there.
     """
-    from trainer.core.run.run_record import METRICS_NAME, read_noise_key, read_run
+    from trainer.core.run.run_record import read_noise_key, read_run
     from trainer.report.metrics_files import read_metrics
+    from trainer.report.run_files import METRICS_NAME
     from trainer.run import privacy  # after --help: the accountant
 
     file = fit_stages.noise_key_file(flags)

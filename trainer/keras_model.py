@@ -54,6 +54,7 @@ import numpy as np
 from accounting.core.plan import steps_per_epoch
 from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_certificate, read_manifest
+from pipelines.batches.stored import stored
 from pipelines.files.paths import StrPath
 from trainer import models
 from trainer.claims.workers import launch
@@ -236,7 +237,7 @@ class PrivateModel(keras.Model):
             settings=settings,
             manifest=manifest,
             noise_multiplier=preflight.noise_multiplier_of(settings, manifest),
-            batches=batches,
+            batches=stored(batches),
             run=run,
             noise_key_file=noise_key_file,
             workers=launch.alone(),
@@ -582,7 +583,7 @@ class PrivateModel(keras.Model):
         """Records this call of ``fit``, before its first step."""
         with one_line_errors("the step of compile"):
             used = self._session.traced().graph.variables
-        batches = self._session.batches
+        batches = self._session.batches.place
         initial_weights_files.take(self.network, used, batches, self._session)
         if not self._session.is_identified:
             self._begin_run()
@@ -602,7 +603,7 @@ class PrivateModel(keras.Model):
         # The id identifies the run: no other process continues it.
         identity = {
             "manifest": self._session.manifest.fingerprint,
-            "batches": preflight.digest_of_batches(self._session.batches),
+            "batches": preflight.digest_of_batches(self._session.batches.place),
         }
         self._session.identify(identity, model=models.identity(self._compiled()))
 

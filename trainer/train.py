@@ -41,7 +41,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import key_name
+from pipelines.batches.stored import stored
 from pipelines.files.json_files import pretty_json
 from pipelines.files.paths import StrPath
 from pipelines.files.stopping import StoppedError, on_signals
@@ -77,6 +77,7 @@ from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import plots
 from trainer.report.progress import Reporter, Silent
+from trainer.report.run_files import CURVE_NAME, CURVE_PLOT_NAME, METRICS_NAME
 from trainer.run import (
     budget,
     preflight,
@@ -271,7 +272,7 @@ class _Training:
             settings=self._settings,
             manifest=checked.manifest,
             noise_multiplier=checked.noise_multiplier,
-            batches=self._request.batches,
+            batches=stored(self._request.batches),
             run=self._request.run,
             noise_key_file=self._request.noise_key_file,
             workers=workers,
@@ -458,7 +459,7 @@ class _Training:
                 folder=self._request.run,
                 begins=self._done == 0,
                 uncovered=reservation.uncovered(self._request),
-                key=key_name(self._request.batches),
+                key=self.session.batches.key_name(),
             )
 
     def _check_same_weights(self) -> None:
@@ -606,12 +607,12 @@ class _Training:
         metrics = {"examples": "held-out", "method": self._settings.method, **metrics}
         metrics |= of_averages
         for name, value in (
-            (run_record.METRICS_NAME, metrics),
-            (run_record.CURVE_NAME, {"examples": "held-out", "points": points}),
+            (METRICS_NAME, metrics),
+            (CURVE_NAME, {"examples": "held-out", "points": points}),
         ):
             write_atomically(run / name, pretty_json(value))
         title = f"{self._settings.method}, {self._plan.sampler} batches"
-        plots.plot_curve(points, run / run_record.CURVE_PLOT_NAME, title=title)
+        plots.plot_curve(points, run / CURVE_PLOT_NAME, title=title)
         return metrics
 
     def _finish_averages(self) -> dict[str, Any]:

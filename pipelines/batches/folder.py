@@ -16,20 +16,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from accounting.core.validation import InputError
+from pipelines.batches.stored import stored
 from pipelines.core.batches.certificate import Certificate, digest_of_seal
 from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
-from pipelines.core.keys import commitment
-from pipelines.files.json_files import pretty_json, read_json, read_known
+from pipelines.core.batches.stored import CERTIFICATE_NAME as CERTIFICATE_NAME
+from pipelines.core.batches.stored import CHECKSUMS_NAME as CHECKSUMS_NAME
+from pipelines.core.batches.stored import MANIFEST_NAME as MANIFEST_NAME
+from pipelines.core.batches.stored import PRIVATE_NAME as PRIVATE_NAME
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import exists, make_folder, read_bytes, write_atomically
 
-MANIFEST_NAME = "manifest.json"
-CERTIFICATE_NAME = "certificate.json"
-PRIVATE_NAME = "private"
-CHECKSUMS_NAME = "checksums.json"
 KEY_NAME = "sampling.key"
-
-_UNFINISHED = "The folder holds no finished batches; run `dpsgd batches` to the end."
 
 
 def read_manifest(directory: StrPath) -> Manifest:
@@ -38,8 +36,7 @@ def read_manifest(directory: StrPath) -> Manifest:
     Raises:
       InputError: missing, unfinished or damaged.
     """
-    path = join(directory, MANIFEST_NAME)
-    return Manifest.from_json(read_json(path, remedy=_UNFINISHED))
+    return stored(directory).manifest()
 
 
 def read_checksums(directory: StrPath) -> Checksums:
@@ -48,10 +45,7 @@ def read_checksums(directory: StrPath) -> Checksums:
     Raises:
       InputError: missing or damaged, or the manifest was edited.
     """
-    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
-    fields = read_json(path, remedy="Without it the batches cannot be verified.")
-    manifest = read_known(join(directory, MANIFEST_NAME), remedy=_UNFINISHED)
-    return Checksums.of(manifest, fields)
+    return stored(directory).checksums()
 
 
 def write_manifest(
@@ -113,25 +107,6 @@ def is_same_key(directory: StrPath, checksums: Checksums) -> bool:
     return not checksums.key_sha256 or not found or checksums.key_sha256 == found
 
 
-def key_name(directory: StrPath) -> str:
-    """Returns a public name of the key that sampled batches, whatever their layout.
-
-    Raises:
-      InputError: as ``read_checksums``.
-    """
-    seal_key = bytes.fromhex(read_checksums(directory).seal_key)  # made of that key
-    return commitment(seal_key, "sampling key")
-
-
-def records_id(directory: StrPath) -> str:
-    """Returns a public name of the manifest and all records of a folder of batches.
-
-    Raises:
-      InputError: as ``read_checksums``.
-    """
-    return digest_of_seal(read_checksums(directory).seal.hex())
-
-
 def write_certificate(
     directory: StrPath, manifest: Manifest, checksums: Checksums
 ) -> None:
@@ -179,15 +154,3 @@ def check_certificate(
             "Remove it, or run `dpsgd verify --resample`."
         )
     return True
-
-
-def copy_certificate(directory: StrPath, run: StrPath) -> None:
-    """Copies the certificate of batches, if there is one, into the folder of a run.
-
-    Args:
-      directory: Folder of the batches.
-      run: Folder of the run.
-    """
-    path = join(directory, CERTIFICATE_NAME)
-    if exists(path):
-        write_atomically(join(run, CERTIFICATE_NAME), read_bytes(path))

@@ -1,52 +1,32 @@
-"""Folders that a user names: usable and private, or refused.
-
-Formal guarantees:
-  - After ``make_private_folder`` only this user may enter a folder of this machine,
-    whatever its mode was before.
-"""
+"""Folders that a user names: usable and private, or refused."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 
 from accounting.core.validation import InputError
+from pipelines.core.files import local_files
 from pipelines.files.paths import SCHEME, WILDCARDS, StrPath, absolute, is_remote
 from pipelines.files.storage import check_client, make_folder
 
 
 def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> None:
-    """Makes a folder that only this user may enter, or closes an existing one.
+    """Makes a private folder, as the core does; a store has its own access rules.
 
     Args:
-      path: The folder; a store protects it by its own access rules.
+      path: The folder.
       follow: Whether it may be a link to a folder.
       remedy: What the user can do if it cannot be made private.
 
     Raises:
-      InputError: it belongs to another user, is no folder, or is on a file system
-        without modes.
-      OSError: no room, or no access.
+      InputError, OSError: as `local_files.make_private_folder`.
     """
-    new = make_folder(path)
     if is_remote(path):
-        return
-    found = os.stat(path, follow_symlinks=follow)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise InputError(
-            f"Expected {path} to be a folder of this user, since it is to hold what "
-            f"nobody else may read. {remedy}"
-        )
-    if not new:
-        os.chmod(path, 0o700)
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(
-            f"Expected the mode {mode:04o} of {path} to become 0700, so that nobody "
-            f"else can read what it holds; its file system keeps no modes. {remedy}"
-        )
+        make_folder(path)
+    else:
+        local_files.make_private_folder(path, follow=follow, remedy=remedy)
 
 
 @contextlib.contextmanager

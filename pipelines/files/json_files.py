@@ -1,20 +1,13 @@
-"""JSON files, with errors of one line."""
+"""JSON files of this machine and of stores, with errors of one line."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from accounting.core.validation import InputError
+from pipelines.core.files import json_files
+from pipelines.core.files.json_files import pretty_json as pretty_json
 from pipelines.files.paths import StrPath
 from pipelines.files.storage import read_bytes
-
-
-def pretty_json(value: Any) -> bytes:
-    """Returns ``value`` as indented JSON with sorted keys."""
-    return (
-        json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    ).encode()
 
 
 def read_known(path: StrPath, *, remedy: str = "") -> bytes:
@@ -27,15 +20,7 @@ def read_known(path: StrPath, *, remedy: str = "") -> bytes:
     Raises:
       InputError: missing, or no access.
     """
-    try:
-        return read_bytes(path)
-    except FileNotFoundError:
-        raise InputError(f"Expected {path} to exist. {remedy}".strip()) from None
-    except OSError as error:
-        raise InputError(
-            f"Expected {path} to be readable: {error.strerror or type(error).__name__}."
-            " Restore access to it, then give the same command again."
-        ) from None
+    return json_files.read_known(path, remedy=remedy, read=read_bytes)
 
 
 def read_json(path: StrPath, *, remedy: str = "") -> Any:
@@ -44,10 +29,4 @@ def read_json(path: StrPath, *, remedy: str = "") -> Any:
     Raises:
       InputError: as ``read_known``, or not JSON.
     """
-    data = read_known(path, remedy=remedy)
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise InputError(
-            f"Expected {path} to be a JSON file: {type(error).__name__}."
-        ) from None
+    return json_files.read_json(path, remedy=remedy, read=read_bytes)

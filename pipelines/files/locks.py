@@ -1,10 +1,6 @@
-"""One writer at a time: locks that end with the process that has them.
+"""One writer at a time: the locks of the core, and claims in stores.
 
-Formal guarantees:
-  - Of several processes that lock one file at once, on this host or on hosts whose file
-    system shares its locks, one gets the lock, and each other one an InputError.
-  - A process that has ended, in whatever way, has no lock: the next one takes it over.
-  - A lock file that its owner removed or renamed locks nothing.
+Formal guarantees, beside those of ``pipelines.core.files.locks``:
   - A store has no locks: of the processes that ``claim`` a folder there, the last one
     keeps it, and the check of each other one raises.
 
@@ -13,106 +9,16 @@ Public: everything here.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from accounting.core.validation import InputError
+from pipelines.core.files.locks import LOCK_NAME as LOCK_NAME
+from pipelines.core.files.locks import in_use as in_use
+from pipelines.core.files.locks import lock_file as lock_file
+from pipelines.core.files.locks import locked as locked
+from pipelines.core.files.locks import locked_beside as locked_beside
 from pipelines.files import storage
 from pipelines.files.paths import StrPath, is_remote, join
-
-LOCK_NAME = "lock"
-
-
-def in_use(out: StrPath) -> InputError:
-    """Returns the error for an ``out`` that another process writes."""
-    return InputError(
-        f"Expected no other job to write {out}. Wait for it, or choose another --out."
-    )
-
-
-def lock_file(path: StrPath, out: StrPath, *, mode: int = 0o600) -> int:
-    """Locks a file, made if missing; returns its descriptor, which has the lock.
-
-    Args:
-      path: Path of the file, in an existing folder of this machine.
-      out: What the lock protects, for messages.
-      mode: Permissions of a new file, before the umask.
-
-    Raises:
-      InputError: another process has the lock, or the file system has no locks.
-      OSError: the file cannot be made.
-    """
-    while True:
-        # Open for writing: NFS gives no other lock.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
-        try:
-            _lock(descriptor, out)
-            if _is_at(descriptor, path):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # its owner removed it in the meantime
-
-
-def _lock(descriptor: int, out: StrPath) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise in_use(out) from None
-    except OSError as error:
-        raise InputError(
-            f"Expected {out} to be on a file system with locks, so that no other job "
-            f"writes it: {error.strerror}. Choose another --out."
-        ) from None
-
-
-def _is_at(descriptor: int, path: StrPath) -> bool:
-    """Whether an open file is still the one at ``path``."""
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(descriptor))
-
-
-@contextlib.contextmanager
-def locked(folder: StrPath, out: StrPath) -> Iterator[None]:
-    """Locks a folder until the context or the process ends.
-
-    Args:
-      folder: Existing folder of this machine; it holds ``LOCK_NAME`` until then.
-      out: What the lock protects, for messages.
-
-    Raises:
-      InputError, OSError: as ``lock_file``.
-    """
-    with _held(join(folder, LOCK_NAME), out):
-        yield
-
-
-@contextlib.contextmanager
-def locked_beside(path: StrPath) -> Iterator[None]:
-    """Locks a file that is to be replaced, by ``path.lock`` until the context ends.
-
-    Raises:
-      InputError, OSError: as ``lock_file``, before anything else.
-    """
-    with _held(f"{path}.lock", path):
-        yield
-
-
-@contextlib.contextmanager
-def _held(path: StrPath, out: StrPath) -> Iterator[None]:
-    descriptor = lock_file(path, out)
-    try:
-        yield
-    finally:
-        if _is_at(descriptor, path):
-            os.unlink(path)
-        os.close(descriptor)
 
 
 def claim(folder: StrPath, out: StrPath) -> Callable[[], None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 
-StrPath = str | os.PathLike[str]
+from pipelines.core.files.local_files import StrPath as StrPath
+from pipelines.core.files.local_files import hidden_path as hidden_path
 
 SCHEME = "://"
 WILDCARDS = "*?["
@@ -32,9 +32,3 @@ def join(folder: StrPath, *names: str) -> str:
     if is_remote(folder):
         return "/".join([os.fspath(folder).rstrip("/"), *names])
     return os.path.join(folder, *names)
-
-
-def hidden_path(path: str) -> str:
-    """Returns a free, hidden path beside ``path``."""
-    folder, name = path.rsplit("/", 1) if "/" in path else (".", path)
-    return f"{folder}/.{name}.{secrets.token_hex(8)}"

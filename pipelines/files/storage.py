@@ -24,9 +24,11 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
-from pipelines.files.paths import StrPath, hidden_path, is_remote
+from pipelines.core.files import local_files
+from pipelines.core.files.local_files import drop_from_cache as drop_from_cache
+from pipelines.files.paths import StrPath, is_remote
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -151,29 +153,7 @@ def new_file(
     """
     if is_remote(path):
         return _stores().new_file(os.fspath(path))
-    return _new_file_here(os.fspath(path), mode, flush, cached)
-
-
-@contextlib.contextmanager
-def _new_file_here(
-    path: str, mode: int, flush: bool, cached: bool
-) -> Iterator[Callable[[bytes], None]]:
-    temporary = hidden_path(path)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            # A buffered file writes all or raises.
-            yield cast(Callable[[bytes], None], file.write)
-            if flush:
-                file.flush()
-                os.fsync(file.fileno())
-                if not cached:
-                    drop_from_cache(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    return local_files.new_file(os.fspath(path), mode=mode, flush=flush, cached=cached)
 
 
 def flush_to_disk(path: StrPath) -> None:
@@ -183,13 +163,6 @@ def flush_to_disk(path: StrPath) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def drop_from_cache(descriptor: int) -> None:
-    """Advises the system to drop an open file from the page cache."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # it is only advice
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def boot_id() -> str:
@@ -331,12 +304,7 @@ def make_folder(path: StrPath) -> bool:
     """
     if is_remote(path):
         return _stores().make_folder(os.fspath(path))
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return False
-    return True
+    return local_files.make_folder(path)
 
 
 def delete(path: StrPath) -> None:

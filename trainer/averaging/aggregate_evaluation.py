@@ -27,10 +27,10 @@ from trainer.averaging.aggregates import (
 from trainer.averaging.custom_aggregate import CustomAggregate
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import PREDICTION, write_uncertainty
-from trainer.core.run.run_record import UNCERTAINTY_NAME
 from trainer.model.evaluation import Evaluator
 from trainer.model.metrics import BINARY, Metrics, auc, correct
 from trainer.model.swapped_weights import weights_of
+from trainer.report.run_files import UNCERTAINTY_NAME
 from trainer.settings.aggregation_settings import (
     OMV,
     OPA,

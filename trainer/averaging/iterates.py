@@ -25,7 +25,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from trainer.core.run import authenticated_arrays
-from trainer.core.run.run_record import ITERATES_NAME
+from trainer.report.run_files import ITERATES_NAME
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,9 @@ from trainer.cli import (
     setting_flags,
 )
 from trainer.cli.metrics_text import metrics_text
-from trainer.core.run.run_record import PRIVACY_TEXT_NAME
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
+from trainer.report.run_files import PRIVACY_TEXT_NAME
 from trainer.run import budget
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.request import Request

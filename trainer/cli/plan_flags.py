@@ -15,6 +15,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord
+from trainer.report.run_files import read_finished
 
 
 def noise_key_file(text: str) -> Callable[..., Any]:
@@ -59,7 +60,7 @@ def read_run(
                 f"A run takes no --{name.replace('_', '-')}: its manifest and record "
                 "say what was executed. Omit it."
             )
-    run_record.read_finished(run)
+    read_finished(run)
     found = run_record.read_run(run, noise_key_file=flags["noise_key_file"])
     if found[0].simulates:
         click.echo(

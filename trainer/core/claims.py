@@ -16,6 +16,9 @@ from collections.abc import Iterable
 
 from accounting.core.validation import InputError, check_choice
 
+#: The method without clip and noise, which has no epsilon.
+NON_PRIVATE = "non-private"
+
 GRAPH_GRADIENTS = "graph gradients"
 LAZY_NOISE = "lazy noise"
 WORKERS = "workers"

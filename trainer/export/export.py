@@ -33,7 +33,6 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
-from trainer.core.run.run_record import exported_names
 from trainer.export import serving
 from trainer.export.own_numbers import check_numbers, in_order, own_numbers
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
@@ -42,6 +41,7 @@ from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
 from trainer.model.losses import Loss
 from trainer.model.metrics import BINARY, CLASSES
 from trainer.model.trainable_model import TrainableModel, nested_inputs
+from trainer.report.run_files import exported_names
 from trainer.tf_compat import keras, tf
 
 #: Names of the two signatures of a SavedModel.

@@ -25,7 +25,7 @@ from accounting.core.versioned_json import header, read_fields
 from pipelines.core.batches.columns import Column
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
-from trainer.core.run.run_record import SERVING_NAME
+from trainer.report.run_files import SERVING_NAME
 
 _HEADER: Any = {"format_name": "dpsgd-serving", "version": 1}
 

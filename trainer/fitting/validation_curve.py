@@ -23,7 +23,7 @@ import numpy as np
 
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
-from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME
+from trainer.report.run_files import CURVE_NAME, METRICS_NAME
 from trainer.tf_compat import keras, tf
 
 

@@ -35,12 +35,13 @@ from pipelines.core.batches.certificate import Certificate
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
 from trainer.core.run import run_record
-from trainer.core.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
+from trainer.core.run.run_record import RECORD_NAME, RunRecord
 from trainer.html_report import attachments, commands
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.model.target import target_of
 from trainer.report.fitness import warnings
 from trainer.report.metrics_files import read_curve, read_metrics
+from trainer.report.run_files import CURVE_NAME, METRICS_NAME, read_finished
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
@@ -67,7 +68,7 @@ def collect(
     Raises:
       InputError: the run is not finished or was edited, or a file is of another run.
     """
-    run_record.read_finished(run)
+    read_finished(run)
     record, manifest, verified = privacy.read(run, noise_key_file)
     plan = manifest.plan
     statement = _statement(

@@ -81,6 +81,11 @@ def changed(recorded: Mapping[str, str]) -> list[str]:
     return [name for name, digest in recorded.items() if _digest(name) != digest]
 
 
+def edited_files(recorded: Mapping[str, str]) -> list[str]:
+    """Returns the files of the modules of ``recorded`` that changed or are gone."""
+    return [file_of(name) or name for name in changed(recorded)]
+
+
 def _digest(name: str) -> str | None:
     file = file_of(name)
     try:

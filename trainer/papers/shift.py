@@ -30,7 +30,6 @@ import numpy as np
 
 from accounting.core.plan import DETERMINISTIC
 from pipelines.job.batch_settings import BatchSettings
-from trainer.core.run.run_record import CURVE_NAME
 from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.runs import (
     Runs,
@@ -46,6 +45,7 @@ from trainer.papers.settings import ShiftSettings
 from trainer.report.metrics_files import read_curve
 from trainer.report.plots import DASHES, drawn, over_seeds, setting_in_words
 from trainer.report.report import Report, Table
+from trainer.report.run_files import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
 
 TITLE = "A distribution that shifts periodically"

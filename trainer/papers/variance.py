@@ -43,7 +43,6 @@ from accounting.core import deltas
 from accounting.core.intervals import upper_text
 from accounting.core.plan import DpSgdPlan
 from trainer.averaging.uncertainty import PREDICTION, column_names
-from trainer.core.run.run_record import UNCERTAINTY_NAME
 from trainer.experiments.comparison.case import Case, Trial
 from trainer.experiments.comparison.runs import (
     Runs,
@@ -59,6 +58,7 @@ from trainer.papers.settings import VarianceSettings
 from trainer.prediction.named_classes import PREDICTED
 from trainer.prediction.predict import predict
 from trainer.report.report import Report, Table
+from trainer.report.run_files import UNCERTAINTY_NAME
 from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE
 

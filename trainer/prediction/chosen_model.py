@@ -15,12 +15,11 @@ from accounting.core.validation import InputError, check_choice, check_float
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
-from trainer.core.run import run_record
-from trainer.core.run.run_record import ITERATES_NAME, exported_names
 from trainer.export import serving
 from trainer.export.serving import Serving
 from trainer.model import target, user_sources
 from trainer.model.metrics import VOTE_METRICS
+from trainer.report.run_files import ITERATES_NAME, exported_names, read_finished
 from trainer.settings.aggregation_settings import (
     OMV,
     OPA,
@@ -91,7 +90,7 @@ def choose(
     check_choice("average", chosen, AVERAGES)
     if aggregate is not None:
         chosen = _check_aggregate(aggregate, average, uncertainty)
-    record = run_record.read_finished(run)
+    record = read_finished(run)
     signature = serving.read(run)
     iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
     possible = _possible(run, signature, has_iterates=bool(iterates))

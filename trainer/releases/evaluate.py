@@ -47,7 +47,7 @@ from pipelines.files.locks import locked
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import table_of
 from trainer.core.run import run_record
-from trainer.core.run.run_record import METRICS_NAME, RunRecord
+from trainer.core.run.run_record import RunRecord
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY
 from trainer.model import target
 from trainer.model.evaluation import HeldOut
@@ -60,6 +60,7 @@ from trainer.releases.price import Price, check_rows, kept_rows, least_rows
 from trainer.releases.release import NoisySum, release
 from trainer.report.metrics_files import write_private
 from trainer.report.progress import Reporter, Silent
+from trainer.report.run_files import METRICS_NAME
 from trainer.run import budget as budgets
 from trainer.run import privacy
 

@@ -22,7 +22,7 @@ from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.json_files import pretty_json, read_json, read_known
 from pipelines.files.storage import write_atomically
 from trainer.core.run.authenticated_arrays import mac
-from trainer.core.run.run_record import METRICS_NAME
+from trainer.report.run_files import METRICS_NAME
 
 #: Of the authentication code.
 _LABEL = "metrics"

@@ -25,10 +25,10 @@ from pipelines.batches.folder import (
     MANIFEST_NAME,
     PRIVATE_NAME,
     check_certificate,
-    key_name,
     read_checksums,
     read_manifest,
 )
+from pipelines.batches.stored import stored
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.folders import check_folder
@@ -41,7 +41,6 @@ from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.core.run import origin
 from trainer.core.run.run_record import (
     RECORD_NAME,
-    RUN_NAMES,
     RunRecord,
     noise_key_path,
     read_run_id,
@@ -50,6 +49,7 @@ from trainer.model import user_sources
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.user_rows import has_users, of_one_row, rows_per_user
+from trainer.report.run_files import RUN_NAMES
 from trainer.run import budget, privacy
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.request import Request as Request
@@ -115,7 +115,8 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     here = origin.here(request.settings, *batches)
     began_under = origin.read(request.run) if resumes else None
     if began_under is not None:
-        origin.check_here(began_under, here)
+        edited = user_sources.edited_files(began_under["code"])
+        origin.check_here(began_under, here, edited)
     check_key(request.run, request.noise_key_file)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
     if request.budget is not None and chief:
@@ -141,7 +142,7 @@ def _check_budget(request: Request, manifest: Manifest) -> None:
     found.check(request.settings, manifest, table)
     # Without an id: the place itself is taken when the run has one.
     run_id = read_run_id(request.run)
-    key = key_name(request.batches)
+    key = stored(request.batches).key_name()
     found.charged(run_id, manifest.batches_id, str(request.run), key=key)
 
 

@@ -21,15 +21,15 @@ from pipelines.files.storage import write_atomically
 from pipelines.inputs.source_table import ORDERED_BY
 from trainer.core import claims
 from trainer.core.run import run_record
-from trainer.core.run.run_record import (
-    PRIVACY_NAME,
-    PRIVACY_TEXT_NAME,
-    RunRecord,
-    check_execution,
-)
+from trainer.core.run.run_record import RunRecord, check_execution
+from trainer.report.run_files import PRIVACY_NAME, PRIVACY_TEXT_NAME
 from trainer.run import stopped
 from trainer.settings import methods
-from trainer.settings.method_settings import NON_PRIVATE, gradients_text
+from trainer.settings.method_settings import (
+    NON_PRIVATE,
+    check_described,
+    gradients_text,
+)
 from trainer.settings.train_settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -66,9 +66,11 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
     """Returns the theorem for an executed private run; None if DP-SGD's holds.
 
     Raises:
-      InputError: the method does not say how it is accounted for.
+      InputError: the method does not say how it is accounted for, or a setting of it
+        is missing, unknown or refused.
     """
     assert record.l2_norm_clip is not None  # checked by the record
+    check_described(record.method, record.method_settings)
     found = methods.theorem_of(
         record.method, record.method_settings, record.l2_norm_clip, record.optimizer
     )

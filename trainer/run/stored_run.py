@@ -28,12 +28,8 @@ from pipelines.files.folders import check_folder, usable_folder
 from pipelines.files.locks import LOCK_NAME
 from pipelines.files.paths import is_remote, join
 from trainer.core.run.checkpoints import CHECKPOINT_NAME
-from trainer.core.run.run_record import (
-    ITERATES_NAME,
-    MAC_NAME,
-    RECORD_NAME,
-    RUN_ID_NAME,
-)
+from trainer.core.run.run_record import MAC_NAME, RECORD_NAME, RUN_ID_NAME
+from trainer.report.run_files import ITERATES_NAME
 from trainer.run.preflight import check_unfinished
 from trainer.settings.request import Request
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from accounting.core.validation import InputError, check_choice
 from trainer.core import claims
+from trainer.core.claims import NON_PRIVATE as NON_PRIVATE
 from trainer.settings.setting import Setting as Setting
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 #: The default method, and the one without clip and noise.
 DP_SGD = "dp-sgd"
-NON_PRIVATE = "non-private"
 
 
 #: (settings of the method, l2_norm_clip, the run's ``describe_optimizer()`` or None for

@@ -18,8 +18,8 @@ from tests.trainer.run.whole_runs import (
     private_settings,
     same_results,
 )
-from trainer.core.run.run_record import RUN_NAMES, exported_names
 from trainer.model.evaluation import HeldOut
+from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import records_id
+from pipelines.batches.stored import stored
 from trainer.core.run.batches import BatchSource, element_spec
 from trainer.run.preflight import check_files
 
 
 def _positions(folder: Any, **more: Any) -> list[tuple[int, int]]:
-    source = BatchSource(folder.path, folder.manifest, **more)
+    source = BatchSource(stored(folder.path), folder.manifest, **more)
     return [(int(batch["step"]), int(batch["part"])) for batch in source]
 
 
 def test_batches_come_in_step_order_with_their_rows(small_batches: Any) -> None:
-    batches = list(BatchSource(small_batches.path, small_batches.manifest))
+    batches = list(BatchSource(stored(small_batches.path), small_batches.manifest))
     assert [int(batch["step"]) for batch in batches] == list(range(10))
     for batch, rows in zip(batches, small_batches.steps, strict=True):
         real = batch["weight"].numpy() > 0
@@ -53,7 +53,7 @@ def test_a_run_can_start_at_any_step(small_batches: Any) -> None:
 
 def _read(folder: Any) -> None:
     check_files(folder.path, folder.manifest)
-    list(BatchSource(folder.path, folder.manifest))
+    list(BatchSource(stored(folder.path), folder.manifest))
 
 
 def test_a_removed_batch_file_is_refused(small_batches: Any) -> None:
@@ -71,7 +71,7 @@ def test_swapped_batch_files_are_refused(small_batches: Any) -> None:
     first.write_bytes(second.read_bytes())
     second.write_bytes(data)
     with pytest.raises(InputError, match=r"changed"):
-        list(BatchSource(small_batches.path, small_batches.manifest))
+        list(BatchSource(stored(small_batches.path), small_batches.manifest))
 
 
 def test_an_edited_manifest_is_refused(small_batches: Any) -> None:
@@ -101,7 +101,7 @@ def test_other_rows_under_the_same_id_are_refused(
     small_batches: Any, batch_folder: Any, rows: Any
 ) -> None:
     """Seen to fail: the statement took the certificate of the former for these."""
-    found = records_id(small_batches.path)
+    found = stored(small_batches.path).records_id()
     assert len(_positions(small_batches, records=found)) == 10
     folder = batch_folder([rows(8, seed) for seed in range(10)], "remade")
     small_batches.path.rename(folder.path.with_name("moved"))
@@ -115,7 +115,7 @@ def test_no_batch_of_a_file_comes_before_its_digest_was_checked(
 ) -> None:
     path = small_batches.path / small_batches.manifest.files[1].name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    batches = iter(BatchSource(small_batches.path, small_batches.manifest))
+    batches = iter(BatchSource(stored(small_batches.path), small_batches.manifest))
     assert [next(batches)["step"] for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(InputError, match=f"{path.name}.*changed"):
         next(batches)
@@ -125,7 +125,7 @@ def test_elements_have_the_announced_shapes_and_types(small_batches: Any) -> Non
     specs = element_spec(small_batches.manifest)
     assert specs["columns"]["integers"].shape == (16, 13)
     assert specs["weight"].shape == (16,)
-    for batch in BatchSource(small_batches.path, small_batches.manifest):
+    for batch in BatchSource(stored(small_batches.path), small_batches.manifest):
         assert specs["weight"].is_compatible_with(batch["weight"])
         assert set(batch["columns"]) == set(specs["columns"])
         for name, value in batch["columns"].items():
@@ -135,7 +135,7 @@ def test_elements_have_the_announced_shapes_and_types(small_batches: Any) -> Non
 def test_reading_ends_when_its_reader_leaves(small_batches: Any) -> None:
     # Its own threads: one of an earlier test may end in between.
     before = set(threading.enumerate())
-    iterator = iter(BatchSource(small_batches.path, small_batches.manifest))
+    iterator = iter(BatchSource(stored(small_batches.path), small_batches.manifest))
     next(iterator)
     started = set(threading.enumerate()) - before
     assert started

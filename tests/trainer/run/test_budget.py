@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
-from pipelines.batches.folder import key_name
+from pipelines.batches.stored import stored
 from tests.at_once import at_once
 from tests.trainer.conftest import TABLE
 from tests.trainer.run.whole_runs import LINEAR, private_settings
@@ -189,7 +189,9 @@ def test_no_two_runs_share_a_key(request_of: Any, file: pathlib.Path) -> None:
     """Batches of one key in another layout have the same rows in each step."""
     second = request_of("run-2")
     first = {"run_id": "run-1", "folder": file.with_name("run-1"), "begins": True}
-    budget.charge(file, batches_id="1" * 32, key=key_name(second.batches), **first)
+    budget.charge(
+        file, batches_id="1" * 32, key=stored(second.batches).key_name(), **first
+    )
     with pytest.raises(InputError, match="batches of its own"):
         train(second)
     assert _charged(file) == ["run-1"]

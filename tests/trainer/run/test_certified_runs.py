@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +16,12 @@ from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
 from pipelines.batches.folder import (
     CERTIFICATE_NAME,
-    copy_certificate,
     read_certificate,
     read_checksums,
-    records_id,
     write_certificate,
     write_manifest,
 )
+from pipelines.batches.stored import stored
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder
@@ -47,7 +47,7 @@ def sealed(small_batches: Any) -> Any:
 @pytest.fixture
 def run(sealed: Any, tmp_path: pathlib.Path) -> pathlib.Path:
     """The folder of a run on these batches, without their certificate."""
-    found = records_id(sealed.path)
+    found = stored(sealed.path).records_id()
     return write_run_folder(tmp_path / "run", sealed, records_id=found)
 
 
@@ -72,7 +72,7 @@ def test_without_a_certificate_the_claim_relies_on_the_batch_job(
 
 
 def test_with_one_it_does_not(run: pathlib.Path, sealed: Any) -> None:
-    copy_certificate(sealed.path, run)
+    shutil.copy(sealed.path / CERTIFICATE_NAME, run)
     fields, text, page = said_of(run)
     assert fields["relies_on"] == []
     assert fields["batches_certified"] is True
@@ -92,7 +92,7 @@ def test_a_certificate_of_other_records_is_refused(
     worse = {**checksums, name: type(sums)(**{**vars(sums), "num_real": 1})}
     write_manifest(sealed.path, sealed.manifest, worse, seal_key="5" * 64)
     write_certificate(sealed.path, sealed.manifest, read_checksums(sealed.path))
-    copy_certificate(sealed.path, run)
+    shutil.copy(sealed.path / CERTIFICATE_NAME, run)
     result = CliRunner().invoke(dpsgd.cli, ["account", str(run)])
     assert isinstance(result.exception, InputError)
     assert "about the batches of this run" in str(result.exception)
@@ -101,7 +101,7 @@ def test_a_certificate_of_other_records_is_refused(
 
 
 def test_an_edited_certificate_is_refused(run: pathlib.Path, sealed: Any) -> None:
-    copy_certificate(sealed.path, run)
+    shutil.copy(sealed.path / CERTIFICATE_NAME, run)
     path = run / CERTIFICATE_NAME
     fields = json.loads(path.read_text())
     for changes in ({"seal": "0" * 64}, {"seal": 7}, {"version": 2}, {"more": 1}):
@@ -132,7 +132,7 @@ def test_a_run_records_its_batches_and_keeps_their_certificate(
     session = open_session(step, sealed, run, settings, num_steps_executed=done)
     session.write_record(complete=True)
     record, _ = read_run(run, noise_key_file=tmp_path / "noise.key")
-    assert record.records_id == records_id(sealed.path) != ""
+    assert record.records_id == stored(sealed.path).records_id() != ""
     certificate = read_certificate(run)
     assert certificate == read_certificate(sealed.path)
     assert certificate is not None

@@ -11,7 +11,8 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import LINEAR, SMALL, private_settings
-from trainer.core.run.run_record import RUN_NAMES, exported_names, read_run
+from trainer.core.run.run_record import read_run
+from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.train_settings import TrainSettings

@@ -73,11 +73,9 @@ def test_json_round_trip(small_batches: Any) -> None:
         {"unknown": 1},
         {"version": 2},
         {"simulates": None},
-        {"method_settings": {"bam_radius": 0.1}},
-        {"method": "bam"},
-        {"method": "dp-sat", "method_settings": {"sat_radius": -1.0}},
+        {"method": None},
+        {"method_settings": []},
         {"format": "dpsgd-batches"},
-        {"method": "magic"},
         {"noise_multiplier": None},
         {"noise_multiplier": -1.0},
         {"noise_multiplier": "1"},
@@ -98,6 +96,23 @@ def test_json_that_is_not_a_record_is_refused(
     del fields["method"]
     with pytest.raises(InputError, match="method"):
         RunRecord.from_json(fields)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method_settings": {"bam_radius": 0.1}},
+        {"method": "bam"},
+        {"method": "dp-sat", "method_settings": {"sat_radius": -1.0}},
+        {"method": "magic"},
+    ],
+)
+def test_nothing_is_stated_of_a_method_without_its_settings(
+    changes: dict[str, Any], small_batches: Any
+) -> None:
+    record = make_record(small_batches.manifest, **changes)
+    with pytest.raises(InputError, match=r"method|sat_radius"):
+        run_statement(record, small_batches.manifest, delta=1e-3)
 
 
 def test_a_run_is_read_as_it_was_written(run: pathlib.Path, small_batches: Any) -> None:

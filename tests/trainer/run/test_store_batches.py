@@ -13,6 +13,7 @@ from apache_beam.utils import retry
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
+from pipelines.batches.stored import stored as in_folder
 from tests.pipelines.memory_stores import MemoryStore
 from tests.trainer.run.whole_runs import LINEAR, ONE_ID, private_settings, same_results
 from trainer.core.run.batches import BatchSource
@@ -36,8 +37,10 @@ def stored(small_batches: Any) -> Iterator[str]:
 
 def test_batches_of_a_store_are_those_here(small_batches: Any, stored: str) -> None:
     pairs = zip(
-        BatchSource(stored, small_batches.manifest, first_step=3),
-        BatchSource(small_batches.path, small_batches.manifest, first_step=3),
+        BatchSource(in_folder(stored), small_batches.manifest, first_step=3),
+        BatchSource(
+            in_folder(small_batches.path), small_batches.manifest, first_step=3
+        ),
         strict=True,
     )
     for there, here in pairs:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.batches.stored import stored
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import BatchFolder
 from tests.trainer.flat_settings import train_settings
@@ -99,7 +100,7 @@ def open_session(
         settings=settings,
         manifest=batches.manifest,
         noise_multiplier=settings.noise_multiplier,
-        batches=batches.path,
+        batches=stored(batches.path),
         run=run,
         noise_key_file=key,
         num_steps_executed=num_steps_executed,

@@ -21,8 +21,8 @@ from typing import cast
 
 import numpy as np
 
+from pipelines.core.files.local_files import write_atomically
 from pipelines.core.keys import KEY_BYTES, derive
-from pipelines.files.storage import write_atomically
 
 
 class DamagedError(Exception):

@@ -3,9 +3,9 @@
 Formal guarantees:
   - They are the batches of the manifest and of the record of the run, byte for byte,
     also if the folder was replaced since that was read.
-  - Elements are exactly those of ``pipelines.batches.reader``, which checks digests,
-    steps and parts, and raises InputError; no element is yielded before the digest of
-    its record is compared with the checksum.
+  - Elements are exactly those of ``StoredBatches.batches``, which checks digests, steps
+    and parts, and raises InputError; no element is yielded before the digest of its
+    record is compared with the checksum.
   - The order is the file order: no shuffle, no repeat, no dropped remainder.
 
 Background threads read, hash and decode while a batch is trained on.
@@ -21,12 +21,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_manifest, records_id
-from pipelines.batches.reader import read_batches
 from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import ALL, Share
-from pipelines.files.paths import StrPath
+from pipelines.core.batches.stored import StoredBatches
 from trainer.core.step.noise import SEEDS
 from trainer.core.tf_compat import tf
 
@@ -67,26 +65,27 @@ class BatchSource:
     integers ``step`` and ``part``.  A step is one or more consecutive elements.
 
     Args:
-      directory: Folder of the batches, here or in a store.
+      stored: The batches.
       manifest: Manifest of the batches.
       first_step: Step to start at.
       share: The parts of one of several workers; a step may then have no element.
       records: ``records_id`` of the batches of the run; empty without a run.
 
     Raises:
-      InputError: while it iterates, as ``read_batches``; or the folder holds others.
+      InputError: while it iterates, as ``StoredBatches.batches``; or the folder holds
+        others.
     """
 
     def __init__(
         self,
-        directory: StrPath,
+        stored: StoredBatches,
         manifest: Manifest,
         *,
         first_step: int = 0,
         share: Share = ALL,
         records: str = "",
     ) -> None:
-        self._directory = directory
+        self._stored = stored
         self._manifest = manifest
         self._first_step = first_step
         self._share = share
@@ -98,18 +97,15 @@ class BatchSource:
         return _ahead(map(_element, self._batches()))
 
     def _batches(self) -> Iterator[PhysicalBatch]:
-        is_other = read_manifest(self._directory).batches_id != (
-            self._manifest.batches_id
-        )
-        if is_other or self._records not in ("", records_id(self._directory)):
+        stored = self._stored
+        is_other = stored.manifest().batches_id != self._manifest.batches_id
+        if is_other or self._records not in ("", stored.records_id()):
             raise InputError(
-                f"Expected {self._directory} to hold the batches that the run was "
+                f"Expected {stored.place} to hold the batches that the run was "
                 "checked with; there are others now. Restore them, or begin a new run "
                 "in another folder."
             )
-        return read_batches(
-            self._directory, first_step=self._first_step, share=self._share
-        )
+        return stored.batches(first_step=self._first_step, share=self._share)
 
 
 def _element(batch: PhysicalBatch) -> Element:

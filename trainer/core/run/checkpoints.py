@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import PRIVATE_NAME
+from pipelines.core.batches.stored import PRIVATE_NAME
 from trainer.core.run import authenticated_arrays
 
 CHECKPOINT_NAME = "checkpoint.npz"

@@ -41,17 +41,16 @@ import pathlib
 import platform
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.storage import write_atomically
+from pipelines.core.batches.stored import PRIVATE_NAME
+from pipelines.core.files.json_files import pretty_json, read_json
+from pipelines.core.files.local_files import write_atomically
 from trainer.core.run import arithmetic, run_record
 from trainer.core.run.checkpoints import CHECKPOINT_NAME
-from trainer.model import user_sources
 
 ORIGIN_NAME = "origin.json"
 
@@ -170,18 +169,18 @@ def write(run: pathlib.Path, origin: Origin) -> None:
     write_atomically(_path(run), pretty_json(origin), mode=0o600)
 
 
-def check_here(recorded: Origin, found: Origin) -> None:
+def check_here(recorded: Origin, found: Origin, edited: Sequence[str]) -> None:
     """Refuses to resume a run whose origin differs from what is found here.
 
     Args:
       recorded: Recorded origin of the run.
       found: From ``here``.
+      edited: Files of the user's code that changed since the run began.
 
     Raises:
       InputError: settings, batches, code, software, environment or processor differ.
     """
     _check_request(recorded, found)
-    edited = edited_files(recorded)
     if edited:
         _refuse(
             f"the code in {', '.join(edited)} to be as when this run began; it was "
@@ -201,12 +200,6 @@ def check_here(recorded: Origin, found: Origin) -> None:
             "the release of dpsgd with which this run began; its source differs now",
             "Go back to that release",
         )
-
-
-def edited_files(recorded: Origin) -> list[str]:
-    """Returns the files of the user's code that changed since the run began."""
-    names = user_sources.changed(recorded["code"])
-    return [user_sources.file_of(name) or name for name in names]
 
 
 def check_traced(recorded: Origin, found: Origin) -> None:

@@ -34,7 +34,6 @@ import contextlib
 import dataclasses
 import hashlib
 import hmac
-import itertools
 import os
 import pathlib
 import re
@@ -47,18 +46,16 @@ from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, installed_version, read_fields
-from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.stored import MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.files.json_files import pretty_json, read_json
+from pipelines.core.files.key_files import read_key_file, read_or_create_key_file
+from pipelines.core.files.local_files import make_private_folder, write_atomically
+from pipelines.core.files.locks import in_use, locked
 from pipelines.core.keys import derive
-from pipelines.files.folders import make_private_folder
-from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.key_files import read_key_file, read_or_create_key_file
-from pipelines.files.locks import in_use, locked
-from pipelines.files.storage import write_atomically
 from trainer.core import claims
-from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
-from trainer.settings.method_settings import NON_PRIVATE, check_described
+from trainer.core.claims import NON_PRIVATE
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 RUN_RECORD_VERSION = 8
@@ -68,18 +65,8 @@ RECORD_NAME = "run_record.json"
 MAC_NAME = "run_record.mac"
 NOISE_KEY_NAME = "noise.key"
 RUN_ID_NAME = "run.id"
-CURVE_NAME = "curve.json"
-CURVE_PLOT_NAME = "curve.png"
-METRICS_NAME = "metrics.json"
-PRIVACY_NAME = "privacy.json"
-PRIVACY_TEXT_NAME = "privacy.txt"
-KERAS_MODEL_NAME = "model.keras"
-SAVED_MODEL_NAME = "saved_model"
-SERVING_NAME = "serving.json"
 _REMEDY = "Name a folder that `dpsgd train` wrote."
 _RUN_ID_BYTES = 16
-ITERATES_NAME = "iterates"
-UNCERTAINTY_NAME = "uncertainty.parquet"
 #: Packages whose version may change rounding or random numbers.
 _PACKAGES = (
     "dp-accounting", "numpy", "randomgen", "tensorflow", "tensorflow-privacy", "keras",
@@ -89,30 +76,17 @@ _PACKAGES = (
 #: Type -> the fields of a record that have no other check.
 _KINDS: dict[type, tuple[str, ...]] = {
     bool: ("complete",),
-    str: ("manifest_fingerprint", "batches_id", "records_id", "key_name", "simulates"),
+    str: (
+        "method",
+        "manifest_fingerprint",
+        "batches_id",
+        "records_id",
+        "key_name",
+        "simulates",
+    ),
     list: ("relies_on",),
-    dict: ("optimizer", "model", "versions", "selection"),
-}
-
-
-def exported_names(average: str | None = None) -> tuple[str, str]:
-    """Returns the names of the exported forms of the last iterate, or of an average.
-
-    Example:
-      >>> exported_names("ema")
-      ('ema_model.keras', 'ema_saved_model')
-    """
-    prefix = f"{average}_" if average else ""
-    return prefix + KERAS_MODEL_NAME, prefix + SAVED_MODEL_NAME
-
-
-#: All files that a run may write into its folder.
-RUN_NAMES = (
-    RECORD_NAME, MANIFEST_NAME, PRIVATE_NAME, CURVE_NAME, CURVE_PLOT_NAME,
-    METRICS_NAME, PRIVACY_NAME, PRIVACY_TEXT_NAME, ITERATES_NAME, UNCERTAINTY_NAME,
-    SERVING_NAME, CERTIFICATE_NAME, *exported_names(),
-    *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
-)  # fmt: skip
+    dict: ("method_settings", "optimizer", "model", "versions", "selection"),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +145,6 @@ class RunRecord:
     selection: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_described(self.method, self.method_settings)
         check_int("num_steps_executed", self.num_steps_executed, at_least=0)
         check_int("expected_batch_size", self.expected_batch_size, at_least=1)
         self._check_mechanism()
@@ -305,21 +278,6 @@ class StepLedger:
                 f"Expected num_steps={self._num_steps} of the plan; the batches end "
                 f"after {self._next_step}."
             )
-
-
-def read_finished(run: pathlib.Path) -> RunRecord:
-    """Returns the record of a finished run, without verifying it by the key.
-
-    Raises:
-      InputError: there is no record, or the run is incomplete.
-    """
-    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
-    if not record.complete and not record.fits:
-        raise InputError(
-            f"Expected {run} to hold a finished run; it stopped after step "
-            f"{record.num_steps_executed}. Give its `dpsgd train` command again."
-        )
-    return record
 
 
 def read_unverified(run: pathlib.Path) -> tuple[RunRecord, Manifest]:

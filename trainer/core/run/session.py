@@ -44,11 +44,11 @@ import numpy as np
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.batches.folder import copy_certificate, key_name, records_id
 from pipelines.core import keys
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import Share
-from pipelines.files.paths import StrPath
+from pipelines.core.batches.stored import CERTIFICATE_NAME, StoredBatches
+from pipelines.core.files.local_files import write_atomically
 from trainer.core import claims
 from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
@@ -75,7 +75,7 @@ class Session:
       settings: Training settings.
       manifest: Manifest of the batches.
       noise_multiplier: Noise standard deviation over the clip norm; None without noise.
-      batches: Folder of the batches, here or in a store.
+      batches: The batches, here or in a store.
       run: Folder of the run.
       noise_key_file: File of the noise key, made if missing; in ``run`` if None.
       num_steps_executed: Number of steps in the weights; set on resuming.
@@ -88,7 +88,7 @@ class Session:
     settings: TrainSettings
     manifest: Manifest
     noise_multiplier: float | None
-    batches: StrPath
+    batches: StoredBatches
     run: pathlib.Path
     noise_key_file: pathlib.Path | None
     num_steps_executed: int = 0
@@ -162,8 +162,8 @@ class Session:
         }
         self._id = named["run_id"]
         self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
-        self._records_id = records_id(self.batches)
-        self._key_name = key_name(self.batches)
+        self._records_id = self.batches.records_id()
+        self._key_name = self.batches.key_name()
         self.compare({"run": self._run_key.hex(), "batches": self._records_id})
         return self._run_key
 
@@ -407,7 +407,9 @@ class Session:
         if not self.workers.is_chief:
             return
         self.check_folder()
-        copy_certificate(self.batches, self.run)
+        certificate = self.batches.find(CERTIFICATE_NAME)
+        if certificate is not None:
+            write_atomically(self.run / CERTIFICATE_NAME, certificate)
         run_record.write_run(
             self.run, self.record(complete=complete), self.manifest, self._noise_key
         )

@@ -33,10 +33,10 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import (
     MANIFEST_NAME,
-    key_name,
     read_checksums,
     read_manifest,
 )
+from pipelines.batches.stored import stored
 from pipelines.files import separate_process
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
@@ -49,13 +49,14 @@ from pipelines.inputs.parquet_blocks import (
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run import origin
-from trainer.core.run.run_record import METRICS_NAME
 from trainer.experiments.comparison.case import Trial
+from trainer.model import user_sources
 from trainer.model.evaluation import check_files
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
 from trainer.report.metrics_files import read_metrics
+from trainer.report.run_files import METRICS_NAME
 from trainer.run import budget as budgets
 from trainer.run import privacy
 from trainer.run.preflight import (
@@ -123,7 +124,7 @@ class Runs:
                 f"rows of {self._experiment.source} as it is now; they have others. "
                 "Give the same command, or another --out."
             )
-        if (other := self._keys.setdefault(key_name(folder), name)) != name:
+        if (other := self._keys.setdefault(stored(folder).key_name(), name)) != name:
             raise InputError(
                 f"Expected the batches in {folder} to have a key of their own; it is "
                 f"that of {other}, and the epsilons of runs on both do not add. Remove "
@@ -243,7 +244,7 @@ def check_code(run: pathlib.Path) -> None:
       InputError: names the edited files.
     """
     began_under = origin.read(run)
-    edited = began_under and origin.edited_files(began_under)
+    edited = began_under and user_sources.edited_files(began_under["code"])
     if edited:
         raise InputError(
             f"Expected {run} to be a run of your current code, which was edited since: "

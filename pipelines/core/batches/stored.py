@@ -1,0 +1,121 @@
+"""Batches in their folder: what they are, and their records.
+
+    OUT/manifest.json             see ``manifest``; public
+    OUT/certificate.json          see ``certificate``; public
+    OUT/private/checksums.json    see ``manifest``; sensitive
+
+Formal guarantees:
+  - ``checksums`` refuses a manifest that was edited.
+  - ``batches`` yields what ``reader.read_records`` does, with its guarantees.
+
+The functions that get bytes, from this machine or a store, are not trusted.
+
+Public: manifest, certificate and names.  Sensitive: checksums and batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from accounting.core.validation import InputError, check_int
+from pipelines.core.batches.batch_format import PhysicalBatch
+from pipelines.core.batches.certificate import digest_of_seal
+from pipelines.core.batches.manifest import Checksums, Manifest
+from pipelines.core.batches.reader import Read, read_records
+from pipelines.core.batches.share import ALL, Share
+from pipelines.core.files.json_files import parse_json
+from pipelines.core.keys import commitment
+
+MANIFEST_NAME = "manifest.json"
+CERTIFICATE_NAME = "certificate.json"
+PRIVATE_NAME = "private"
+CHECKSUMS_NAME = "checksums.json"
+
+_UNFINISHED = "The folder holds no finished batches; run `dpsgd batches` to the end."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredBatches:
+    """The batches of a folder, here or in a store.
+
+    Attributes:
+      place: The folder, for messages.
+      find: Returns the contents of a file of the folder by its name; None if there is
+        none.  Raises an InputError if it cannot be read.
+      reader: Returns a function that reads batch files of these checksums.
+      ahead: Number of ranges that are read while one is used.
+    """
+
+    place: str
+    find: Callable[[str], bytes | None]
+    reader: Callable[[Checksums], Read]
+    ahead: Callable[[Manifest], int]
+
+    def _known(self, name: str, remedy: str) -> bytes:
+        found = self.find(name)
+        if found is None:
+            raise InputError(f"Expected {self.place}/{name} to exist. {remedy}")
+        return found
+
+    def manifest(self) -> Manifest:
+        """Returns the manifest.
+
+        Raises:
+          InputError: missing, unfinished or damaged.
+        """
+        data = self._known(MANIFEST_NAME, _UNFINISHED)
+        return Manifest.from_json(parse_json(data, f"{self.place}/{MANIFEST_NAME}"))
+
+    def checksums(self) -> Checksums:
+        """Returns the checksums, after checking the manifest against them.
+
+        Raises:
+          InputError: missing or damaged, or the manifest was edited.
+        """
+        name = f"{PRIVATE_NAME}/{CHECKSUMS_NAME}"
+        data = self._known(name, "Without it the batches cannot be verified.")
+        fields = parse_json(data, f"{self.place}/{name}")
+        return Checksums.of(self._known(MANIFEST_NAME, _UNFINISHED), fields)
+
+    def key_name(self) -> str:
+        """Returns a public name of the key that sampled them, whatever their layout.
+
+        Raises:
+          InputError: as ``checksums``.
+        """
+        seal_key = bytes.fromhex(self.checksums().seal_key)  # made of that key
+        return commitment(seal_key, "sampling key")
+
+    def records_id(self) -> str:
+        """Returns a public name of the manifest and all records.
+
+        Raises:
+          InputError: as ``checksums``.
+        """
+        return digest_of_seal(self.checksums().seal.hex())
+
+    def batches(
+        self, *, first_step: int = 0, share: Share = ALL
+    ) -> Iterator[PhysicalBatch]:
+        """Yields the physical batches of ``first_step`` and later, in step order.
+
+        Args:
+          first_step: First step to read; a resumed run passes its finished steps.
+          share: The parts of one of several workers, if not all.
+
+        Raises:
+          InputError: missing, changed, incomplete or repeated data, or ``first_step``
+            is out of range.
+        """
+        manifest, checksums = self.manifest(), self.checksums()
+        last = manifest.plan.num_steps
+        check_int("first_step", first_step, at_least=0, at_most=last)
+        return read_records(
+            manifest,
+            checksums,
+            self.reader(checksums),
+            share,
+            first_step=first_step,
+            ahead=self.ahead(manifest),
+        )

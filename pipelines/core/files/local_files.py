@@ -1,0 +1,118 @@
+"""Files of this machine: written as a whole, and private where they must be.
+
+Formal guarantees:
+  - A file of ``new_file`` and ``write_atomically`` is visible under its final name
+    complete or not at all: a temporary file is flushed to the disk, unless ``flush`` is
+    False, and renamed.
+  - After ``make_private_folder`` only this user may enter the folder, whatever its mode
+    was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from accounting.core.validation import InputError
+
+StrPath = str | os.PathLike[str]
+
+
+def hidden_path(path: str) -> str:
+    """Returns a free, hidden path beside ``path``."""
+    folder, name = path.rsplit("/", 1) if "/" in path else (".", path)
+    return f"{folder}/.{name}.{secrets.token_hex(8)}"
+
+
+@contextlib.contextmanager
+def new_file(
+    path: str, *, mode: int = 0o644, flush: bool = True, cached: bool = True
+) -> Iterator[Callable[[bytes], None]]:
+    """Yields a function that writes to ``path``, visible when the context ends well.
+
+    Args:
+      path: Path in an existing folder; a file of that name is replaced.
+      mode: Permissions, before the umask.
+      flush: Whether the file must survive a loss of power.
+      cached: Whether the page cache may keep the file once it is flushed.
+
+    Raises:
+      OSError: no room, no access, or no folder.
+    """
+    temporary = hidden_path(path)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            # A buffered file writes all or raises.
+            yield cast(Callable[[bytes], None], file.write)
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
+                if not cached:
+                    drop_from_cache(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def drop_from_cache(descriptor: int) -> None:
+    """Advises the system to drop an open file from the page cache."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # it is only advice
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
+    """Writes a whole file; other arguments, and errors, as for ``new_file``.
+
+    Args:
+      data: Contents of the file.
+    """
+    with new_file(os.fspath(path), mode=mode) as write:
+        write(data)
+
+
+def make_folder(path: StrPath) -> bool:
+    """Makes a folder that only its owner may enter; returns whether there was none."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return False
+    return True
+
+
+def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> None:
+    """Makes a folder that only this user may enter, or closes an existing one.
+
+    Args:
+      path: The folder.
+      follow: Whether it may be a link to a folder.
+      remedy: What the user can do if it cannot be made private.
+
+    Raises:
+      InputError: it belongs to another user, is no folder, or is on a file system
+        without modes.
+      OSError: no room, or no access.
+    """
+    new = make_folder(path)
+    found = os.stat(path, follow_symlinks=follow)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise InputError(
+            f"Expected {path} to be a folder of this user, since it is to hold what "
+            f"nobody else may read. {remedy}"
+        )
+    if not new:
+        os.chmod(path, 0o700)
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(
+            f"Expected the mode {mode:04o} of {path} to become 0700, so that nobody "
+            f"else can read what it holds; its file system keeps no modes. {remedy}"
+        )

@@ -1,0 +1,96 @@
+"""Errors of code that sees examples, without their text.
+
+Formal guarantees:
+  - No error of ``withhold_values``, nor any error chained to it, holds the text of an
+    error that was raised on an example; nor does TensorFlow log it.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import sysconfig
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from accounting.core.validation import InputError
+
+
+def withhold_values(
+    function: Callable[..., Any], kind: type[Exception] = Exception
+) -> Callable[..., Any]:
+    """Returns ``function`` with the text of its errors withheld.
+
+    For code that sees examples: TensorFlow's errors quote the values that they refuse.
+
+    Args:
+      function: Any function.  Its InputErrors, which quote no example, stay.
+      kind: Class of errors that may quote an example.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        from trainer.core.tf_compat import withheld_logs  # whoever sees examples has it
+
+        try:
+            with withheld_logs():
+                return function(*args, **more)
+        except InputError as error:
+            refusal = error
+        except kind as error:
+            refusal = InputError(_without_text(error))
+        # Outside the handlers: an error raised within one is chained to the other.
+        refusal.__cause__ = refusal.__context__ = None
+        raise refusal
+
+    return call
+
+
+def _without_text(error: Exception) -> str:
+    name, theirs = type(error).__name__, _users_frames(error)
+    remedy = (
+        "Look for ids outside the range of an embedding, and into code of your own."
+    )
+    if name in ("ResourceExhaustedError", "MemoryError"):
+        remedy = "Memory is short: make batches with a smaller --physical-batch-size."
+    elif theirs:
+        remedy = f"Fix {theirs[-1].filename}, line {theirs[-1].lineno}."
+    return (
+        f"Expected the model, its loss and metrics to take every example; {name} was "
+        f"raised. Its message may hold values of examples and is withheld. {remedy}"
+    )
+
+
+def place_of(error: Exception) -> str:
+    """Returns file and line of the user's code that raised an error."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = (_users_frames(error) or frames)[-1]
+    return f"{place.filename}, line {place.lineno}"
+
+
+def _users_frames(error: Exception) -> list[traceback.FrameSummary]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if is_users_file(frame.filename)]
+
+
+#: Packages of this project.
+_OWN = ("accounting", "dpsgd", "pipelines", "trainer")
+_STDLIB = [
+    pathlib.Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib")
+]
+
+
+def is_users_file(filename: str) -> bool:
+    """Whether a Python file is a user's: not Python's, not installed, not ours."""
+    path = pathlib.Path(filename)
+    ours = [pathlib.Path(__file__).parents[3] / package for package in _OWN]
+    libraries = {"site-packages", "dist-packages"}
+    return not (
+        filename.startswith("<frozen")
+        or "__autograph_generated_file" in filename
+        or libraries & set(path.parts)
+        or any(path.is_relative_to(folder) for folder in (*_STDLIB, *ours))
+    )
