@@ -29,7 +29,7 @@ from pipelines.batches.folder import (
     read_checksums,
     read_manifest,
 )
-from pipelines.batches.stored import read_from
+from pipelines.batches.reader import read_from
 from pipelines.core.batches.manifest import BatchFile, Checksums, Manifest
 from pipelines.core.batches.reader import changed, check_file
 from pipelines.core.threads import in_order, num_cores

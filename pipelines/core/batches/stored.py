@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from accounting.core.validation import InputError, check_int
-from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.certificate import digest_of_seal
 from pipelines.core.batches.manifest import Checksums, Manifest
-from pipelines.core.batches.reader import Read, read_records
 from pipelines.core.batches.share import ALL, Share
 from pipelines.core.files.json_files import parse_json
 from pipelines.core.keys import commitment
+
+if TYPE_CHECKING:
+    from pipelines.core.batches.batch_format import PhysicalBatch
+    from pipelines.core.batches.reader import Read
 
 MANIFEST_NAME = "manifest.json"
 CERTIFICATE_NAME = "certificate.json"
@@ -43,14 +46,13 @@ class StoredBatches:
       place: The folder, for messages.
       find: Returns the contents of a file of the folder by its name; None if there is
         none.  Raises an InputError if it cannot be read.
-      reader: Returns a function that reads batch files of these checksums.
-      ahead: Number of ranges that are read while one is used.
+      reader: Returns a function that reads batch files of a manifest with checksums,
+        and the number of ranges that are read while one is used.
     """
 
     place: str
     find: Callable[[str], bytes | None]
-    reader: Callable[[Checksums], Read]
-    ahead: Callable[[Manifest], int]
+    reader: Callable[[Manifest, Checksums], tuple[Read, int]]
 
     def _known(self, name: str, remedy: str) -> bytes:
         found = self.find(name)
@@ -108,14 +110,12 @@ class StoredBatches:
           InputError: missing, changed, incomplete or repeated data, or ``first_step``
             is out of range.
         """
+        from pipelines.core.batches.reader import read_records  # needs PyArrow
+
         manifest, checksums = self.manifest(), self.checksums()
         last = manifest.plan.num_steps
         check_int("first_step", first_step, at_least=0, at_most=last)
+        read, ahead = self.reader(manifest, checksums)
         return read_records(
-            manifest,
-            checksums,
-            self.reader(checksums),
-            share,
-            first_step=first_step,
-            ahead=self.ahead(manifest),
+            manifest, checksums, read, share, first_step=first_step, ahead=ahead
         )

@@ -1,0 +1,1 @@
+"""Files of this machine: written as a whole, locked, private."""

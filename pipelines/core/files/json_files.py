@@ -22,6 +22,27 @@ def _read_here(path: StrPath) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
+def find(path: StrPath, read: Callable[[StrPath], bytes] = _read_here) -> bytes | None:
+    """Returns the contents of a file; None if there is none.
+
+    Args:
+      path: Path of the file.
+      read: Reads a file, or raises an OSError.
+
+    Raises:
+      InputError: no access.
+    """
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(
+            f"Expected {path} to be readable: {error.strerror or type(error).__name__}."
+            " Restore access to it, then give the same command again."
+        ) from None
+
+
 def read_known(
     path: StrPath, *, remedy: str = "", read: Callable[[StrPath], bytes] = _read_here
 ) -> bytes:
@@ -35,15 +56,10 @@ def read_known(
     Raises:
       InputError: missing, or no access.
     """
-    try:
-        return read(path)
-    except FileNotFoundError:
-        raise InputError(f"Expected {path} to exist. {remedy}".strip()) from None
-    except OSError as error:
-        raise InputError(
-            f"Expected {path} to be readable: {error.strerror or type(error).__name__}."
-            " Restore access to it, then give the same command again."
-        ) from None
+    found = find(path, read)
+    if found is None:
+        raise InputError(f"Expected {path} to exist. {remedy}".strip())
+    return found
 
 
 def read_json(path: StrPath, **more: Any) -> Any:

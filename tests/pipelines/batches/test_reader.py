@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches import stored as in_folder
+from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest, write_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
@@ -59,7 +59,7 @@ def test_a_worker_reads_its_share_of_the_bytes(
     batches: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_read = 0
-    range_reader = in_folder.range_reader
+    range_reader = reader.range_reader
 
     def counting(folder: StrPath) -> Callable[[str, int, int], bytes]:
         read = range_reader(folder)
@@ -71,7 +71,7 @@ def test_a_worker_reads_its_share_of_the_bytes(
 
         return counted
 
-    monkeypatch.setattr(in_folder, "range_reader", counting)
+    monkeypatch.setattr(reader, "range_reader", counting)
     all_bytes = sum(path.stat().st_size for path in files_of(batches))
     for rank in range(2):
         num_read = 0

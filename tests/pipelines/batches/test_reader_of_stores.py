@@ -13,7 +13,7 @@ import pytest
 from apache_beam.utils import retry
 
 from accounting.core.validation import InputError
-from pipelines.batches import stored as in_folder
+from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.core.batches import ranges
@@ -189,15 +189,15 @@ def test_what_is_read_ahead_is_bounded(
 ) -> None:
     largest = max(path.stat().st_size for path in files_of(batches))
     monkeypatch.setattr(ranges, "RANGE_BYTES", largest)
-    monkeypatch.setattr(in_folder, "RANGE_BYTES", largest)
-    monkeypatch.setattr(in_folder, "_AHEAD_BYTES", 3 * largest)
-    read, began = in_folder.range_reader(stored), threading.Semaphore(0)
+    monkeypatch.setattr(reader, "RANGE_BYTES", largest)
+    monkeypatch.setattr(reader, "_AHEAD_BYTES", 3 * largest)
+    read, began = reader.range_reader(stored), threading.Semaphore(0)
 
     def counting(path: str, start: int, size: int) -> bytes:
         began.release()
         return read(path, start, size)
 
-    monkeypatch.setattr(in_folder, "range_reader", lambda _: counting)
+    monkeypatch.setattr(reader, "range_reader", lambda _: counting)
     with contextlib.closing(read_batches(stored)) as found:  # type: ignore[type-var]
         next(found)
         for _ in range(3):

@@ -24,9 +24,9 @@ from pipelines.batches.folder import (
     read_certificate,
     read_checksums,
     read_manifest,
-    records_id,
     write_manifest,
 )
+from pipelines.batches.stored import stored
 from pipelines.batches.verify import verify
 from pipelines.certify import certify
 from pipelines.core import choices, resample, rows
@@ -540,20 +540,20 @@ def test_a_certificate_is_of_these_records_alone(
     certify(batches, str(input_folder))
     manifest, certificate = read_manifest(batches), read_certificate(batches)
     assert certificate is not None
-    id_before = records_id(batches)
+    id_before = stored(batches).records_id()
     assert certificate.is_about(manifest.fingerprint, id_before)
     assert not certificate.is_about("0" * 64, id_before)
     records = read_records(batches)
     a_row_dropped(records)
     rewrite(batches, records)
-    assert not certificate.is_about(manifest.fingerprint, records_id(batches))
+    assert not certificate.is_about(manifest.fingerprint, stored(batches).records_id())
     [finding] = verify(batches).findings
     assert CERTIFICATE_NAME in finding
 
 
 def test_a_certificate_is_not_made_of_public_files(batches: pathlib.Path) -> None:
     """A run shows the digest of the seal, not the seal; and no seal is no name."""
-    named = records_id(batches)
+    named = stored(batches).records_id()
     manifest = read_manifest(batches)
     forged = {"manifest_fingerprint": manifest.fingerprint, "versions": {}}
     for seal in (named, manifest.batches_id, ""):

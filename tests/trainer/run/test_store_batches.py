@@ -12,7 +12,7 @@ import pytest
 from apache_beam.utils import retry
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import MANIFEST_NAME
+from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME
 from pipelines.batches.stored import stored as in_folder
 from tests.pipelines.memory_stores import MemoryStore
 from tests.trainer.run.whole_runs import LINEAR, ONE_ID, private_settings, same_results
@@ -78,7 +78,8 @@ def test_a_run_whose_store_fails_goes_on_and_ends_with_the_bytes_of_one_here(
     opened.clear()
     train(request_for("there", batches=stored, **given))
     assert {name for _, name in opened} == {
-        MANIFEST_NAME, "private/checksums.json", files[1].name, files[2].name,
+        MANIFEST_NAME, CERTIFICATE_NAME, "private/checksums.json", files[1].name,
+        files[2].name,
     }  # fmt: skip
     assert {operation for operation, _ in opened} == {"open"}  # nothing is written
     train(request_for("here", **given))

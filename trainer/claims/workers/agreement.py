@@ -88,7 +88,7 @@ class Group(Workers):
         return self.gather(value if self.is_chief else b"")[0]
 
     def compare(self, values: Mapping[str, Any], key: bytes) -> None:
-        """Accepts equal values and keys, as `Workers.compare`."""
+        """Accepts equal values and keys; arguments as for `Workers.compare`."""
         named = {"noise key": "", **_fields(values)}
         digests = {
             name: derive(key, "agreement", name, fingerprint([value])).hex()
@@ -108,7 +108,7 @@ class Group(Workers):
         parts_per_step: int | None,
         signal_number: int | None,
     ) -> int | None:
-        """Accepts the parts of a step, as `Workers.settle_step`."""
+        """Accepts the parts of a step; arguments as for `Workers.settle_step`."""
         asked = [int(signal_number == one) for one in _SIGNALS]
         # Sums of marks need one exchange, and tell 0, 1, ... from all others.
         mine = np.array([len(parts), sum(map(_mark, parts)), *asked], np.int64)

@@ -125,7 +125,7 @@ class Alone(Workers):
         return value
 
     def compare(self, values: Mapping[str, Any], key: bytes) -> None:
-        """Accepts everything."""
+        """Accepts everything; arguments as for `Workers.compare`."""
 
     def settle_step(
         self,
@@ -134,7 +134,7 @@ class Alone(Workers):
         parts_per_step: int | None,
         signal_number: int | None,
     ) -> int | None:
-        """Returns the signal; refuses parts as `Workers.settle_step` does."""
+        """Returns the signal; arguments and errors as for `Workers.settle_step`."""
         if sorted(parts) != [*range(parts_per_step or max(1, len(parts)))]:
             raise InputError(
                 f"Expected the batches to have each part of step {step} once; they do "
