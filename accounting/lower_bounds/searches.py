@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from accounting.core.numerics.calibration import TOLERANCE, search_noise
+from accounting.core.numerics.calibration import LEAST_NOISE, MOST_NOISE, TOLERANCE
 from accounting.core.numerics.root_finding import log_ratio, threshold
 
 #: Largest epsilon that a search tries.
@@ -32,7 +32,10 @@ def largest_insufficient_noise(
     Returns:
       0 if the target is met without noise.
     """
-    return search_noise(log_excess, guess, TOLERANCE, stride)[0]
+    return threshold(
+        log_excess, guess,
+        relative=TOLERANCE, stride=stride, least=LEAST_NOISE, most=MOST_NOISE,
+    )[0]  # fmt: skip
 
 
 def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:

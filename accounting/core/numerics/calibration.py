@@ -12,7 +12,7 @@ from accounting.core.numerics.root_finding import log_ratio, threshold
 TOLERANCE = 1e-4
 _FINE_TOLERANCE = 2e-6
 #: The noise that a search tries.  The square of much more leaves the range of numbers.
-_LEAST, MOST_NOISE = 1e-6, 1e12
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e12
 #: Largest number of secants before a search, and the largest logarithm of a change.
 _MOST_SECANTS, _FARTHEST = 12, 3.0
 #: Derivative of ``ln(-ln delta)`` by the logarithm of the noise, of a Gaussian tail.
@@ -42,49 +42,10 @@ def smallest_noise(
     Returns:
       0 if the target is met without noise; infinity if no noise multiplier meets it.
     """
-    return search_noise(log_excess, guess, tolerance, stride)[1]
-
-
-def search_noise(
-    log_excess: Callable[[float], float],
-    guess: float,
-    tolerance: float,
-    stride: float,
-) -> tuple[float, float]:
-    """Returns an insufficient and a sufficient noise multiplier, or two 0s.
-
-    Args:
-      log_excess: As for `smallest_noise`, as the others.
-      guess: Where the search starts.
-      tolerance: Largest relative distance of the two.
-      stride: First factor by which the search moves away from ``guess``.
-    """
-    log_excess = functools.cache(log_excess)
-    if log_excess(0.0) <= 0:
-        return 0.0, 0.0
     return threshold(
-        log_excess, _nearer(log_excess, guess, stride),
-        relative=tolerance, stride=stride, least=_LEAST, most=MOST_NOISE,
-    )  # fmt: skip
-
-
-def _nearer(log_excess: Callable[[float], float], guess: float, stride: float) -> float:
-    """Returns a better guess, by the secant rule for the logarithm of the noise.
-
-    It is a choice alone: `threshold` decides.
-    """
-    guess = min(max(guess, _LEAST), MOST_NOISE)
-    last, value = guess, log_excess(guess)
-    point = guess * stride if value > 0 else guess / stride
-    for _ in range(_MOST_SECANTS):
-        before, value = value, log_excess(point)
-        slope = (value - before) / math.log(point / last) if point != last else 0.0
-        # Infinite values have no slope.
-        if not -math.inf < slope < 0.0 or abs(value / slope) < stride - 1:
-            break
-        change = math.exp(min(max(-value / slope, -_FARTHEST), _FARTHEST))
-        last, point = point, min(max(point * change, _LEAST), MOST_NOISE)
-    return point
+        log_excess, guess,
+        relative=tolerance, stride=stride, least=LEAST_NOISE, most=MOST_NOISE,
+    )[1]  # fmt: skip
 
 
 def round_up(value: float, digits: int) -> float:
@@ -98,12 +59,12 @@ def round_up(value: float, digits: int) -> float:
     return math.ceil(value * scale) / scale
 
 
-def approximate_noise(
+def _approximate_noise(
     log_delta: Callable[[float], float],
     log_target: float,
     guess: float,
     tolerance: float,
-    rise: float = _RISE,
+    rise: float,
 ) -> tuple[float, float] | None:
     """Returns a noise multiplier that meets the target and hardly exceeds the least.
 
@@ -127,7 +88,7 @@ def approximate_noise(
 
     last, before = 0.0, 0.0
     for _ in range(_MOST_SECANTS):
-        point = min(max(guess, _LEAST), MOST_NOISE)
+        point = min(max(guess, LEAST_NOISE), MOST_NOISE)
         found = log_delta(point)
         value = bent(found)
         # Nearer points differ by rounding, too.
@@ -179,7 +140,7 @@ def smallest_noise_in_two(
         def log_delta(noise: float, fineness: float = fineness) -> float:
             return log_excess(noise, fineness) + log_target
 
-        found = approximate_noise(log_delta, log_target, start, tolerance, rise)
+        found = _approximate_noise(log_delta, log_target, start, tolerance, rise)
         if found is None:
             start = smallest_noise(
                 excess, start, tolerance=max(tolerance, 3e-5), stride=1.001

@@ -184,18 +184,6 @@ def inverted(
     return total
 
 
-def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
-    """Returns an approximation of ln delta, for the start of a search.
-
-    Args:
-      step: Mixture of dominating pairs.
-      num_steps: T.
-      epsilon: At least 0.
-    """
-    loss = StepComposition(step, num_steps).loss
-    return saddlepoint.focus(loss, num_steps, epsilon).log_delta
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
     """An upper bound on delta as a function of epsilon, over both directions.

@@ -14,10 +14,7 @@ import math
 from collections.abc import Callable
 
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, least
-from accounting.core.numerics.calibration import (
-    approximate_noise,
-    smallest_noise_in_two,
-)
+from accounting.core.numerics.calibration import smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian, privacy_profile
 from accounting.core.pld.chernoff import Chernoff
@@ -218,28 +215,6 @@ class ComposedSteps:
 
         return upper
 
-    def guess(self, plan: DpSgdPlan, epsilon: float, delta: float) -> float:
-        """Returns a cheap approximation of the noise multiplier that is needed.
-
-        Args:
-          plan: A plan of Poisson batches; a cap is ignored.
-          epsilon: At least 0.
-          delta: In (0, 1).
-        """
-        if plan.sampling_probability == 1:
-            scale = self.sensitivity * math.sqrt(plan.num_steps)
-            return gaussian.gaussian_noise(epsilon, delta) * scale
-
-        def log_delta(noise: float) -> float:
-            if not self.composes(plan, noise):
-                return 0.0
-            step = self.steps(probability(plan), noise)[0]
-            return privacy_profile.approximate_log_delta(step, plan.num_steps, epsilon)
-
-        start = float(self.sensitivity)
-        found = approximate_noise(log_delta, math.log(delta), start, 3e-3)
-        return start if found is None else found[0]
-
     def noise_multiplier(
         self, plan: DpSgdPlan, epsilon: float, delta: float
     ) -> NoiseBounds:
@@ -257,7 +232,7 @@ class ComposedSteps:
         value = smallest_noise_in_two(
             reached,
             target=delta,
-            guess=self.guess(plan, epsilon, delta),
+            guess=float(self.sensitivity),
             coarse=privacy_profile.COARSE,
             fine=privacy_profile.FINE,
             coarse_tolerance=privacy_profile.COARSE / 5,

@@ -314,7 +314,7 @@ class TruncatedSteps:
         value = smallest_noise_in_two(
             reached,
             target=delta,
-            guess=self.untruncated.guess(plan, epsilon, delta),
+            guess=float(self.sensitivity),
             coarse=privacy_profile.COARSE,
             fine=privacy_profile.FINE,
             coarse_tolerance=privacy_profile.COARSE / 5,
