@@ -12,6 +12,10 @@ alone, goes to the next example.  ``Roll`` along axis -1 moves values from each 
 to the next, and ``PadV2`` pads with zeros, whatever was given.  A ``Slice`` to the end
 from a place of the example's own is as long as that of the other example with the most.
 
+Not wrong, but in bits that tell the place of a row in its batch: powers and others of
+values that are broadcast, and cross entropy with shares of classes, which TensorFlow
+computes by tiles that end within rows.
+
 Formal guarantees:
   - A model of a batch that has such a product is not known to keep rows apart.
   - A product (1, m, k) of one example becomes such a product where examples are
@@ -36,7 +40,7 @@ _PRODUCTS = ("BatchMatMul",)
 _CHOICES = ("Slice", "UnsortedSegment", "SparseSegment")
 #: Operations that ``tf.vectorized_map`` computes for each example as for one alone.
 KNOWN = frozenset("""
-    Abs Acos Acosh AddN AddV2 All Any ArgMax ArgMin AsString Asin Asinh Atan Atan2 Atanh
+    Abs Acos Acosh AddN AddV2 All Any ArgMax ArgMin AsString Asin Asinh Atan Atanh
     AvgPool AvgPoolGrad BatchMatMulV2 BatchToSpaceND BiasAdd BiasAddGrad BitwiseAnd
     BitwiseOr BitwiseXor BroadcastTo Bucketize Cast Ceil ClipByValue ConcatV2 Conv2D
     Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
@@ -47,14 +51,14 @@ KNOWN = frozenset("""
     L2Loss LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogSoftmax
     LogicalAnd LogicalNot LogicalOr LookupTableFindV2 MatMul Max MaxPool MaxPoolGrad
     Maximum Mean Min Minimum MirrorPad MirrorPadGrad Mul Neg NotEqual OneHot OnesLike
-    Pack Pad Pow Prod Rank RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
-    ReluGrad Reshape ResizeBilinear ReverseV2 RightShift Round Rsqrt RsqrtGrad Select
-    SelectV2 Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Softmax
-    SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad
-    SpaceToBatchND SparseSoftmaxCrossEntropyWithLogits Split Sqrt SqrtGrad Square
-    SquaredDifference Squeeze StopGradient StridedSlice StridedSliceGrad
-    StringToHashBucketFast StringToHashBucketStrong Sub Sum Tan Tanh TanhGrad Tile
-    TopKV2 Transpose Unpack Xlogy ZerosLike
+    Pack Pad Prod Rank RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad
+    Reshape ResizeBilinear ReverseV2 RightShift Round Rsqrt RsqrtGrad Select SelectV2
+    Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Softmax Softplus
+    SoftplusGrad Softsign SoftsignGrad SpaceToBatchND
+    SparseSoftmaxCrossEntropyWithLogits Split Sqrt SqrtGrad Square SquaredDifference
+    Squeeze StopGradient StridedSlice StridedSliceGrad StringToHashBucketFast
+    StringToHashBucketStrong Sub Sum Tan Tanh TanhGrad Tile TopKV2 Transpose Unpack
+    ZerosLike
     """.split())  # noqa: SIM905  # fmt: skip
 
 

@@ -12,7 +12,8 @@ Formal guarantees:
     this row and the weights of the model.  With an adaptive clip, this vector has one
     coordinate more, and all of them are functions of its norm of the step, too.
   - That is so with rounding, too: places of a batch are computed by the same
-    instructions, since their number is made a multiple of 16 (or is one).
+    instructions, since their number is made a multiple of 16 (or is one), and sums
+    within a row are computed row by row (``row_by_row``).
   - With ``linf_norm_clip``, each coordinate of this vector is then clipped to it.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included; so
     does one whose label the loss does not accept, whatever a method says.

@@ -118,8 +118,9 @@ class _Stacked:
           scale: Factor of each row, (batch,), 0 for those that add nothing.
           cap: Largest coordinate of a scaled gradient; None for no bound.
         """
-        scaled = [scale_rows(one, scale) for one in self._gradients]
-        return [tf.reduce_sum(cap_coordinates(one, cap), 0) for one in scaled]
+        found = [cap_coordinates(scale_rows(g, scale), cap) for g in self._gradients]
+        # A sum over rows, which need not be computed row by row as those within rows.
+        return [tf.raw_ops.Sum(input=one, axis=0) for one in found]
 
 
 def _traced(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.core.step.row_sums import row_by_row
 from trainer.core.tf_compat import tf
 
 #: (columns, weight) -> tensors.
@@ -36,7 +37,8 @@ def trace_eagerly(function: Callable[..., Any], specs: Any) -> Any:
       RuntimeError: as ``check_eager``.
     """
     check_eager()
-    return tf.function(function, autograph=False).get_concrete_function(specs)
+    traced = tf.function(row_by_row(function), autograph=False)
+    return traced.get_concrete_function(specs)
 
 
 def in_graph(function: _OfBatch) -> _OfBatch:
@@ -45,10 +47,10 @@ def in_graph(function: _OfBatch) -> _OfBatch:
     Args:
       function: Function of columns and weight, for a graph.
     """
-    traced = tf.function(function, autograph=False)
+    traced = tf.function(row_by_row(function), autograph=False)
 
     def called(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        eager = tf.executing_eagerly()
-        return (traced if eager else function)(dict(columns), weight)
+        given = traced if tf.executing_eagerly() else row_by_row(function)
+        return given(dict(columns), weight)
 
     return called

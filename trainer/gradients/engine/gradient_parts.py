@@ -284,8 +284,9 @@ class TableRows:
 
 
 def _capped_sums(gradients: list[Any], scale: Any, cap: float | None) -> list[Any]:
-    scaled = [scale_rows(g, scale) for g in gradients]
-    return [tf.reduce_sum(cap_coordinates(g, cap), 0) for g in scaled]
+    found = [cap_coordinates(scale_rows(g, scale), cap) for g in gradients]
+    # A sum over rows, which need not be computed row by row as those within rows.
+    return [tf.raw_ops.Sum(input=one, axis=0) for one in found]
 
 
 def positions(value: Any) -> Any:

@@ -375,6 +375,14 @@ def _aligned(op: Any, kinds: Sequence[Kind]) -> Rows | None:
     return next(iter(rows))
 
 
+def _in_pairs(op: Any, kinds: Sequence[Kind]) -> Rows | None:
+    """For powers and others: broadcast, their bits tell a row's place in the batch."""
+    left, right = (value.shape for value in op.inputs)
+    known = left.rank and left[1:].is_fully_defined() and left.as_list() == right
+    one = any(shape.num_elements() == 1 for shape in (left, right))
+    return _aligned(op, kinds) if known or one else None
+
+
 def _equal_ranks(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     """For operands of equal rank and batch axis, and scalar constants."""
     rows = {kind for kind in kinds if isinstance(kind, Rows)}
@@ -573,9 +581,7 @@ def _last_axis(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _cross_entropy(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     logits, labels = kinds
-    ranks = [value.shape.rank for value in op.inputs]
-    # TensorFlow broadcasts labels of one axis along the classes.
-    apart = ranks == [2, 1 if op.type.startswith("Sparse") else 2]
+    apart = [value.shape.rank for value in op.inputs] == [2, 1]
     return logits if apart and logits == labels else None
 
 
@@ -621,16 +627,16 @@ def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 #: Not Mod and TruncateMod, which have no gradient, so that a user could register one.
 _ELEMENTWISE = (
-    "Abs", "Acos", "Acosh", "AddN", "AddV2", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
+    "Abs", "Acos", "Acosh", "AddN", "AddV2", "Asin", "Asinh", "Atan", "Atanh",
     "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "ClipByValue", "Cos",
     "Cosh", "Digamma", "DivNoNan", "Elu", "Equal", "Erf", "Erfc", "Exp", "Expm1",
     "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "IsFinite",
     "IsInf", "IsNan", "LeakyRelu", "LeftShift", "Less", "LessEqual", "Lgamma", "Log",
     "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mul",
-    "Neg", "NotEqual", "OnesLike", "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6",
+    "Neg", "NotEqual", "OnesLike", "RealDiv", "Reciprocal", "Relu", "Relu6",
     "RightShift", "Round", "Rsqrt", "SelectV2", "Selu", "Sigmoid", "Sign", "Sin",
     "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference",
-    "StopGradient", "Sub", "Tan", "Tanh", "Xlogy", "ZerosLike",
+    "StopGradient", "Sub", "Tan", "Tanh", "ZerosLike",
 )  # fmt: skip
 
 _ALONG_AXES = (
@@ -641,6 +647,7 @@ _ALONG_AXES = (
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _aligned),
     **dict.fromkeys(_ALONG_AXES, _along_axes),
+    **dict.fromkeys(("Atan2", "Pow", "Xlogy"), _in_pairs),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "BiasAdd"), _last_axis),
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(
@@ -667,10 +674,6 @@ _RULES: dict[str, _Rule] = {
         ),
         lambda op, kinds: _only_first_has_rows(kinds),
     ),
-    **dict.fromkeys(
-        ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"),
-        _cross_entropy,
-    ),
     "BatchMatMulV2": _batch_mat_mul,
     "ConcatV2": _concat,
     "DenseBincount": _counts,
@@ -688,6 +691,7 @@ _RULES: dict[str, _Rule] = {
     "Select": _equal_ranks,
     "Shape": _shape,
     "Slice": _slice,
+    "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "Split": lambda op, kinds: _split(op, kinds, value=1, axis=0),
     "SplitV": lambda op, kinds: _split(op, kinds, value=0, axis=2),
     "Squeeze": _squeeze,

@@ -7,6 +7,7 @@ some variables or axes alone, a missing root, a cap on one side, a chunk left ou
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from trainer.core.step.per_example import (
     squared_norms,
     sum_in_chunks,
 )
-from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES, clipped_sum
+from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
@@ -56,16 +57,38 @@ def test_other_rows_are_exactly_zero_whatever_they_held() -> None:
     np.testing.assert_array_equal(scaled, [0.5, 0, 0])
 
 
-@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
-def test_what_a_row_adds_does_not_tell_its_place(path: str) -> None:
-    """Seen to fail: 5 of 37 rows that amplify rounding added others, by up to 1.1 C."""
-    values = keras.Input((13,), name="values")
-    waves = keras.ops.sin(1e6 * keras.ops.log1p(values))
-    parts = [waves, keras.layers.LayerNormalization()(values)]
-    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(parts))
-    model = TrainableModel(network=keras.Model(values, outputs), description={})
+def _waves(values: Any, scale: float = 1e6) -> Any:
+    return keras.ops.sin(scale * values)
+
+
+LENGTHS = np.geomspace(1e5, 1e8, 77, dtype="f")
+#: Functions of a row that amplify rounding -> shape of a row.
+AMPLIFY: dict[Callable[[Any], Any], tuple[int, ...]] = {
+    lambda row: keras.layers.Concatenate()(
+        [_waves(keras.ops.log1p(row)), keras.layers.LayerNormalization()(row)]
+    ): (13,),
+    # Sums over an axis before the last.
+    lambda row: keras.layers.GroupNormalization(4)(row): (5, 5, 12),
+    lambda row: _waves(keras.ops.mean(row + row[:, ::-1], 1)): (20, 11),
+    # Broadcast by tiles, which end within rows.
+    lambda row: _waves(keras.ops.arctan2(row, LENGTHS), 1e9): (77, 77),
+}
+
+
+@pytest.mark.parametrize("path", [None, SINGLE_EXAMPLES])
+@pytest.mark.parametrize("amplify", AMPLIFY)
+def test_what_a_row_adds_does_not_tell_its_place(
+    amplify: Callable[[Any], Any], path: str | None
+) -> None:
+    """Seen to fail: rows that amplify rounding added others, by up to 1.6 C."""
+    values = keras.Input(AMPLIFY[amplify], name="values")
+    found = keras.layers.Dense(1)(keras.layers.Flatten()(amplify(values)))
+    model = TrainableModel(network=keras.Model(values, found), description={})
     step = tf.function(clipped_sum(model, l2_norm_clip=1.0, path=path), autograph=False)
-    columns = {"values": tf.fill((37, 13), 1e7 / 3), "label": tf.ones(37, tf.int8)}
+    columns = {
+        "values": tf.fill((37, *AMPLIFY[amplify]), 1e7 / 3),
+        "label": tf.ones(37, tf.int8),
+    }
     first, *others = (
         np.concatenate([np.ravel(one) for one in step(columns, weight)])
         for weight in tf.eye(37)
