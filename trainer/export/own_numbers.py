@@ -59,9 +59,18 @@ def in_order(function: Any) -> None:
 
     Args:
       function: A ``ConcreteFunction``.
+
+    Raises:
+      InputError: it watches a variable that it does not read.
     """
     graph = function.graph
     places = {id(handle): place for place, (handle, _) in enumerate(graph.captures)}
+    for one in graph.variables:
+        if id(one.handle) not in places:
+            raise InputError(
+                "Expected the network that is exported to read the variables that it "
+                f"watches; it does not read {one.name}. Omit what watches it."
+            )
     graph.variables = sorted(graph.variables, key=lambda one: places[id(one.handle)])
 
 

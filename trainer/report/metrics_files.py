@@ -4,7 +4,7 @@ Formal guarantees:
   - What is returned has the fields and types that a run writes.
   - The epsilon of a private evaluation is that of its noise, or more.
   - Numbers of other than held-out examples are refused: they are not private.
-  - With the noise key ``read_metrics`` refuses private metrics that differ in one byte
+  - With the noise key ``read_metrics`` refuses private metrics that differ in one value
     from what ``write_private`` wrote, or lack their claim.
 
 Public: everything here but the noise key.
@@ -63,7 +63,7 @@ def read_metrics(path: pathlib.Path, key: bytes | None = None) -> dict[str, Any]
         raise _edited(path)
     is_private = private is not None or _mac_path(path.parent).exists()
     if key is not None and is_private:
-        _check_written(path, key)
+        _check_written(path, found, key)
     return found
 
 
@@ -80,9 +80,9 @@ def write_private(run: pathlib.Path, metrics: dict[str, Any], key: bytes) -> Non
     write_atomically(run / METRICS_NAME, data)
 
 
-def _check_written(path: pathlib.Path, key: bytes) -> None:
+def _check_written(path: pathlib.Path, found: dict[str, Any], key: bytes) -> None:
     written = read_known(_mac_path(path.parent), remedy=_RESTORE)
-    if not hmac.compare_digest(written, mac(read_known(path), key, _LABEL)):
+    if not hmac.compare_digest(written, mac(pretty_json(found), key, _LABEL)):
         raise _edited(path)
 
 

@@ -150,6 +150,15 @@ def test_variables_are_listed_in_the_order_of_their_reads() -> None:
     assert [one.name for one in traced.variables] == [one.name for one in ones[::-1]]
 
 
+def test_a_variable_that_is_watched_and_not_read_is_refused() -> None:
+    """Seen to fail: a KeyError."""
+    one, other = (tf.Variable([1.0], name=name) for name in ("one", "other"))
+    traced = tf.function(one.read_value).get_concrete_function()
+    traced.graph.variables = one, other
+    with pytest.raises(InputError, match="does not read other:0"):
+        own_numbers.in_order(traced)
+
+
 def test_keras_names_what_layers_share_by_no_address(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:

@@ -142,6 +142,21 @@ def test_an_edited_record_is_refused(
         read_run(run)
 
 
+def test_a_record_that_was_replaced_as_it_was_read_is_refused(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the files were read again, and verified as they were then."""
+    read = run_record.read_json
+
+    def replaced(path: pathlib.Path, **more: Any) -> Any:
+        change = {"noise_multiplier": 9.0} if path.name == RECORD_NAME else {}
+        return {**read(path, **more), **change}
+
+    monkeypatch.setattr(run_record, "read_json", replaced)
+    with pytest.raises(InputError, match="edited"):
+        read_run(run)
+
+
 def test_an_edited_manifest_copy_is_refused(run: pathlib.Path) -> None:
     fields = json.loads((run / "manifest.json").read_text())
     _edit(run / "manifest.json", plan={**fields["plan"], "num_examples": 2000})

@@ -373,7 +373,8 @@ def read_run(
     key = read_noise_key(root, noise_key_file)
     try:
         written = (root / PRIVATE_NAME / MAC_NAME).read_text(encoding="ascii").strip()
-        files = [(root / name).read_bytes() for name in (RECORD_NAME, MANIFEST_NAME)]
+        # Not the files, which another process may have replaced meanwhile.
+        files = [pretty_json(part.to_json()) for part in (record, manifest)]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"Expected {root / PRIVATE_NAME / MAC_NAME} to be readable: "

@@ -65,6 +65,11 @@ _REASONS = (
         "draws random numbers that do not follow from the key of the run",
         "Use Keras's Dropout, or tf.random.stateless_... with the seed of --augment.",
     ),
+    (
+        ("Empty",),
+        "takes memory as it is, which may hold values of other examples",
+        "Use tf.zeros, and another loss than CTC, which TensorFlow computes so.",
+    ),
     (("Print", "Summary"), "writes values of examples to a log", "Remove it."),
     (
         ("File", "Debug", "Proto"),

@@ -152,7 +152,7 @@ def _refusal(network: Any) -> Callable[[Any], Any]:
             "Expected no layer that draws random numbers but dropout; "
             f"{owners.get(id(generator), 'a call of keras.random')} draws for a batch "
             "as a whole, not for each example. Remove it, or give what it does to "
-            "inputs as --augment."
+            "one example alone as --augment."
         )
 
     return refuse

@@ -106,6 +106,10 @@ IMPURE: dict[str, tuple[Callable[[Any], Any], str]] = {
         ),
         "without noise",
     ),
+    "memory as it is": (
+        lambda x: x + tf.raw_ops.Empty(shape=[3], dtype=tf.float32),
+        "values of other examples",
+    ),
     "a function that waits for other examples": (
         tf.nondifferentiable_batch_function(1, 64, 1000)(lambda x: tf.cumsum(x, 0)),
         "other examples",
