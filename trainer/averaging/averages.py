@@ -15,8 +15,9 @@ weights, and a step may start at any such function: neither costs privacy.
 Formal guarantees:
   - Without ``train_over``, training does not depend on the averages.
   - ``swapped`` leaves the variables unchanged, bit for bit.
-  - The tail average is the mean of the last ``tail`` iterates in double precision,
-    rounded once.  It needs ``tail`` copies of the weights, and to read it as many more.
+  - The tail average is the sum of the last ``tail`` iterates in double precision over
+    their number, rounded once; the sum is recomputed every ``tail`` updates, so that
+    rounding errors do not accumulate.  It needs ``tail`` + 2 copies of the weights.
   - The custom aggregate is a function of the iterates that the tail average holds, and
     has no state of its own.
 
@@ -102,43 +103,68 @@ class MovingAverage:
 
 
 class TailAverage:
-    """The UTA of ``weights``: a ring of the last ``tail`` iterates."""
+    """The UTA of ``weights``: a ring of the last ``tail`` iterates, and their sum."""
 
     def __init__(self, weights: Sequence[Any], tail: int) -> None:
         check_int("tail", tail, at_least=1)
         self._weights = list(weights)
         self._tail = tail
-        # A copy is read when the mean is needed, so none need be on an accelerator.
+        # Each copy is read once per round, so copies need not be on an accelerator.
         with tf.device("CPU"):
             self._rings = [
                 tf.Variable(tf.zeros((tail, *v.shape), v.dtype), trainable=False)
                 for v in self._weights
             ]
+            self._totals = [
+                tf.Variable(tf.zeros(v.shape, tf.float64), trainable=False)
+                for v in self._weights
+            ]
             self._num_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self.update(0)
+        self._replace = tf.function(self._put, autograph=False)
+        self._replace(tf.constant(0))
 
     @property
     def variables(self) -> list[Any]:
-        return [*self._rings, self._num_updates]
+        return [*self._rings, *self._totals, self._num_updates]
 
     def update(self, num_updates: int) -> None:
-        slot = tf.constant([num_updates % self._tail])
-        for ring, weight in zip(self._rings, self._weights, strict=True):
-            ring.scatter_update(tf.IndexedSlices(weight[tf.newaxis], slot))
+        slot = num_updates % self._tail
+        self._replace(tf.constant(slot))
+        if slot == self._tail - 1:
+            self._sum_anew()
         self._num_updates.assign(num_updates)
+
+    def _put(self, slot: Any) -> None:
+        for ring, total, weight in zip(
+            self._rings, self._totals, self._weights, strict=True
+        ):
+            gone = tf.cast(ring.sparse_read(slot), tf.float64)
+            total.assign_add(tf.cast(weight, tf.float64) - gone)
+            ring.scatter_update(tf.IndexedSlices(weight[tf.newaxis], slot[tf.newaxis]))
+
+    def _sum_anew(self) -> None:
+        for ring, total in zip(self._rings, self._totals, strict=True):
+            total.assign(tf.zeros_like(total))
+            for slot in range(self._tail):
+                total.assign_add(tf.cast(ring.sparse_read(slot), tf.float64))
+
+    def _times(self) -> range:
+        """The numbers of updates of the iterates in the ring."""
+        last = int(self._num_updates)
+        return range(max(0, last - self._tail + 1), last + 1)
 
     def iterates(self) -> list[list[np.ndarray]]:
         """Returns the iterates that are averaged, oldest first."""
-        last = int(self._num_updates)
         return [
             [ring.sparse_read(time % self._tail).numpy() for ring in self._rings]
-            for time in range(max(0, last - self._tail + 1), last + 1)
+            for time in self._times()
         ]
 
     def values(self) -> list[Any]:
+        count = tf.constant(len(self._times()), tf.float64)
         return [
-            tf.constant(np.mean(arrays, 0, dtype="f8").astype(arrays[0].dtype))
-            for arrays in zip(*self.iterates(), strict=True)
+            tf.cast(total / count, weight.dtype)
+            for total, weight in zip(self._totals, self._weights, strict=True)
         ]
 
 
