@@ -100,7 +100,7 @@ class Kind:
     """
 
     kind: ClassVar[str]
-    name: str = _read(lambda fields: _optional_text(fields, "name"), "")
+    name: str = _read(lambda fields: fields.text("name", ""), "")
 
     @classmethod
     def read(cls, fields: Fields) -> Kind:
@@ -138,10 +138,6 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime.datetime) else value
 
 
-def _optional_text(fields: Fields, name: str) -> str:
-    return fields.text(name, "") if fields.get(name) is not None else ""
-
-
 def _range(fields: Fields) -> tuple[float, float] | None:
     return fields.range("range")
 
@@ -153,7 +149,7 @@ def _length(fields: Fields) -> int | None:
 
 
 def _separator(fields: Fields) -> str:
-    separator = fields.text("separator", "") if fields.get("separator") else ""
+    separator = fields.text("separator", "")
     if separator and fields.get("length") is None:
         raise fields.wrong("length", "beside separator", "length = 8")
     return separator
@@ -352,7 +348,7 @@ def _dates(
 
 
 def _format(fields: Fields) -> str:
-    found = _optional_text(fields, "format")
+    found = fields.text("format", "")
     unknown = set(re.findall("%(.?)", found, re.DOTALL)) - set(_DIRECTIVES)
     if unknown:
         wanted = (
