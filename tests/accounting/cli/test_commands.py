@@ -34,10 +34,6 @@ def run(*arguments):
     return result.stdout
 
 
-def test_help_shows_an_example():
-    assert "dpsgd plan --num-examples" in run("--help")
-
-
 def test_table_has_every_sampler():
     text = run(*AT_NOISE)
     for sampler in ("deterministic", "dynamic-shuffle", "poisson", "balls-and-bins"):
@@ -80,14 +76,6 @@ def test_truncated_batch_size_is_chosen_or_taken():
     assert given["plan"]["truncated_batch_size"] == 130
     noise = [row["noise_multiplier"]["sufficient"] for row in (chosen, given)]
     assert noise[1] > noise[0]
-
-
-def test_given_noise_asks_for_epsilon():
-    base = [flag for flag in QUESTION if flag not in ("--epsilon", "2")]
-    base = [*base[:4], "--epochs", "2", "--delta", "1e-5", "--noise-multiplier", "1"]
-    text = run(*base, "--json", "--sampler", "poisson")
-    [row] = json.loads(text)["answers"]
-    assert row["epsilon"]["upper"] > 0
 
 
 def test_a_picture_is_written(tmp_path):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from accounting.cli.commands import plan_command
 from accounting.core import sampler_registry
+from accounting.planning import sweeps
 from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE
 from trainer.cli.audit_commands import audit_command
 from trainer.cli.commands import account
@@ -34,3 +35,4 @@ def test_a_sampler_from_outside_is_a_choice_of_the_commands(
     assert fields["theorem"] == "the coins are revealed"
     planned = run(plan_command, [*ASKED, "--epochs=1", "--epsilon=3", "--json"])
     assert NAME in planned.output, planned.exception
+    assert NAME in sweeps.default_samplers()

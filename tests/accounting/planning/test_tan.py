@@ -111,14 +111,6 @@ def test_published_eta_and_closed_form(
     assert estimate.warning is None
 
 
-@pytest.mark.parametrize(("eta", "epsilon"), [(0.13, 0.991), (0.95, 8.021)])
-def test_closed_form_by_hand(eta: float, epsilon: float) -> None:
-    # q = 1/10 and T = 200 make eta = 1 / s.
-    found = configuration(100, 1 / eta, 200, 1000).estimate(delta=8e-7)
-    assert found.eta == pytest.approx(eta)
-    assert found.epsilon == pytest.approx(epsilon, abs=6e-4)
-
-
 def test_closed_form_warns_below_its_range() -> None:
     small = configuration(128, 0.0195, 72_000, 1_281_167)
     found = small.estimate(delta=8e-7)

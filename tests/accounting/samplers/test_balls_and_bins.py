@@ -202,14 +202,6 @@ def test_finer_cells_only_tighten():
     assert below <= above < fine < coarse
 
 
-def test_one_step_per_epoch_is_the_gaussian_mechanism(small_plan):
-    same = small_plan("deterministic", num_steps=4, num_epochs=4)
-    answer = accountant.epsilon(plan(1, 4), noise_multiplier=2.0, delta=1e-5)
-    exact = accountant.epsilon(same, noise_multiplier=2.0, delta=1e-5).upper
-    assert answer.upper == exact
-    assert answer.lower == pytest.approx(exact, rel=1e-4)
-
-
 @pytest.mark.parametrize("steps", [2, 10])
 @pytest.mark.parametrize("noise", [0.05, 0.053, 0.0599, 0.065])
 def test_tiny_noise_protects_nothing_and_is_said_to(steps, noise):

@@ -6,34 +6,29 @@ import math
 import pytest
 
 from accounting import accountant
-from accounting.core.plan import DpSgdPlan
 from accounting.lower_bounds import kept_rows
+from tests.accounting.plans import make_plan
 
 USERS = {"max_examples_per_user": 3}
 
 
-def plan(**changes):
-    fields = {
-        "num_examples": 9,
-        "expected_batch_size": 3,
-        "num_steps": 4,
-        "truncated_batch_size": 4,
-    }
-    return DpSgdPlan(sampler="truncated-poisson", **{**fields, **changes})
-
-
-def test_the_number_of_rows_kept_is_that_of_all_draws():
-    """All subsets of nine rows that may be sampled, and all that may be kept."""
-    count, rate = 3, 1 / 3
+@pytest.mark.parametrize(
+    ("rows", "expected", "cap", "count"),
+    [(9, 3, 4, 3), (4, 1, 1, 1), (5, 2, 2, 1), (4, 4, 4, 1), (4, 3, 4, 1)],
+)
+def test_the_number_of_rows_kept_is_that_of_all_draws(rows, expected, cap, count):
+    """All subsets of the rows that may be sampled, and all that may be kept."""
+    rate = expected / rows
     kept = dict.fromkeys(range(count + 1), 0.0)
-    for size in range(10):
-        for drawn in itertools.combinations(range(9), size):
-            chance = rate**size * (1 - rate) ** (9 - size)
-            choices = list(itertools.combinations(drawn, min(size, 4)))
+    for size in range(rows + 1):
+        for drawn in itertools.combinations(range(rows), size):
+            chance = rate**size * (1 - rate) ** (rows - size)
+            choices = list(itertools.combinations(drawn, min(size, cap)))
             for chosen in choices:
                 own = sum(row < count for row in chosen)
                 kept[own] += chance / len(choices)
-    for component in kept_rows.components(plan(), count):
+    asked = make_plan("truncated-poisson", rows, expected, 4, cap=cap)
+    for component in kept_rows.components(asked, count):
         exact = kept[int(component.mean)]
         assert exact * (1 - 1e-8) <= component.upper < exact
         assert component.lower == 0.0

@@ -123,13 +123,6 @@ def test_agrees_with_dp_accounting():
         assert answer.upper == pytest.approx(expected, rel=1e-3)
 
 
-def test_one_step_with_every_example_is_the_gaussian_mechanism():
-    plan = make_plan("poisson", 10, 10, 1)
-    answer = accountant.delta(plan, noise_multiplier=1.0, epsilon=1.0)
-    assert answer.kind == "exact"
-    assert answer.upper == pytest.approx(0.12693673750664397, rel=1e-10)
-
-
 def test_a_rate_just_below_one_is_continuous_with_one():
     full, nearly = (
         make_plan("poisson", 10**9, size, 20) for size in (10**9, 10**9 - 1)

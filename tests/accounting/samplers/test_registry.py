@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -12,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from dp_accounting import GaussianDpEvent
 
 from accounting import accountant, events, statement
 from accounting.auditing import audit, audits, scores, worst_cases
 from accounting.auditing.audit_case import Audit
 from accounting.claims.model_mix import theorem
-from accounting.cli.commands import plan_command
 from accounting.core import neighboring_relation, sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import (
@@ -32,7 +29,7 @@ from accounting.core.pld import gaussian
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
 from accounting.cross_check import check
-from accounting.planning import comparison, sweeps, tan
+from accounting.planning import comparison, tan
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.keys import derive
@@ -238,21 +235,6 @@ def test_a_cap_that_nobody_can_choose_is_refused(registered: Register) -> None:
         comparison.answer(QUESTION, NAME)
     given = dataclasses.replace(QUESTION, truncated_batch_size=50)
     assert comparison.answer(given, NAME).plan.truncated_batch_size == 50
-
-
-def test_a_sampler_from_outside_is_in_the_choices_and_tables_of_the_command(
-    registered: Register,
-) -> None:
-    flags = "--num-examples 60 --batch-size 30 --epochs 1 --epsilon 2 --delta 1e-5"
-    command = [*flags.split(), "--sampler", NAME, "--json"]
-    refused = CliRunner().invoke(plan_command, command)
-    assert refused.exit_code == 2
-    assert f"'{NAME}' is not one of 'deterministic'" in refused.output
-    registered()
-    [row] = json.loads(CliRunner().invoke(plan_command, command).stdout)["answers"]
-    assert row["sampler"] == NAME
-    assert NAME in sweeps.default_samplers()
-    assert NAME in CliRunner().invoke(plan_command, ["--help"]).stdout
 
 
 def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(

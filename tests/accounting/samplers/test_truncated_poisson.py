@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import dp_accounting
 import mpmath
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from accounting.core.pld import gaussian
 from accounting.core.pld.privacy_profile import Profile, StepComposition
 from accounting.core.samplers import poisson, truncated_poisson, truncation
 from accounting.core.validation import InputError
-from accounting.cross_check import check
 from accounting.lower_bounds import kept_rows
 from accounting.lower_bounds.poisson_batches import bound_of
 from tests.accounting.plans import make_plan
@@ -292,39 +290,6 @@ def test_bounds_hold_under_add_or_remove_for_as_many_examples_or_fewer(
     added = np.maximum(absent - math.exp(0.1) * present, 0.0).sum()
     assert removed <= found.remove.guarantee <= 1.0
     assert added <= found.add.guarantee <= 1.0
-
-
-@pytest.mark.skipif(
-    not hasattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent"),
-    reason="dp_accounting has no such event",
-)
-@pytest.mark.parametrize("cap", [110, 130, 200])
-def test_add_or_remove_is_near_what_dp_accounting_says(cap):
-    """Which takes n to be the exact number of examples; ours holds for fewer."""
-    example, relation = plan(100, cap, 10_000, 200), "ADD_OR_REMOVE_ONE"
-    asked = {
-        "noise_multiplier": 1.0,
-        "delta": 1e-5,
-        "neighboring_relation": relation,
-    }
-    ours = accountant.epsilon(example, **asked)
-    found = check.cross_check(example, **asked, ours=ours)
-    assert found.disagreements == ()
-    theirs = found.opinions[0].value
-    assert theirs * 0.9999 <= ours.guarantee <= theirs * 1.02
-
-
-@pytest.mark.parametrize(
-    ("size", "cap", "num_examples", "rate"),
-    [(1, 1, 4, 0.25), (2, 2, 5, 0.4), (4, 4, 4, 1.0), (2, 3, 4, 0.5), (3, 4, 4, 0.75)],
-)
-def test_probability_of_being_kept_by_enumeration(size, cap, num_examples, rate):
-    exact = sum(
-        chance * rate * min(1.0, cap / (others + 1))
-        for others, chance in enumerate(counts(num_examples - 1, rate))
-    )
-    [component] = kept_rows.components(plan(size, cap, num_examples, 1), 1)
-    assert exact * (1 - 1e-8) <= component.upper <= exact
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """Users with several examples: published numbers, dp_accounting, and from below."""
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
 from accounting import accountant, statement
@@ -94,20 +93,6 @@ def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
         max_examples_per_user=rows,
     )
     assert low * 0.999 <= ours.guarantee <= high * 1.001
-
-
-def test_deterministic_batches_of_users_are_a_gaussian_of_their_sensitivity(small_plan):
-    plan = small_plan("deterministic")
-    found = accountant.epsilon(
-        plan, noise_multiplier=3.0, delta=1e-5, max_examples_per_user=3
-    )
-    theirs = pld_privacy_accountant.PLDAccountant(
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    ).compose(dp_accounting.GaussianDpEvent(1.0), 2)
-    assert found.guarantee == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-3)
-    assert found.guarantee == groups.user_epsilon(
-        plan, noise_multiplier=3.0, delta=1e-5, max_examples_per_user=3
-    )
 
 
 def test_truncated_poisson_of_users_pays_for_the_truncation(small_plan):
