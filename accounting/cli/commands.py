@@ -77,7 +77,7 @@ from accounting.core import neighboring_relation
 )
 @model_mix.options
 @shared_options.as_json
-@shared_options.plot("Also draw the lines of a sweep, e.g. a.png.")
+@shared_options.plot("Also draw the answers, e.g. a.png.")
 def plan_command(**flags: Any) -> None:
     """Noise (or epsilon) of each sampler, side by side.
 

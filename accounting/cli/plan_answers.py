@@ -30,10 +30,11 @@ def print_answers(flags: dict[str, Any]) -> None:
     flags = _over_users(flags)
     question = _question(flags)
     shared_options.warn(question.delta, question.num_examples)
-    if flags["plot"] is not None:
+    plot, as_json = flags["plot"], flags["as_json"]
+    if plot is not None:
         from accounting import plots  # matplotlib, for this flag alone
 
-        plots.check_path(flags["plot"])
+        plots.check_path(plot)
     if flags["sweep"] is not None:
         _sweep(question, flags)
         return
@@ -41,7 +42,11 @@ def print_answers(flags: dict[str, Any]) -> None:
         _tuning(question, flags)
         return
     rows = _rows(question, _lines([question], flags, sampler_registry.names()))
-    if flags["as_json"]:
+    if plot is not None:
+        from accounting.planning import comparison_plots
+
+        comparison_plots.draw_comparison(question, rows, plot)
+    if as_json:
         answers = {"answers": [row.to_json() for row in rows]}
         click.echo(json.dumps({**_asked(question), **answers}, indent=2))
     else:
@@ -241,11 +246,6 @@ def _check_flags(flags: dict[str, Any]) -> None:
             raise InputError(
                 f"Expected {name} beside --{flag.replace('_', '-')}. Give both."
             )
-    if flags["plot"] and flags["sweep"] is None and not _several_counts(flags):
-        raise InputError(
-            "Expected --sweep beside --plot: a picture is of lines. Give both, or omit "
-            "--plot."
-        )
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         remedy = "Give one." if flags["epsilon"] is None else "Omit one."
         raise InputError(

@@ -78,10 +78,10 @@ def test_truncated_batch_size_is_chosen_or_taken():
     assert noise[1] > noise[0]
 
 
-def test_a_picture_is_written(tmp_path):
+@pytest.mark.parametrize("extra", [[], ["--sweep", "epochs", "--values", "1,2"]])
+def test_pictures_are_written(tmp_path, extra):
     path = tmp_path / "a.png"
-    sweep = ("--sweep", "epochs", "--values", "1,2")
-    run(*QUESTION, *sweep, "--sampler", "poisson", "--plot", str(path))
+    run(*QUESTION, *extra, "--sampler", "poisson", "--plot", str(path))
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
