@@ -241,7 +241,10 @@ def noise_multiplier(
     check_float("delta", delta, at_least=LEAST_TARGET_DELTA, remedy=remedy)
     result = _verified(sampler, plan, float(epsilon), float(delta))
     if result.sufficient is not None and math.isinf(result.sufficient):
-        raise InputError(_out_of_reach(plan, epsilon, delta))
+        raise InputError(
+            f"Expected epsilon={epsilon!r}, delta={delta!r} to be reachable with some "
+            "noise multiplier. Raise epsilon or delta."
+        )
     return result
 
 
@@ -264,24 +267,3 @@ def _verified(
         else:
             value = round_up(value * (1 + 1e-4), 6)
     raise ArithmeticError(f"noise multiplier {value!r} could not be verified")
-
-
-def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
-    truncation = sampler_registry.get(plan.sampler).truncation
-    if truncation is None:
-        return (
-            f"Expected epsilon={epsilon!r}, delta={delta!r} to be reachable with some "
-            "noise multiplier. Raise epsilon or delta."
-        )
-    least = truncation.smallest_cap(truncation.without(plan), epsilon, delta)
-    cap = plan.truncated_batch_size
-    if cap is not None and cap >= least:
-        return (
-            f"Expected epsilon={epsilon!r}, delta={delta!r} to be reachable with some "
-            f"noise multiplier; its cap of {cap} is large enough. Raise epsilon or "
-            "delta."
-        )
-    return (
-        f"Expected truncated_batch_size={plan.truncated_batch_size} to be large enough "
-        f"for epsilon={epsilon!r}, delta={delta!r}. Use {least} or more."
-    )
