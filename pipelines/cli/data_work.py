@@ -263,7 +263,6 @@ def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
         "rows": summary.num_rows,
         "input_files": summary.num_files,
         "malformed_lines": summary.num_bad_lines,
-        "bytes_read": summary.bytes_read,
         "seconds": round(seconds, 2),
         "rows_per_second": round(sum(summary.num_rows.values()) / seconds),
     }

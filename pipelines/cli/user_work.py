@@ -73,8 +73,7 @@ def _flag(name: str) -> str:
 
 def without_counts(summary: dict[str, Any]) -> dict[str, Any]:
     """Returns a summary without sizes that depend on how many rows each user has."""
-    sizes = ("rows", "bytes_read", "rows_per_second")
-    counts = (*sizes, "malformed_lines", "first_malformed_lines")
+    counts = ("rows", "rows_per_second", "malformed_lines", "first_malformed_lines")
     return {name: value for name, value in summary.items() if name not in counts}
 
 

@@ -207,7 +207,6 @@ class PrepareSummary:
     num_rows: dict[str, int]
     num_bad_lines: int
     bad_lines: tuple[str, ...]
-    bytes_read: int
     left_out: tuple[str, ...] = ()
     has_users: bool = False
 

@@ -297,11 +297,10 @@ def prepare(
       InputError: as ``list_files``, ``unfinished_folder`` and ``options.open``;
         malformed rows; no rows for training; another job is unfinished there.
     """
-    runtime = runtime or Runtime()
+    # How long all rows are together tells how long one is.
+    runtime = (runtime or Runtime()).in_percent()
     files = tuple(list_files(pattern, partitions=options.partitions))
     table = options.open(files)
-    if table.has_users:
-        runtime = runtime.in_percent()
     with unfinished_folder(out) as folder:
         done = _begin_or_continue(folder, files, options)
         if done is None:
@@ -318,7 +317,6 @@ def prepare(
                 num_rows=dict(zip(SPLITS, sizes, strict=True)),
                 num_bad_lines=total.num_bad,
                 bad_lines=tuple(total.bad_lines),
-                bytes_read=sum(file.size for file in files),
                 left_out=tuple(table.left_out),
                 has_users=table.has_users,
             )
