@@ -72,9 +72,7 @@ APART: dict[str, Callable[[Any], Any]] = {
     "bins": lambda v: tf.cast(tf.raw_ops.Bucketize(input=v, boundaries=[0.0]), v.dtype),
     "product of sizes": lambda v: tf.reshape(v, (-1, tf.shape(v)[1] * tf.shape(v)[2])),
     "pool": lambda v: tf.nn.max_pool2d(v[..., tf.newaxis], 2, 1, "SAME"),
-    "cross-entropy": lambda v: tf.nn.softmax_cross_entropy_with_logits(
-        tf.nn.softmax(v[:, 0]), v[:, 1]
-    ),
+    "powers of one shape": lambda v: tf.pow(v[:, 0], tf.nn.relu(v[:, 1])),
 }  # fmt: skip
 
 
@@ -195,6 +193,11 @@ MIXING: dict[str, Callable[[Any], Any]] = {
             features=v[:, :, 0], labels=v[:, 0, 0]
         ).loss
     ),
+    # Their last bits tell the place of a row.
+    "cross-entropy with shares": lambda v: tf.nn.softmax_cross_entropy_with_logits(
+        tf.nn.softmax(v[:, 0]), v[:, 1]
+    ),
+    "powers of a row broadcast": lambda v: tf.pow(v, v[:, :1]),
     "first row of an ellipsis that is a new axis": lambda v: (
         v[:, 0] + _first_by_masks(v[:, :1])
     ),
