@@ -174,15 +174,13 @@ def boot_id() -> str:
         return uuid.uuid4().hex
 
 
-def write_atomically(
-    path: StrPath, data: bytes, *, mode: int = 0o644, flush: bool = True
-) -> None:
+def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
     """Writes a whole file; other arguments, and errors, as for ``new_file``.
 
     Args:
       data: Contents of the file.
     """
-    with new_file(path, mode=mode, flush=flush) as write:
+    with new_file(path, mode=mode) as write:
         write(data)
 
 

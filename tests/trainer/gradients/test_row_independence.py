@@ -194,8 +194,10 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         ).loss
     ),
     # Their last bits tell the place of a row.
-    "cross-entropy with shares": lambda v: tf.nn.softmax_cross_entropy_with_logits(
-        tf.nn.softmax(v[:, 0]), v[:, 1]
+    "cross-entropy with shares": lambda v: (
+        tf.raw_ops.SoftmaxCrossEntropyWithLogits(
+            features=v[:, 1], labels=tf.nn.softmax(v[:, 0])
+        ).loss
     ),
     "powers of a row broadcast": lambda v: tf.pow(v, v[:, :1]),
     "first row of an ellipsis that is a new axis": lambda v: (
