@@ -36,6 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 
 import conftest  # noqa: E402
 
+from pipelines.batches.stored import stored  # noqa: E402
 from pipelines.files.key_files import insecure_key  # noqa: E402
 from trainer.claims import bam, lazy_tables  # noqa: E402
 from trainer.claims.lazy_noise import LazyNoise  # noqa: E402
@@ -191,7 +192,7 @@ def _clocked(act: Callable[[], object]) -> Seconds:
 def _seconds_per_step(way: Any, setting: Setting) -> Seconds:
     """Means over the steps of one round, reading included."""
     with way.steps() as step:
-        batches = iter(BatchSource(setting.path, setting.manifest))
+        batches = iter(BatchSource(stored(setting.path), setting.manifest))
         for _ in range(WARM_UP):
             step(next(batches))
 
