@@ -15,7 +15,7 @@ Formal guarantees:
   - ``RunRecord`` holds public values only: nothing in it depends on an example.
   - ``from_json(to_json(record)) == record``; JSON with unknown, missing or ill-typed
     fields, or of another version, is refused.
-  - ``read_run`` refuses a record or a manifest that differs in one byte from what
+  - ``read_run`` refuses a record or a manifest that differs in one value from what
     ``write_run`` wrote, unless the editor knows the noise key.
   - ``check_execution`` accepts a record only if the run consumed every step of the
     manifest's plan once and in order; for ``make_private``, also a prefix of the steps.
