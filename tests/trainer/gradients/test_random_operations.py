@@ -159,9 +159,9 @@ class Call:
                 return tf.constant(self._random.permutation(self._length), tf.int32)
             return self._numbers()
         if name in _SCALARS:
-            found = tf.constant(int(self._random.integers(-2, 4)), tf.int32)
+            found = int(self._random.integers(-2, 4))
             is_list = name == "reduction_indices" or self._kind == "ReverseV2"
-            return found[None] if is_list else found
+            return tf.constant([found] if is_list else found, tf.int32)
         if name in ("on_value", "off_value"):
             return tf.constant(float(name == "on_value"))
         if name == "paddings":

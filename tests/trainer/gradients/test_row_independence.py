@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer.core.step.row_sums import row_by_row
 from trainer.gradients.engine import row_independence
 from trainer.gradients.engine.row_independence import classify, losses_obstacle
 from trainer.tf_compat import gradient_registry, tf
@@ -199,6 +200,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
             features=v[:, 1], labels=tf.nn.softmax(v[:, 0])
         ).loss
     ),
+    "sum before the last axis": lambda v: tf.raw_ops.Sum(input=v, axis=1),
     "powers of a row broadcast": lambda v: tf.pow(v, v[:, :1]),
     "first row of an ellipsis that is a new axis": lambda v: (
         v[:, 0] + _first_by_masks(v[:, :1])
@@ -227,7 +229,7 @@ def _trace(function: Callable[[Any], Any]) -> tuple[Any, str | None]:
             return found
         return tf.reduce_sum(found, list(range(1, found.shape.rank)))
 
-    traced = tf.function(losses, autograph=False)
+    traced = tf.function(row_by_row(losses), autograph=False)
     spec = tf.TensorSpec((None, *SHAPE), tf.float32)
     graph = traced.get_concrete_function(spec).graph
     kinds = classify(graph, graph.inputs)

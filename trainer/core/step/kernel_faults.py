@@ -14,7 +14,7 @@ from a place of the example's own is as long as that of the other example with t
 
 Not wrong, but in bits that tell the place of a row in its batch: powers and others of
 values that are broadcast, and cross entropy with shares of classes, which TensorFlow
-computes by tiles that end within rows.
+computes by tiles that end within rows; and sums (see ``row_sums``).
 
 Formal guarantees:
   - A model of a batch that has such a product is not known to keep rows apart.
@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.core.step.row_sums import is_row_by_row
 from trainer.core.tf_compat import tf
 
 #: Beginnings of the types of operations.
@@ -95,6 +96,8 @@ def is_safe_together(graph: Any, columns: Sequence[Any]) -> bool:
         if any(found):  # others are not converted
             of_example.add(op.name)
             if op.type not in KNOWN and not _stays_within(op, varying):
+                return False
+            if not is_row_by_row(op):
                 return False
     return True
 

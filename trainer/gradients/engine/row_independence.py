@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.step.kernel_faults import reads_beyond
+from trainer.core.step.row_sums import is_row_by_row
 from trainer.gradients.engine.static_values import static_value
 from trainer.tf_compat import gradient_registry, tf
 
@@ -416,6 +417,11 @@ def _along_axes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return rows if axes is not None and 0 not in axes else None
 
 
+def _sums(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """For sums whose bits do not tell the place of a row in the batch."""
+    return _along_axes(op, kinds) if is_row_by_row(op) else None
+
+
 def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     first, shape = kinds
     if not isinstance(first, Rows) or not isinstance(shape, (_Constant, _Sizes)):
@@ -640,14 +646,14 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 _ALONG_AXES = (
-    "All", "Any", "ArgMax", "ArgMin", "Cumprod", "Cumsum", "Max", "Mean", "Min", "Prod",
-    "ReverseV2", "Sum",
+    "All", "Any", "ArgMax", "ArgMin", "Cumprod", "Cumsum", "Max", "Min", "ReverseV2",
 )  # fmt: skip
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _aligned),
     **dict.fromkeys(_ALONG_AXES, _along_axes),
     **dict.fromkeys(("Atan2", "Pow", "Xlogy"), _in_pairs),
+    **dict.fromkeys(("Mean", "Prod", "Sum"), _sums),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "BiasAdd"), _last_axis),
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(

@@ -61,6 +61,11 @@ def _waves(values: Any, scale: float = 1e6) -> Any:
     return keras.ops.sin(scale * values)
 
 
+def _raw_mean(row: Any) -> Any:
+    return tf.raw_ops.Mean(input=row + row[:, ::-1], axis=1)
+
+
+RAW_MEAN = keras.layers.Lambda(_raw_mean, output_shape=(11,))
 LENGTHS = np.geomspace(1e5, 1e8, 77, dtype="f")
 #: Functions of a row that amplify rounding -> shape of a row.
 AMPLIFY: dict[Callable[[Any], Any], tuple[int, ...]] = {
@@ -70,6 +75,7 @@ AMPLIFY: dict[Callable[[Any], Any], tuple[int, ...]] = {
     # Sums over an axis before the last.
     lambda row: keras.layers.GroupNormalization(4)(row): (5, 5, 12),
     lambda row: _waves(keras.ops.mean(row + row[:, ::-1], 1)): (20, 11),
+    lambda row: _waves(RAW_MEAN(row)): (20, 11),
     # Broadcast by tiles, which end within rows.
     lambda row: _waves(keras.ops.arctan2(row, LENGTHS), 1e9): (77, 77),
 }
