@@ -49,7 +49,10 @@ def read_batches(
       InputError: missing, changed, incomplete or repeated data, or ``first_step`` is
         out of range.
     """
-    return stored(directory).batches(first_step=first_step, share=share)
+    found = stored(directory)
+    return found.batches(
+        found.manifest(), found.checksums(), first_step=first_step, share=share
+    )
 
 
 def num_ahead(directory: StrPath, manifest: Manifest) -> int:

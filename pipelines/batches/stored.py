@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from pipelines.core.batches.manifest import Checksums, Manifest
 from pipelines.core.batches.stored import StoredBatches
-from pipelines.core.files.json_files import find
-from pipelines.files.paths import StrPath, join
+from pipelines.files.paths import StrPath
 from pipelines.files.storage import read_bytes
 
 
@@ -24,13 +23,9 @@ def stored(directory: StrPath) -> StoredBatches:
     """
     return StoredBatches(
         place=os.fspath(directory).rstrip("/"),
-        find=functools.partial(_find, directory),
+        read_file=read_bytes,
         reader=functools.partial(_reader, directory),
     )
-
-
-def _find(directory: StrPath, name: str) -> bytes | None:
-    return find(join(directory, name), read_bytes)
 
 
 def _reader(

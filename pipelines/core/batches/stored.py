@@ -19,11 +19,12 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from accounting.core.validation import InputError, check_int
+from accounting.core.validation import check_int
 from pipelines.core.batches.certificate import digest_of_seal
 from pipelines.core.batches.manifest import Checksums, Manifest
 from pipelines.core.batches.share import ALL, Share
-from pipelines.core.files.json_files import parse_json
+from pipelines.core.files.json_files import find, read_json, read_known
+from pipelines.core.files.local_files import StrPath
 from pipelines.core.keys import commitment
 
 if TYPE_CHECKING:
@@ -44,21 +45,14 @@ class StoredBatches:
 
     Attributes:
       place: The folder, for messages.
-      find: Returns the contents of a file of the folder by its name; None if there is
-        none.  Raises an InputError if it cannot be read.
+      read_file: Returns the contents of a file by its path, or raises an OSError.
       reader: Returns a function that reads batch files of a manifest with checksums,
         and the number of ranges that are read while one is used.
     """
 
     place: str
-    find: Callable[[str], bytes | None]
+    read_file: Callable[[StrPath], bytes]
     reader: Callable[[Manifest, Checksums], tuple[Read, int]]
-
-    def _known(self, name: str, remedy: str) -> bytes:
-        found = self.find(name)
-        if found is None:
-            raise InputError(f"Expected {self.place}/{name} to exist. {remedy}")
-        return found
 
     def manifest(self) -> Manifest:
         """Returns the manifest.
@@ -66,8 +60,9 @@ class StoredBatches:
         Raises:
           InputError: missing, unfinished or damaged.
         """
-        data = self._known(MANIFEST_NAME, _UNFINISHED)
-        return Manifest.from_json(parse_json(data, f"{self.place}/{MANIFEST_NAME}"))
+        path = f"{self.place}/{MANIFEST_NAME}"
+        found = read_json(path, remedy=_UNFINISHED, read=self.read_file)
+        return Manifest.from_json(found)
 
     def checksums(self) -> Checksums:
         """Returns the checksums, after checking the manifest against them.
@@ -75,10 +70,22 @@ class StoredBatches:
         Raises:
           InputError: missing or damaged, or the manifest was edited.
         """
-        name = f"{PRIVATE_NAME}/{CHECKSUMS_NAME}"
-        data = self._known(name, "Without it the batches cannot be verified.")
-        fields = parse_json(data, f"{self.place}/{name}")
-        return Checksums.of(self._known(MANIFEST_NAME, _UNFINISHED), fields)
+        fields = read_json(
+            f"{self.place}/{PRIVATE_NAME}/{CHECKSUMS_NAME}",
+            remedy="Without it the batches cannot be verified.",
+            read=self.read_file,
+        )
+        path = f"{self.place}/{MANIFEST_NAME}"
+        manifest = read_known(path, remedy=_UNFINISHED, read=self.read_file)
+        return Checksums.of(manifest, fields)
+
+    def certificate(self) -> bytes | None:
+        """Returns the contents of the certificate; None if there is none.
+
+        Raises:
+          InputError: no access.
+        """
+        return find(f"{self.place}/{CERTIFICATE_NAME}", self.read_file)
 
     def key_name(self) -> str:
         """Returns a public name of the key that sampled them, whatever their layout.
@@ -98,11 +105,18 @@ class StoredBatches:
         return digest_of_seal(self.checksums().seal.hex())
 
     def batches(
-        self, *, first_step: int = 0, share: Share = ALL
+        self,
+        manifest: Manifest,
+        checksums: Checksums,
+        *,
+        first_step: int = 0,
+        share: Share = ALL,
     ) -> Iterator[PhysicalBatch]:
         """Yields the physical batches of ``first_step`` and later, in step order.
 
         Args:
+          manifest: From ``manifest``.
+          checksums: From ``checksums``.
           first_step: First step to read; a resumed run passes its finished steps.
           share: The parts of one of several workers, if not all.
 
@@ -112,7 +126,6 @@ class StoredBatches:
         """
         from pipelines.core.batches.reader import read_records  # needs PyArrow
 
-        manifest, checksums = self.manifest(), self.checksums()
         last = manifest.plan.num_steps
         check_int("first_step", first_step, at_least=0, at_most=last)
         read, ahead = self.reader(manifest, checksums)

@@ -68,19 +68,7 @@ def read_json(path: StrPath, **more: Any) -> Any:
     Raises:
       InputError: as ``read_known``, or not JSON.
     """
-    return parse_json(read_known(path, **more), path)
-
-
-def parse_json(data: bytes, path: StrPath) -> Any:
-    """Returns the JSON value in the contents of a file.
-
-    Args:
-      data: Contents of the file.
-      path: Path of the file, for messages.
-
-    Raises:
-      InputError: not JSON.
-    """
+    data = read_known(path, **more)
     try:
         return json.loads(data)
     except ValueError as error:

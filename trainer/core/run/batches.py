@@ -22,6 +22,7 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import PhysicalBatch
+from pipelines.core.batches.certificate import digest_of_seal
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import ALL, Share
 from pipelines.core.batches.stored import StoredBatches
@@ -98,14 +99,19 @@ class BatchSource:
 
     def _batches(self) -> Iterator[PhysicalBatch]:
         stored = self._stored
-        is_other = stored.manifest().batches_id != self._manifest.batches_id
-        if is_other or self._records not in ("", stored.records_id()):
+        manifest, checksums = stored.manifest(), stored.checksums()
+        records = digest_of_seal(checksums.seal.hex())
+        is_other = manifest.batches_id != self._manifest.batches_id
+        if is_other or self._records not in ("", records):
             raise InputError(
                 f"Expected {stored.place} to hold the batches that the run was "
                 "checked with; there are others now. Restore them, or begin a new run "
                 "in another folder."
             )
-        return stored.batches(first_step=self._first_step, share=self._share)
+        # These, and not those that are there a moment later.
+        return stored.batches(
+            manifest, checksums, first_step=self._first_step, share=self._share
+        )
 
 
 def _element(batch: PhysicalBatch) -> Element:

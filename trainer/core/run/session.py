@@ -407,7 +407,7 @@ class Session:
         if not self.workers.is_chief:
             return
         self.check_folder()
-        certificate = self.batches.find(CERTIFICATE_NAME)
+        certificate = self.batches.certificate()
         if certificate is not None:
             write_atomically(self.run / CERTIFICATE_NAME, certificate)
         run_record.write_run(
