@@ -18,7 +18,7 @@ from accounting.cli.grouped import PASSES_ON, Grouped
     help="Parquet: file, folder or quoted glob.",
 )
 @shared_options.user_column(
-    "Column of the users' ids (integers, text or bytes), which OUT does not hold.",
+    "Column of the users' ids (whole numbers or text), which OUT does not hold.",
     required=True,
 )
 @shared_options.max_examples_per_user(

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.batches.columns import Column
-from pipelines.core.users.user_ids import is_text
 
 _PREPARE = (
     "`dpsgd schema TABLE` writes the schema, with which `dpsgd prepare --input TABLE "
@@ -82,6 +81,18 @@ def with_nulls(names: Iterable[str], path: str) -> str:
     return (
         f"Expected column {', '.join(names)}{where} to hold no nulls, which stand for "
         f"missing values. {_PREPARE} (NaN, 0, or a column that marks them)."
+    )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether cells are texts or bytes of any length."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
     )
 
 

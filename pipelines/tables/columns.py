@@ -14,22 +14,27 @@ Public: kinds, names and reasons.  Sensitive: cells.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.core.validation import InputError
 from pipelines.core.users.hashing import AFTER, buckets_of, hash_fields, words_of
-from pipelines.core.users.user_ids import is_text
-from pipelines.inputs.type_kinds import is_list, kind_of_type
-from pipelines.tables.cells.cells import Cells, any_of_row, elements, nulls, padded
+from pipelines.inputs.type_kinds import is_list, is_text, kind_of_type
+from pipelines.tables.cells.cells import (
+    Cells,
+    any_of_row,
+    elements,
+    nulls,
+    padded,
+    plain_errors,
+)
 from pipelines.tables.cells.dates import microseconds, part_of, since_1970, times_of
-from pipelines.tables.cells.values import numbers_of, rounded_texts, texts_of
+from pipelines.tables.cells.ids import ids_of
+from pipelines.tables.cells.values import numbers_of, texts_of
 from pipelines.tables.schema import column_kinds as kinds
 from pipelines.tables.schema.schema import HASH, Schema
 
@@ -88,34 +93,21 @@ def convert(
     for name in schema.inputs if inputs_only else schema.kept:
         kind = schema.columns[name]
         if kind.kind == kinds.USER:
-            with _plain_errors(name):
-                found.texts[name] = _users(cells_of(name))
+            with plain_errors(name):
+                found.texts[name] = ids_of(cells_of(name))
             continue
         outputs = [output.name for output in schema.outputs_of(name)]
         if outputs[0] in kept:
-            with _plain_errors(name):
+            with plain_errors(name):
                 found.texts[outputs[0]] = _values(cells_of(name))
             continue
-        with _plain_errors(name):
+        with plain_errors(name):
             arrays = _CONVERTERS[kind.kind](cells_of(name), kind, outputs[0])
         found.arrays.update(zip(outputs, arrays, strict=True))
     if schema.split.column and not inputs_only:
-        with _plain_errors(schema.split.column):
+        with plain_errors(schema.split.column):
             found.splits = _splits(schema, cells_of(schema.split.column))
     return found
-
-
-@contextlib.contextmanager
-def _plain_errors(name: str) -> Iterator[None]:
-    """Raises Arrow's errors without their text, which may quote a cell."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise InputError(
-            f"Expected the cells of column {name} to be of the type that their file "
-            f"says, and texts to be UTF-8: {type(error).__name__}. Write it again, or "
-            'kind = "drop" in the schema.'
-        ) from None
 
 
 # --- Numbers ------------------------------------------------------------------------
@@ -290,18 +282,7 @@ def _dates(cells: Cells, kind: kinds.Date, name: str) -> list[np.ndarray]:
     return [part_of(times, kind, part) for part in kind.parts]
 
 
-# --- Users, labels and splits -------------------------------------------------------
-
-
-def _users(cells: Cells) -> pa.Array:
-    """Returns ids as texts, equal for equal ids of any type."""
-    texts, bad = texts_of(cells)
-    cells.fault(bad | nulls(texts), "is missing, or no whole number or text")
-    cells.fault(
-        rounded_texts(cells),
-        "is a number that floating point rounds; write ids as integers or texts",
-    )
-    return texts
+# --- Labels and splits --------------------------------------------------------------
 
 
 def _labels(cells: Cells, kind: kinds.Label, name: str) -> list[np.ndarray]:
@@ -334,7 +315,10 @@ def _splits(schema: Schema, cells: Cells) -> np.ndarray:
     """Returns the split of every row, int8, by the split column of the schema."""
     split = schema.split
     if split.by == HASH:
-        texts, bad = texts_of(cells)
+        if split.column == schema.user:  # a user's rows are in one split
+            texts, bad = ids_of(cells), np.zeros(len(cells), bool)
+        else:
+            texts, bad = texts_of(cells)
         cells.fault(bad | nulls(texts), "is missing, or no value to split by")
         salt = salt_of(f"split {split.salt}")
         unit = (hash_texts(texts, salt) >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -23,7 +23,6 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import row_bytes
 from pipelines.core.keys import commitment
 from pipelines.core.users.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
-from pipelines.core.users.user_ids import check_type
 from pipelines.files.folders import make_private_folder
 from pipelines.files.key_files import read_or_create_key_file
 from pipelines.files.paths import is_remote
@@ -37,6 +36,8 @@ from pipelines.inputs.parquet_blocks import (
     list_row_groups,
     numeric_columns,
 )
+from pipelines.tables.columns import refusal
+from pipelines.tables.schema.column_kinds import User
 from pipelines.tables.table_files import CSV, TSV, kind_of_file
 from pipelines.users.bound_job import (
     DATA,
@@ -164,7 +165,12 @@ def _check_columns(groups: RowGroups, settings: BoundSettings, pattern: str) -> 
             f"Expected --user-column {column} to be a column of {pattern}; it has "
             f"{', '.join(names)}."
         )
-    check_type(column, groups.schema.field(column).type)
+    kind = groups.schema.field(column).type
+    if refusal(User(), kind) is not None:
+        raise InputError(
+            f"Expected user column {column} of type {kind} to hold integers or text. "
+            f"Cast it, for example by `table.astype({{{column!r}: str}})` in pandas."
+        )
     if BOUNDED in description_of(groups.schema, pattern):
         raise InputError(
             f"Expected --input {pattern} not to be bounded already. Give the table "

@@ -50,7 +50,7 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER
-from accounting.core.validation import check_int
+from accounting.core.validation import InputError, check_int
 from pipelines.core.users.bounded import UserBound
 from pipelines.core.users.keep_least import draw_priorities, keep_least
 from pipelines.core.users.user_ids import hash_ids
@@ -58,6 +58,8 @@ from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput
 from pipelines.inputs.parquet_blocks import Block, read_table
 from pipelines.job.spill import read_slice, spill_path, write_spill
+from pipelines.tables.cells.cells import Cells, plain_errors
+from pipelines.tables.cells.ids import ids_of
 from pipelines.tables.prepared_files import new_table
 
 #: A row between map and reduce; ``row`` is its index in its run.
@@ -196,7 +198,7 @@ class BoundJob:
         name = self.settings.user_column
         column = self._read(block, [name], key).column(0)
         entries = np.zeros(block.num_rows, ENTRY)
-        entries["user"] = hash_ids(name, column, key)
+        entries["user"] = numbers_of_users(name, column, key)
         entries["priority"] = draw_priorities(key, block.label, block.num_rows)
         return entries
 
@@ -257,6 +259,31 @@ class BoundJob:
             if mask.any():
                 found = rows.filter(pa.array(mask))
                 yield found.replace_schema_metadata(self.schema.metadata)
+
+
+def numbers_of_users(name: str, column: pa.ChunkedArray, key: bytes) -> np.ndarray:
+    """Returns the number of each row's user, uint64 of shape (rows,).
+
+    Args:
+      name: Name of the column.
+      column: Ids, of a type that `prepare` takes.
+      key: Secret key of the data set, 32 bytes.
+
+    Raises:
+      InputError: an id is missing, or is no id.
+    """
+    faults: list[tuple[np.ndarray, str]] = []
+    found = [np.zeros(0, np.uint64)]
+    for chunk in column.chunks:
+        with plain_errors(name, "ids as integers or texts"):
+            texts = ids_of(Cells(name, chunk, ("",), faults))
+        if faults:
+            raise InputError(
+                f"Expected every user to have an id; one of column {faults[0][1]}. "
+                "Give each such row an id of its own, or drop it."
+            )
+        found.append(hash_ids(texts, key))
+    return np.concatenate(found)
 
 
 def part_of(users: np.ndarray, num_parts: int) -> np.ndarray:

@@ -42,7 +42,7 @@ class UserBound:
     """How many rows of each user are kept, and what an example is.
 
     Attributes:
-      user_column: Column of the ids: integers, text or bytes.
+      user_column: Column of the ids: whole numbers or text.
       max_examples_per_user: Maximum number of rows kept per user.
       num_examples: Slots: a public upper bound on the kept rows or, if users are
         sampled, on the users.

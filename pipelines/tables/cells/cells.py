@@ -9,15 +9,16 @@ Sensitive: everything but names and reasons.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.users.user_ids import is_text
-from pipelines.inputs.type_kinds import is_list
+from accounting.core.validation import InputError
+from pipelines.inputs.type_kinds import is_list, is_text
 
 
 class Cells:
@@ -102,6 +103,26 @@ def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, np.ndarray]:
     parts = [cast(array[:middle], kind), cast(array[middle:], kind)]
     values = pa.concat_arrays([part[0] for part in parts])
     return values, np.concatenate([part[1] for part in parts])
+
+
+@contextlib.contextmanager
+def plain_errors(
+    name: str, remedy: str = 'kind = "drop" in the schema'
+) -> Iterator[None]:
+    """Raises Arrow's errors without their text, which may quote a cell.
+
+    Args:
+      name: Name of the column.
+      remedy: What to write where the file is right.
+    """
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise InputError(
+            f"Expected the cells of column {name} to be of the type that their file "
+            f"says, and texts to be UTF-8: {type(error).__name__}. Write it again, or "
+            f"{remedy}."
+        ) from None
 
 
 def elements(

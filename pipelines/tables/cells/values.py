@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.users.user_ids import is_text
+from pipelines.inputs.type_kinds import is_text
 from pipelines.tables.cells.cells import Cells, cast
 from pipelines.tables.schema.fields import (
     EXPONENT,
