@@ -29,7 +29,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError, check_float, check_int
@@ -286,7 +286,7 @@ def _together(
 
 
 @click.command(name="fit", cls=Grouped)
-@click.argument("table", required=False)
+@click.argument("table", type=paths.TEXT, required=False)
 @setting_flags.config()
 @click.option(
     "--label", default="", cls=Option, group=REQUIRED, help="Column to predict."
@@ -299,7 +299,11 @@ def _together(
 )  # fmt: skip
 @kind_options
 @click.option(
-    "--schema", cls=Option, group=_TABLE, help="Instead of these: see dpsgd schema."
+    "--schema",
+    cls=Option,
+    group=_TABLE,
+    type=paths.TEXT,
+    help="Instead of these: see dpsgd schema.",
 )
 @click.option(
     "--header", default="", cls=Option, group=_TABLE, help="See dpsgd schema."
@@ -342,7 +346,9 @@ def _together(
     "for all together.",
 )  # fmt: skip
 @click.option(
-    "--out", help="New folder, or that of the same choices.  [default: TABLE-fit]"
+    "--out",
+    type=paths.TEXT,
+    help="New folder, or that of the same choices.  [default: TABLE-fit]",
 )
 @shared_options.as_json
 def fit(**flags: Any) -> None:

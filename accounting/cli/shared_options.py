@@ -13,11 +13,11 @@ Public: everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
+from accounting.cli import paths
 from accounting.cli.byte_size import ByteSize
 from accounting.core import deltas, neighboring_relation
 from accounting.core.validation import InputError
@@ -77,7 +77,7 @@ relation = _declared(
 max_examples_per_user = _declared("--max-examples-per-user", type=int)
 user_column = _declared("--user-column")
 sampled = _declared("--sample", type=click.Choice(["rows", "users"]))
-key_file = _declared("--key-file")
+key_file = _declared("--key-file", type=paths.TEXT)
 memory_limit = _declared("--memory-limit", type=ByteSize())
 threads = click.option(
     "--threads", type=int, help="Threads of this process.  [default: all cores]"
@@ -88,7 +88,7 @@ runner = click.option(
     "bytes.  Its workers must reach input, output and key under the same paths.  "
     "[default: this process]",
 )
-plot = _declared("--plot", type=click.Path(path_type=Path))
+plot = _declared("--plot", type=paths.PATH)
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="JSON on standard output."
 )

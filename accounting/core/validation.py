@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterable
 
 #: Least likeness of a name that was probably misspelt: that of delta to data is 0.67.
@@ -45,6 +46,22 @@ def _plain(name: str) -> str:
 def _fail(name: str, value: object, bound: str, remedy: str) -> None:
     ending = f" {remedy}" if remedy else ""
     raise InputError(f"Expected {name}={value!r} {bound}.{ending}")
+
+
+def check_local(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuses, by an InputError, the URL of a store for a path of this machine.
+
+    As a path it would name a folder ``s3:`` of this one.
+
+    Args:
+      name: Name of the option.
+      path: What was given.
+    """
+    if "://" in os.fspath(path):
+        raise InputError(
+            f"Expected {name} {os.fspath(path)} to be a path of this machine; it takes "
+            "none of a store. Name one here, and copy what it holds."
+        )
 
 
 def check_int(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import registered, shared_options
+from accounting.cli import paths, registered, shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.plan import TRUNCATED_POISSON
 from accounting.core.validation import InputError
@@ -36,11 +36,17 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 @click.option(
     "--input",
     "source",
+    type=paths.TEXT_OR_URL,
     required=True,
     help="Parquet: a folder (all visible files in it, at any depth), a file, or a "
     "quoted glob; also in a store, such as s3://.  --dry-run lists the files.",
 )
-@click.option("--out", required=True, help="New folder, or that of a stopped job.")
+@click.option(
+    "--out",
+    type=paths.TEXT_OR_URL,
+    required=True,
+    help="New folder, or that of a stopped job.",
+)
 @registered.sampler(
     "How examples are assigned to steps.", default=TRUNCATED_POISSON, show_default=True
 )
@@ -60,7 +66,8 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 @shared_options.key_file(
     "Secret sampling key, used for this data set alone: a file of mode 0600, made if "
     "missing; a file in a store; or secretmanager://projects/P/secrets/S/versions/V."
-    "  [default: OUT/private/sampling.key, if OUT is on this machine]"
+    "  [default: OUT/private/sampling.key, if OUT is on this machine]",
+    type=paths.TEXT_OR_URL,
 )
 @shared_options.memory_limit(
     "Memory of this process, on the local runner and while it computes shuffles.",
@@ -77,6 +84,7 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 )
 @click.option(
     "--scratch",
+    type=paths.TEXT_OR_URL,
     help="Folder for the files of --shuffle.  [default: in OUT; a temporary folder "
     "without --runner if OUT is in a store]",
 )
@@ -113,16 +121,22 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
 
 
 @click.command(cls=Grouped)
-@click.argument("directory")
+@click.argument("directory", type=paths.TEXT_OR_URL)
 @click.option(
     "--resample",
     is_flag=True,
     help="Also make every record again, by a short reference sampler without Beam, and "
     "compare.  Writes DIRECTORY/certificate.json if all are equal.",
 )
-@click.option("--input", "source", help="For --resample: --input of `dpsgd batches`.")
+@click.option(
+    "--input",
+    "source",
+    type=paths.TEXT_OR_URL,
+    help="For --resample: --input of `dpsgd batches`.",
+)
 @shared_options.key_file(
-    "For --resample: the key of the batches.  [default: that in DIRECTORY/private]"
+    "For --resample: the key of the batches.  [default: that in DIRECTORY/private]",
+    type=paths.TEXT_OR_URL,
 )
 @shared_options.memory_limit("For --resample.  [default: 4GiB]")
 @shared_options.as_json

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
 
 
@@ -14,6 +14,7 @@ from accounting.cli.grouped import PASSES_ON, Grouped
 @click.option(
     "--input",
     "source",
+    type=paths.TEXT_OR_URL,
     required=True,
     help="Parquet: file, folder or quoted glob.",
 )
@@ -36,7 +37,7 @@ from accounting.cli.grouped import PASSES_ON, Grouped
     default="rows",
     show_default=True,
 )
-@click.option("--out", required=True, help="New or empty folder.")
+@click.option("--out", type=paths.TEXT, required=True, help="New or empty folder.")
 @shared_options.key_file(
     "Secret key that chooses rows: a file of mode 0600, made if missing; not the one "
     "of the batches.  [default: a temporary key, removed when the job ends]"

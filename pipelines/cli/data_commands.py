@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
 
 
 @click.command(cls=Grouped)
 @click.option("--rows", type=int, required=True, help="Number of rows.")
-@click.option("--out", required=True, help="New or empty folder.")
+@click.option("--out", type=paths.TEXT, required=True, help="New or empty folder.")
 @click.option(
     "--seed",
     type=int,
@@ -70,7 +70,7 @@ kind_options = shared_options.together(
 
 
 @click.command(cls=Grouped)
-@click.argument("table")
+@click.argument("table", type=paths.TEXT)
 @click.option("--label", default="", help="Column to predict.")
 @click.option(
     "--classes",
@@ -85,7 +85,13 @@ kind_options = shared_options.together(
     "Otherwise the first row is read as the header and published in the schema.",
 )
 @click.option("--delimiter", default="", help="Delimiter of CSV.  [default: a comma]")
-@click.option("--out", default="schema.toml", show_default=True, help="New file.")
+@click.option(
+    "--out",
+    type=paths.TEXT,
+    default="schema.toml",
+    show_default=True,
+    help="New file.",
+)
 @shared_options.as_json
 def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
     """Writes a first schema of a table, for `dpsgd prepare --schema`.
@@ -151,12 +157,16 @@ _user_options = shared_options.together(
 @click.option(
     "--input",
     "source",
+    type=paths.TEXT,
     required=True,
     help="File, folder or quoted glob.  With --schema: CSV, TSV (also .gz, .zst, .bz2) "
     "or Parquet, also in partition folders such as day=3; else Criteo's text.",
 )
 @click.option(
-    "--schema", "schema_file", help="Describes the columns: see dpsgd schema."
+    "--schema",
+    "schema_file",
+    type=paths.TEXT,
+    help="Describes the columns: see dpsgd schema.",
 )
 @click.option(
     "--format",
@@ -165,7 +175,7 @@ _user_options = shared_options.together(
     help="Instead of --schema: label, 13 integers and 26 strings, tab-separated, "
     "without a header.  [default without --schema]",
 )
-@click.option("--out", required=True, help="New or empty folder.")
+@click.option("--out", type=paths.TEXT, required=True, help="New or empty folder.")
 @click.option(
     "--buckets",
     help="Number of values of each Criteo category after hashing, including 0 for "

@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_local
 from pipelines.files.locks import lock_file
 
 
@@ -36,6 +36,7 @@ def check_new(
     Raises:
       InputError: it exists, or its folder does not.
     """
+    check_local("--out", out)
     path = pathlib.Path(out)
     is_taken = path.is_dir() or (os.path.lexists(path) and not overwrite)
     if is_taken or not path.parent.is_dir():
@@ -58,6 +59,7 @@ def output_file(
       InputError: ``out`` exists, or another process writes it.
       OSError: no room, no access, or no folder.
     """
+    check_local("--out", out)
     path = pathlib.Path(out)
     unfinished = path.with_name(f".{path.name}.unfinished")
     descriptor = lock_file(unfinished, path, mode=0o644)

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from accounting.core.plan import fingerprint
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_local
 from pipelines.files.folders import make_private_folder, usable_folder
 from pipelines.files.locks import LOCK_NAME, in_use, locked
 from pipelines.files.output_folder import (
@@ -239,6 +239,7 @@ def unfinished_folder(out: str | os.PathLike[str]) -> Iterator[Unfinished]:
     Raises:
       InputError: ``out`` is in use or cannot be made, or another process works for it.
     """
+    check_local("--out", out)
     folder = _at(out)
     made = list[pathlib.Path]()
     with contextlib.ExitStack() as held:

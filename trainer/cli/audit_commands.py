@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
-from trainer.cli import plan_flags, run_flags, setting_flags
+from trainer.cli import plan_flags, setting_flags
 from trainer.settings.audit_settings import AuditSettings
 
 
 @click.command(name="audit", cls=Grouped)
-@click.argument("run", type=run_flags.RUN, required=False)
+@click.argument("run", type=paths.PATH, required=False)
 @plan_flags.options
 @setting_flags.settings(AuditSettings)
 @shared_options.epsilon("Instead of noise: the claim, which determines the noise.")

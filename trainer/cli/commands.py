@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped, Option
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums
@@ -66,7 +66,7 @@ class _Train(Grouped):
 
 @click.command(name="train", cls=_Train)
 @run_flags.batches(
-    type=run_flags.PLACE,
+    type=paths.FOLDER_OR_URL,
     help="Folder that `dpsgd batches` wrote, here or in a store: s3:// and such, with "
     "the client's own settings from the environment.",
 )
@@ -80,7 +80,7 @@ class _Train(Grouped):
 )
 @click.option(
     "--out",
-    type=run_flags.PLACE,
+    type=paths.FOLDER_OR_URL,
     required=True,
     help="New folder, here or in a store; in a store --noise-key-file is required.",
 )
@@ -255,7 +255,7 @@ def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
 
 
 @click.command(name="account", cls=method_flags.AccountsForMethods)
-@click.argument("runs", type=run_flags.RUN, nargs=-1, metavar="[RUN]...")
+@click.argument("runs", type=paths.PATH, nargs=-1, metavar="[RUN]...")
 @plan_flags.options
 @shared_options.l2_norm_clip("Required with settings of a method.")
 @shared_options.max_examples_per_user("State epsilon for users with at most this many.")

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
 from accounting.core.validation import InputError, check_float, check_int
 from trainer.cli.stages import run as run_stage
@@ -128,7 +128,13 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
 
 
 @click.command(cls=Grouped)
-@click.option("--out", default="demo", show_default=True, help="New or empty folder.")
+@click.option(
+    "--out",
+    type=paths.TEXT,
+    default="demo",
+    show_default=True,
+    help="New or empty folder.",
+)
 @click.option(
     "--rows", default=250_000, show_default=True, help="Number of synthetic rows."
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import registered, shared_options
+from accounting.cli import paths, registered, shared_options
 from accounting.core import plan as plans
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
@@ -20,8 +20,7 @@ from trainer.report.run_files import read_finished
 
 def noise_key_file(text: str) -> Callable[..., Any]:
     """Returns a decorator that adds ``--noise-key-file`` with a help text."""
-    path = click.Path(dir_okay=False, path_type=Path)
-    return click.option("--noise-key-file", type=path, help=text)
+    return click.option("--noise-key-file", type=paths.FILE, help=text)
 
 
 #: Adds the flags of a run and of a plan to a command.

@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
-from trainer.cli import run_flags, setting_flags
+from trainer.cli import setting_flags
 from trainer.report.progress import Terminal
 from trainer.settings.predict_settings import PredictSettings
 
 
 @click.command(name="predict", cls=Grouped)
-@click.argument("run", type=run_flags.RUN)
+@click.argument("run", type=paths.PATH)
 @setting_flags.settings(PredictSettings)
 @shared_options.as_json
 def predict_command(as_json: bool, **flags: Any) -> None:

@@ -8,18 +8,16 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
 from trainer.cli import plan_flags, run_flags
 
-_FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
-
 
 @click.command(cls=Grouped)
-@click.argument("run", type=run_flags.RUN)
+@click.argument("run", type=paths.PATH)
 @click.option(
     "--out",
-    type=click.Path(path_type=pathlib.Path),
+    type=paths.PATH,
     default="report.html",
     show_default=True,
     help="The HTML file to write.",
@@ -31,7 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 )
 @click.option(
     "--audit",
-    type=_FILE,
+    type=paths.FILE,
     help="Include an audit of the run: the output of `dpsgd audit RUN --json`.",
 )
 @run_flags.budget(
@@ -39,7 +37,7 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 )
 @click.option(
     "--fits",
-    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    type=paths.FOLDER,
     help="For a run of `dpsgd fit`: folder of its table.  Includes the epsilon of all "
     "its fits and budgets, if there are several.",
 )

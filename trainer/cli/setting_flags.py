@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from accounting.cli import paths
 from accounting.cli.grouped import Option
 from accounting.cli.registered import Registered
 from accounting.core.validation import InputError, did_you_mean
@@ -25,8 +26,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_PATH = click.Path(path_type=pathlib.Path)
 
 
 class Listed(click.ParamType):
@@ -102,7 +101,7 @@ def option(name: str, setting: Setting, **changes: Any) -> Option:
     """
     default = setting.flag_default or setting.default
     is_path = setting.kind is pathlib.Path
-    kind = click.types.convert_type(_PATH if is_path else setting.kind)
+    kind = click.types.convert_type(paths.PATH if is_path else setting.kind)
     kind = kind if setting.word is None else NumberOr(setting.word)
     arguments: dict[str, Any] = {
         "type": _choice(setting.choices) if setting.choices else kind,
@@ -210,7 +209,7 @@ def config() -> Callable[..., Any]:
     """Returns a decorator that adds ``--config``."""
     return click.option(
         "--config",
-        type=click.Path(dir_okay=False, path_type=pathlib.Path),
+        type=paths.FILE,
         is_eager=True,
         expose_value=False,
         callback=_read_config,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.validation import InputError
 from trainer.cli import run_flags
@@ -20,7 +20,7 @@ _OF_RESERVING = ("batches", "runs", "epsilon", "delta")
 
 
 @click.command(name="budget", cls=Grouped)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=paths.FILE)
 @click.option(
     "--runs", type=int, metavar="N", cls=Option, group=REQUIRED,
     help="Reserve so many runs.",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
 from pipelines.inputs.source_table import table_of
 from trainer.cli import budget_note, plan_flags, run_flags
@@ -18,7 +17,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 
 
 @click.command(name="evaluate", cls=Grouped)
-@click.argument("run", type=run_flags.RUN)
+@click.argument("run", type=paths.PATH)
 @run_flags.batches(
     help="Folder of the batches of RUN: files that they were sampled from are refused "
     "as --input.",
@@ -26,7 +25,7 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 @click.option(
     "--input",
     "table",
-    type=click.Path(path_type=Path),
+    type=paths.PATH,
     required=True,
     help="Held-out rows: Parquet (a folder, a file or a quoted glob) with the columns "
     "of the batches, such as a split of `dpsgd prepare`.  None may be a training row.",

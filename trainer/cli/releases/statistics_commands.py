@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
 from pipelines.inputs.source_table import table_of
 from trainer.cli import budget_note, run_flags
@@ -19,19 +18,20 @@ from trainer.report.progress import Terminal
 @click.option(
     "--input",
     "table",
+    type=paths.TEXT_OR_URL,
     required=True,
     help="Prepared rows that train nothing, such as the part `val` of `dpsgd prepare`: "
     "Parquet (a folder, a file or a quoted glob).",
 )
 @click.option(
     "--schema",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=paths.FILE,
     required=True,
     help="The schema that they were prepared with.",
 )
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=paths.FILE,
     required=True,
     help="New file: the schema with what is found, to prepare the table again with.",
 )

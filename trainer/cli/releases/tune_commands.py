@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import shared_options
+from accounting.cli import paths, shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.validation import InputError
 from pipelines.inputs.source_table import table_of
@@ -32,20 +32,21 @@ _NOT_HERE = (
 @click.option(
     "--input",
     "source",
+    type=paths.TEXT_OR_URL,
     required=True,
     help="Training rows: Parquet (a folder, a file or a quoted glob).",
 )
 @click.option(
     "--score",
     "scored",
-    type=click.Path(path_type=Path),
+    type=paths.PATH,
     required=True,
     help="Rows that train nothing, such as the part `val` of `dpsgd prepare`: runs are "
     "scored on them, with noise.",
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=paths.FOLDER,
     required=True,
     help="New folder, or of a stopped search.",
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from accounting.cli import registered, shared_options
+from accounting.cli import paths, registered, shared_options
 from accounting.cli.registered import Registered
 from accounting.core.plan import TRUNCATED_POISSON
 from accounting.core.validation import InputError
@@ -27,8 +26,6 @@ from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.comparison_settings import Experiment
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
-
-_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 #: Flags of `dpsgd train` that `dpsgd bias` sets; a second value would win.
 _OF_BIAS = ("--batches", "--eval", "--out", "--method", "--non-private-diagnostics")
@@ -195,7 +192,7 @@ def shift(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettings:
 @run_flags.batches()
 @run_flags.held_out(help="Held-out examples, as for `dpsgd train`.")
 @click.option(
-    "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
+    "--out", type=paths.FOLDER, required=True, help="New folder, or of a stopped run."
 )
 @setting_flags.again(Experiment, "budget")
 @run_flags.data_is_public(
