@@ -37,7 +37,7 @@ from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
 from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel
-from trainer.prediction.named_classes import PREDICTED, with_classes
+from trainer.prediction.named_classes import PREDICTED
 from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
 from trainer.tf_compat import tf
 
@@ -60,6 +60,9 @@ def load(
 ) -> Predict:
     """Returns the function that computes the predictions of the chosen model.
 
+    They have the names of its signature or, of a majority vote, ``PREDICTED`` and
+    ``VOTE_SHARE``: `with_classes` adds the names of classes.
+
     Args:
       chosen: The model.
       check: Refuses outputs by an InputError.
@@ -72,9 +75,9 @@ def load(
     of_iterates = chosen.average in (OPA, OMV)
     if not (of_iterates or chosen.is_exported):
         model.average_iterates()
-    found = model.outputs_of_iterates if of_iterates else model.predictions
-    task, classes = chosen.serving.task, chosen.classes
-    return withhold_values(lambda columns: with_classes(found(columns), task, classes))
+    return withhold_values(
+        model.outputs_of_iterates if of_iterates else model.predictions
+    )
 
 
 class _ExportedModel:

@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.batches.columns import row_bytes
+from trainer.prediction.named_classes import with_classes
 from trainer.prediction.request import PredictRequest, check
 from trainer.prediction.table_file import TableFile
 from trainer.report.arrow_tables import as_table
@@ -123,19 +124,22 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
     # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
-    predict_rows = load(request.chosen)
+    predict_rows, chosen = load(request.chosen), request.chosen
     reporter.start(request.rows.total, done=0)
     with TableFile(request.out) as file:
         for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
-            file.write(_beside(carried, predict_rows(inputs)))
+            found = with_classes(
+                predict_rows(inputs), chosen.serving.task, chosen.classes
+            )
+            file.write(_beside(carried, found))
             reporter.advance(done)
     reporter.stop()
     return PredictSummary(
         out=request.out,
         num_rows=file.num_rows,
         columns=file.columns,
-        average=request.chosen.average,
-        uncertainty=request.chosen.level,
+        average=chosen.average,
+        uncertainty=chosen.level,
     )
 
 
