@@ -60,17 +60,19 @@ class Estimate:
       value: The estimate.
       noise: Standard deviation by the noise of the release.
       sampling: Standard deviation by the choice of the rows.
+      most: Largest possible value; the least one is 0.
     """
 
     value: float
     noise: float
     sampling: float
+    most: float = 1.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval of 95 %."""
+        """The interval of 95 %, of possible values."""
         side = _SIDES * math.hypot(self.noise, self.sampling)
-        return self.value - side, self.value + side
+        return max(0.0, self.value - side), min(self.most, self.value + side)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,6 +223,7 @@ def _mean(sums: NoisySum, squares: NoisySum, rows: Count, scale: float) -> Estim
         value=scale * value,
         noise=scale * noise,
         sampling=scale * math.sqrt(max(variance, 0.0) * rows.most / rows.value),
+        most=scale,
     )
 
 

@@ -64,6 +64,18 @@ def test_an_interval_has_the_true_value_with_a_probability_of_about_95_percent(
         assert by_sampling < least
 
 
+def test_an_interval_holds_possible_values_alone() -> None:
+    """Seen: an accuracy of 0.98 to 1.02."""
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 2, 400)
+    for logits in (30.0 * (2 * labels - 1), -30.0 * (2 * labels - 1)):
+        found = estimated(labels, logits, 0.5).metrics
+        for name, each in found.items():
+            assert each is not None
+            low, high = each.interval
+            assert 0 <= low <= each.value <= high <= (CAP if name == "log_loss" else 1)
+
+
 MOST = 4
 
 
