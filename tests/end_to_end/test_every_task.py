@@ -135,7 +135,7 @@ def check_results(found: dict[str, Any], task: Task) -> None:
     metrics = found["metrics"]
     assert set(metrics["intervals"]) == task.metrics
     assert None not in {metrics[name] for name in task.metrics}
-    assert found["together"].startswith("Model, ")
+    assert found["together"].startswith("Model")
     assert "(20.0000, 0.0001)-differentially private" in found["together"]
     page = pathlib.Path("table-fit/report.html").read_text()
     assert metrics["evaluation"]["claim"] in html.unescape(page)

@@ -16,7 +16,8 @@ Formal guarantees:
     rows are predicted one at a time.
   - a run that was edited is refused, and one whose noise key is not given.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
-    nothing is shown before they are on disk, and charged if there is a budget.
+    nothing is shown before they are on disk, and charged if there is a budget.  What
+    cannot be written is not charged: the same command ends it.
   - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a
     user.  The number of rows of users is then released with noise, and shown nowhere
     else; where noise hides it no metric is stated.  Users who are not bounded are
@@ -278,13 +279,16 @@ def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, 
     run = request.chosen.run
     with locked(run / PRIVATE_NAME, run):
         _check_new(run)
-        metrics = _fields(request, *estimated(request, reporter))
-        if request.budget is not None:
-            run_id = run_record.read_or_create_run_id(run)
-            budgets.charge_evaluation(request.budget, run_id=run_id, part=request.part)
         key = run_record.read_noise_key(run, request.noise_key_file)
-        write_private(run, metrics, key)
+        metrics = _fields(request, *estimated(request, reporter))
+        write_private(run, metrics, key, lambda: _charge(request))
     return metrics
+
+
+def _charge(request: EvaluateRequest) -> None:
+    if request.budget is not None:
+        run_id = run_record.read_or_create_run_id(request.chosen.run)
+        budgets.charge_evaluation(request.budget, run_id=run_id, part=request.part)
 
 
 def estimated(request: EvaluateRequest, reporter: Reporter) -> tuple[Estimates, float]:

@@ -19,7 +19,9 @@ Formal guarantees:
     written all the same, since epsilon is spent.  So all depends on the sums alone, to
     which a ghost adds as little as a user who is not there: add-or-remove holds for
     users, too.  Users who are not bounded are refused.
-  - with a budget they are charged before OUT is written, once for a part of its table.
+  - with a budget they are charged once OUT is on the disk and before it is there to
+    see, once for a part of its table.  What cannot be written is not charged.
+  - two at once on one OUT: one of them is refused, and shows nothing.
   - *not* covered: an error for a file that cannot be read, after which nothing is
     released; other statistics of the same rows, whose epsilon adds.
 
@@ -44,8 +46,7 @@ from accounting.core.intervals import upper_text
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_float
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
-from pipelines.files.output_file import check_new
-from pipelines.files.storage import write_atomically
+from pipelines.files.output_file import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema.column_kinds import LABEL
@@ -60,12 +61,16 @@ from trainer.report.progress import Reporter, Silent
 from trainer.run import budget as budgets
 from trainer.run.reservation import Budget
 
-#: Share of the values beyond each end of a range, if noise allows, and at most.
+#: Share of the values beyond each end of a range, if noise allows, and at most of a
+#: column without missing values.
 _BEYOND, _MOST_BEYOND = 0.01, 0.1
+#: A column gets no range that leaves out a larger share of its values at each end.
+_MOST_OF_PRESENT = 0.2
 #: So many standard deviations of the noise are within the share beyond an end.
 _SIDES = 5.0
 #: A logarithm is taken if the upper end is so many times farther from the median.
 _SKEWED = 5.0
+_HIDDEN_BY_BINS = "nearly all values are 0, or some are too large or small to tell"
 #: Share of delta for thresholds, if there are any.
 _OF_THRESHOLDS = 0.5
 #: Largest standard deviation of a share, and largest threshold as a share of the rows.
@@ -345,10 +350,9 @@ def statistics_checked(
         if not is_hidden
     }
     counting.stop()
-    if request.budget is not None:
-        out = str(request.out)
-        budgets.charge_statistics(request.budget, part=request.part, file=out)
-    _write(request, ranges, vocabularies)
+    text = _written(request, ranges, vocabularies)
+    with output_file(request.out, before_it_is_seen=lambda: _charge(request)) as write:
+        write(text.encode())
     if is_hidden:
         released = {}
     return {
@@ -358,8 +362,6 @@ def statistics_checked(
         "noise_multiplier": price.noise_multiplier,
         "num_rows": num_rows,
         "least_rows": price.least_rows,
-        "beyond": _beyond(price, num_rows),
-        "stddev_of_beyond": price.beyond / _SIDES / num_rows,
         "columns": ranges,
         "vocabularies": vocabularies,
         "threshold": price.threshold,
@@ -367,29 +369,46 @@ def statistics_checked(
     }
 
 
-def _beyond(price: Price, num_rows: float) -> float:
-    """Returns the share of values beyond each end of a range."""
-    return max(_BEYOND, price.beyond / num_rows)
+def _charge(request: StatisticsRequest) -> None:
+    if request.budget is not None:
+        out = str(request.out)
+        budgets.charge_statistics(request.budget, part=request.part, file=out)
 
 
 def _range(
     price: Price, released: dict[str, NoisySum], output: str, num_rows: float
 ) -> dict[str, Any]:
+    """Returns what is known of a column; without a range where noise or bins hide it.
+
+    Noise is that of counts, and a range is of the values that there are.
+    """
     single, groups = released[f"single {output}"], released[f"groups {output}"]
-    found, beyond = Quantiles(single, groups, num_rows), _beyond(price, num_rows)
-    low, high = found.low(beyond), found.high(1 - beyond)
-    middle = (found.low(0.5) + found.high(0.5)) / 2
-    if high <= low:  # one value: any range of it will do
-        low, high = low - 1.0, high + 1.0
-    mean, stddev = found.mean(low, high)
-    return {
-        "low": low,
-        "high": high,
-        "mean": mean,
-        "stddev_of_mean": stddev,
-        "log": high - middle > _SKEWED * (middle - low),
+    found = Quantiles(single, groups, num_rows)
+    present = max(1.0, found.present)
+    beyond = max(_BEYOND, price.beyond / present)
+    shown: dict[str, Any] = {
+        "low": None, "high": None, "log": False, "mean": None, "stddev_of_mean": None,
+        "beyond": beyond,
+        "stddev_of_beyond": price.beyond / _SIDES / present,
         "missing": found.missing / num_rows,
         "stddev_of_missing": single.stddev / num_rows,
+        "why_no_range": "too few values for the noise",
+    }  # fmt: skip
+    if beyond > _MOST_OF_PRESENT:
+        return shown
+    low, high = found.low(beyond), found.high(1 - beyond)
+    if not found.reaches(low, high):
+        return {**shown, "why_no_range": _HIDDEN_BY_BINS}
+    middle = (found.low(0.5) + found.high(0.5)) / 2
+    mean, stddev = found.mean(low, high)
+    return {
+        **shown,
+        "low": low,
+        "high": high,
+        "log": high - middle > _SKEWED * (middle - low),
+        "mean": mean,
+        "stddev_of_mean": stddev,
+        "why_no_range": "",
     }
 
 
@@ -420,12 +439,12 @@ def _shares(found: NoisySum | None, num_rows: float) -> list[dict[str, float]]:
     return [{"share": share, "stddev": stddev} for share in shares]
 
 
-def _write(
+def _written(
     request: StatisticsRequest,
     ranges: dict[str, dict[str, Any]],
     vocabularies: dict[str, dict[str, Any]],
-) -> None:
-    """Writes the schema with what was found."""
+) -> str:
+    """Returns the schema with what was found."""
     price = request.price
     epsilon = upper_text(price.epsilon)
     where = f"  # by dpsgd statistics, epsilon {epsilon}, delta {price.delta!r}"
@@ -440,9 +459,9 @@ def _write(
             *([f"log = true{where}"] if each["log"] else []),
         ]
         for name, each in ranges.items()
+        if each["low"] is not None
     }
-    text = with_fields(with_fields(request.text, texts, without="buckets"), lines)
-    write_atomically(request.out, text.encode())
+    return with_fields(with_fields(request.text, texts, without="buckets"), lines)
 
 
 def _words(texts: Iterable[str]) -> str:

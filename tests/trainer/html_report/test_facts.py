@@ -133,7 +133,8 @@ def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
     with pytest.raises(InputError, match=r"metrics\.mac to exist"):
         collect(run)  # of metrics that `train --eval` wrote
     metrics = json.loads((run / "metrics.json").read_bytes())
-    write_private(run, metrics, read_key_file(run / "private" / "noise.key"))
+    key = read_key_file(run / "private" / "noise.key")
+    write_private(run, metrics, key, lambda: None)
     found = render(collect(run))
     for words in ("These metrics are private.", "0.7900 to 0.8300", "0.1 to 0.2"):
         assert words in found

@@ -37,7 +37,6 @@ from trainer.prediction import exported_model
 from trainer.prediction.predict import predict
 from trainer.releases import evaluate as private
 from trainer.releases.evaluate import evaluate
-from trainer.report import metrics_files
 from trainer.report.progress import Silent
 from trainer.run import budget
 from trainer.run.preflight import Request
@@ -172,16 +171,28 @@ def test_a_run_is_evaluated_once(
         evaluated()
 
 
-def test_nothing_is_shown_before_it_is_on_disk(
+def test_metrics_that_cannot_be_written_are_not_charged(
     evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, run: pathlib.Path
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
+    """Seen to fail: on a full disk epsilon was spent, and the command refused."""
+
+    def full(_: int) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(metrics_files, "write_atomically", fail)
-    with pytest.raises(OSError, match="full"):
-        evaluated()
+    def charge(request: Any) -> None:
+        charged.append(request)
+        assert not (run / "metrics.json").exists()
+
+    charged: list[Any] = []
+    monkeypatch.setattr(private, "_charge", charge)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="full"):
+            evaluated()
+    assert not charged
     assert not (run / "metrics.json").exists()
+    evaluated()
+    assert len(charged) == 1
 
 
 def test_files_of_training_rows_are_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -145,6 +146,43 @@ def test_ranges_hold_nearly_all_values(
     assert written["known"]["range"] == [0.0, 1.0]
 
 
+def test_a_range_is_that_of_the_values_that_there_are(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Seen to fail: [-5.9e9, 20] of numbers in [10, 20] of which 85 % are missing."""
+    rng, count = np.random.default_rng(4), 30_000
+    columns = {
+        "some": np.where(rng.random(count) < 0.85, np.nan, rng.uniform(10, 20, count)),
+        "few": np.where(rng.random(count) < 0.99, np.nan, rng.uniform(10, 20, count)),
+        "zeros": np.where(rng.random(count) < 0.95, 0, rng.uniform(10, 20, count)),
+        "nothing": np.zeros(count),
+        "millis": rng.uniform(1.3e12, 1.7e12, count),
+    }
+    lines = [",".join([*columns, "y"])]
+    lines += [
+        ",".join("" if x != x else f"{x:.17g}" for x in (*row, 0))
+        for row in zip(*columns.values(), strict=True)
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    kinds = "".join(f'[columns.{name}]\nkind = "numeric"\n' for name in columns)
+    (tmp_path / "schema.toml").write_text(
+        f"version = 1\n[split]\nshares = [1, 9, 0]\n{kinds}"
+        '[columns.y]\nkind = "label"\ntask = "binary"\n'
+    )
+    prepare(tmp_path, "schema.toml", "data")
+    given = f"{tmp_path}/data/val", tmp_path / "schema.toml", tmp_path / "out.toml"
+    found = statistics(*given, epsilon=8.0, delta=1e-6)["columns"]
+    assert (found["some"]["low"], found["some"]["high"]) == (10.0, 20.0)
+    assert 0.01 < found["some"]["beyond"] < 0.2
+    assert found["few"]["low"] is found["few"]["mean"] is None
+    assert found["zeros"]["low"] == 0.0 < 10.0 < found["zeros"]["high"] <= 20.0
+    assert "are 0" in found["nothing"]["why_no_range"]
+    assert 1.2e12 < found["millis"]["low"] < found["millis"]["high"] < 1.8e12
+    written = Schema.read(tmp_path / "out.toml").columns
+    ranged = {name for name, each in written.items() if getattr(each, "range", None)}
+    assert ranged == {"some", "zeros", "millis"}
+
+
 def test_the_schema_says_where_its_ranges_came_from_and_prepares_the_table(
     root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
 ) -> None:
@@ -187,23 +225,38 @@ def test_a_budget_decides_epsilon_and_gives_a_part_statistics_once(
     assert not (tmp_path / "out.toml").exists()
 
 
-def test_statistics_are_charged_before_they_are_written(
+def test_statistics_that_cannot_be_written_are_not_charged(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two processes that count at once, one writes."""
+    """Seen to fail: on a full disk epsilon was spent, and the command refused."""
 
-    def full(*_: Any, **__: Any) -> None:
-        raise InputError("the other one did")
+    def full(_: int) -> None:
+        raise OSError("full")
 
+    def charge(*_: Any, file: str, **__: Any) -> None:
+        assert not pathlib.Path(file).exists()
+        charged.append(file)
+
+    charged: list[str] = []
+    monkeypatch.setattr(budget, "charge_statistics", charge)
     request = table_statistics.check(
         f"{root}/data/val", root / "schema.toml", root / "raced.toml",
         epsilon=3.0, delta=1e-6,
     )  # fmt: skip
     request = dataclasses.replace(request, budget=root / "table.budget", part="val")
-    monkeypatch.setattr(budget, "charge_statistics", full)
-    with pytest.raises(InputError, match="the other one did"):
-        table_statistics.statistics_checked(request, Silent())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="full"):
+            table_statistics.statistics_checked(request, Silent())
+    assert not charged
     assert not (root / "raced.toml").exists()
+    table_statistics.statistics_checked(request, Silent())
+    assert len(charged) == 1
+    # Of two that count at once, the later one shows and replaces nothing.
+    with pytest.raises(InputError, match="to be new"):
+        table_statistics.statistics_checked(request, Silent())
+    assert len(charged) == 1
+    (root / "raced.toml").unlink()
 
 
 def test_two_releases_differ(found_in: Callable[..., Any], tmp_path: Any) -> None:

@@ -48,8 +48,9 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
     logarithm, and must not be read off the rows.  Rows that train nothing pay for it:
     a model of other rows then has its epsilon, not a larger one.  Vocabularies are
     found of a table that was prepared with --keep-values, for half of --delta.  ± is
-    one standard deviation of the noise, or more of a mean; values beyond a range count
-    in the mean as its end.
+    one standard deviation of the noise, and for a mean also what bins of values hide;
+    values beyond a range count in the mean as its end.  A column whose range noise or
+    bins hide gets none.
 
     \b
     Example:
@@ -80,18 +81,24 @@ def _text(found: dict[str, Any]) -> str:
             "found. Epsilon is spent."
         )
     width = max(map(len, [*found["columns"], "column"]))
-    names = f"{'low':>12}{'high':>12}{'log':>6}{'missing':>10}{'mean':>21}"
-    lines = [f"{'column':<{width}}{names}"]
+    numbers = f"{'low':>12}{'high':>12}{'log':>6}{'missing':>10}"
+    lines = [f"{'column':<{width}}{numbers}{'mean':>21}{'beyond':>18}"]
     for name, each in found["columns"].items():
+        missing = f"{each['missing']:>10.2%} ± {each['stddev_of_missing']:.2%}"
+        if each["low"] is None:
+            lines.append(
+                f"{name:<{width}}{'no range':>30}{missing}: {each['why_no_range']}"
+            )
+            continue
         log = "yes" if each["log"] else "no"
         lines.append(
             f"{name:<{width}}{each['low']:>12.6g}{each['high']:>12.6g}{log:>6}"
-            f"{each['missing']:>10.2%} ± {each['stddev_of_missing']:.2%}"
-            f"{each['mean']:>13.5g} ± {each['stddev_of_mean']:.2g}"
+            f"{missing}{each['mean']:>13.5g} ± {each['stddev_of_mean']:.2g}"
+            f"{each['beyond']:>11.1%} ± {each['stddev_of_beyond']:.2%}"
         )
     lines.append(
-        f"About {found['beyond']:.1%} of the values are beyond each end (± "
-        f"{found['stddev_of_beyond']:.2%}), and are clipped to it."
+        "Beyond each end of a range are about so many of the values that are not "
+        "missing; they are clipped to it."
     )
     for name, each in found["vocabularies"].items():
         lines.append(
