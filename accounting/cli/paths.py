@@ -29,9 +29,9 @@ class Local(click.Path):
         Raises:
           InputError: the URL of a store.
         """
+        assert param is not None  # given by click
         is_option = isinstance(param, click.Option)
-        named = param.opts[0] if is_option else param and param.human_readable_name
-        check_local(named or "the path", value)
+        check_local(param.opts[0] if is_option else param.human_readable_name, value)
         return super().convert(value, param, ctx)
 
 
