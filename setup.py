@@ -86,5 +86,5 @@ setup(
         "dev": DEV,
         "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *AWS, *MPI, *DEV],
     },
-    entry_points={"console_scripts": ["dpsgd=dpsgd.command_line:main"]},
+    entry_points={"console_scripts": ["dpsgd=dpsgd.__main__:main"]},
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
+import time
 from typing import NoReturn
 
 import click
@@ -174,7 +177,11 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line; prints an error that the user can fix as one line."""
     given = sys.argv[1:] or ["--help"]  # the name alone shows what there is
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path may hold any character
+            stream.reconfigure(errors="backslashreplace")
     try:
+        _check_clock()
         with stoppable():
             # Shell completion needs this program name, also for `python -m dpsgd`.
             sys.exit(cli(given, prog_name="dpsgd", standalone_mode=False))
@@ -187,7 +194,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):  # before the signal handlers are set
         _fail("Stopped. Give the same command again.", 130)
     except OSError as error:
-        _fail(_system_error(error), 2)
+        _fail(_output_error(error) or _system_error(error), 2)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN:
             raise  # a bug of this project
@@ -196,6 +203,31 @@ def main() -> None:
             "needs. Run, in a clone of the project: pip install '.[train]'",
             2,
         )
+
+
+def _check_clock() -> None:
+    """Refuses a clock before the first time that files of models can hold."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(time.time()))
+    if day < "1980-01-02":  # wherever on earth
+        raise InputError(
+            f"Expected the clock of this machine to be right; it says {day}, which is "
+            "before what files can hold. Set it."
+        )
+
+
+def _output_error(error: OSError) -> str | None:
+    """Returns the error of standard output; None if it takes one more line."""
+    if error.filename is not None:
+        return None
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return (
+            f"Expected standard output to take what is printed: {error.strerror}. "
+            "Files that the command made stay: see them before you give it again."
+        )
+    return None
 
 
 def _system_error(error: OSError) -> str:

@@ -38,7 +38,7 @@ def print_table(question: Question, rows: list[Answer]) -> None:
     for row in rows:
         table.add_row(*(_cells(row) if truncated else _cells(row)[:3]))
     click.echo(f"{_claim(question)}\n{question.schedule}")
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 _RELEASED = {
@@ -66,7 +66,7 @@ def print_prices(question: Question, asked: Tuning, prices: list[Price]) -> None
         released = _RELEASED[price.mode].format(runs=asked.num_runs, mean=mean)
         table.add_row(released, upper_text(value))
     click.echo(f"{_claim(question)}, {asked.plan.sampler}\n{question.schedule}")
-    Console().print(table)
+    Console(markup=False).print(table)
     click.echo(
         f"The secret number tries a candidate of the best tenth as surely as "
         f"{asked.num_runs} runs do ({1 - 0.9**asked.num_runs:.0%}).  Every run has its "
@@ -122,7 +122,7 @@ def print_sweep(sweep: Sweep) -> None:
       sweep: The bounds.
     """
     click.echo(sweep.title)
-    Console().print(_sweep_table(sweep))
+    Console(markup=False).print(_sweep_table(sweep))
     if sweep.points[0][0].estimate is not None:
         click.echo(
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "

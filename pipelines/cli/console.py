@@ -42,7 +42,7 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
     for name, value in fields.items():
         if not name.endswith("fingerprint"):
             table.add_row(name.replace("_", " "), _for_people(name, value))
-    Console().print(table)
+    Console(markup=False).print(table)
     for name, value in fields.items():
         if name.endswith("fingerprint"):
             click.echo(f"{name.replace('_', ' ')}: {value}")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 from accounting.core.validation import InputError, check_local
+from pipelines.core.files.local_files import names_full_disk
 from pipelines.files.locks import lock_file
 
 
@@ -68,7 +69,8 @@ def output_file(
     path = pathlib.Path(out)
     unfinished = path.with_name(f".{path.name}.unfinished")
     descriptor = lock_file(unfinished, path, mode=0o644)
-    with os.fdopen(descriptor, "wb") as file:  # which releases the lock
+    # Closing the file releases the lock.
+    with names_full_disk(path), os.fdopen(descriptor, "wb") as file:
         try:
             if os.path.lexists(path) and not overwrite:
                 raise InputError(f"Expected --out {path} to be new. Choose another.")

@@ -15,7 +15,9 @@ Public: weights.  Sensitive: rows, and predictions as their owner decides.
 
 from __future__ import annotations
 
+import os
 import pathlib
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -80,6 +82,14 @@ def load(
     )
 
 
+def _loaded(model: pathlib.Path) -> Any:
+    """Loads a SavedModel, by a name that TensorFlow cannot take for a pattern."""
+    with tempfile.TemporaryDirectory() as folder:
+        link = os.path.join(folder, "model")
+        os.symlink(os.path.abspath(model), link)
+        return tf.saved_model.load(link)
+
+
 class _ExportedModel:
     """A SavedModel whose weights may be replaced."""
 
@@ -90,13 +100,13 @@ class _ExportedModel:
         self._check = check
         self._names = [column.name for column in chosen.serving.inputs]
         try:
-            self._loaded = tf.saved_model.load(str(chosen.model))
+            self._loaded = _loaded(chosen.model)
             given = {
                 name: self._loaded.signatures[name]
                 for name in (SERVING_SIGNATURE, OUTPUTS_SIGNATURE)
             }
             self._weights = list(self._loaded.weights)
-        except (OSError, KeyError, AttributeError, tf.errors.OpError) as error:
+        except Exception as error:  # of many kinds, if a file is damaged
             raise InputError(
                 f"Expected {chosen.model} to be a model that this release exported: "
                 f"{type(error).__name__}. Restore it, or train again."

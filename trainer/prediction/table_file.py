@@ -82,12 +82,8 @@ class TableFile:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # The contexts of the file get the error, and remove what was written.
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        finally:
-            self._contexts.__exit__(*error)
+        # The file gets an error of its writer's end, too, and is removed.
+        self._contexts.__exit__(*error)
 
     def write(self, table: pa.Table) -> None:
         """Appends the rows of a table."""
@@ -96,7 +92,8 @@ class TableFile:
         else:
             open_writer = pq.ParquetWriter
         if self._writer is None:
-            self._writer = open_writer(self._sink, table.schema)
+            writer = open_writer(self._sink, table.schema)
+            self._writer = self._contexts.enter_context(writer)
             self.columns = tuple(table.column_names)
         self._writer.write_table(table)
         self.num_rows += table.num_rows

@@ -39,11 +39,11 @@ def show(
         table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)
-    console = Console()
+    console = Console(markup=False)
     # Lines may exceed a narrow terminal: a number that is cut would be wrong.
-    wide = Console(width=_WIDEST)
+    wide = Console(width=_WIDEST, markup=False)
     needed = Measurement.get(wide, wide.options, table).maximum
-    Console(width=max(console.width, needed)).print(table)
+    Console(width=max(console.width, needed), markup=False).print(table)
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

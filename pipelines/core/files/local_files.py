@@ -11,6 +11,7 @@ Formal guarantees:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -26,6 +27,18 @@ def hidden_path(path: str) -> str:
     """Returns a free, hidden path beside ``path``."""
     folder, name = path.rsplit("/", 1) if "/" in path else (".", path)
     return f"{folder}/.{name}.{secrets.token_hex(8)}"
+
+
+@contextlib.contextmanager
+def names_full_disk(path: StrPath) -> Iterator[None]:
+    """Names a file in the error of a full disk, which the system leaves without one."""
+    try:
+        yield
+    except OSError as error:
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if error.errno in full and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -46,7 +59,7 @@ def new_file(
     temporary = hidden_path(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with names_full_disk(path), os.fdopen(descriptor, "wb") as file:
             # A buffered file writes all or raises.
             yield cast(Callable[[bytes], None], file.write)
             if flush:

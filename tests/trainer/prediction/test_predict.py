@@ -66,6 +66,37 @@ def test_predictions_are_those_of_the_exported_model_in_the_order_of_the_rows(
     np.testing.assert_array_equal(found["predicted"], wanted > 0.5)
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run*", "run?"])
+def test_names_of_folders_are_no_patterns(
+    folder: pathlib.Path, tmp_path: pathlib.Path, name: str
+) -> None:
+    wanted = _predict(folder, tmp_path / "wanted.parquet")
+    (tmp_path / name).symlink_to(folder / "run")
+    predict.predict(tmp_path / name, folder / "table", tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet").equals(wanted)
+
+
+@pytest.mark.parametrize(
+    ("file", "data"),
+    [
+        ("variables/variables.data-00000-of-00001", None),
+        ("variables/variables.data-00000-of-00001", bytes(64)),
+        ("variables/variables.index", b""),
+        ("saved_model.pb", bytes(64)),
+    ],
+)
+def test_a_damaged_model_is_refused(
+    folder: pathlib.Path, tmp_path: pathlib.Path, file: str, data: bytes | None
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    path = tmp_path / "run" / "saved_model" / file
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(InputError, match="run/saved_model to be a model that this"):
+        predict.predict(tmp_path / "run", folder / "table", tmp_path / "o.parquet")
+
+
 def test_the_mean_of_kept_weights_needs_no_export(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -1,0 +1,131 @@
+"""What surrounds a command may fail: it then says one true line, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpsgd import command_line
+from pipelines.files.output_file import output_file
+from pipelines.files.storage import new_file
+from trainer.prediction.table_file import TableFile
+
+_SYNTH = ("synth", "--rows", "10", "--out")
+
+
+def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process of its own, whose paths begin in this folder."""
+    environment = os.environ | more.pop("environment", {})
+    call = [sys.executable, "-m", "dpsgd", *words]
+    return subprocess.run(
+        call, env=environment, stderr=subprocess.PIPE, text=True, check=False, **more
+    )
+
+
+def last_line(ran: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in ran.stderr
+    assert "Exception ignored" not in ran.stderr
+    return ran.stderr.splitlines()[-1]
+
+
+def test_a_signal_before_the_command_is_loaded_ends_in_one_line(
+    tmp_path: pathlib.Path, root: pathlib.Path
+) -> None:
+    (tmp_path / "click.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
+    paths = os.pathsep.join(map(str, (tmp_path, root)))
+    ran = run("plan", environment={"PYTHONPATH": paths})
+    assert (ran.returncode, ran.stderr.count("\n")) == (130, 1)
+    assert last_line(ran).startswith("error: Stopped.")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [_SYNTH, ("plan", "--help")], ids=lambda w: w[0])
+def test_full_standard_output_is_no_reason_to_work_again(
+    words: tuple[str, ...], unbuffered: str, tmp_path: pathlib.Path
+) -> None:
+    out = [str(tmp_path / "out")] if words == _SYNTH else []
+    with open("/dev/full", "w") as full:
+        environment = {"PYTHONUNBUFFERED": unbuffered}
+        ran = run(*words, *out, stdout=full, environment=environment)
+    assert ran.returncode == 2
+    assert "standard output" in last_line(ran)
+    assert "give the same command again" not in ran.stderr
+    assert (tmp_path / "out").exists() == bool(out)
+
+
+@pytest.mark.parametrize("name", ["\N{SNOWMAN}", "a[/b]", "[red]", "a[1]"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_every_path_can_be_printed(
+    name: str, encoding: str, tmp_path: pathlib.Path
+) -> None:
+    ran = run(
+        *_SYNTH, name,
+        environment={"PYTHONIOENCODING": encoding, "PYTHONPATH": os.getcwd()},
+        cwd=tmp_path, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    last_line(ran)
+    assert ran.returncode == 0
+    assert (name if encoding == "utf-8" or name.isascii() else "2603") in ran.stdout
+
+
+def test_a_clock_before_files_have_times_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 3600.0)
+    monkeypatch.setattr(sys, "argv", ["dpsgd", "plan"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    assert "1970-01-01" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """No file of this process may become larger, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("writer", [new_file, output_file])
+def test_a_full_disk_is_said_with_its_path(
+    writer: Callable[[pathlib.Path], Any], tmp_path: pathlib.Path
+) -> None:
+    with (
+        room_for(1 << 16),
+        pytest.raises(OSError, match="name") as error,
+        writer(tmp_path / "name") as write,
+    ):
+        write(bytes(1 << 17))
+    assert str(error.value.filename) == str(tmp_path / "name")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+@pytest.mark.parametrize("rows", [2, 1 << 16])  # few are written when the file ends
+def test_half_a_table_is_not_left_on_a_full_disk(
+    tmp_path: pathlib.Path, name: str, rows: int
+) -> None:
+    table = pa.table({"a column of numbers": np.random.random(rows)})
+    with (
+        room_for(20),
+        pytest.raises(OSError, match=name),
+        TableFile(tmp_path / name) as file,
+    ):
+        file.write(table)
+    assert not list(tmp_path.iterdir())
