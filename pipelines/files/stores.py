@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
@@ -35,6 +38,8 @@ _PART_BYTES = 8 << 20
 _AS_IT_IS = CompressionTypes.UNCOMPRESSED
 #: Retries of what a half-done job needs: about a minute.
 _MOST_RETRIES = 6
+#: Seconds that a bucket has for its first answer.
+_ANSWER_SECONDS = 15
 #: HTTP status of a busy store: request timeout, too many requests.
 _LATER = (408, 429)
 
@@ -45,19 +50,20 @@ logging.getLogger(retry.__name__).setLevel(logging.ERROR)
 def use_options(options: PipelineOptions) -> None:
     """Lets the stores use Beam's ``options``, such as ``--s3_endpoint_url``."""
     FileSystems.set_options(options)
+    _check_bucket.cache_clear()
 
 
 def file_system(path: str) -> Any:
     """Returns Beam's file system for a path.
 
     Raises:
-      InputError: its client is not installed.
+      InputError: its client is not installed, or a bucket of S3 does not answer.
     """
     # A worker's options arrive as runtime options and must win.
     if not (FileSystems._pipeline_options or RuntimeValueProvider.runtime_options):
         FileSystems.set_options(PipelineOptions([]))
     try:
-        return FileSystems.get_filesystem(path)
+        files = FileSystems.get_filesystem(path)
     except ValueError:
         scheme = path.split(SCHEME)[0]
         extra = _EXTRAS.get(scheme)
@@ -66,6 +72,39 @@ def file_system(path: str) -> Any:
             f"Expected {scheme}:// of {path} to be a file system that Beam has here: "
             f"{remedy}."
         ) from None
+    if files.scheme() == "s3":
+        _check_bucket(path.split(SCHEME)[1].split("/")[0])
+    return files
+
+
+@functools.cache
+def _check_bucket(bucket: str) -> None:
+    """Asks a bucket of S3 once: Beam would ask for minutes, and say nothing.
+
+    Raises:
+      InputError: it does not answer, there are no credentials, or no such bucket.
+    """
+    answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        files = FileSystems.get_filesystem(f"s3://{bucket}/")
+        try:
+            answers.put(_s3_client(files).head_bucket(Bucket=bucket) and None)
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()  # it may wait for minutes
+    try:
+        error = answers.get(timeout=_ANSWER_SECONDS)
+    except queue.Empty:
+        error = TimeoutError()
+    if error is None or (_response(error) and _code(error) != "404"):
+        return  # such as no permission to ask this
+    why = " ".join(filter(None, (type(error).__name__, _code(error))))
+    raise InputError(
+        f"Expected s3://{bucket} to answer within {_ANSWER_SECONDS} s: {why}. Check "
+        "its name, credentials and endpoint (AWS_ENDPOINT_URL, --s3_endpoint_url)."
+    )
 
 
 @contextlib.contextmanager

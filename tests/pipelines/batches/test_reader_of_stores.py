@@ -42,13 +42,14 @@ def upload(folder: pathlib.Path, bucket: str) -> str:
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What S3 is asked for, in any thread: operation and arguments."""
+    """What S3 is asked of its objects, in any thread: operation and arguments."""
     client = pytest.importorskip("botocore.client").BaseClient
     asked: list[dict[str, Any]] = []
     call = client._make_api_call
 
     def recording(self: Any, operation: str, given: dict[str, Any]) -> Any:
-        asked.append({"operation": operation, **given})
+        if "Key" in given:
+            asked.append({"operation": operation, **given})
         return call(self, operation, given)
 
     monkeypatch.setattr(client, "_make_api_call", recording)

@@ -14,12 +14,15 @@ import io
 import os
 import pathlib
 import stat
+import subprocess
 import sys
 import types
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -618,3 +621,37 @@ def test_worker_code_opens_no_path_itself(root: pathlib.Path, module: str) -> No
     assert doors(source + "\nimport pathlib\nopen('x').write_text('y')\n") == {
         "pathlib", "open", "write_text",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "bucket", "environment", "why"),
+    [
+        ("--input", "bucket", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Connection"),
+        ("--out", "bucket", {"AWS_ACCESS_KEY_ID": ""}, "NoCredentials"),
+        ("--out", "missing", {}, "404"),
+    ],
+)
+def test_a_bucket_that_does_not_answer_is_said_soon(
+    s3_bucket: str,
+    tmp_path: pathlib.Path,
+    option: str,
+    bucket: str,
+    environment: dict[str, str],
+    why: str,
+) -> None:
+    """Beam asked again for more than 400 s, in silence."""
+    del s3_bucket  # its address is in the environment
+    pq.write_table(pa.table({"x": [1.0] * 100}), tmp_path / "t.parquet")
+    paths = {"--input": tmp_path / "t.parquet", "--out": tmp_path / "out"}
+    paths |= {option: f"s3://{bucket}/name", "--key-file": tmp_path / "key"}
+    given = [str(word) for path in paths.items() for word in path]
+    call = [*given, "--batch-size", "10", "--num-steps", "2"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "dpsgd", "batches", *call],
+        env=os.environ | {"AWS_EC2_METADATA_DISABLED": "true"} | environment,
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
+    assert f"s3://{bucket}" in ran.stderr
+    assert why in ran.stderr
+    assert "ake room" not in ran.stderr
