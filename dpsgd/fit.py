@@ -21,7 +21,6 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -45,15 +44,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Names of columns of which each value may be one person's.
-_PERSON = re.compile(
-    r"(?:^|_)(?:account|client|customer|device|email|household|member|patient|person|"
-    r"player|student|subject|user|visitor)(?:_?id)?$",
-    re.IGNORECASE,
-)
 _KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
 #: Flags of `dpsgd schema`.
-_OF_SCHEMA = ("label", "classes", *_KINDS, "header", "delimiter")
+_OF_SCHEMA = ("label", "classes", *_KINDS, "ranges", "header", "delimiter")
 #: Not a choice about the model: another value goes on in the same folder.
 _NO_CHOICE = ("out", "dry_run", "accept_epsilon")
 #: Flags of `dpsgd train` that stages set; a second value would override.
@@ -120,11 +113,20 @@ def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
     if unknown := [name for name, kind in kinds.items() if kind == "choose"]:
         flags_of_kinds = ", ".join(map(_flag, _KINDS))
         asked.append(f"the kind of {', '.join(unknown)} (one of {flags_of_kinds})")
-    persons = [name for name in kinds if _PERSON.search(name)]
-    if persons and "user" not in kinds.values() and not flags["rows_are_independent"]:
+    ends = {name: column.get("range") for name, column in columns.items()}
+    label = next((name for name, kind in kinds.items() if kind == "label"), "")
+    if ends.get(label) == []:
+        asked.append(f"the range of the label (--range {label}:LOW:HIGH)")
+    dates = [n for n, kind in kinds.items() if kind == "date" and ends[n] is None]
+    if dates and flags["schema"] is None:
         asked.append(
-            f"whether rows with the same {persons[0]} are one person's "
-            f"(--user {persons[0]}, or --rows-are-independent)"
+            f"first and last date of {', '.join(dates)}, without which years are lost "
+            f"(--range {dates[0]}:2000-01-01:2030-01-01)"
+        )
+    if "user" not in kinds.values() and not flags["rows_are_independent"]:
+        asked.append(
+            "whether a person may have several rows (--user COLUMN of the person's id, "
+            "or --rows-are-independent)"
         )
     if "user" in kinds.values() and None in (
         flags[name] for name in fit_stages.OF_USERS
@@ -175,7 +177,7 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
     of_fit = {
         name: value
         for name, value in sorted(flags.items())
-        if value not in (None, "", 0, False) and name not in _NO_CHOICE
+        if value not in (None, "", (), False) and name not in _NO_CHOICE
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in of_fit.items()]
     files = {"fit.toml": "".join(lines), "schema.toml": text}
@@ -313,7 +315,7 @@ def _together(
 )
 @_of_table(
     "--rows-are-independent", is_flag=True,
-    help="Declare that no person has several rows.",
+    help="Declare that no person has several rows: needed without --user.",
 )  # fmt: skip
 @shared_options.max_examples_per_user("With --user: rows kept per person.")
 @_of_table(
@@ -323,6 +325,10 @@ def _together(
 @click.option(
     "--batch-size", type=int,
     help="[default: the power of two nearest to twice the root of the training rows]",
+)  # fmt: skip
+@_of_table(
+    "--on-bad-row", type=click.Choice(("fail", "skip")),
+    help="Malformed rows: refuse the table, or omit them.  [default: fail]",
 )  # fmt: skip
 @click.option("--epochs", type=int, help="[default: for 500 steps, but at most 8]")
 @click.option(
@@ -370,7 +376,7 @@ def fit(**flags: Any) -> None:
     \b
     Examples:
       dpsgd fit census.csv --label income --classes '<=50K,>50K' \\
-          --numeric age --category workclass --epsilon 3
+          --numeric age --category workclass --rows-are-independent --epsilon 3
       dpsgd fit --config census-fit/fit.toml --out again
     """
     from trainer.cli.experiments import experiment_flags  # after --help
@@ -380,6 +386,9 @@ def fit(**flags: Any) -> None:
         missing = "--epsilon" if flags["table"] else "TABLE"
         raise InputError(f"Expected {missing}, here or in --config. Add it.")
     check_float("epsilon", flags["epsilon"], above=0)
+    for name in ("batch_size", "epochs", "max_examples_per_user", "num_examples"):
+        if flags[name] is not None:
+            check_int(name, flags[name], at_least=1)
     if flags["accept_epsilon"] is not None:
         check_float("accept_epsilon", flags["accept_epsilon"], above=0)
     words = experiment_flags.split("--train", flags["train"])

@@ -82,11 +82,13 @@ class Stage:
       title: What it does, in words.
       last: File that is there when it is done; None to run it each time.
       arguments: Of the command; empty for none.
+      remedy: What to do, beside what the command says, if it fails.
     """
 
     title: str
     last: pathlib.Path | None = None
     arguments: tuple[str, ...] = ()
+    remedy: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -117,7 +119,10 @@ def run(
     count = 6 + 2 * bool(columns) - bool(flags["runs"])
     for number, stage in enumerate(_stages(out, flags, table, columns), start=1):
         if not stage.is_done:
-            run_stage(number, count, stage.title, [*stage.arguments], aside=aside)
+            run_stage(
+                number, count, stage.title, [*stage.arguments],
+                aside=aside, remedy=stage.remedy,
+            )  # fmt: skip
     if flags["dry_run"]:
         click.echo(f"\n{_time_of_run(_prepared_first(out, columns), flags)}", err=aside)
 
@@ -134,6 +139,7 @@ def _stages(
 ) -> Iterator[Stage]:
     """Yields the stages, each after the one before has run."""
     first = _prepared_first(out, columns)
+    click.echo(f"\n{_split_in_words(_schema(out).split)}", err=True)
     yield _prepare(out, flags, first, "schema.toml")
     _check_sources(first, table)
     sizes = _Sizes.of(first, flags)
@@ -161,9 +167,9 @@ def _stages(
     yield _evaluate(out, home, (*key, *sizes.allowance), is_evaluated)
     page = out / "report.html"
     fits = (f"--fits={table.folder}",) if table.is_noted(out) else ()
-    yield Stage(
-        "write the page", page, ("report", f"{home}/run", f"--out={page}", *key, *fits)
-    )
+    name = pathlib.PurePath(flags["table"].rstrip("/*")).name
+    given = (f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}")
+    yield Stage("write the page", page, ("report", *given, *key, *fits))
 
 
 def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
@@ -277,17 +283,41 @@ def _check_search(
         )
 
 
+def _split_in_words(split: Any) -> str:
+    """Returns which rows train, give ranges and are held out."""
+    if split.by == "time":
+        return (
+            f"Rows before {split.val_from} in column {split.column} train, those from "
+            f"{split.test_from} on are held out, and those between give ranges."
+        )
+    train, val, test = (f"{share / sum(split.shares):.0%}" for share in split.shares)
+    if split.by == "hash":
+        return (
+            f"By a hash of column {split.column}, {train} of its values train, {val} "
+            f"give ranges, and {test} are held out."
+        )
+    return (
+        f"The first {train} of the rows train, the next {val} give ranges, and the "
+        f"last {test} are held out. Shuffle a table that is in order of its label, or "
+        "write [split] of a --schema."
+    )
+
+
 def _prepare(
     out: pathlib.Path, flags: Mapping[str, Any], folder: pathlib.Path, schema: str
 ) -> Stage:
     """Returns the stage that turns the table into numbers."""
-    of_users = [f"{_flag(name)}={flags[name]}" for name in OF_USERS if flags[name]]
-    of_users += ["--bound-held-out"] if of_users else []
+    more = [f"{_flag(name)}={flags[name]}" for name in OF_USERS if flags[name]]
+    more += ["--bound-held-out"] if more else []
+    if flags["on_bad_row"]:
+        more.append(f"--on-bad-row={flags['on_bad_row']}")
     given = (f"--input={flags['table']}", f"--schema={out}/{schema}", f"--out={folder}")
     return Stage(
         "turn the table into numbers",
         folder / _PREPARED,
-        ("prepare", *given, *of_users),
+        ("prepare", *given, *more),
+        f"What a schema should say is said by the flags of fit, or by a copy of "
+        f"{out}/schema.toml that is given as --schema.",
     )
 
 

@@ -53,7 +53,8 @@ def synth(out: str, as_json: bool, **options: Any) -> None:
 
 
 _KINDS = {
-    "numeric": "Columns of numbers, separated by commas.",
+    "numeric": "Columns of numbers, separated by commas; between double quotes if a "
+    "name has one.",
     "category": "Columns of categories, which are hashed.",
     "text": "Columns of words.",
     "date": "Columns of days or times.",
@@ -63,9 +64,21 @@ _KINDS = {
 }
 
 
-#: Adds one flag per kind of column.
+#: Adds one flag per kind of column, and one for ranges.
 kind_options = shared_options.together(
-    *(click.option(f"--{kind}", default="", help=text) for kind, text in _KINDS.items())
+    *(
+        click.option(f"--{kind}", default="", help=text)
+        for kind, text in _KINDS.items()
+    ),
+    click.option(
+        "--range",
+        "ranges",
+        multiple=True,
+        metavar="NAME:LOW:HIGH",
+        help="Least and largest possible value of a number, or first and last date, "
+        "known without the rows; may be repeated.  Of the label it says that a number "
+        "is predicted.",
+    ),
 )
 
 

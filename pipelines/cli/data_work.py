@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import functools
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +21,8 @@ from pipelines.tables import criteo
 from pipelines.tables.convert import SPLITS
 from pipelines.tables.job import prepare_job
 from pipelines.tables.raw_files import list_files
-from pipelines.tables.schema.fields import Fields
-from pipelines.tables.schema.first_schema import first_schema
+from pipelines.tables.schema.fields import Fields, to_moment
+from pipelines.tables.schema.first_schema import Range, first_schema
 from pipelines.tables.schema.schema import UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_files import TSV, kind_of_file
@@ -102,7 +105,30 @@ def schema_text(table: str, kinds: Mapping[str, str], **options: Any) -> str:
         label=options["label"],
         classes=_words(options["classes"]),
         kinds=_kinds_of_columns(kinds),
+        ranges=dict(map(_range, options["ranges"])),
         options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
+    )
+
+
+def _range(text: str) -> tuple[str, Range]:
+    """Returns name and range of the text of a flag.
+
+    Raises:
+      InputError: it has no two numbers, or no two dates, the smaller first.
+    """
+    name, *ends = text.rsplit(":", 2)
+    with contextlib.suppress(ValueError):
+        low, high = map(float, ends)
+        if math.isfinite(low) and low < high < math.inf:
+            return name, (low, high)
+    if len(ends) == 2:
+        since, until = map(to_moment, ends)
+        if since is not None and until is not None and since < until:
+            return name, (since, until)
+    raise InputError(
+        f"Expected --range {text} to be NAME:LOW:HIGH, two numbers or dates, the "
+        "smaller first. Write --range age:0:120, or of a date "
+        "--range joined:2000-01-01:2030-01-01."
     )
 
 
@@ -208,8 +234,9 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
 
 
 def _words(text: str) -> list[str]:
-    """Returns the words of a comma-separated list."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """Returns the words of a line of CSV: one with a comma is between quotes."""
+    (line,) = csv.reader([text], skipinitialspace=True)
+    return [word.strip() for word in line if word.strip()]
 
 
 def _first_schema(out: str, text: str) -> dict[str, Any]:

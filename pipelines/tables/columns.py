@@ -300,12 +300,13 @@ def _labels(cells: Cells, kind: kinds.Label, name: str) -> list[np.ndarray]:
         cells.fault(values < 0, kinds.NO_CLASS)
         return [values.astype(dtype)]
     values, bad = _truth(cells) if kind.classes is None else numbers_of(cells)
+    cells.fault(~bad & np.isnan(values), "is missing")
     last = kind.num_classes - 1
     with np.errstate(invalid="ignore"):
         good = (values >= 0) & (values <= last) & (np.floor(values) == values) & ~bad
     reason = (
-        f"is no integer from 0 to {last}; list all values in the schema, as "
-        'classes = [1, 2, 3], or write task = "regression"'
+        f"is no integer from 0 to {last}: list its values by --classes of `dpsgd "
+        "schema` and `fit`, or give the range of a number by --range"
     )
     cells.fault(~good, reason)
     return [np.where(good, values, 0).astype(dtype)]

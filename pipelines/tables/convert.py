@@ -246,8 +246,11 @@ class RowCount:
 
     @property
     def bad_lines(self) -> list[str]:
-        """Place and reason of the first malformed rows."""
-        return [f"{path}:{row}: {reason}" for path, row, reason in self.bad]
+        """Place and reason of the first malformed rows: each reason once."""
+        places: dict[str, list[str]] = {}
+        for path, row, reason in self.bad:
+            places.setdefault(reason, []).append(f"{path}:{row}")
+        return [f"{', '.join(of)}: {reason}" for reason, of in places.items()]
 
     def after(self, num_rows: int) -> RowCount:
         """Returns this count with row numbers after ``num_rows`` earlier rows."""
@@ -336,7 +339,7 @@ def refuse_bad_rows(
     some = "some" if has_users else f"{count.num_bad} of {count.num_rows}"
     raise InputError(
         f"Expected well-formed rows; {some} are malformed: "
-        f"{', '.join(count.bad_lines)}{more}. {remedy}"
+        f"{'; '.join(count.bad_lines)}{more}. {remedy}"
     )
 
 

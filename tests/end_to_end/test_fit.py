@@ -38,6 +38,7 @@ SCHOOLS = ("HS-grad", "Bachelors", "Masters")
 CHOICES = [
     "census.csv", "--label=income", "--classes=<=50K,>50K", "--numeric=age",
     "--category=workclass,education", "--date=joined", "--text=remark", "--epsilon=6",
+    "--range=joined:2000-01-01:2023-12-31", "--rows-are-independent",
     "--train=--hidden 8 --embedding-dim 2",
 ]  # fmt: skip
 #: A search that draws two runs, and dies before the first of them.
@@ -240,7 +241,7 @@ def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     write_census(tmp_path / "census.csv")
     out = pathlib.Path("out")
     out.mkdir()
-    made = [one for one in CHOICES if not one.startswith(("--eps", "--train"))]
+    made = [c for c in CHOICES if not c.startswith(("--eps", "--train", "--rows"))]
     made = ["schema", *made, f"--out={out}/schema.toml"]
     CliRunner().invoke(cli, made, catch_exceptions=False)
     monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
@@ -347,7 +348,8 @@ def test_one_process_at_a_time_makes_the_stages_of_a_folder(
 ) -> None:
     """Seen: two at once found ranges of the same rows, each with the whole epsilon."""
     schema = f"--schema={prepared}/schema.toml"
-    given = ("census.csv", "--label=income", "--epsilon=3", schema, f"--out={prepared}")
+    given = ("census.csv", "--rows-are-independent", "--epsilon=3", schema,
+             f"--out={prepared}")  # fmt: skip
     with locked(prepared, prepared):
         assert "no other job to write out" in refusal(*given)
 
@@ -379,7 +381,7 @@ def test_parts_with_too_few_rows_give_no_ranges(
 
 def search_flags(**changes: Any) -> dict[str, Any]:
     names = ("max_examples_per_user", "num_examples", "accept_epsilon")
-    flags = dict.fromkeys((*names, "dry_run", "allow_large_delta"))
+    flags = dict.fromkeys((*names, "dry_run", "allow_large_delta", "on_bad_row"))
     return flags | {
         "table": "census.csv", "epsilon": 8.0, "delta": 1e-5, "runs": 4, "train": "",
         "batch_size": 512, "epochs": 1, **changes,
@@ -547,8 +549,8 @@ def test_what_only_a_person_can_know_is_asked_for_at_once(
     for words in (
         "which column to predict (--label NAME)",
         "the kind of patient_id, age, ward (one of --numeric, --category,",
-        "whether rows with the same patient_id are one person's (--user patient_id, "
-        "or --rows-are-independent)",
+        "whether a person may have several rows (--user COLUMN of the person's id, or "
+        "--rows-are-independent)",
     ):
         assert words in said
     flags = ["visits.csv", "--epsilon=3", "--label=ward", "--numeric=age"]

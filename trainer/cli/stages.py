@@ -22,6 +22,7 @@ def run(
     arguments: Sequence[str],
     *,
     aside: bool = False,
+    remedy: str = "",
 ) -> None:
     """Runs a stage.
 
@@ -31,6 +32,7 @@ def run(
       title: What it does.
       arguments: Arguments of ``dpsgd``.
       aside: Whether standard output is for something else.
+      remedy: What to do, beside what the command says, if it fails.
 
     Raises:
       InputError: the command failed; its message was printed.
@@ -43,5 +45,5 @@ def run(
     if status:
         raise InputError(
             f"Expected stage {number}, dpsgd {arguments[0]}, to succeed; its exit "
-            f"status is {status}. Its own message is above."
+            f"status is {status}. Its own message is above. {remedy}".rstrip()
         )

@@ -11,6 +11,7 @@ Public: the schema.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import itertools
 import json
 import re
@@ -68,6 +69,10 @@ shares = [80, 10, 10]
 """
 
 
+#: The least and the largest possible value of a column, which are public.
+Range = tuple[float, float] | tuple[datetime.datetime, datetime.datetime]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Column:
     """A column of the schema.
@@ -91,6 +96,7 @@ def first_schema(
     label: str = "",
     classes: Sequence[str] = (),
     kinds: Mapping[str, str] | None = None,
+    ranges: Mapping[str, Range] | None = None,
     options: InputOptions | None = None,
 ) -> str:
     """Returns the text of a first schema.
@@ -100,6 +106,8 @@ def first_schema(
       label: Column to predict; empty if unknown.
       classes: Its values, which are public; empty if unknown.
       kinds: Name of a column -> its kind, where known.
+      ranges: Name of a column -> its range, where known.  One of numbers makes it a
+        number, or the label one that is predicted; one of dates makes it a date.
       options: How text is read.
 
     Raises:
@@ -109,8 +117,8 @@ def first_schema(
     table = table_kind(files)
     options = options or InputOptions()
     types = table_columns(files[0], table, options)
-    kinds = dict(kinds or {})
-    told = [*([label] if label else []), *kinds]
+    kinds, ranges = dict(kinds or {}), ranges or {}
+    told = [*([label] if label else []), *kinds, *ranges]
     has_header = table == PARQUET or bool(options.header or types.keys() & set(told))
     for name in told:
         _check_there(name, list(types), files[0], has_header)
@@ -124,10 +132,19 @@ def first_schema(
             f"Expected two classes or more, not {classes[0]} alone. Give all of them, "
             "as --classes no,yes."
         )
+    for name in ranges.keys() - {label}:
+        kinds.setdefault(name, _kind_of(ranges[name]))
+    for name, ends in ranges.items():
+        _check_range(name, "numeric" if name == label else kinds[name], ends)
+    if classes and label in ranges:
+        raise InputError(
+            f"Expected label {label} to be of classes, or a number with a range; it "
+            "has both. Leave out --classes or --range."
+        )
     columns = [
-        _label(name, kind, classes, table)
+        _label(name, kind, classes, ranges.get(name), table)
         if label and name == label
-        else _column(name, kind, kinds.get(name), table)
+        else _column(name, kind, kinds.get(name), ranges.get(name), table)
         for name, kind in types.items()
     ]
     return _text(columns, table, options)
@@ -144,10 +161,24 @@ def _check_there(
         )
 
 
+def _kind_of(ends: Range) -> str:
+    return "date" if isinstance(ends[0], datetime.datetime) else "numeric"
+
+
+def _check_range(name: str, kind: str, ends: Range) -> None:
+    if kind != _kind_of(ends):
+        raise InputError(
+            f"Expected --range {name} to be of a {_kind_of(ends)} column; it is "
+            f"{kind}. Leave it out, or give the column another kind."
+        )
+
+
 # --- From names and types -----------------------------------------------------------
 
 
-def _column(name: str, kind: pa.DataType, told: str | None, table: str) -> _Column:
+def _column(
+    name: str, kind: pa.DataType, told: str | None, ends: Range | None, table: str
+) -> _Column:
     """Returns a column by the user's choice, or its type."""
     chosen = told
     if chosen is None and (not name or re.fullmatch("__index_level_[0-9]+__", name)):
@@ -155,6 +186,9 @@ def _column(name: str, kind: pa.DataType, told: str | None, table: str) -> _Colu
     if chosen is None:
         chosen = UNCHOSEN if table != PARQUET else kind_of_type(kind)
     lines = _LINES[chosen](kind)
+    if ends is not None:
+        known = _length(kind) if chosen == "numeric" else [_parts(kind, PARTS)]
+        lines = (*known, _range(ends))
     if chosen == "numeric" and not told and re.search("(^|_)id$", name.lower()):
         lines += ('# of ids: kind = "drop", "category" or "user"',)
     return _Column(name=name, type=kind, kind=chosen, lines=lines)
@@ -184,13 +218,21 @@ def _category(kind: pa.DataType) -> tuple[str, ...]:
     return (*found, '# of words: kind = "text" and tokens = 32, with other buckets')
 
 
+def _range(ends: Range) -> str:
+    low, high = (str(end).replace(" ", "T") for end in ends)
+    return f"range = [{low}, {high}]"
+
+
+def _parts(kind: pa.DataType, parts: Sequence[str]) -> str:
+    """Returns the line of parts; text may hold days alone, or times."""
+    told = [each for each in parts if each != "hour" or not pa.types.is_date(kind)]
+    return f"parts = {json.dumps(told)}"
+
+
 def _date(kind: pa.DataType) -> tuple[str, ...]:
-    parts = ["month", "weekday"]
-    if pa.types.is_timestamp(kind):
-        parts.append("hour")
     hint = f"# parts: {', '.join(PARTS)}; year and {DAYS} need a range:"
     return (
-        f"parts = {json.dumps(parts)}",
+        _parts(kind, ("month", "weekday", "hour")),
         hint,
         "# range = [2020-01-01, 2030-01-01]",
     )
@@ -208,11 +250,19 @@ _LINES = {
 }
 
 
-def _label(name: str, kind: pa.DataType, classes: Sequence[str], table: str) -> _Column:
+def _label(
+    name: str,
+    kind: pa.DataType,
+    classes: Sequence[str],
+    ends: Range | None,
+    table: str,
+) -> _Column:
     def of(task: str, *lines: str) -> _Column:
         lines = (f'task = "{task}"', *lines)
         return _Column(name=name, type=kind, kind=LABEL, lines=lines)
 
+    if ends is not None:
+        return of(REGRESSION, _range(ends))
     if classes:
         task = BINARY if len(classes) == 2 else CLASSES
         return of(task, f"classes = {_words(classes)}")

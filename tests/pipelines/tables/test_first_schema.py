@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pathlib
 import sys
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
 from pipelines.tables.raw_inputs import RawInputs
+from pipelines.tables.schema.column_kinds import Date
 from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import InputOptions, Schema
@@ -107,6 +109,28 @@ def test_what_is_told_is_taken(tmp_path: pathlib.Path) -> None:
     for wrong in ({"label": "incom"}, {"kinds": {"incom": "numeric"}}):
         with pytest.raises(InputError, match=r"column incom .* Did you mean income\?"):
             first_schema(str(path), **wrong)  # type: ignore[arg-type]
+
+
+def test_a_range_says_what_a_column_is(tmp_path: pathlib.Path) -> None:
+    """Of a number, of a date whose parts it bounds, and of a label that is a number."""
+    path = tmp_path / "t.csv"
+    path.write_text(CSV)
+    since, until = datetime.datetime(2020, 1, 1), datetime.datetime(2030, 1, 1)
+    text = first_schema(
+        str(path),
+        label="empty",
+        kinds=dict.fromkeys(("job", "note", "at home", "income"), "drop"),
+        ranges={"age": (0.0, 90.0), "joined": (since, until), "empty": (-1.5, 2.0)},
+    )
+    schema = Schema.from_json(tomllib.loads(text))
+    assert schema.columns["age"].to_json() == {"kind": "numeric", "range": [0, 90]}
+    joined = schema.columns["joined"]
+    assert isinstance(joined, Date)
+    assert joined.range == (since, until)
+    assert set(joined.parts) == {"year", "month", "weekday", "day", "hour", "days"}
+    assert schema.label.to_json() == {
+        "kind": "label", "task": "regression", "range": [-1.5, 2.0],
+    }  # fmt: skip
 
 
 def test_a_row_is_not_taken_for_a_header(tmp_path: pathlib.Path) -> None:

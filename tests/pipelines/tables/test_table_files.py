@@ -210,9 +210,8 @@ def test_rows_of_another_number_of_cells_are_malformed_wherever_they_stand(
             run(source, tmp_path / "no", schema=schema)
         message = str(caught.value)
         assert CANARY not in message
-        told = [f":{row + 2}: another number of cells" for row in (0, 1, 17, 18, 39)]
-        places = [message.index(f"{source}{each}") for each in told]
-        assert places == sorted(places)
+        told = ", ".join(f"{source}:{row + 2}" for row in (0, 1, 17, 18, 39))
+        assert f"{told}: another number of cells" in message
         assert f"{source}:7: id is not a number" in message
         out = tmp_path / f"out-{size}"
         summary = run(source, out, schema=schema, on_bad_row="skip")
@@ -468,7 +467,8 @@ def test_rows_of_a_class_are_not_left_out_for_a_typo_in_the_schema(
     out = tmp_path / "out"
     for on_bad_row in ("fail", "skip"):
         message = refused(tmp_path / "t.csv", out, schema=schema, on_bad_row=on_bad_row)
-        assert "t.csv:3: y is none of the classes of this label, " in message
+        assert "t.csv:3" in message
+        assert message.count("y is none of the classes of this label") == 1
         assert (
             "No well-formed row is of class '>50k': write the classes of y" in message
         )
