@@ -62,6 +62,7 @@ class Task:
 
 _BINARY = frozenset({"auc", "log_loss", "accuracy"})
 _CLASSES = frozenset({"log_loss", "accuracy"})
+_NUMBER = frozenset({"mean_squared_error", "mean_absolute_error"})
 TASKS = {
     "binary, 0 and 1": Task(
         lambda score: int(score > 1.5), (), ("predicted", "probability"), _BINARY
@@ -86,6 +87,12 @@ TASKS = {
         ("predicted", *(f"probability_{name}" for name in NAMES)),
         _CLASSES,
         NAMES,
+    ),
+    "regression": Task(
+        lambda score: round(100 + 10 * score, 3),
+        ("--range=kind:100:130",),
+        ("prediction",),
+        _NUMBER,
     ),
 }
 
@@ -135,11 +142,13 @@ def check_results(found: dict[str, Any], task: Task) -> None:
     metrics = found["metrics"]
     assert set(metrics["intervals"]) == task.metrics
     assert None not in {metrics[name] for name in task.metrics}
+    if task.metrics == _NUMBER:  # in units of the label, whose variance is 75
+        assert 50 < metrics["guessing"]["mean_squared_error"] < 100
     assert found["together"].startswith("Model")
     assert "(20.0000, 0.0001)-differentially private" in found["together"]
     page = pathlib.Path("table-fit/report.html").read_text()
     assert metrics["evaluation"]["claim"] in html.unescape(page)
-    for name in task.names:
+    for name in ("table.csv", *task.names):
         assert html.escape(name) in page
 
 
@@ -152,6 +161,8 @@ def check_predictions(typed: Callable[..., str], task: Task, run: str) -> None:
     typed("predict", run, "--input=table-fit/data/test", "--out=prepared.parquet")
     prepared = pq.read_table("prepared.parquet")
     assert prepared.column_names == list(task.outputs)
+    if task.metrics == _NUMBER:
+        assert 95 < np.mean(raw["prediction"]) < 135
     if task.names:
         assert set(raw["predicted"].to_pylist()) <= {*task.names, *map(int, "456")}
     of_classes = [raw[name].to_numpy() for name in task.outputs[1:]]

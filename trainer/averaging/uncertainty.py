@@ -42,7 +42,8 @@ from trainer.report.arrow_tables import as_table
 PREDICTION = "prediction"
 
 #: Suffixes of columns for one of several outputs; used alone for a single output.
-_PARTS = ("stddev", "low", "high")
+STDDEV = "stddev"
+_PARTS = (STDDEV, "low", "high")
 
 
 def student_interval(

@@ -19,10 +19,18 @@ class Target:
     Attributes:
       name: Its name in the user's table, or in the batches if they have no schema.
       classes: Its values that became 0, 1, ...; empty if they have no names.
+      range: Range of a number, which became [-1, 1]; None of others.
     """
 
     name: str
     classes: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+
+    @property
+    def half_range(self) -> float:
+        """How much of the label's unit a number of 1 is."""
+        low, high = self.range or (-1.0, 1.0)
+        return (high - low) / 2
 
 
 def schema_of(manifest: Manifest) -> Schema | None:
@@ -40,4 +48,8 @@ def target_of(manifest: Manifest) -> Target | None:
         return Target(name=LABEL) if LABEL in names else None
     [name] = (name for name, kind in schema.columns.items() if kind is schema.label)
     classes = schema.label.classes
-    return Target(name=name, classes=classes if isinstance(classes, tuple) else ())
+    return Target(
+        name=name,
+        classes=classes if isinstance(classes, tuple) else (),
+        range=schema.label.range,
+    )

@@ -19,6 +19,7 @@ from trainer.export import serving
 from trainer.export.serving import Serving
 from trainer.model import target, user_sources
 from trainer.model.metrics import VOTE_METRICS
+from trainer.model.target import Target
 from trainer.report.run_files import ITERATES_NAME, exported_names, read_finished
 from trainer.settings.aggregation_settings import (
     OMV,
@@ -47,7 +48,7 @@ class ChosenModel:
       iterates: Files of the kept iterates, oldest first.
       keep_decay: Decay of their moving average; None without kept iterates.
       aggregate: "module:function" of a user's aggregate of them; None for none.
-      classes: Names of the classes that are predicted; empty for none.
+      target: What is predicted; None if nothing says so.
     """
 
     run: pathlib.Path
@@ -57,7 +58,12 @@ class ChosenModel:
     iterates: tuple[pathlib.Path, ...]
     keep_decay: float | None
     aggregate: str | None = None
-    classes: tuple[str, ...] = ()
+    target: Target | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that are predicted; empty for none."""
+        return self.target.classes if self.target else ()
 
     @property
     def model(self) -> pathlib.Path:
@@ -107,7 +113,7 @@ def choose(
         iterates=iterates,
         keep_decay=record.optimizer.get("keep_decay"),
         aggregate=aggregate,
-        classes=predicted.classes if predicted else (),
+        target=predicted,
     )
 
 

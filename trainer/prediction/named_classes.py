@@ -1,7 +1,8 @@
-"""The predicted class of each row, and the names of classes.
+"""Predictions in the words and units of the label.
 
     binary    predicted, probability (of the second class)
     classes   predicted, probabilities; with names, probability_NAME of each class
+    a number  prediction, in the units of the label whose range the schema has
 
 The same holds for all columns with one number per class, such as ``vote_share``, and
 ``stddev``, ``low`` and ``high`` of intervals.  Without names in the schema, a class is
@@ -21,11 +22,32 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainer.export.serving import PROBABILITIES, PROBABILITY
+from trainer.averaging.uncertainty import STDDEV
+from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY
 from trainer.model.metrics import BINARY, CLASSES, OTHER
+from trainer.prediction.chosen_model import ChosenModel
 
 #: Column of the predicted class.
 PREDICTED = "predicted"
+
+
+def named(
+    found: Mapping[str, np.ndarray], chosen: ChosenModel
+) -> dict[str, np.ndarray]:
+    """Returns predictions of a model as its table's owner names them.
+
+    Args:
+      found: Column -> predictions, as for `with_classes`.
+      chosen: The model.
+    """
+    serving, target = chosen.serving, chosen.target
+    if target is None or target.range is None or serving.outputs != (PREDICTION,):
+        return with_classes(found, serving.task, chosen.classes)
+    scaled = {
+        name: x.astype(np.float64) * target.half_range for name, x in found.items()
+    }
+    middle = sum(target.range) / 2
+    return {n: x if n == STDDEV else x + middle for n, x in scaled.items()}
 
 
 def with_classes(

@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.batches.columns import row_bytes
-from trainer.prediction.named_classes import with_classes
+from trainer.prediction.named_classes import named
 from trainer.prediction.request import PredictRequest, check
 from trainer.prediction.table_file import TableFile
 from trainer.report.arrow_tables import as_table
@@ -128,10 +128,7 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
     reporter.start(request.rows.total, done=0)
     with TableFile(request.out) as file:
         for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
-            found = with_classes(
-                predict_rows(inputs), chosen.serving.task, chosen.classes
-            )
-            file.write(_beside(carried, found))
+            file.write(_beside(carried, named(predict_rows(inputs), chosen)))
             reporter.advance(done)
     reporter.stop()
     return PredictSummary(

@@ -93,6 +93,22 @@ class Estimates:
     capped: Estimate | None
     num_rows: float
 
+    def in_units(self, unit: float) -> Estimates:
+        """Returns the estimates of predicted numbers in units of their label.
+
+        Args:
+          unit: How many of them one of the numbers is.
+        """
+        of = {SQUARED_ERROR: unit**2, ABSOLUTE_ERROR: unit}
+        scaled = {
+            name: each and Estimate(
+                **{n: x * of[name] for n, x in dataclasses.asdict(each).items()}
+            )
+            for name, each in self.metrics.items()
+        }  # fmt: skip
+        guessing = {name: x * of[name] for name, x in self.guessing.items()}
+        return dataclasses.replace(self, metrics=scaled, guessing=guessing)
+
     def without_metrics(self) -> Estimates:
         """Returns the estimates of rows that noise hides."""
         hidden = dict.fromkeys(self.metrics)

@@ -85,7 +85,7 @@ class EvaluateRequest:
       method: Method of the run.
       price: What it costs.
       largest_loss: Losses above it count as it; None for the default of the task.
-      has_range: Whether the labels of a regression have a public range.
+      unit: Of a regression whose labels have a public range, half of it; else None.
       budget: Budget of several runs, in which it is charged; None for none.
       part: Part of the budget's table that the rows are; empty without a budget.
       noise_key_file: File of the run's noise key; in the run if None.
@@ -96,7 +96,7 @@ class EvaluateRequest:
     method: str
     price: Price
     largest_loss: float | None
-    has_range: bool
+    unit: float | None
     budget: pathlib.Path | None
     part: str = ""
     noise_key_file: str | os.PathLike[str] | None = None
@@ -123,7 +123,8 @@ def check(
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       average: Weights to evaluate, as for `predict.predict`; None for the last ones.
       largest_loss: Public bound: losses above it count as it.  None for 4, and more
-        for more than two classes; of a regression the squared range of its labels.
+        for more than two classes; of a regression the squared range of its labels, in
+        whose units it is.
       budget: File of the run's budget, which gives epsilon and delta instead.
       noise_key_file: File of the run's noise key; in the run if None.
 
@@ -162,7 +163,7 @@ def check(
         method=record.method,
         price=price,
         largest_loss=largest_loss,
-        has_range=has_range(manifest),
+        unit=unit_of(manifest),
         budget=None if budget is None else pathlib.Path(budget),
         part=part,
         noise_key_file=noise_key_file,
@@ -188,7 +189,7 @@ def check_task(
             f"Expected {chosen.run} to predict one label; its metrics have no public "
             "bound. Give `dpsgd train --eval`, whose metrics no epsilon covers."
         )
-    is_bounded = largest_loss is not None or has_range(manifest)
+    is_bounded = largest_loss is not None or unit_of(manifest) is not None
     if chosen.serving.task == OTHER and not is_bounded:
         raise InputError(
             f"Expected --largest-loss for the numbers that {chosen.run} predicts: "
@@ -197,10 +198,10 @@ def check_task(
         )
 
 
-def has_range(manifest: Manifest) -> bool:
-    """Returns whether labels are in [-1, 1] by the range of a schema."""
-    schema = target.schema_of(manifest)
-    return schema is not None and schema.label.range is not None
+def unit_of(manifest: Manifest) -> float | None:
+    """Returns half of the range that labels in [-1, 1] have; None without a range."""
+    found = target.target_of(manifest)
+    return None if found is None or found.range is None else found.half_range
 
 
 def _check_unit(
@@ -308,10 +309,12 @@ def estimated(request: EvaluateRequest, reporter: Reporter) -> tuple[Estimates, 
         at_most = price.most_rows(count, bounded)
     released = release(rows.sums(at_most), price.noise_multiplier)
     find = _ESTIMATES[request.chosen.serving.task]
-    found = find(released, count, rows.cap)
+    found, unit = find(released, count, rows.cap), request.unit or 1.0
+    if request.unit is not None:
+        found = found.in_units(unit)
     if count.value < least_rows(rows, price.noise_multiplier):
         found = found.without_metrics()
-    return found, rows.cap
+    return found, rows.cap * unit**2
 
 
 def _count(released: dict[str, NoisySum], bounded: Bounded) -> Count:
@@ -354,13 +357,20 @@ def _kept(
     rows = kept_rows(
         task,
         2 if task == BINARY else predictions.shape[-1],
-        request.largest_loss,
+        _scaled(request.largest_loss, request.unit),
         bounded.max_examples_per_user if bounded else None,
-        has_range=request.has_range,
+        has_range=request.unit is not None,
     )
     num_rows = bounded.num_examples if bounded else request.held_out.num_rows
     check_rows(rows, request.price.noise_multiplier, num_rows, "--input")
     return rows
+
+
+def _scaled(largest_loss: float | None, unit: float | None) -> float | None:
+    """Returns a squared error of numbers that were scaled by a unit."""
+    if largest_loss is None or unit is None:
+        return largest_loss
+    return largest_loss / unit**2
 
 
 def _take(_: Any) -> None:

@@ -258,7 +258,7 @@ def _score(
         method="",
         price=request.price,
         largest_loss=None,
-        has_range=evaluate.has_range(manifest),
+        unit=evaluate.unit_of(manifest),
         budget=None,
     )
     found, _ = evaluate.estimated(asked, Silent())
