@@ -1,0 +1,263 @@
+"""Tables as people bring them: in order, with dates, in other files, without labels."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from accounting.core.validation import InputError
+from dpsgd import fit_stages
+from dpsgd.command_line import cli
+from tests.end_to_end.test_every_task import OF_ROWS, TASKS, fitted
+
+ISSUE_49 = pytest.mark.xfail(strict=True, reason="issue 49: one trainer")
+ISSUE_50 = pytest.mark.xfail(strict=True, reason="issue 50: a table is one query")
+#: What every call of `fit` here says.
+FIT = ("table.csv", "--label=y", "--rows-are-independent", "--epsilon=3")
+HEAD = 'version = 1\n[columns.y]\nkind = "label"\ntask = "binary"\n'
+
+
+@pytest.fixture
+def typed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """``typed(*arguments)``: what `dpsgd ARGUMENTS` prints; stages run here, too."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> str:
+        done = CliRunner().invoke(cli, [*arguments], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    monkeypatch.setattr(fit_stages, "run_stage", lambda *given, **_: call(*given[3]))
+    return call
+
+
+def prepared(typed: Callable[..., str], part: str = "train") -> pa.Table:
+    typed("prepare", "--input=table.csv", "--schema=schema.toml", "--out=data")
+    return pq.read_table(f"data/{part}")
+
+
+# -- rows in order ---------------------------------------------------------------------
+
+
+def write_ordered() -> None:
+    lines = [f"{row % 97},{int(row >= 1000)}" for row in range(2_000)]
+    pathlib.Path("table.csv").write_text("\n".join(["size,y", *lines]))
+
+
+@ISSUE_50
+def test_every_part_of_a_table_in_order_of_its_label_has_all_classes(
+    typed: Callable[..., str],
+) -> None:
+    write_ordered()
+    pathlib.Path("schema.toml").write_text(f'{HEAD}[columns.size]\nkind = "numeric"\n')
+    assert set(prepared(typed)["label"].to_pylist()) == {0, 1}
+    assert set(pq.read_table("data/test")["label"].to_pylist()) == {0, 1}
+
+
+@ISSUE_50
+def test_a_run_that_cannot_learn_ends_before_it_trains(
+    typed: Callable[..., str],
+) -> None:
+    """All rows of `val` and `test`, and none of these that train, are of one class."""
+    write_ordered()
+    pathlib.Path("schema.toml").write_text(
+        f'{HEAD}[columns.size]\nkind = "numeric"\n[split]\nby = "fraction"\n'
+        "shares = [50, 25, 25]\n"
+    )
+    with pytest.raises(InputError, match="class"):
+        typed("fit", "table.csv", "--schema=schema.toml", "--rows-are-independent",
+              "--epsilon=20", "--delta=1e-3", "--epochs=1", "--batch-size=1000",
+              "--train=--hidden 2")  # fmt: skip
+    assert not pathlib.Path("table-fit/run").exists()
+
+
+def test_the_split_is_said_before_it_is_made(
+    typed: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_ordered()
+
+    def stop(*_: object, **__: object) -> None:
+        raise InputError("reached a stage")
+
+    monkeypatch.setattr(fit_stages, "run_stage", stop)
+    flags = [
+        "fit",
+        "table.csv",
+        "--label=y",
+        "--numeric=size",
+        "--rows-are-independent",
+    ]
+    done = CliRunner().invoke(cli, [*flags, "--epsilon=3"])
+    assert "reached a stage" in str(done.exception)
+    assert "The first 80% of the rows train" in done.stderr
+
+
+# -- dates and files -------------------------------------------------------------------
+
+
+@ISSUE_50
+@pytest.mark.parametrize("other", ["2011-05-04", "2010-05-05", "2010-05-04T09:00:00"])
+def test_a_date_tells_its_year_day_and_hour(
+    other: str, typed: Callable[..., str]
+) -> None:
+    # Of one weekday and month each, but of the day.
+    first = {"2010-05-05": "2010-05-12", "2011-05-04": "2010-05-05"}.get(
+        other, "2010-05-04T00:00:00"
+    )
+    lines = ["day,y", *[f"{first},0", f"{other},1"] * 20]
+    pathlib.Path("table.csv").write_text("\n".join(lines))
+    pathlib.Path("schema.toml").write_text(f'{HEAD}[columns.day]\nkind = "date"\n')
+    rows = prepared(typed).drop_columns("label").to_pylist()
+    assert rows[0] != rows[1]
+
+
+@ISSUE_50
+def test_spark_times_of_any_year_keep_it(typed: Callable[..., str]) -> None:
+    """INT96 holds them; as nanoseconds they wrap after the year 2262."""
+    days = pa.array([datetime.datetime(2500, 1, 2)] * 40, pa.timestamp("us"))
+    table = pa.table({"day": days, "y": [0, 1] * 20})
+    pq.write_table(table, "table.parquet", use_deprecated_int96_timestamps=True)
+    pathlib.Path("schema.toml").write_text(
+        f'{HEAD}[columns.day]\nkind = "date"\nparts = ["year"]\n'
+        "range = [2499-01-01, 2501-01-01]\n"
+    )
+    typed("prepare", "--input=table.parquet", "--schema=schema.toml", "--out=data")
+    assert set(pq.read_table("data/train")["day_year"].to_pylist()) == {2}
+
+
+@ISSUE_50
+@pytest.mark.parametrize("name", ["table.data", "table.txt"])
+def test_a_table_is_known_by_more_than_its_name(
+    name: str, typed: Callable[..., str]
+) -> None:
+    pathlib.Path(name).write_text("\n".join(["size,y", *["1,0", "2,1"] * 20]))
+    typed("schema", name, "--label=y", "--numeric=size")
+    typed("prepare", f"--input={name}", "--schema=schema.toml", "--out=data")
+
+
+@ISSUE_50
+def test_a_file_of_criteo_without_labels_is_predicted(
+    typed: Callable[..., str],
+) -> None:
+    typed("synth", "--rows=2000", "--out=text")
+    typed("prepare", "--input=text", "--format=criteo-tsv", "--out=data", "--buckets=9")
+    typed("batches", "--input=data/train", "--out=batches", "--batch-size=1600",
+          "--epochs=1")  # fmt: skip
+    typed("train", "--batches=batches", "--out=run", "--noise-multiplier=1",
+          "--delta=1e-5", "--hidden=2")  # fmt: skip
+    (text,) = pathlib.Path("text").iterdir()
+    lines = text.read_text().splitlines()[:50]
+    unlabelled = [line.partition("\t")[2] for line in lines]
+    pathlib.Path("test.txt").write_text("\n".join(unlabelled) + "\n")
+    typed("predict", "run", "--input=test.txt", "--out=scores.csv")
+
+
+# -- flags and messages ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (["0", "1", "2"], "--classes"),
+        (["alive", "dead"], "--classes"),
+        (["1.5", "20"], "--range"),
+        (["0", ""], "y is missing"),
+    ],
+)
+def test_a_label_that_needs_a_flag_names_it_once(
+    labels: list[str], says: str, typed: Callable[..., str]
+) -> None:
+    pathlib.Path("table.csv").write_text("\n".join(["size,y", *(
+        f"1,{label}" for label in labels * 20
+    )]))  # fmt: skip
+    with pytest.raises(InputError) as error:
+        typed("fit", *FIT, "--numeric=size")
+    assert str(error.value).count(says) == 1
+
+
+def test_malformed_rows_may_be_omitted_by_fit(
+    typed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(fit_stages, "_plan", lambda *_: ("version",))
+    monkeypatch.setattr(fit_stages, "_time_of_run", lambda *_: "")
+
+    def run(number: int, total: int, title: str, given: list[str], **_: object) -> None:
+        seen.append(given[0])
+        if given[0] == "prepare":
+            typed(*given)
+
+    monkeypatch.setattr(fit_stages, "run_stage", run)
+    lines = ['"size, in cm",y', *["1,0", "2,1"] * 20, "3,maybe"]
+    pathlib.Path("table.csv").write_text("\n".join(lines))
+    flags = ["fit", *FIT, '--numeric="size, in cm"', "--dry-run"]
+    with pytest.raises(InputError, match="1 of 41 are malformed"):
+        typed(*flags)
+    typed(*flags, "--on-bad-row=skip")
+    assert seen == ["prepare", "prepare", "version"]
+
+
+@pytest.mark.parametrize("flag", ["--epochs=0", "--batch-size=0", "--epochs=-1"])
+def test_sizes_of_nothing_are_refused(flag: str, typed: Callable[..., str]) -> None:
+    write_ordered()
+    with pytest.raises(InputError, match=r">= 1"):
+        typed("fit", *FIT, "--numeric=size", flag)
+    assert not pathlib.Path("table-fit").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["patient_id", "Customer ID", "member_no", "Patient Number", "name", "size"]
+)
+def test_whether_a_person_has_several_rows_is_always_asked(
+    name: str, typed: Callable[..., str]
+) -> None:
+    pathlib.Path("table.csv").write_text(f"{name},y\n1,0\n")
+    with pytest.raises(InputError, match="--user COLUMN"):
+        typed("fit", "table.csv", "--label=y", f"--drop={name}", "--epsilon=3")
+
+
+def test_dates_need_a_range_by_which_years_are_kept(typed: Callable[..., str]) -> None:
+    pathlib.Path("table.csv").write_text("day,y\n2010-01-01,0\n")
+    with pytest.raises(InputError, match="--range day:2000-01-01:2030-01-01"):
+        typed("fit", *FIT, "--date=day")
+
+
+# -- what a person sees ----------------------------------------------------------------
+
+
+@ISSUE_49
+def test_metrics_of_eval_are_in_units_of_the_label(typed: Callable[..., str]) -> None:
+    """The variance of the labels is some 75, and of numbers in [-1, 1] below 1."""
+    lines = [f"{row % 31},{100 + row % 31}" for row in range(400)]
+    pathlib.Path("table.csv").write_text("\n".join(["size,y", *lines]))
+    typed("schema", "table.csv", "--label=y", "--numeric=size", "--range=y:100:130")
+    typed("prepare", "--input=table.csv", "--schema=schema.toml", "--out=data")
+    typed("batches", "--input=data/train", "--out=batches", "--batch-size=320",
+          "--epochs=1")  # fmt: skip
+    typed("train", "--batches=batches", "--eval=data/test", "--out=run",
+          "--noise-multiplier=1", "--delta=1e-4", "--hidden=2")  # fmt: skip
+    found = json.loads(pathlib.Path("run/metrics.json").read_text())
+    assert found["guessing"]["loss"] > 50
+
+
+@pytest.mark.slow
+@ISSUE_50
+@pytest.mark.usefixtures("answers_once")
+def test_the_page_says_all_that_was_released(
+    typed: Callable[..., str],
+) -> None:
+    found = fitted(typed, TASKS["binary, names"], *TASKS["binary, names"].flags,
+                   *OF_ROWS)  # fmt: skip
+    page = pathlib.Path("table-fit/report.html").read_text()
+    assert found["together"] in page  # model, metrics and ranges
