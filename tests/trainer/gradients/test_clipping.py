@@ -12,7 +12,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tests.trainer.architectures import VECTORIZED
 from tests.trainer.tf_privacy import dp_model_sum, registry_sum
 from tests.trainer.zoo import (
     FAST,
@@ -30,6 +29,7 @@ from tests.trainer.zoo import (
     masked_ids,
     naive_gradients,
     naive_sum,
+    numbers,
     pairs,
 )
 from trainer.gradients.clipping import (
@@ -43,7 +43,7 @@ from trainer.gradients.clipping import (
 from trainer.gradients.model_check import check_model
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import tf
+from trainer.tf_compat import keras, tf
 
 CLIP = 0.3
 
@@ -105,6 +105,17 @@ def _differences(left: list[np.ndarray], right: list[np.ndarray]) -> list[np.nda
     return [np.abs(a - b) > 1e-3 for a, b in zip(left, right, strict=True)]
 
 
+@tf.custom_gradient
+def _half_slope(values: Any) -> Any:
+    return tf.tanh(values), lambda slope: 0.5 * slope
+
+
+def own_gradient() -> Any:
+    integers, values = numbers()
+    hidden = keras.layers.Lambda(_half_slope)(keras.layers.Dense(6)(values))
+    return keras.Model(integers, keras.layers.Dense(1)(hidden))
+
+
 def test_a_step_computes_by_the_graph_that_was_checked(
     small_batches: Any, rows: Any
 ) -> None:
@@ -112,8 +123,8 @@ def test_a_step_computes_by_the_graph_that_was_checked(
     square = loss_of_ones_own(
         "square", lambda labels, outputs: factor[0] * tf.square(outputs[:, 0])
     )
-    make = VECTORIZED["gradient of one's own"]
-    model = dataclasses.replace(make_model(make), columns=manifest.columns, loss=square)
+    plain = make_model(own_gradient)
+    model = dataclasses.replace(plain, columns=manifest.columns, loss=square)
     check_model(model, manifest)
     data = rows(NUM_ROWS)
     columns, weight = batch(data, padding=manifest.physical_batch_size - NUM_ROWS)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.trainer import tf_privacy
-from tests.trainer.architectures import OPERATIONS as OF_OPERATIONS
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP
@@ -38,12 +37,19 @@ from trainer.tf_compat import keras, tf
 NUM, SIZE = 5, 3
 
 
+def _of_steps(layer: Any) -> Any:
+    integers, values = numbers()
+    steps = keras.layers.Dense(4)(values[:, :4, None])
+    flat = keras.layers.Flatten()(layer(steps))
+    return keras.Model(integers, keras.layers.Dense(1)(flat))
+
+
 def recurrent() -> Any:
-    return OF_OPERATIONS["lstm"]()
+    return _of_steps(keras.layers.LSTM(2))
 
 
 def normalised() -> Any:
-    return OF_OPERATIONS["group normalisation"]()
+    return _of_steps(keras.layers.GroupNormalization(2))
 
 
 class _Branching(keras.layers.Layer):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.architectures import OPERATIONS
+from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.zoo import (
     NUM_ROWS,
     arrays,
@@ -144,22 +144,23 @@ def test_the_graph_that_runs_is_the_one_that_was_proven(rows: Any) -> None:
     assert_close(arrays(found), naive_sum(plain, data, CLIP))
 
 
-CHUNKED = ("strides and padding", "separable", "multi-head attention")
+CHUNKED = ("tf_privacy_mnist", "mobile_blocks", "text_transformer")
 
 
 @pytest.mark.parametrize("name", CHUNKED)
 def test_chunks_and_capped_coordinates_equal_a_loop_over_examples(
-    name: str, rows: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gradient_parts, "_MOST_HELD_VALUES", 100)
-    model, data, cap = make_model(OPERATIONS[name]), rows(NUM_ROWS), CLIP / 4
+    model, data = ARCHITECTURES[name].plain(), ARCHITECTURES[name].rows(NUM_ROWS)
+    cap = CLIP / 4
     gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
     found = gradient_sum(*batch(data, padding=3, fill=math.nan))
     assert_close(arrays(found), naive_sum(model, data, CLIP, cap))
 
 
 def test_recurrent_layers_are_what_they_were_afterwards() -> None:
-    model = make_model(OPERATIONS["lstm"])
+    model = ARCHITECTURES["opacus_char_lstm"].plain()
     (lstm,) = [x for x in model.network.layers if isinstance(x, keras.layers.LSTM)]
     before = dict(vars(lstm))
     with contextlib.suppress(ValueError), plain_layers(model.network):
@@ -171,8 +172,8 @@ def test_recurrent_layers_are_what_they_were_afterwards() -> None:
 def test_memory_counts_the_steps_of_recurrent_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, steps in (("lstm", 4), ("strides and padding", 1)):
-        model = make_model(OPERATIONS[name])
+    for name, steps in (("opacus_char_lstm", 3), ("tf_privacy_mnist", 1)):
+        model = ARCHITECTURES[name].plain()
         size = sum(v.shape.num_elements() for v in model.variables)
         monkeypatch.setattr(single_examples, "MOST_GRADIENT_VALUES", 192 * size)
         assert SingleExamples(model).chunk_rows == 192 // steps

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.architectures import GHOST, OPERATIONS, VECTORIZED
+from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.gradients.test_random_operations import ERRORS, SHAPE, Call, called
-from tests.trainer.zoo import arrays, assert_close, batch, make_model, numbers
+from tests.trainer.zoo import arrays, assert_close, batch
 from trainer.core.step import single_examples
 from trainer.core.step.kernel_faults import KNOWN, is_safe_together
 from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum
 from trainer.gradients.engine import row_independence
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.thorough
 
@@ -34,26 +34,10 @@ OF_MODELS = set("""
     """.split())  # noqa: SIM905  # fmt: skip
 
 
-def _pools() -> Any:
-    integers, values = numbers()
-    grid = keras.layers.Reshape((4, 4, 1))(keras.layers.Dense(16)(values))
-    pools = [keras.layers.MaxPooling2D(2), keras.layers.AveragePooling2D(3, 1)]
-    found = [keras.layers.Flatten()(pool(grid)) for pool in pools]
-    return keras.Model(
-        integers, keras.layers.Dense(1)(keras.layers.Concatenate()(found))
-    )
-
-
-MODELS = {
-    "pools": _pools,
-    **{
-        name: {**GHOST, **OPERATIONS, **VECTORIZED}[name]
-        for name in (
-            "causal attention", "convolutions", "convolutions of clips",
-            "dilated convolution", "gru", "lookups", "strides and padding",
-        )
-    },
-}  # fmt: skip
+MODELS = (
+    "convolution_of_clips", "llama_block", "mnist_convnet", "mixture_of_experts",
+    "mobile_blocks", "opacus_cifar", "preprocessing", "wavenet",
+)  # fmt: skip
 
 
 def _numbers(results: list[Any]) -> list[Any]:
@@ -123,7 +107,7 @@ def test_each_example_is_computed_as_if_it_were_alone(kind: str) -> None:
     assert all(found)
 
 
-def test_so_it_is_in_models(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_it_is_in_models(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = set[str]()
 
     def is_safe(graph: Any, columns: Any) -> bool:
@@ -131,8 +115,8 @@ def test_so_it_is_in_models(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return is_safe_together(graph, columns)
 
     monkeypatch.setattr(single_examples, "is_safe_together", is_safe)
-    for make in MODELS.values():
-        model, data = make_model(make), rows(5)
+    for name in MODELS:
+        model, data = ARCHITECTURES[name].plain(), ARCHITECTURES[name].rows(5)
         step = clipped_sum(model, l2_norm_clip=0.3, path=SINGLE_EXAMPLES)
         step = tf.function(step, autograph=False)
         assert_close(arrays(step(*batch(data))), naive_sum(model, data, 0.3))

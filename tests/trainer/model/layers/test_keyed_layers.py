@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.architectures import _of_numbers, _of_sequence, _seq, layers
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP
@@ -22,6 +21,7 @@ from tests.trainer.zoo import (
     batch,
     make_model,
     naive_sum,
+    numbers,
 )
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.gradients import clipping
@@ -32,24 +32,39 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, trained_model
 from trainer.tf_compat import keras, tf
 
+layers = keras.layers
 KEY = bytes(range(32))
 
 
+def _of_numbers(body: Callable[[Any], Any]) -> Any:
+    integers, values = numbers()
+    return keras.Model(integers, layers.Dense(1)(body(values)))
+
+
+def _of_steps(body: Callable[[Any], Any]) -> Any:
+    """A model of (batch, 4, 4) values."""
+    return _of_numbers(
+        lambda v: layers.Flatten()(body(layers.Dense(4)(v[:, :4, None])))
+    )
+
+
 def _dropped() -> Any:
-    return _of_numbers(_seq(layers.Dense(6, activation="tanh"), layers.Dropout(0.5)))()
+    return _of_numbers(
+        lambda v: layers.Dropout(0.5)(layers.Dense(6, activation="tanh")(v))
+    )
 
 
 def _attention() -> Any:
     attention = layers.MultiHeadAttention(2, 3, dropout=0.4)
-    return _of_sequence(lambda v: attention(v, v))()
+    return _of_steps(lambda v: attention(v, v))
 
 
 def _spatial() -> Any:
-    return _of_sequence(layers.SpatialDropout1D(0.5))()
+    return _of_steps(layers.SpatialDropout1D(0.5))
 
 
 def _recurrent() -> Any:
-    return _of_sequence(layers.LSTM(3, dropout=0.3, recurrent_dropout=0.3))()
+    return _of_steps(layers.LSTM(3, dropout=0.3, recurrent_dropout=0.3))
 
 
 MODELS = {
@@ -189,7 +204,7 @@ def test_dropout_is_off_outside_of_steps_and_layers_are_as_they_were() -> None:
     ],
 )
 def test_what_draws_for_the_whole_batch_is_refused(layer: Any, message: str) -> None:
-    model = _trained(lambda: _of_numbers(layer())())
+    model = _trained(lambda: _of_numbers(layer()))
     with pytest.raises(InputError, match=message):
         model.outputs(batch(_with_seeds(make_rows(4)))[0])
 

@@ -1,0 +1,182 @@
+"""Models of one's own and odd layers; and architectures that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.trainer.architecture import Architectures, ids, real, registers
+from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
+from trainer.tf_compat import keras, tf
+
+layers, ops = keras.layers, keras.ops
+
+ODD: Architectures = {}
+architecture = registers(ODD)
+
+NUMBERS, FIELDS = real(5), ids(7, 4)
+
+
+# -- models of one's own, and odd layers -----------------------------------------------
+
+
+class Loop(keras.Model):
+    """Takes all columns but the label; applies one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.again = layers.Embedding(7, 3), layers.Dense(5, "tanh")
+        self.last = layers.Dense(1)
+
+    def call(self, columns: Any, training: bool = False) -> Any:
+        values = tf.where(tf.math.is_nan(columns["numbers"]), 0.0, columns["numbers"])
+        for _ in range(2):
+            values = values + self.again(values)
+        rows = tf.reshape(self.table(columns["fields"]), (-1, 12))
+        return self.last(tf.concat([values, rows], 1))
+
+
+architecture(name="subclass", numbers=NUMBERS, fields=FIELDS)(lambda: Loop())
+
+
+class Squared(keras.Model):
+    """A functional model whose ``call`` is not its graph."""
+
+    def call(self, columns: Any, training: bool = False, mask: Any = None) -> Any:
+        return 2.0 * super().call(columns, training=training, mask=mask) ** 2
+
+
+@architecture(numbers=NUMBERS)
+def overridden_call() -> Any:
+    numbers = keras.Input((5,), name="numbers")
+    return Squared(numbers, layers.Dense(1)(numbers))
+
+
+class _Untracked(layers.Layer):
+    """Reads all of a table that Keras does not track."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self._read = lambda: table.embeddings
+
+    def call(self, hidden: Any) -> Any:
+        return tf.matmul(hidden, self._read(), transpose_b=True)
+
+
+@architecture(fields=FIELDS)
+def untracked_table(fields: Any) -> Any:
+    table = layers.Embedding(7, 3)
+    return layers.Dense(1)(_Untracked(table)(ops.sum(table(fields), 1)))
+
+
+@tf.custom_gradient
+def _own_gradient(values: Any) -> Any:
+    return tf.tanh(values), lambda slope: 0.5 * slope
+
+
+def _odd(values: Any) -> Any:
+    values = layers.Lambda(lambda v: tf.math.l2_normalize(v, 1))(values)
+    values = layers.BatchNormalization(trainable=False)(values)
+    values = layers.EinsumDense("abc,cd->abd", (2, 3))(layers.Permute((2, 1))(values))
+    values = layers.Dense(3, "softplus", trainable=False)(
+        layers.ZeroPadding1D(1)(values)
+    )
+    return keras.Sequential([keras.Sequential([layers.Dense(3, "swish")])])(values)
+
+
+for _name, (_decision, _part) in {
+    "odd_layers": (ONE_PASS, _odd),
+    "stacked_cells": (
+        ONE_PASS,
+        lambda v: layers.RNN([layers.LSTMCell(2), layers.SimpleRNNCell(2)])(v),
+    ),
+    "cells_in_slices": (
+        SINGLE_EXAMPLES, lambda v: layers.GRU(2, reset_after=False)(v[:, :2]),
+    ),
+    "masked_bidirectional": (
+        SINGLE_EXAMPLES,
+        lambda v: layers.Bidirectional(layers.SimpleRNN(2, return_sequences=True))(
+            layers.Masking()(ops.relu(v))
+        ),
+    ),
+    "grouped_convolution": (
+        SINGLE_EXAMPLES, lambda v: layers.Conv1D(2, 2, groups=2)(layers.Dense(4)(v)),
+    ),
+    "convolution_of_clips": (
+        ONE_PASS,
+        lambda v: layers.Conv3D(2, 2, padding="same")(
+            ops.reshape(layers.Dense(2)(v), (-1, 2, 2, 2, 1))
+        ),
+    ),
+    "gradient_of_ones_own": (
+        SINGLE_EXAMPLES, lambda v: layers.Lambda(_own_gradient)(layers.Dense(3)(v)),
+    ),
+}.items():  # fmt: skip
+    architecture(_decision, name=_name, series=real(4, 2))(
+        lambda series, part=_part: layers.Dense(1)(layers.Flatten()(part(series)))
+    )
+
+
+# -- what is refused -------------------------------------------------------------------
+
+
+def _in_batch(_: Any, logits: Any) -> Any:
+    """The softmax of a retrieval, whose negatives are the other rows."""
+    return -ops.diagonal(ops.log_softmax(ops.matmul(logits, ops.transpose(logits))))
+
+
+def _survival(_: Any, risks: Any) -> Any:
+    """The partial likelihood of Cox."""
+    return ops.log(ops.cumsum(ops.exp(risks[:, 0]))) - risks[:, 0]
+
+
+def _size(values: Any) -> Any:
+    return tf.cast(tf.shape(values)[0], tf.float32)
+
+
+_MIXES = "not to depend on the others"
+_LAMBDAS: dict[str, Any] = {
+    "batch_maximum": lambda v: v / (1e-3 + tf.reduce_max(tf.abs(v))),
+    "batch_mean": lambda v: v - tf.reduce_mean(v, 0),
+    "batch_softmax": lambda v: 9.0 * tf.nn.softmax(v, 0),
+    "batch_size": lambda v: v * _size(v),
+    "batch_places": lambda v: v + tf.range(_size(v))[:, None],
+    "batch_roll": lambda v: tf.roll(v, 4, 0),
+    "batch_neighbours": lambda v: v + tf.concat([v[1:], v[:1]], 0),
+}
+_LOSSES = {
+    "in_batch_negatives": (_MIXES, _in_batch),
+    "survival": (_MIXES, _survival),
+    "hinge": ("whole batch", keras.losses.Hinge()),
+}
+_LAYERS: dict[str, tuple[str, Any]] = {
+    "batch_normalisation": ("mixes examples", layers.BatchNormalization),
+    "noise": ("random numbers", lambda: layers.GaussianNoise(0.5)),
+    "spectral_normalisation": (
+        "keeps state", lambda: layers.SpectralNormalization(layers.Dense(4)),
+    ),
+    "regularised": ("regularis", lambda: layers.Dense(4, kernel_regularizer="l2")),
+    "adapted_later": ("mean and variance", layers.Normalization),
+    "half_precision": ("float32", lambda: layers.Dense(4, dtype="mixed_float16")),
+}  # fmt: skip
+
+for _name, _function in _LAMBDAS.items():
+    _LAYERS[_name] = _MIXES, lambda function=_function: layers.Lambda(function)
+for _name, (_reason, _loss) in _LOSSES.items():
+    architecture(_reason, name=_name, loss=_loss, numbers=NUMBERS)(
+        lambda numbers: layers.Dense(1)(numbers)
+    )
+for _name, (_reason, _make) in _LAYERS.items():
+    architecture(_reason, name=_name, numbers=NUMBERS)(
+        lambda numbers, make=_make: layers.Dense(1)(make()(numbers))
+    )
+
+
+class _TrainsItself(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        raise NotImplementedError
+
+
+@architecture("train_step", numbers=NUMBERS)
+def variational_autoencoder() -> Any:
+    numbers = keras.Input((5,), name="numbers")
+    return _TrainsItself(numbers, layers.Dense(5)(numbers))
