@@ -379,17 +379,14 @@ def wavenet(series: Any) -> Any:
     return layers.Conv1D(1, 1)(ops.relu(ops.add(*skips)))
 
 
-def _neighbours() -> Any:
-    return tf.constant([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
-
-
-@architecture(nodes=real(3, 2), label=real(1), loss=SQUARES)
-def message_passing(nodes: Any) -> Any:
-    values, cell = layers.Dense(3)(nodes), layers.Dense(3, activation="tanh")
-    for _ in range(2):
-        messages = ops.einsum("nm,bmd->bnd", _neighbours(), values)
-        values = cell(ops.concatenate([values, messages], -1))
-    return layers.Dense(1)(ops.sum(values, 1))
+@architecture(speeds=real(3, 3, 1), label=real(3), loss=SQUARES)
+def traffic_forecasting(speeds: Any) -> Any:
+    """Nodes by steps: a convolution over the graph, then a recurrence of each node."""
+    neighbours = tf.constant([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    nodes = ops.einsum("nm,bmtk->bntk", neighbours, speeds)
+    nodes = ops.concatenate([speeds, nodes], -1)
+    steps = ops.reshape(layers.Dense(2, "relu")(nodes), (-1, 3, 2))
+    return ops.reshape(layers.Dense(1)(layers.LSTM(2)(steps)), (-1, 3))
 
 
 ARCHITECTURES: Architectures = {**_FOUND, **OF_TABLES, **ODD}
