@@ -423,7 +423,23 @@ def _block(
 def _open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
     with pa.OSFile(file.path) as raw:
         check_unchanged(file, os.stat(file.path))
-        yield pq.ParquetFile(raw, page_checksum_verification=True)
+        # By default times of INT96 wrap outside of the years 1677 to 2262.
+        yield pq.ParquetFile(
+            raw, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+        )
+
+
+def _in_utc(columns: dict[str, pa.Array], parquet: pq.ParquetFile) -> None:
+    """Gives times of INT96 their zone: Spark writes those of UTC, and does not say so.
+
+    Args:
+      columns: Name -> array; those of INT96 are replaced.
+      parquet: The file.
+    """
+    for column in parquet.schema:
+        if column.physical_type == "INT96" and column.path in columns:
+            utc = pa.timestamp("us", "UTC")
+            columns[column.path] = columns[column.path].cast(utc)
 
 
 def parquet_schema(file: InputFile) -> pa.Schema:
@@ -454,6 +470,7 @@ def read_parquet(
             _rows_at_a_time(parquet), row_groups=groups, columns=inside
         ):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            _in_utc(columns, parquet)
             done += batch.num_rows
             block = _block(columns, batch.num_rows, [], file)
             yield block, file.num_bytes * done // total

@@ -516,3 +516,32 @@ def test_memory_does_not_grow_with_the_input(
         peaks.append(max(seen))
     # Held in memory, the large one has 30,000 rows more of 70 bytes.
     assert peaks[1] < peaks[0] + 1_000_000
+
+
+def test_times_of_spark_are_read_as_those_of_other_programs(
+    tmp_path: pathlib.Path,
+) -> None:
+    """INT96 holds a time of UTC, of any year, which nanoseconds since 1970 do not."""
+    years = (1600, 1900, 2020, 2262, 2300, 9000)
+    moments = [datetime.datetime(year, 7, 1, 23, 30, 0, 123456) for year in years]
+    schema = tmp_path / "schema.toml"
+    schema.write_text(
+        'version = 1\n[split]\nby = "time"\ncolumn = "at"\n'
+        "val_from = 2020-07-01\ntest_from = 2250-01-01\n"
+        '[columns.at]\nkind = "date"\nzone = "Asia/Tokyo"\n'
+        'parts = ["year", "day", "hour"]\nrange = [1500-01-01, 9999-12-31]\n'
+        '[columns.y]\nkind = "label"\ntask = "binary"\n'
+    )
+    table = pa.table(
+        {"at": pa.array(moments, pa.timestamp("us", "UTC")), "y": np.resize([0, 1], 6)}
+    )
+    found = []
+    for name, is_int96 in (("spark", True), ("other", False)):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(table, path, use_deprecated_int96_timestamps=is_int96)
+        types = {column.physical_type for column in pq.ParquetFile(path).schema}
+        assert ("INT96" in types) == is_int96
+        options = TableOptions(schema=Schema.read(schema))
+        prepare(str(path), tmp_path / name, options)
+        found.append(prepared_bytes(tmp_path / name))
+    assert found[0] == found[1]
