@@ -195,6 +195,12 @@ def main() -> None:
         _fail("Stopped. Give the same command again.", 130)
     except OSError as error:
         _fail(_output_error(error) or _system_error(error), 2)
+    except MemoryError:  # its text may hold how many rows were chosen
+        _fail(
+            "Expected enough memory for this. Free some; or give the command less to "
+            "do at a time: see the sizes, threads and limits in --help.",
+            2,
+        )
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN:
             raise  # a bug of this project

@@ -55,6 +55,12 @@ def call(function: str, *arguments: Any) -> Any:
             sent = _exchanged(process, pickle.dumps(arguments))
         finally:
             process.kill()  # if it has not ended
+    if process.returncode == -signal.SIGKILL:
+        raise InputError(
+            f"Expected enough memory for {function}: the system ended its process, as "
+            "it does if memory is short. Free some, or make batches with a smaller "
+            "--physical-batch-size."
+        )
     if process.returncode:
         raise InputError(
             f"Expected {function} to end with a result; the exit status of its process "

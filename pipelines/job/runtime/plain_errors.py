@@ -44,6 +44,11 @@ def plain_errors() -> Iterator[None]:
         raise
     except OSError as error:
         raise storage_error(error) from None
+    except MemoryError:
+        raise InputError(
+            "Expected enough memory for a task of the job. Free some, or lower "
+            f"--memory-limit or the number of threads and workers; then {AGAIN}"
+        ) from None
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(frame.filename)}:{frame.lineno}"

@@ -72,7 +72,9 @@ def test_errors_for_the_user_are_raised_here() -> None:
 
 
 def test_a_process_that_is_killed_is_an_error_in_one_line() -> None:
-    with pytest.raises(InputError, match=r"helper_of_calls:killed .* is -9") as raised:
+    with pytest.raises(
+        InputError, match=r"memory for helper_of_calls:killed"
+    ) as raised:
         separate_process.call("helper_of_calls:killed")
     assert "\n" not in str(raised.value)
 

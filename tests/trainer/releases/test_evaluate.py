@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -507,3 +508,23 @@ def test_the_command_prints_metrics_intervals_baseline_and_claim(
     assert result.exit_code == 0, result.output
     for words in ("AUC", "95 % interval, from", "guessing", "(2.0000, 1e-05)"):
         assert words in result.output
+
+
+@pytest.mark.xfail(strict=True, reason="issue 49: one trainer")
+def test_memory_does_not_grow_with_the_held_out_rows(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Seen: 25 bytes a row are kept, and sorting them takes 100."""
+    peaks, sizes = [], (20_000, 120_000)
+    for size in sizes:
+        table = write_held_out(tmp_path / f"{size}", make_rows(size, seed=size))
+        run = tmp_path / f"run-{size}"
+        shutil.copytree(root / "run-a", run)
+        tracemalloc.start()
+        try:
+            evaluate(run, root / "batches-run-a", table, epsilon=1.0)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    per_row = (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
+    assert per_row < 8
