@@ -137,6 +137,9 @@ def _answer(connection: socket.socket, program: str) -> None:
     for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
         os.close(stream)
+    # New ones: those of the server know whether its own files could be sought in.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
