@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import pathlib
 from collections.abc import Callable
@@ -120,20 +119,6 @@ def test_a_date_tells_its_year_day_and_hour(
     pathlib.Path("schema.toml").write_text(f'{HEAD}[columns.day]\nkind = "date"\n')
     rows = prepared(typed).drop_columns("label").to_pylist()
     assert rows[0] != rows[1]
-
-
-@ISSUE_50
-def test_spark_times_of_any_year_keep_it(typed: Callable[..., str]) -> None:
-    """INT96 holds them; as nanoseconds they wrap after the year 2262."""
-    days = pa.array([datetime.datetime(2500, 1, 2)] * 40, pa.timestamp("us"))
-    table = pa.table({"day": days, "y": [0, 1] * 20})
-    pq.write_table(table, "table.parquet", use_deprecated_int96_timestamps=True)
-    pathlib.Path("schema.toml").write_text(
-        f'{HEAD}[columns.day]\nkind = "date"\nparts = ["year"]\n'
-        "range = [2499-01-01, 2501-01-01]\n"
-    )
-    typed("prepare", "--input=table.parquet", "--schema=schema.toml", "--out=data")
-    assert set(pq.read_table("data/train")["day_year"].to_pylist()) == {2}
 
 
 @ISSUE_50
