@@ -37,8 +37,8 @@ NO_PATHS = {
     "--aggregate", "--augment", "--boolean", "--buckets", "--carry", "--category",
     "--classes", "--date", "--delimiter", "--drop", "--for", "--header",
     "--initial-weights", "--label", "--loss", "--metric", "--model", "--numeric",
-    "--optimizer", "--or", "--runner", "--shift-by", "--split", "--text", "--title",
-    "--train", "--truncated-batch-size", "--user", "--user-column",
+    "--optimizer", "--or", "--range", "--runner", "--shift-by", "--split", "--text",
+    "--title", "--train", "--truncated-batch-size", "--user", "--user-column",
 }  # fmt: skip
 
 
