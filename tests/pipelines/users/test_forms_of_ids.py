@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import pathlib
+import unicodedata
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.tables.convert import SPLITS
 from tests.pipelines.conftest import Command
 
 #: All rows are for training.
@@ -118,3 +120,24 @@ def test_two_tables_of_pandas_are_those_of_200_persons(
     users = np.arange(200)
     ids = [*users.astype(str), *users.astype(float).astype(str)]
     assert rows_kept(ids, command) == {"bound": 200, "prepare": 200}
+
+
+def test_rows_of_one_person_are_in_one_split_whatever_form_their_ids_have(
+    command: Command, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    person = np.repeat(np.arange(40), 2)
+    ids = [f"Jos\u00e9 {number}" for number in person]
+    ids[1::2] = [unicodedata.normalize("NFD", name) for name in ids[1::2]]
+    table = {"person": ids, "number": person.astype(float), "y": person % 2}
+    pq.write_table(pa.table(table), "table.parquet")
+    halves = SCHEMA.replace("[1, 0, 0]", "[1, 1, 0]")
+    pathlib.Path("schema.toml").write_text(
+        f'{halves}[columns.number]\nkind = "numeric"\n'
+    )
+    call = "prepare --schema schema.toml --input table.parquet --out out"
+    flags = "--max-examples-per-user 2 --num-examples 1000"
+    assert command(*call.split(), *flags.split()).code == 0
+    found = [set(pq.read_table(f"out/{s}")["number"].to_pylist()) for s in SPLITS]
+    assert not found[0] & found[1]
+    assert min(map(len, found[:2])) > 0
