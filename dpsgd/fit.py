@@ -149,12 +149,13 @@ def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
 
 
 def _check_runs(text: str, flags: Mapping[str, Any]) -> None:
-    """Refuses a search that cannot be made, before any work.
+    """Refuses a run or a search that cannot be made, before any work.
 
     Raises:
-      InputError: its number, unit or candidates are refused.
+      InputError: its flags are refused, or the number, unit or candidates of a search.
     """
     if flags["runs"] is None:
+        fit_stages.single_run(flags)
         return
     from accounting.claims.selection.number_of_runs import MOST_AS_GOOD  # after --help
     from trainer.run import privacy

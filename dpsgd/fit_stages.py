@@ -44,6 +44,7 @@ from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.inputs.source_table import SOURCES
 from pipelines.tables.schema.column_kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
+from trainer.core.claims import NON_PRIVATE
 from trainer.run.released import ROW, USER, Fit, Table
 
 if TYPE_CHECKING:
@@ -182,6 +183,24 @@ def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
     of_run = (*sizes.budget, *shlex.split(flags["train"]))
     training = _candidates(of_run)[0] if flags["runs"] else _request(of_run).settings
     return time_of_run(prepared / "train", settings, training)
+
+
+def single_run(flags: Mapping[str, Any]) -> Request:
+    """Returns what the one run asks `dpsgd train` for, but for epsilon and delta.
+
+    Args:
+      flags: The flags of the command.
+
+    Raises:
+      InputError: `dpsgd train` would refuse it, or it is not private.
+    """
+    words = shlex.split(flags["train"])
+    if NON_PRIVATE in " ".join(words).replace("=", " ").split():
+        raise InputError(
+            "Expected a private method in --train: fit states an epsilon for all that "
+            f"it releases. Omit --method {NON_PRIVATE}; `dpsgd compare` trains both."
+        )
+    return _request([*_ANY_BUDGET, *words])
 
 
 def _request(of_run: Sequence[str]) -> Request:
@@ -383,7 +402,7 @@ def noise_key_file(flags: Mapping[str, Any]) -> pathlib.Path | None:
     """
     if flags["runs"]:  # which have keys of their own
         return None
-    return _request([*_ANY_BUDGET, *shlex.split(flags["train"])]).noise_key_file
+    return single_run(flags).noise_key_file
 
 
 def _evaluate(

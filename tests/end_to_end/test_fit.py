@@ -472,6 +472,8 @@ def test_a_search_is_done_when_its_winner_stands_and_its_secrets_are_gone(
         (["--runs=1"], "runs=1 >= 2"),
         (["--runs=2", "--train=--eval=census-fit/data/test"], "--eval="),
         (["--train=--config=eval.toml"], "no file of them (--config)"),
+        (["--train=--method=non-private"], "Expected a private method in --train"),
+        (["--train=--hidden x"], "'x' is not a valid integer"),
         (["--runs=2", "--train=--by auc"], "--by is set for every run"),
         (["--runs=2", "--train=--learning-rate 0.1,-1"], "learning_rate=-1"),
     ],
