@@ -49,6 +49,7 @@ from pipelines.files.storage import write_atomically
 from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
+from trainer.averaging.best_iterate import BestIterate, without_held_out
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import column_names
 from trainer.claims import lazy_tables
@@ -56,7 +57,7 @@ from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.workers import agreement, launch
 from trainer.claims.workers.agreement import AgreedStopError
 from trainer.core.run import run_record
-from trainer.core.run.batches import Element, element_spec
+from trainer.core.run.batches import BatchSource, Element, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.session import Session
@@ -72,6 +73,7 @@ from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
+from trainer.model.grouped_model import of_users
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
@@ -282,6 +284,7 @@ class _Training:
         # All checks passed; nothing was written before.
         self.session.open(held, resumes=checked.resumes)
         self._averages = TrainingAverages(self._model.variables, self._settings)
+        self._best = self._find_best()
         run, run_key = self._request.run, self._identify()
         self._checkpoints = Checkpoints(run=run, run_key=run_key)
         self._stored = StoredRun(run, self._request.store, resumes=checked.resumes)
@@ -371,6 +374,18 @@ class _Training:
             path = _path_of(self._trained, settings)
             self._reporter.say(f"per-example gradients: {path}")
 
+    def _find_best(self) -> BestIterate | None:
+        """Returns what stops a run without privacy early; None for private runs."""
+        if self._settings.method != NON_PRIVATE:
+            return None
+        manifest = self._checked.manifest
+        model = of_users(self._model, manifest)  # one view of a row, without dropout
+        return BestIterate(
+            self._model.variables,
+            lambda columns: model.losses(first_view(columns, model)),
+            BatchSource(self.session.batches, manifest),
+        )
+
     def _trace_step(self) -> CapturedState:
         self._adaptive = self._bounded.adaptive
         step = Step(
@@ -392,6 +407,7 @@ class _Training:
         """Returns all variables that later steps or results depend on."""
         of_keras = [*self._model.network.weights, *self._optimizer.variables]
         declared = [*map(raw_variable, of_keras), *self._averages.variables]
+        declared += [] if self._best is None else self._best.variables
         # Keras's Nadam, for one, has state that it does not declare.
         return [*declared, *self._captured.written(but=[*declared, *self._buffers])]
 
@@ -499,6 +515,8 @@ class _Training:
         with self.session.steps(draw=self._hooks.draw) as steps:
             for drawn, parts in steps:
                 noise = self._before_step(drawn)
+                if self._best is not None:
+                    parts = map(without_held_out, parts)
                 number = self.session.execute(
                     noise, parts, observe=self._observe, stop=next(iter(stop), None)
                 )
@@ -548,6 +566,8 @@ class _Training:
             agreement.leave(self._workers, AgreedStopError(message, self._stop))
 
     def _evaluate(self) -> None:
+        if self._best is not None:
+            self._best.update(self._done)
         if self._evaluator is None:
             return
         point = {"step": self._done, **self._evaluator.metrics()}
@@ -581,6 +601,7 @@ class _Training:
         """Writes all results; the record last."""
         run = self._request.run
         self.session.check_folder()
+        self._stop_early()
         self._reporter.say("exporting the model")
         self._export()
         text, statement = privacy.write_statement(
@@ -601,9 +622,22 @@ class _Training:
             text=text,
         )
 
+    def _stop_early(self) -> None:
+        """Makes the best iterate of a run without privacy the last one."""
+        if self._best is None:
+            return
+        self._best.restore()
+        points = self._state.points
+        points[:] = [point for point in points if point["step"] <= self._best.step]
+        self._reporter.say(
+            f"best after step {self._best.step}, on training rows held out for that"
+        )
+
     def _write_metrics(self, of_averages: dict[str, Any]) -> dict[str, Any]:
         run, points = self._request.run, self._state.points
-        metrics = {k: v for k, v in points[-1].items() if k != "step"}
+        metrics = dict(points[-1])
+        if self._best is None:  # else the step is not the last one
+            del metrics["step"]
         metrics = {"examples": "held-out", "method": self._settings.method, **metrics}
         metrics |= of_averages
         for name, value in (

@@ -6,7 +6,8 @@ Every data set is synthetic or public.  For each, all 40 settings of ``GRID`` ru
 on the clicks of 8 million rows those of ``GOOD_ON_CLICKS``.  The best by each metric
 runs again with every seed, and so do the defaults.  Results are in
 ``OUT/results.json``; stopped, it goes on with the same command.  After a change of the
-defaults alone, ``--defaults-only`` runs no grid, whose best stays what it was.
+defaults alone, ``--defaults-only`` runs no grid, whose best stays what it was, and puts
+the defaults without privacy beside the private ones.
 """
 
 from __future__ import annotations
@@ -81,6 +82,9 @@ GOOD_ON_CLICKS: tuple[Fields, ...] = (
         )
     ),
 )
+
+#: The defaults without privacy.
+PLAIN: Fields = {"method": "non-private", "target_epsilon": None, "target_delta": None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,12 +278,16 @@ def _lines(
 def _lines_of_defaults(
     name: str, folder: pathlib.Path, results: Results, seeds: int
 ) -> Iterator[str]:
-    """Yields the defaults alone, a line for each metric."""
-    found = [results.of(name, folder, {}, seed) for seed in range(seeds)]
-    for failed in (one["error"] for one in found if "error" in one):
+    """Yields the defaults, private and without privacy, a line for each metric."""
+    private, plain = (
+        [results.of(name, folder, fields, seed) for seed in range(seeds)]
+        for fields in ({}, PLAIN)
+    )
+    for failed in (one["error"] for one in (*private, *plain) if "error" in one):
         raise click.ClickException(f"the defaults fail on {name}: {failed}")
-    for metric in _metrics(name, found[0]):
-        yield f"| {name} | {metric} | {_mean([one[metric] for one in found])} |"
+    for metric in _metrics(name, private[0]):
+        means = [_mean([one[metric] for one in found]) for found in (private, plain)]
+        yield f"| {name} | {metric} | {' | '.join(means)} |"
 
 
 def _metrics(name: str, found: Fields) -> list[str]:

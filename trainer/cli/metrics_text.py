@@ -10,6 +10,7 @@ from trainer.settings.aggregation_settings import (
     MEANINGS,
     OMV,
 )
+from trainer.settings.method_settings import NON_PRIVATE
 
 #: Names that are too wide for a column.
 _HEADINGS = {
@@ -34,6 +35,8 @@ def metrics_text(metrics: dict[str, Any]) -> str:
     rows = [("held-out metrics of", *(_HEADINGS.get(n, in_words(n)) for n in names))]
     shown = metrics.get("evaluation", {}).get("weights", "last")
     label = "last iterate" if shown == "last" else f"{shown}: {MEANINGS[shown]}"
+    if metrics.get("method") == NON_PRIVATE:
+        label = f"best iterate, step {metrics['step']}"
     rows.append((label, *_numbers(metrics, names)))
     for place, end in enumerate(("from", "to") if "intervals" in metrics else ()):
         ends = {name: each[place] for name, each in metrics["intervals"].items()}

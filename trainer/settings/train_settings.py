@@ -62,6 +62,11 @@ _OVER_SGD = {"sgd": 1.0, "momentum": 0.1}
 #: the noise of the weights as it is.
 _FLOOR_OVER_NOISE = 3.0
 
+#: Adam without privacy: its rate times the root of the number of steps, and its floor,
+#: without which it learns the rows of rare values by heart (see docs/pitfalls.md).
+_PLAIN_RATE = 0.1
+_PLAIN_FLOOR = 1e-3
+
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
     "lion", "nadam", "rmsprop",
@@ -121,10 +126,11 @@ class TrainSettings(MethodSettings, AggregationSettings):
         and with an automatic clip also from noise and batch size for sgd and momentum;
         otherwise 0.1]
       adam_floor: Adam's steps are mean over sqrt(mean of squares + FLOOR^2).  [default:
-        3 times the noise of a step, with a learning rate from the plan; otherwise none]
+        3 times the noise of a step, with a learning rate from the plan; 0.001 without
+        privacy; otherwise none]
       learning_rate_schedule: Schedule by which the learning rate decays; trapezoid is
         constant for the first half and linear from there.  [default: constant for a
-        rate of 0.1 or a given one, otherwise trapezoid]
+        rate of 0.1 or a given one, and for Adam without privacy; otherwise trapezoid]
       warmup_steps: Steps of linear warm-up of the learning rate.
       final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
         fraction of the initial one.
@@ -233,7 +239,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
         if self.learning_rate is None and not of_plan:  # frozen
             object.__setattr__(self, "learning_rate", _OTHER_RATE)
         if self.learning_rate_schedule is None:
-            schedule = TRAPEZOID if of_plan else CONSTANT
+            falls = of_plan and not self._is_plain_adam  # which stops early
+            schedule = TRAPEZOID if falls else CONSTANT
             object.__setattr__(self, "learning_rate_schedule", schedule)
 
     def for_plan(
@@ -253,8 +260,12 @@ class TrainSettings(MethodSettings, AggregationSettings):
             rate = min(_LARGEST_RATE, _NOISE_OF_SGD / (noise * root))
             rate *= _OVER_SGD[self.optimizer]
             return dataclasses.replace(self, learning_rate=rate)
+        if self._is_plain_adam:
+            floor = _PLAIN_FLOOR if self.adam_floor is None else self.adam_floor
+            rate = _PLAIN_RATE / root
+            return dataclasses.replace(self, learning_rate=rate, adam_floor=floor)
         rate = _NORMALIZED_RATE / root
-        if self.optimizer != "adam" or noise_multiplier is None:
+        if self.optimizer != "adam":
             return dataclasses.replace(self, learning_rate=rate)
         if self.l2_norm_clip != AUTO_CLIP:
             noise *= float(self.l2_norm_clip or 0.0)
@@ -272,6 +283,10 @@ class TrainSettings(MethodSettings, AggregationSettings):
             floor = _FLOOR_OVER_NOISE * noise
         rate *= math.hypot(1, floor / noise)
         return dataclasses.replace(self, learning_rate=rate, adam_floor=floor)
+
+    @property
+    def _is_plain_adam(self) -> bool:
+        return self.method == NON_PRIVATE and self.optimizer == "adam"
 
     @property
     def selection_described(self) -> dict[str, Any]:

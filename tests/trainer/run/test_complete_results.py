@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import pathlib
 import stat
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.run.whole_runs import LINEAR, SMALL, private_settings
+from tests.trainer.conftest import make_rows, write_held_out
+from tests.trainer.run.whole_runs import (
+    LINEAR,
+    ONE_ID,
+    SMALL,
+    private_settings,
+    same_results,
+    weights_of,
+)
+from trainer.cli.metrics_text import metrics_text
 from trainer.core.run.run_record import read_run
 from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
@@ -77,3 +88,27 @@ def test_a_run_without_privacy_says_so(lean_results: None, request_for: Any) -> 
     assert record.noise_multiplier is None
     with pytest.raises(InputError, match="no epsilon"):
         privacy.run_statement(record, manifest, delta=1e-3)
+
+
+def test_a_run_without_privacy_stops_where_rows_that_train_nothing_are_best(
+    lean_results: None, request_for: Any, crash: Any, tmp_path: pathlib.Path
+) -> None:
+    """Also after a kill; the rows for the evaluation have no say."""
+    fast = TrainSettings(method="non-private", learning_rate=0.2, model=LINEAR)
+    whole = request_for("whole", run_id=ONE_ID, settings=fast)
+    train(whole)
+    points = json.loads((whole.run / "curve.json").read_text())["points"]
+    metrics = json.loads((whole.run / "metrics.json").read_text())
+    assert 0 < points[-1]["step"] < 10
+    assert points[-1].items() <= metrics.items()
+    shown = metrics_text(metrics).splitlines()
+    assert any(f"best iterate, step {metrics['step']} " in line for line in shown)
+    broken = request_for("broken", run_id=ONE_ID, settings=fast, checkpoint_every=3)
+    crash(broken, 9)
+    train(broken)
+    assert same_results(whole.run, broken.run)
+    others = write_held_out(tmp_path / "others", make_rows(50, seed=5))
+    other = request_for("other", settings=fast, held_out=others)
+    train(other)
+    for left, right in zip(weights_of(whole.run), weights_of(other.run), strict=True):
+        np.testing.assert_array_equal(left, right)

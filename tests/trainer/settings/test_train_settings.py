@@ -58,6 +58,11 @@ def test_the_clip_adapts_where_none_is_given(
             10.0,
             "trapezoid",
         ),
+        (
+            {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None},
+            0.01,
+            "constant",
+        ),
     ],
 )
 def test_the_rate_is_that_of_the_plan_where_none_is_given(
@@ -92,8 +97,8 @@ NOISE = 1 / 500
         ({"optimizer": "adamw"}, None, 0.015),
         (
             {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None},
-            None,
-            0.015,
+            0.001,
+            0.01,
         ),
     ],
 )
