@@ -84,6 +84,14 @@ def summary(out: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def _notes(result: dict[str, Any]) -> list[str]:
+    """Returns what explains the two models beside each other."""
+    from trainer.report.fitness import notes_on_plain  # after --help
+
+    private, plain = (result[name]["auc"] for name in ("private", "non_private"))
+    return notes_on_plain("auc", [private], [plain])
+
+
 def report(result: dict[str, Any]) -> str:
     """Returns the report as Markdown; its pictures are in the same folder."""
     private, plain = result["private"], result["non_private"]
@@ -92,7 +100,9 @@ def report(result: dict[str, Any]) -> str:
 | model | test AUC | test log loss |
 |---|---|---|
 | DP-SGD on truncated Poisson batches | {private["auc"]:.4f} | {private["log_loss"]:.4f} |
-| the same model and batches without privacy | {plain["auc"]:.4f} | {plain["log_loss"]:.4f} |
+| the same network and batches without privacy | {plain["auc"]:.4f} | {plain["log_loss"]:.4f} |
+
+{" ".join(_notes(result))}
 
 ```text
 {result["statement"].strip()}
@@ -122,6 +132,7 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
     click.echo()
     title, headings = "Test split of the synthetic logs", ("model", "AUC", "log loss")
     tables.show(title, headings, rows, left=(0,))
+    click.echo("\n".join(_notes(result)))
     click.echo(result["statement"].splitlines()[0])
     click.echo(f"both models side by side: {out}/report.md")
     click.echo(f"report: {out}/report.html, to open in a browser  ({seconds:.0f} s)")

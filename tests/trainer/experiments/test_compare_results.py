@@ -14,6 +14,7 @@ from tests.trainer.experiments.conftest import PRIVATE
 from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.report import COSTS, report
 from trainer.experiments.comparison.results import summarise
+from trainer.report.fitness import AHEAD, PLAIN
 from trainer.settings.train_settings import TrainSettings
 
 
@@ -133,6 +134,31 @@ def _notes(*means: float, spread: float, **metrics: Any) -> str:
             found["metrics"] |= metrics
             results.append((_case(settings=settings), found))
     return report(summarise(results, metric="auc")).markdown()
+
+
+@pytest.mark.parametrize(
+    ("means", "epochs", "notes"),
+    [
+        ({"non-private": 0.8, "dp-sgd": 0.7}, {}, [PLAIN]),
+        ({"non-private": 0.8, "dp-sgd": 0.81}, {}, [PLAIN, AHEAD]),
+        ({"non-private": 0.8, "dp-sgd": 0.81}, {"dp-sgd": 5}, [PLAIN]),
+        ({"dp-sgd": 0.81}, {}, []),
+    ],
+    ids=["behind", "ahead", "ahead after more epochs", "alone"],
+)
+def test_a_table_says_why_a_private_model_is_ahead_of_a_plain_one(
+    means: dict[str, float], epochs: dict[str, int], notes: list[str]
+) -> None:
+    results = []
+    for method, mean in means.items():
+        case = _case()
+        if method == "non-private":
+            plain = TrainSettings(method=method)
+            case = _case(settings=plain, target_epsilon=None, noise_rule=None)
+        batches = dataclasses.replace(case.batches, num_epochs=epochs.get(method, 1))
+        results.append((dataclasses.replace(case, batches=batches), _result(mean)))
+    text = report(summarise(results, metric="auc")).markdown()
+    assert [each for each in (PLAIN, AHEAD) if each in text] == notes
 
 
 def test_other_metrics_stand_beside_the_metric_and_unfit_models_are_named() -> None:

@@ -13,14 +13,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.model.metrics import in_words
+from trainer.report.fitness import notes_on_plain
 from trainer.report.plots import over_seeds
 from trainer.report.report import Report, Table
+from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import number_in_words
 
 TITLE = "Ways of batching and training"
@@ -92,10 +95,32 @@ def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
         *([_LEVELS_NOTE] if any(one.sampled for one in outcomes) else []),
         *([_NO_GUARANTEE_NOTE] if marked else []),
+        *_plain_notes(outcomes),
         *_unfit_notes(outcomes),
         *notes,
         COSTS,
     ]
+
+
+def _plain_notes(outcomes: Sequence[Outcome]) -> list[str]:
+    """Returns the notes on lines without privacy, among those of their plan."""
+    plans = defaultdict[tuple[Any, ...], list[Outcome]](list)
+    for one in outcomes:
+        plans[_of_plan(one)].append(one)
+    found: dict[str, None] = {}
+    for lines in plans.values():
+        plain = [one.mean for one in lines if one.method == NON_PRIVATE]
+        private = [one.mean for one in lines if one.method != NON_PRIVATE]
+        if plain:
+            found |= dict.fromkeys(notes_on_plain(lines[0].metric, private, plain))
+    return list(found)
+
+
+def _of_plan(outcome: Outcome) -> tuple[Any, ...]:
+    return (
+        outcome.sampler, outcome.expected_batch_size, outcome.num_epochs,
+        outcome.sampled, outcome.max_examples_per_user,
+    )  # fmt: skip
 
 
 def _unfit_notes(outcomes: Sequence[Outcome]) -> list[str]:
