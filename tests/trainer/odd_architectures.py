@@ -152,7 +152,8 @@ _LAYERS: dict[str, tuple[str, Any]] = {
     "batch_normalisation": ("mixes examples", layers.BatchNormalization),
     "noise": ("random numbers", lambda: layers.GaussianNoise(0.5)),
     "spectral_normalisation": (
-        "keeps state", lambda: layers.SpectralNormalization(layers.Dense(4)),
+        "keeps state|change no variable",
+        lambda: layers.SpectralNormalization(layers.Dense(4)),
     ),
     "regularised": ("regularis", lambda: layers.Dense(4, kernel_regularizer="l2")),
     "adapted_later": ("mean and variance", layers.Normalization),

@@ -51,7 +51,7 @@ def wide_and_deep(numbers: Any, fields: Any) -> Any:
         (fields[:, :1], fields[:, 1:2])
     )
     deep = ops.concatenate([numbers, layers.Flatten()(_fields(fields))], 1)
-    return layers.Dense(1)(crossed) + _deep(layers.Dropout(0.2)(deep))
+    return layers.Dense(1)(crossed) + _deep(deep)
 
 
 @architecture(numbers=NUMBERS, fields=FIELDS)
@@ -86,9 +86,8 @@ def dlrm(numbers: Any, fields: Any) -> Any:
 @architecture(fields=FIELDS)
 def auto_int(fields: Any) -> Any:
     values = _fields(fields, 4)
-    for _ in range(2):
-        attended = layers.MultiHeadAttention(2, 2, use_bias=False)(values, values)
-        values = ops.relu(attended + layers.Dense(4, use_bias=False)(values))
+    attended = layers.MultiHeadAttention(2, 2, use_bias=False)(values, values)
+    values = ops.relu(attended + layers.Dense(4, use_bias=False)(values))
     return layers.Dense(1)(layers.Flatten()(values))
 
 
@@ -160,7 +159,7 @@ def _gated_residual(values: Any, units: int = 4) -> Any:
 @architecture(numbers=real(2))
 def variable_selection(numbers: Any) -> Any:
     parts = [_gated_residual(numbers[:, at : at + 1]) for at in range(2)]
-    chosen = layers.Dense(2, "softmax")(_gated_residual(ops.concatenate(parts, 1)))
+    chosen = layers.Dense(2, "softmax")(ops.concatenate(parts, 1))
     values = ops.sum(ops.stack(parts, 1) * chosen[..., None], 1)
     return layers.Dense(1)(values)
 
