@@ -107,6 +107,17 @@ def test_a_run_on_records_of_users(request_of_users: Request) -> None:
     assert found.num_rows == 50
 
 
+def test_a_run_without_privacy_leaves_users_out_whole(
+    request_of_users: Request, tmp_path: pathlib.Path
+) -> None:
+    plain = TrainSettings(
+        method="non-private", model=f"{__name__}:linear", learning_rate=0.1
+    )
+    run = tmp_path / "run"
+    request = dataclasses.replace(request_of_users, settings=plain, run=run)
+    assert train(request).metrics["step"] > 0
+
+
 def test_the_model_is_one_of_a_row(request_of_users: Request) -> None:
     manifest = read_manifest(request_of_users.batches)
     shapes = {column.name: column.shape for column in manifest.columns}
