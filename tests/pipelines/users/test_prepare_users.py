@@ -296,8 +296,9 @@ def test_a_user_that_is_no_whole_number_is_malformed(run: Run) -> None:
     pq.write_table(table, "few.parquet")
     ran = run("--input few.parquet")
     assert ran.code == 2
+    assert "person is missing, or no whole number" in ran.err
     for row in range(2, 7):
-        assert f"few.parquet:{row}: person is missing, or no whole number" in ran.err
+        assert f"few.parquet:{row}" in ran.err
 
 
 @pytest.mark.parametrize(
