@@ -184,6 +184,33 @@ def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
         write(data)
 
 
+def create(path: StrPath, data: bytes, *, mode: int = 0o644) -> bool:
+    """Writes a whole file unless there is one; returns whether it did.
+
+    Of several that create one file at once, one does, and the others return False; in a
+    store other than S3 several may, of which the last one's file stays.
+
+    Args:
+      path: Path in an existing folder.
+      data: Contents of the file.
+      mode: Permissions on this machine.
+
+    Raises:
+      OSError: as ``new_file``, or a file system without hard links.
+    """
+    if is_remote(path):
+        return _stores().create(os.fspath(path), data)
+    whole = local_files.hidden_path(os.fspath(path))
+    write_atomically(whole, data, mode=mode)
+    try:
+        os.link(whole, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(whole)
+    return True
+
+
 def copy_to_store(source: StrPath, path: str) -> None:
     """Copies a file of this machine to the ``path`` of a store.
 

@@ -42,6 +42,8 @@ _MOST_RETRIES = 6
 _ANSWER_SECONDS = 15
 #: HTTP status of a busy store: request timeout, too many requests.
 _LATER = (408, 429)
+#: HTTP status of S3 where another writer was first, or is at it.
+_TAKEN = (409, 412)
 
 # Beam's warnings about retries quote addresses.
 logging.getLogger(retry.__name__).setLevel(logging.ERROR)
@@ -155,9 +157,14 @@ def _may_pass(error: Exception) -> bool:
     """Whether a retry may succeed: the store did not refuse the request."""
     if isinstance(error, (InputError, FileNotFoundError, PermissionError)):
         return False
-    metadata = _response(error).get("ResponseMetadata", {})
-    status = metadata.get("HTTPStatusCode", getattr(error, "code", None))  # of Google
+    status = _status(error)
     return not isinstance(status, int) or status >= 500 or status in _LATER
+
+
+def _status(error: Exception) -> Any:
+    """Returns the HTTP status that an error of a client holds; else None."""
+    metadata = _response(error).get("ResponseMetadata", {})
+    return metadata.get("HTTPStatusCode", getattr(error, "code", None))  # of Google
 
 
 def _say_nothing(*_: object) -> None:
@@ -280,6 +287,30 @@ def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
         if files.exists(path):  # Hadoop's rename does not replace a file
             files.delete([path])
         files.rename([target], [path])
+
+
+def create(path: str, data: bytes) -> bool:
+    """Writes an object unless there is one: see ``storage.create``."""
+    with plain_errors(path):
+        files = file_system(path)
+        if files.scheme() == "s3":
+            return _s3_create(files, path, data)
+        if files.exists(path):
+            return False
+    with new_file(path) as write:
+        write(data)
+    return True
+
+
+def _s3_create(files: Any, path: str, data: bytes) -> bool:
+    bucket, key = parse_s3_path(path)
+    try:
+        _s3_client(files).put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+    except Exception as error:
+        if _status(error) in _TAKEN:
+            return False
+        raise
+    return True
 
 
 def copy_to_store(source: str, path: str) -> None:

@@ -16,9 +16,11 @@ import pathlib
 import stat
 import subprocess
 import sys
+import threading
 import types
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -128,6 +130,45 @@ def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
     storage.delete_folder(f"{place}/private")
     storage.delete_folder(f"{place}/private")
     assert storage.names(place) == {"b"}
+
+
+def test_a_file_is_created_once(place: str, tmp_path: pathlib.Path) -> None:
+    for folder in (place, f"{tmp_path}/here"):
+        storage.make_folder(folder)
+        path = f"{folder}/a"
+        assert storage.create(path, b"first")
+        assert not storage.create(path, b"second")
+        assert storage.read_bytes(path) == b"first"
+        assert storage.names(folder) == {"a"}
+
+
+@pytest.mark.parametrize("scheme", ["here", "s3"])
+def test_one_of_several_at_once_creates_a_file(
+    scheme: str,
+    tmp_path: pathlib.Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen to fail by one that is written where none was found before."""
+    place = f"{tmp_path}/here"
+    if scheme == "s3":
+        place = f"{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}"
+    storage.make_folder(place)
+    contents = [b"%d" % number for number in range(8)]
+    barrier = threading.Barrier(len(contents), timeout=20)
+    write = storage.write_atomically
+
+    def all_write(*given: Any, **more: Any) -> None:
+        write(*given, **more)
+        barrier.wait()
+
+    monkeypatch.setattr(storage, "write_atomically", all_write)
+    with ThreadPoolExecutor(len(contents)) as threads:
+        created = list(
+            threads.map(lambda data: storage.create(f"{place}/a", data), contents)
+        )
+    assert created.count(True) == 1
+    assert storage.read_bytes(f"{place}/a") == contents[created.index(True)]
 
 
 def test_a_write_to_s3_that_fails_never_appears_and_removes_nothing(
