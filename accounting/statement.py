@@ -47,6 +47,11 @@ EVALUATION = (
     "the evaluation set, and everything computed from it; it must share no example "
     "with the training set"
 )
+#: Rows are drawn once for all runs on the same batches, whose epsilons do not add.
+SHARED_BATCHES = (
+    "The batches may have been used by other runs: for these and this one together "
+    "nothing is proven."
+)
 EARLIER_RUNS = "hyper-parameter search and earlier runs on the same data"
 #: Outputs of a training run that no privacy statement covers.
 NOT_COVERED = (
@@ -85,10 +90,12 @@ class PrivacyStatement(Claim):
         example and of earlier releases.
       learned_before: What was learned from the examples before training, without
         privacy.
+      batches_used_before: Whether another run may have used the batches.
     """
 
     gradients: str = DP_SGD_GRADIENTS
     learned_before: tuple[str, ...] = ()
+    batches_used_before: bool = False
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -198,6 +205,7 @@ class PrivacyStatement(Claim):
                 f"{relations.NAMES[self.neighboring_relation]} relation"
                 f"{self._for_users}, {self._bound}."
                 + (f" {weakness}" if weakness else "")
+                + (f" {SHARED_BATCHES}" if self.batches_used_before else "")
             )
         if self.epsilon.upper is None:
             return (

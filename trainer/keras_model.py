@@ -23,6 +23,8 @@ Formal guarantees:
   - After an exception within a step the run cannot continue: the noise of that step may
     have been released, and is not used twice.
   - A run folder is used by one object: no noise is drawn twice from one run id.
+  - A private run marks its batches before its first noise is drawn, and is refused if
+    another one has: see ``pipelines.batches.first_use``.
   - No run begins at weights that another one of the process trained on the same rows.
   - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
   - Losses and metrics of training examples are computed only with
@@ -46,6 +48,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -115,6 +118,7 @@ def make_private(
     noise_key_file: str | os.PathLike[str] | None = None,
     initial_weights: str | os.PathLike[str] | None = None,
     initial_weights_are_public: bool = False,
+    batches_used_before: bool = False,
     **method_settings: Any,
 ) -> PrivateModel:
     """Returns a Keras model that trains privately on ``batches``.
@@ -142,6 +146,8 @@ def make_private(
       initial_weights: File of weights to start at, which record and statement then
         name; those of ``model`` if None.
       initial_weights_are_public: Declares that file public; required with it.
+      batches_used_before: Accepts batches that another private run has used.  Nothing
+        is proven for both runs together, and the privacy statement says so.
       **method_settings: The method's own settings, such as ``bam_radius=0.02``.
 
     Raises:
@@ -182,6 +188,7 @@ def make_private(
         pathlib.Path(run),
         noise_key_file=key,
         augment=augment,
+        batches_used_before=batches_used_before,
     )
 
 
@@ -200,6 +207,7 @@ class PrivateModel(keras.Model):
         *,
         noise_key_file: pathlib.Path | None = None,
         augment: Any = None,
+        batches_used_before: bool = False,
     ) -> None:
         check_batches(batches)
         check_local(_RUN_STAYS, run=run)
@@ -212,9 +220,11 @@ class PrivateModel(keras.Model):
         if preflight.check_run_folder(run):
             raise InputError(
                 f"Expected run={run} to be new or empty; a run of another process "
-                "cannot go on here. Choose another folder, or use `dpsgd train`."
+                "cannot go on here. Choose another folder, and make other batches, or "
+                "use `dpsgd train`, whose runs go on."
             )
         preflight.check_initial_weights(settings, manifest)
+        preflight.check_unused(batches, run, settings, shared=batches_used_before)
         of_rows = of_one_row(manifest)
         self.network = models.as_functional(network, of_rows)
         self._initial: initial_weights_files.InitialWeights | None = None
@@ -240,6 +250,15 @@ class PrivateModel(keras.Model):
             batches=stored(batches),
             run=run,
             noise_key_file=noise_key_file,
+            take_batches=functools.partial(
+                preflight.take_batches,
+                batches=batches,
+                folder=run,
+                settings=settings,
+                shared=batches_used_before,
+                say=warnings.warn,
+            ),
+            batches_used_before=batches_used_before,
             workers=launch.alone(),
         )
         self._curve = ValidationCurve(run, settings.method)
@@ -509,7 +528,7 @@ class PrivateModel(keras.Model):
             raise InputError(
                 f"Expected steps to end; step {self.num_steps_executed} was "
                 "interrupted, and its noise may not be used twice. Start again with "
-                "make_private."
+                "make_private, in another folder and on other batches."
             )
         self._compiled()
 

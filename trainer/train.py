@@ -19,6 +19,8 @@ Formal guarantees:
     killed is in nobody's way.
   - Only the chief writes, and all workers stop after the same step.
   - A run with a budget is charged in it before its first noise is drawn.
+  - A private run marks its batches before its first noise is drawn, and is refused if
+    another one has: see ``pipelines.batches.first_use``.
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
   - Losses of training examples, gradient norms and numbers of real rows are not
@@ -277,6 +279,8 @@ class _Training:
             batches=stored(self._request.batches),
             run=self._request.run,
             noise_key_file=self._request.noise_key_file,
+            take_batches=self._take_batches,
+            batches_used_before=self._request.batches_used_before,
             workers=workers,
         )
         self._captured = self._together(self._trace_step)
@@ -477,6 +481,17 @@ class _Training:
                 uncovered=reservation.uncovered(self._request),
                 key=self.session.batches.key_name(),
             )
+
+    def _take_batches(self, run_id: str) -> None:
+        request = self._request
+        preflight.take_batches(
+            run_id,
+            batches=request.batches,
+            folder=request.store or request.run,
+            settings=request.settings,
+            shared=request.batches_used_before,
+            say=self._reporter.say,
+        )
 
     def _check_same_weights(self) -> None:
         agreement.same_arrays(

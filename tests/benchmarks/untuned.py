@@ -223,6 +223,7 @@ def _run(table: Table, folder: pathlib.Path, fields: Fields, seed: int) -> Field
         batches=folder / "batches",
         held_out=folder / table.held_out,
         run=run,
+        batches_used_before=True,
     )
     metrics = train(request).metrics
     shutil.rmtree(run.parent)

@@ -18,6 +18,7 @@ from tensorflow.python.eager import context
 
 from accounting.core import accountant
 from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON, DpSgdPlan
+from pipelines.batches import first_use
 from pipelines.batches.folder import write_manifest
 from pipelines.core.batches.batch_format import encode_batch
 from pipelines.core.batches.columns import Column
@@ -252,6 +253,15 @@ def kernels_are_kept() -> Iterator[None]:
     yield
     context.pywrap_tfe.TFE_ContextClearCaches = forget
     context.context().clear_kernel_cache()
+
+
+@pytest.fixture(autouse=True)
+def batches_may_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small runs, which nobody sees, use the batches of a test one after the other.
+
+    That others are refused is tested in ``test_own_batches``, without this.
+    """
+    monkeypatch.setattr(first_use, "check", lambda batches, run_id: None)
 
 
 #: Default models that were checked in this process.

@@ -179,7 +179,8 @@ def _train(request: Request, workers: Workers) -> Summary:
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
-        if request.settings.method != NON_PRIVATE:
+        # On batches of another run nothing adds, as the statement says.
+        if request.settings.method != NON_PRIVATE and not request.batches_used_before:
             budget_note.say(
                 request.budget,
                 request.run,

@@ -9,7 +9,7 @@ Weights do not show what they were learned from.  The privacy statement holds on
 they do not depend on the training examples, and says so.
 
 A network is trained in place: a second run of it in the same process would begin at
-the weights of the first, whose epsilon adds.
+the weights of the first, which its epsilon does not cover.
 
 Formal guarantees:
   - ``take`` refuses a run that trains or reads a variable which another run on rows of
@@ -149,7 +149,7 @@ def take(network: Any, used: Sequence[Any], batches: StrPath, run: object) -> No
                 raise InputError(
                     "Expected a network that no other run has trained on rows of the "
                     "same files, and that reads none: this run would use weights of "
-                    "theirs, whose epsilon would add to the stated one. Build the "
+                    "theirs, which the stated epsilon does not cover. Build the "
                     "networks anew for each run."
                 )
     for variable in trained:

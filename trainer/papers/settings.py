@@ -228,6 +228,7 @@ class BiasSettings:
                 batches=self.batches,
                 held_out=self.held_out,
                 run=self.out / "runs" / each.method,
+                batches_used_before=True,  # by other methods: the data is public
             )
             for each in self.trained
         ]

@@ -16,10 +16,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from accounting.core.validation import InputError
+from pipelines.batches import first_use
 from pipelines.batches.folder import (
     CHECKSUMS_NAME,
     MANIFEST_NAME,
@@ -118,6 +119,13 @@ def check(request: Request, *, chief: bool = True) -> Checked:
         edited = user_sources.edited_files(began_under["code"])
         origin.check_here(began_under, here, edited)
     check_key(request.run, request.noise_key_file)
+    if chief:
+        check_unused(
+            request.batches,
+            request.run,
+            request.settings,
+            shared=request.batches_used_before,
+        )
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
     if request.budget is not None and chief:
         _check_budget(request, manifest)
@@ -241,7 +249,7 @@ def check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
         if read_json(folder / MANIFEST_NAME).get("batches_id") == manifest.batches_id:
             raise InputError(
                 f"Expected initial_weights={path} to be public; they are of a run on "
-                "these very batches, whose epsilon would add to this one's. Omit "
+                "these very batches, with which nothing is proven together. Omit "
                 "--initial-weights, or give weights of a run on public data."
             )
 
@@ -312,6 +320,52 @@ def _sizes(directory: StrPath) -> dict[str, int]:
             f"Expected {directory} to be a folder that can be listed: "
             f"{error.strerror or type(error).__name__}. Get the right to list it."
         ) from None
+
+
+def check_unused(
+    batches: StrPath, run: pathlib.Path, settings: TrainSettings, *, shared: bool
+) -> None:
+    """Refuses batches that another private run has used.
+
+    Args:
+      batches: Folder of the batches, here or in a store.
+      run: Folder of the run, which may go on.
+      settings: Settings of the run.
+      shared: Whether such batches are accepted.
+
+    Raises:
+      InputError: as ``first_use.check``.
+    """
+    if settings.method != NON_PRIVATE and not shared:
+        first_use.check(batches, read_run_id(run))
+
+
+def take_batches(
+    run_id: str,
+    *,
+    batches: StrPath,
+    folder: StrPath,
+    settings: TrainSettings,
+    shared: bool,
+    say: Callable[[str], object],
+) -> None:
+    """Marks batches as those of a private run, before its first noise.
+
+    Args:
+      run_id: Random id of the run.  Sensitive.
+      batches: Folder of the batches, here or in a store.
+      folder: Folder of the run, here or in a store.
+      settings: Settings of the run.
+      shared: Whether batches are accepted that another run has used.
+      say: Is told if they cannot be marked.
+
+    Raises:
+      InputError: another run has taken them.
+    """
+    if settings.method == NON_PRIVATE:
+        return
+    if note := first_use.take(batches, run_id, folder, shared=shared):
+        say(note)
 
 
 def is_finished(run: pathlib.Path) -> bool:

@@ -347,6 +347,7 @@ def run_statement(
         whole,
         learned_before=(*_learned_before(record), *_order_of(manifest)),
         batches_certified=_are_certified(record, certificate),
+        batches_used_before=record.batches_used_before,
         claims={name: claims.CLAIMS[name] for name in record.relies_on},
     )
     return stopped.statement_of(whole, record) if is_stopped else whole

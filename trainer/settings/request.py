@@ -71,6 +71,8 @@ class Request:
       noise_key_file: Secret noise key, made if missing.  [default:
         OUT/private/noise.key]
       budget: Budget of several runs, which gives noise and delta; see `dpsgd budget`.
+      batches_used_before: Accept batches that another private run has used.  Nothing is
+        proven for both runs together, and the privacy statement says so.
       checkpoint_every: Steps between checkpoints.  [default: one per minute]
     """
 
@@ -81,6 +83,7 @@ class Request:
     store: str | None = None
     noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
     budget: pathlib.Path | None = setting(None, group=PRIVACY)
+    batches_used_before: bool = setting(False, group=PRIVACY)
     checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
 
     def __post_init__(self) -> None:
@@ -97,6 +100,12 @@ class Request:
             budget=self.budget,
         )
         self._check_evaluation()
+        if self.budget is not None and self.batches_used_before:
+            raise InputError(
+                "Expected no --batches-used-before beside --budget: each run of a "
+                "budget has batches of its own. Make others, by `dpsgd batches` with "
+                "another --out."
+            )
         check_declared(self)
 
     def _check_evaluation(self) -> None:

@@ -158,8 +158,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
         iterate, or .keras of the same model, such as ema_model.keras of a run on public
         data.
       initial_weights_are_public: Declare that the initial weights do not depend on the
-        training examples.  Weights of another run on these examples do: its epsilon
-        would add to this one's.
+        training examples.  Weights of another run on these examples do, and the stated
+        epsilon does not cover them.
       embedding_noise: lazy, for large tables: rows of embedding tables get their noise
         when they are read; exact only with --optimizer sgd.  auto: lazy where that is
         exact and faster.

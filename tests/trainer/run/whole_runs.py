@@ -103,6 +103,8 @@ def open_session(
         batches=stored(batches.path),
         run=run,
         noise_key_file=key,
+        take_batches=lambda run_id: None,
+        batches_used_before=False,
         num_steps_executed=num_steps_executed,
     )
     with contextlib.ExitStack() as held:

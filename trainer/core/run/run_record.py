@@ -58,7 +58,7 @@ from trainer.core import claims
 from trainer.core.claims import NON_PRIVATE
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 8
+RUN_RECORD_VERSION = 9
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
@@ -75,7 +75,7 @@ _PACKAGES = (
 
 #: Type -> the fields of a record that have no other check.
 _KINDS: dict[type, tuple[str, ...]] = {
-    bool: ("complete",),
+    bool: ("complete", "batches_used_before"),
     str: (
         "method",
         "manifest_fingerprint",
@@ -119,6 +119,8 @@ class RunRecord:
         empty for all others.
       selection: Of the best of several runs, ``num_runs`` and ``shape`` of the law of
         their number, as of `accounting.claims.selection.selected`; empty for others.
+      batches_used_before: Whether another run may have used the batches: nothing is
+        proven for both together.
 
     Raises:
       InputError: a value is out of range or of another type.
@@ -143,6 +145,7 @@ class RunRecord:
     key_name: str = ""
     simulates: str = ""
     selection: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batches_used_before: bool = False
 
     def __post_init__(self) -> None:
         check_int("num_steps_executed", self.num_steps_executed, at_least=0)

@@ -18,6 +18,7 @@ Formal guarantees:
     random id of the run and everything else that its caller names, so that no two runs
     share noise.
   - The noise of a step is derived from the key of the run and the number of the step.
+  - No noise is drawn before ``take_batches`` gave the run its batches.
   - The seeds of its rows are derived from the key of the run, the step, its physical
     batch and the position of the row in it.
   - A step counts as executed, also in the record, once the weights include it.
@@ -78,6 +79,9 @@ class Session:
       batches: The batches, here or in a store.
       run: Folder of the run.
       noise_key_file: File of the noise key, made if missing; in ``run`` if None.
+      take_batches: Called with the random id of the run; raises if the batches are
+        another run's.
+      batches_used_before: Whether another run may have used the batches.
       num_steps_executed: Number of steps in the weights; set on resuming.
       workers: The workers that share each step.
       relied_on: Claims of the executed steps; set on resuming.
@@ -91,6 +95,8 @@ class Session:
     batches: StoredBatches
     run: pathlib.Path
     noise_key_file: pathlib.Path | None
+    take_batches: Callable[[str], None]
+    batches_used_before: bool
     num_steps_executed: int = 0
     workers: Workers = dataclasses.field(default_factory=Alone)
     relied_on: tuple[str, ...] = ()
@@ -258,8 +264,13 @@ class Session:
         Args:
           end: Number of steps after which it ends; the whole plan if None.
           draw: Makes further draws for a step, in addition to its noise.
+
+        Raises:
+          InputError: another run has the batches.
         """
         assert self._run_key is not None
+        chief = self.workers.is_chief
+        self.workers.together(lambda: self.take_batches(self._id) if chief else None)
         arithmetic.settle()
         end = self.num_steps if end is None else end
         remaining = range(self.num_steps_executed, end)
@@ -392,6 +403,7 @@ class Session:
             versions=run_record.versions(),
             simulates=settings.simulates,
             selection=settings.selection_described,
+            batches_used_before=self.batches_used_before,
         )
 
     def check_folder(self) -> None:

@@ -184,6 +184,7 @@ class Runs:
             held_out=experiment.held_out,
             run=experiment.out / "runs" / trial.name,
             noise_key_file=experiment.noise_key_file,
+            batches_used_before=True,  # by other trials: an experiment, not a release
             checkpoint_every=experiment.checkpoint_every,
         )
 
