@@ -36,6 +36,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from accounting.core.pld.dominating_pairs import Pair, Step
@@ -55,22 +56,29 @@ def weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
     return tuple(map(float, stats.binom.pmf(counts, num_rows, sampling_probability)))
 
 
-def upper_weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
-    """Returns `weights` that are stochastically larger, most of them 0 if q is small.
+def probable(found: NDArray[np.float64]) -> tuple[float, ...]:
+    """Returns stochastically larger weights, most of them 0 if few rows are likely.
 
     Improbable numbers of rows count as all k: few components are left.
+
+    Args:
+      found: Probabilities of 0 ... k rows, shape (k + 1,).
+    """
+    more = np.cumsum(found[::-1])[::-1]  # of as many rows or more
+    improbable = more < _LEAST_TAIL
+    kept = np.where(improbable, 0.0, found)
+    kept[-1] += float(found[improbable].sum())
+    return tuple(map(float, kept))
+
+
+def upper_weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
+    """Returns `weights` that are stochastically larger; see `probable`.
 
     Args:
       num_rows: k, at least 1.
       sampling_probability: q, in (0, 1).
     """
-    found = np.array(weights(num_rows, sampling_probability))
-    more = np.cumsum(found[::-1])[::-1]  # of as many rows or more
-    improbable = more < _LEAST_TAIL
-    rest = float(found[improbable].sum())
-    found[improbable] = 0.0
-    found[-1] += rest
-    return tuple(map(float, found))
+    return probable(np.array(weights(num_rows, sampling_probability)))
 
 
 def steps(

@@ -3,23 +3,17 @@
 Several upper bounds hold; the smallest one is used, and the answer names it:
 
   - Additive: that of Poisson batches, and the cost of the cap; see `truncation`.
-  - Mixture: one step is dominated by the public mixture of the Poisson pair (if fewer
-    than B other examples are sampled) and of a subsampled pair of twice the sensitivity
-    (if at least B are: the example then displaces another one).
-  - Revealed (zero-out): which rows a truncated step keeps is revealed; see
-    `truncated_users`, which also has the mixture for users.
+  - Mixture: one step is dominated by a public mixture, over the number of other rows
+    that are sampled; the example displaces another one if at least B are.
+  - Revealed (zero-out): which rows a truncated step keeps is revealed.
   - Closed form: all draws are revealed.  Under zero-out, both data sets keep the same
     rows, and a step's sum has the sensitivity of the rows in which they differ; under
     add-or-remove twice that, since as many others may be displaced.
   - Participation: ``delta(eps) <= 1 - (1-q)^T``, the probability that the example is
     ever sampled.  If it is not, its presence changes nothing.
 
-Under add-or-remove, all hold for data sets of at most n examples, with q fixed.  If
-M >= B others are sampled, the example x displaces another example y with probability
-``r = q B / (M + 1)``: the pair is ``((1-r) N(y) + r N(x), N(y))``, with x and y at a
-distance of at most 2.  Since r <= q, and since this pair at r = q dominates the Poisson
-pair, delta increases with the probability of M >= B, and so with the number of
-examples: the bound at n holds for every smaller number.
+`truncated_users` has the mixture and the revealed rows, for examples and users.  Under
+add-or-remove, all hold for data sets of at most n examples, with q fixed.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
@@ -43,7 +37,7 @@ from accounting.core.numerics.calibration import (
     smallest_noise_in_two,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import dominating_pairs, gaussian, privacy_profile
+from accounting.core.pld import gaussian, privacy_profile
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.samplers import poisson, truncated_users
 from accounting.core.samplers.composed_steps import (
@@ -51,12 +45,7 @@ from accounting.core.samplers.composed_steps import (
     ComposedSteps,
     probability,
 )
-from accounting.core.samplers.truncation import (
-    TAIL_SLACK,
-    TRUNCATION,
-    tail_probability,
-    truncation_delta,
-)
+from accounting.core.samplers.truncation import TRUNCATION, truncation_delta
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
@@ -65,7 +54,6 @@ USER_MIXTURE = poisson.USER_METHOD + ", which displace others if a step is trunc
 REVEALED = poisson.METHOD + ", with the rows of truncated steps revealed"
 USER_REVEALED = poisson.USER_METHOD + ", with the rows of truncated steps revealed"
 CLOSED = "Gaussian mechanism in every step, with all draws revealed, closed form"
-_UNTRUNCATED = poisson.OF_EXAMPLE
 #: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
 #: A cap that binds with a lower probability needs no mixture in a whole profile.
@@ -74,64 +62,6 @@ _NEVER = 1e-10
 _NEGLIGIBLE = 1e-6
 #: Relative distance of epsilons in the search for the least delta.
 _NEARBY = 1e-3
-
-
-def adding_steps(
-    num_examples: int,
-    sampling_probability: float,
-    truncated_batch_size: int,
-    noise_multiplier: float,
-) -> tuple[Step, Step]:
-    """Returns one step under add-or-remove; arguments as for `mixture_steps`.
-
-    Args:
-      num_examples: n, upper bound on the number of examples.
-      sampling_probability: q, in (0, 1).
-      truncated_batch_size: B.
-      noise_multiplier: Noise standard deviation over the clip norm, above 0.
-    """
-    rate = sampling_probability
-    crowded = tail_probability(num_examples - 1, rate, truncated_batch_size - 1)
-    alone = poisson.steps(rate, noise_multiplier)
-    if crowded == 0.0:
-        return alone
-    # Twice the sensitivity is half the noise.
-    evicting = poisson.steps(rate, noise_multiplier / 2)
-    remove, add = (
-        [(1 - crowded, one[0][1]), (crowded, two[0][1])]
-        for one, two in zip(alone, evicting, strict=True)
-    )
-    return remove, add
-
-
-def mixture_steps(
-    num_examples: int,
-    sampling_probability: float,
-    truncated_batch_size: int,
-    noise_multiplier: float,
-) -> tuple[Step, Step]:
-    """Returns one step of the mixture in both directions, remove first.
-
-    Args:
-      num_examples: n.
-      sampling_probability: q, in (0, 1).
-      truncated_batch_size: B.
-      noise_multiplier: Noise standard deviation over the clip norm, above 0.
-    """
-    rate, size = sampling_probability, truncated_batch_size
-    remove, add = poisson.steps(rate, noise_multiplier)
-    crowded = tail_probability(num_examples - 1, rate, size - 1)
-    if crowded == 0.0:
-        return remove, add
-    truncated = tail_probability(num_examples, rate, size)
-    # The slack rounds up the ratio of two tails.  Twice the sensitivity is half the
-    # noise.
-    kept = min(1.0, truncated * size / (num_examples * crowded) * TAIL_SLACK)
-    evicting = dominating_pairs.replace_pair(kept, noise_multiplier / 2)
-    return (
-        [(1 - crowded, remove[0][1]), (crowded, evicting)],
-        [(1 - crowded, add[0][1]), (crowded, evicting)],
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -344,34 +274,22 @@ def _least_nearby(total: Callable[[float], float], epsilon: float) -> float:
     return found
 
 
-def of_example(mixing: _Mixing, *, ghosts: bool) -> TruncatedSteps:
-    """Returns the bounds for one example.
+def bounds_of(count: int, *, ghosts: bool) -> TruncatedSteps:
+    """Returns the bounds for an example, or for a user with several.
 
     Args:
-      mixing: `mixture_steps`, or `adding_steps` under add-or-remove.
-      ghosts: Whether a ghost is in the slot of an absent example.
+      count: Number of the user's examples; 1 for an example.
+      ghosts: Whether ghosts are in the slots of what is absent.
     """
-    mixtures = {MIXTURE: mixing}
-    if ghosts:
-        mixtures[REVEALED] = functools.partial(truncated_users.revealed_steps, 1)
-    return TruncatedSteps(
-        untruncated=_UNTRUNCATED,
-        additive=ADDITIVE,
-        mixtures=mixtures,
-        sensitivity=1 if ghosts else 2,
-    )
-
-
-def of_user(count: int, *, ghosts: bool) -> TruncatedSteps:
-    """Returns the bounds for a user with ``count`` examples; see `of_example`."""
+    one = count == 1
     displaced = functools.partial(truncated_users.displaced_steps, count, ghosts)
-    mixtures: dict[str, _Mixing] = {USER_MIXTURE: displaced}
+    mixtures: dict[str, _Mixing] = {MIXTURE if one else USER_MIXTURE: displaced}
     if ghosts:
         revealed = functools.partial(truncated_users.revealed_steps, count)
-        mixtures[USER_REVEALED] = revealed
+        mixtures[REVEALED if one else USER_REVEALED] = revealed
     return TruncatedSteps(
-        untruncated=poisson.of_user(count),
-        additive=USER_ADDITIVE,
+        untruncated=poisson.OF_EXAMPLE if one else poisson.of_user(count),
+        additive=ADDITIVE if one else USER_ADDITIVE,
         mixtures=mixtures,
         sensitivity=count if ghosts else 2 * count,
     )
@@ -394,12 +312,12 @@ def _of_users(
     base: sampler_registry.Sampler, ghosts: bool, count: int
 ) -> sampler_registry.Sampler:
     """Returns the `Sampler` for users with at most ``count`` examples."""
-    found = _of(base, of_user(count, ghosts=ghosts))
+    found = _of(base, bounds_of(count, ghosts=ghosts))
     return dataclasses.replace(found, delta_by_direction=None)
 
 
-OF_EXAMPLE = of_example(mixture_steps, ghosts=True)
-OF_ADDED = of_example(adding_steps, ghosts=False)
+OF_EXAMPLE = bounds_of(1, ghosts=True)
+OF_ADDED = bounds_of(1, ghosts=False)
 _WORDING = sampler_registry.Wording(
     sampling="Poisson subsampling, each example in each step independently; a step "
     "with more than truncated_batch_size examples keeps a uniformly random subset",

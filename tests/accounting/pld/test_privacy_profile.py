@@ -18,7 +18,7 @@ import pytest
 from accounting.core.pld import dominating_pairs, saddlepoint
 from accounting.core.pld.loss_distribution import Atoms
 from accounting.core.pld.privacy_profile import COARSE, FINE, Profile, StepComposition
-from accounting.core.samplers import poisson, truncated_poisson
+from accounting.core.samplers import poisson, truncated_users
 
 
 def exact_delta(
@@ -77,11 +77,11 @@ def test_epsilon_is_where_the_exact_delta_is_met() -> None:
 
 def test_rare_components_are_as_tight() -> None:
     """Of a mixture, where a component of weight 1e-4 has far larger losses."""
-    both = truncated_poisson.mixture_steps(50_000, 0.01, 580, 1.5)
-    assert 1e-5 < min(weight for weight, _ in both[0]) < 1e-2
+    both = truncated_users.displaced_steps(1, True, 50_000, 0.01, 580, 1.5)
+    assert 1e-5 < sorted(weight for weight, _ in both[0])[1] < 1e-2
     profile = Profile(directions=both, num_steps=300)
-    for found, step in zip(profile.delta_by_direction(1.2), both, strict=True):
-        exact = exact_delta(step, 300, 1.2, order=1.0, points=4000)
+    for found, step in zip(profile.delta_by_direction(0.6), both, strict=True):
+        exact = exact_delta(step, 300, 0.6, order=1.0, points=4000)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + FINE)
 
 
@@ -91,7 +91,9 @@ def test_a_sum_that_hardly_varies_is_as_tight() -> None:
     Seen to fail (1.0, 6.2e-7) with an order of 2.5 deviations of the sum.
     """
     rate, steps = 5 / 246_448_153, 7
-    both = truncated_poisson.mixture_steps(246_448_153, rate, 12, 0.060177522326158875)
+    both = truncated_users.displaced_steps(
+        1, True, 246_448_153, rate, 12, 0.060177522326158875
+    )
     profile = Profile(directions=both, num_steps=steps)
     takes_part = -math.expm1(steps * math.log1p(-rate))
     for epsilon in (0.0, 7.8e-8):
