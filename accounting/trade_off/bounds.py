@@ -190,7 +190,7 @@ def trade_off(
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
     ).guarantee
-    return _of_rates(plan, noise_multiplier, *asked, (claim, 1e-5), rates)
+    return _of_rates(plan, noise_multiplier, *asked, (claim, 1e-5), rates, 1)
 
 
 def of_claim(
@@ -216,7 +216,7 @@ def of_claim(
       InputError: a relation that is not accounted for.
     """
     asked = neighboring_relation, max_examples_per_user
-    return _of_rates(plan, noise_multiplier, *asked, (epsilon, delta), RATES)
+    return _of_rates(plan, noise_multiplier, *asked, (epsilon, delta), RATES, 2)
 
 
 @functools.lru_cache
@@ -227,29 +227,30 @@ def _of_rates(
     max_examples_per_user: int,
     claim: tuple[float, float],
     rates: tuple[float, ...],
+    tries: int,
 ) -> TradeOff:
     sampler = brought(plan.sampler, neighboring_relation, max_examples_per_user)
     mu = sampler.gaussian_dp and sampler.gaussian_dp(plan, noise_multiplier)
-    epsilons = [0.0, *_epsilons_for(claim, rates)]
-    found = {
-        epsilon: sampler.delta(plan, noise_multiplier, epsilon) for epsilon in epsilons
-    }
+    epsilon = 0.0
+    found = {epsilon: sampler.delta(plan, noise_multiplier, epsilon)}
+    for rate in sorted((one for one in rates if 0.0 < one < 1.0), reverse=True):
+        for _ in range(tries):
+            reached = found[epsilon].guarantee
+            if 0.0 < reached < 1.0:
+                epsilon = _best_epsilon(rate, _gaussian_mu(epsilon, reached))
+                found[epsilon] = sampler.delta(plan, noise_multiplier, epsilon)
     points = sorted((epsilon, each.guarantee) for epsilon, each in found.items())
     methods = dict.fromkeys(each.method for each in found.values())
     return TradeOff((claim, *points), mu, tuple(methods))
 
 
-def _epsilons_for(claim: tuple[float, float], rates: Iterable[float]) -> list[float]:
-    """Returns the epsilons with the best bounds at ``rates`` for a Gaussian profile.
+def _best_epsilon(rate: float, mu: float) -> float:
+    """Returns the epsilon with the best bound at ``rate`` if a mechanism is mu-GDP.
 
-    Other profiles get valid bounds from the same epsilons, which may be less tight.
+    The slope of its trade-off function there.  The mu that fits a profile best changes
+    slowly along it: each rate begins with that of the last one.
     """
-    if not math.isfinite(claim[0]):
-        return []
-    mu = _gaussian_mu(*claim)
-    inner = [-NormalDist().inv_cdf(rate) for rate in rates if 0.0 < rate < 1.0]
-    # The slope of the trade-off function at each rate.
-    return [abs(mu * normal - mu**2 / 2) for normal in inner]
+    return abs(mu * NormalDist().inv_cdf(rate) + mu**2 / 2)
 
 
 def _normal_cdf(value: float) -> float:

@@ -101,18 +101,26 @@ def test_more_points_never_give_a_larger_bound(points, rate):
     assert TradeOff(()).true_positive_rate(rate) == 1.0
 
 
-def test_few_points_do_nearly_as_well_as_many(small_plan):
-    plan, noise = small_plan("poisson"), 0.8
+@pytest.mark.parametrize(
+    ("plan", "noise"),
+    [
+        (make_plan("poisson", 10_000, 100, 200), 0.8),
+        # The claim is far in the tail, which is not Gaussian: 17.2 % was said for 14.6.
+        (make_plan("poisson", 36_800_000, 65_536, 562), 0.5472),
+        (make_plan("balls-and-bins", 100_000, 100, 1000), 0.6),
+    ],
+)
+def test_few_points_do_nearly_as_well_as_many(plan, noise):
     claim = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-6).guarantee
     few = bounds.of_claim(plan, noise_multiplier=noise, epsilon=claim, delta=1e-6)
-    assert len(few.points) <= 5
+    assert len(few.points) <= 8
     many = bounds.trade_off(
         plan, noise_multiplier=noise, rates=tuple(np.geomspace(1e-4, 0.5, 40))
     )
     for rate in RATES:
         best = many.true_positive_rate(rate)
-        assert best <= few.true_positive_rate(rate) * (1 + 1e-9)
-        assert few.true_positive_rate(rate) <= 1.1 * best
+        assert best <= few.true_positive_rate(rate) * 1.003
+        assert few.true_positive_rate(rate) <= 1.01 * best
     # The claim alone says far less.
     alone = TradeOff(((claim, 1e-6),)).true_positive_rate(0.01)
     assert few.true_positive_rate(0.01) < 0.7 * alone
