@@ -14,6 +14,7 @@ import functools
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from accounting.core.pld import user_pairs
@@ -25,6 +26,10 @@ from accounting.lower_bounds import composition
 _WIDTH = 0.01
 #: Largest mass of P or of Q outside the cells, per side: events outside are ignored.
 _TAIL = 1e-20
+#: More than the rounding error of a sum of weights.
+_UNIT = 1e-14
+#: Weight of components that are left out: far below any delta.
+_LEAST_WEIGHT = 1e-30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +72,19 @@ def merged(components: tuple[Component, ...], noise: float) -> tuple[Atoms, Atom
       components: Components of the pair of one step.
       noise: Noise standard deviation over the clip norm, above 0.
     """
+    # What is less probable counts as the component at 0, which lowers both divergences.
+    components = tuple(
+        one for one in components if one.upper + one.lower > _LEAST_WEIGHT
+    )
     reach = -float(special.ndtri(_TAIL / 4))
     means = np.array([0.0, *(one.mean for one in components)]) / noise
     ends = float(means.min()) - reach, float(means.max()) + reach
     points = np.linspace(*ends, math.ceil((ends[1] - ends[0]) / _WIDTH) + 1)
     cells = np.array([normal_masses(points - mean) for mean in means])
-    centre, *shifted = cells[:, (cells > 1e-290).all(axis=0)]
-    upper = (1 - sum(one.upper for one in components)) * centre
-    lower = (1 - sum(one.lower for one in components)) * centre
+    usual = (cells > 1e-290).all(axis=0)
+    centre, *shifted = cells[:, usual]
+    sides = [one.upper for one in components], [one.lower for one in components]
+    upper, lower = (_rest(weights) * centre for weights in sides)
     excess = np.zeros_like(centre)
     for one, masses in zip(components, shifted, strict=True):
         upper += one.upper * masses
@@ -83,7 +93,45 @@ def merged(components: tuple[Component, ...], noise: float) -> tuple[Atoms, Atom
     # From the difference of the masses, which rounding would hide at a small rate.
     small = np.log1p(np.maximum(excess / lower, -0.5))
     losses = np.where(excess < -0.5 * lower, np.log(upper / lower), small)
-    return Atoms(lower * np.exp(losses), losses), Atoms(lower, -losses)
+    far = [_log_mixture(points, means, weights)[~usual] for weights in sides]
+    difference, error = far[0] - far[1], 1e-14 * (np.abs(far[0]) + np.abs(far[1]))
+    return (
+        Atoms(
+            np.concatenate((lower * np.exp(losses), np.exp(far[0]))),
+            np.concatenate((losses, difference - error)),
+        ),
+        Atoms(
+            np.concatenate((lower, np.exp(far[1]))),
+            np.concatenate((-losses, -difference - error)),
+        ),
+    )
+
+
+def _rest(weights: list[float]) -> float:
+    """Returns the weight of the component at 0, rounded up where it is all rounding."""
+    return max(1 - sum(weights), _UNIT)
+
+
+def _log_mixture(
+    points: NDArray[np.float64], means: NDArray[np.float64], weights: list[float]
+) -> NDArray[np.float64]:
+    """Returns logarithms of masses between points, where masses may underflow.
+
+    Args:
+      points: Increasing, shape (n,).
+      means: Of the components, in deviations, the first one at 0.
+      weights: Of the other components.
+    """
+    found = []
+    for mean, weight in zip(means, [_rest(weights), *weights], strict=True):
+        if weight > 0.0:
+            # On the side of the mean where the mass is no difference from 1.
+            low, high = points[:-1] - mean, points[1:] - mean
+            mirrored = low + high > 0
+            low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
+            end, start = special.log_ndtr(high), special.log_ndtr(low)
+            found.append(math.log(weight) + end + np.log(-np.expm1(start - end)))
+    return np.asarray(special.logsumexp(found, axis=0))
 
 
 def lower_delta(

@@ -13,15 +13,13 @@ from collections.abc import Callable
 
 from accounting.core.neighboring_relation import REPLACE_ONE
 from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.samplers.poisson import OF_EXAMPLE, OF_REPLACED, of_user
 from accounting.lower_bounds import kept_rows, merged_outcomes
 from accounting.lower_bounds.merged_outcomes import Component
 
 METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
 REPLACE_METHOD = "merged outcomes of the Poisson-subsampled pair of opposites"
 USER_METHOD = "merged outcomes of the mixture of Gaussians for a user's rows"
-#: At less noise per clip norm of sensitivity, the range of a step's loss exceeds the
-#: grid: of an example, and of a user or of two examples.
-_LEAST_NOISE, _LEAST_OTHER_NOISE = 0.005, 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,7 @@ def bound_of(
     """
     count = max_examples_per_user
     one, method = count == 1, METHOD if count == 1 else USER_METHOD
-    least_noise = _LEAST_NOISE if one else _LEAST_OTHER_NOISE * count
+    of_batches = OF_EXAMPLE if one else of_user(count)
     components: Callable[[DpSgdPlan], tuple[Component, ...]]
     if sampler == TRUNCATED_POISSON:
         components = functools.partial(kept_rows.components, count=count)
@@ -80,10 +78,10 @@ def bound_of(
     elif sampler != POISSON:
         return None
     elif neighboring_relation == REPLACE_ONE:
-        components, method = _replaced, REPLACE_METHOD
-        least_noise = _LEAST_OTHER_NOISE * 2
+        components, method, of_batches = _replaced, REPLACE_METHOD, OF_REPLACED
     else:
         components = functools.partial(_rows, count=count)
+    least_noise = of_batches.least_noise
     return LowerBound(components=components, least_noise=least_noise, method=method)
 
 

@@ -45,8 +45,8 @@ class ComposedSteps:
       num_rows: Number of rows in which neighbours differ, each sampled with
         probability q.
       method: Theorem of the composition.
-      least_noise: Noise multiplier over the sensitivity, below which closed forms are
-        tighter, because the loss of a step spans so much.
+      least_noise: Noise multiplier below which there are only closed forms, because the
+        loss of a step spans too much for a grid.
       symmetric: Whether both directions have the same pair.
     """
 
@@ -54,7 +54,7 @@ class ComposedSteps:
     sensitivity: int
     num_rows: int
     method: str
-    least_noise: float = 0.01
+    least_noise: float
     symmetric: bool = False
 
     def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
@@ -89,8 +89,8 @@ class ComposedSteps:
           plan: A plan of Poisson batches.
           noise_multiplier: Noise standard deviation over the clip norm, at least 0.
         """
-        noise = noise_multiplier / self.sensitivity
-        return probability(plan) < 1.0 and self.least_noise <= noise < math.inf
+        enough = self.least_noise <= noise_multiplier < math.inf
+        return enough and probability(plan) < 1.0
 
     def _profile(
         self,

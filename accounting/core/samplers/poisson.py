@@ -77,6 +77,8 @@ def of_user(count: int) -> ComposedSteps:
         sensitivity=count,
         num_rows=count,
         method=USER_METHOD,
+        # At 0.05, one row in one step costs an epsilon of 200.
+        least_noise=min(0.01 * count, 0.05),
     )
 
 
@@ -88,11 +90,13 @@ OF_EXAMPLE = ComposedSteps(
     method=METHOD,
     least_noise=0.005,
 )
-_OF_REPLACED = ComposedSteps(
+#: The bounds for an example that is replaced by its opposite.
+OF_REPLACED = ComposedSteps(
     steps=replacing_steps,
     sensitivity=2,
     num_rows=1,
     method=REPLACE_METHOD,
+    least_noise=0.02,
     symmetric=True,
 )
 WORDING = sampler_registry.Wording(
@@ -141,7 +145,7 @@ SAMPLER = dataclasses.replace(
             _ZERO_OUT, users=_of_added_users, wording=_ADDED_WORDING
         ),
         REPLACE_ONE: dataclasses.replace(
-            _sampler(_OF_REPLACED),
+            _sampler(OF_REPLACED),
             wording=dataclasses.replace(
                 WORDING, num_examples=neighboring_relation.SAME_NUMBER
             ),

@@ -7,8 +7,8 @@ Several upper bounds hold; the smallest one is used, and the answer names it:
     that are sampled; the example displaces another one if at least B are.
   - Revealed (zero-out): which rows a truncated step keeps is revealed.
   - Closed form: all draws are revealed.  Under zero-out, both data sets keep the same
-    rows, and a step's sum has the sensitivity of the rows in which they differ; under
-    add-or-remove twice that, since as many others may be displaced.
+    rows, and a step's sum has the sensitivity of the rows in which they differ, at most
+    B; under add-or-remove twice that, since as many others may be displaced.
   - Participation: ``delta(eps) <= 1 - (1-q)^T``, the probability that the example is
     ever sampled.  If it is not, its presence changes nothing.
 
@@ -72,20 +72,19 @@ class TruncatedSteps:
       untruncated: The bounds without the cap.
       additive: Name of the additive bound.
       mixtures: Public mixtures that dominate one step, by name.
-      sensitivity: L2 sensitivity of a step's sum in clip norms, if all draws are
-        revealed.
+      ghosts: Whether ghosts are in the slots of what is absent.
     """
 
     untruncated: ComposedSteps
     additive: str
     mixtures: dict[str, _Mixing]
-    sensitivity: int
+    ghosts: bool
 
     def _profiles(
         self, plan: DpSgdPlan, noise_multiplier: float, fineness: float
     ) -> dict[str, privacy_profile.Profile]:
         """Returns the profiles of the mixtures, none if there is too little noise."""
-        if not self.untruncated.composes(plan, noise_multiplier / 2):
+        if not self.untruncated.composes(plan, noise_multiplier):
             return {}
         size = plan.truncated_batch_size
         assert size is not None
@@ -99,7 +98,10 @@ class TruncatedSteps:
 
     def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
         """Returns the noise multiplier of all steps as one, with all draws revealed."""
-        return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
+        assert plan.truncated_batch_size is not None
+        kept = min(self.untruncated.num_rows, plan.truncated_batch_size)
+        sensitivity = kept if self.ghosts else 2 * kept
+        return noise_multiplier / (sensitivity * math.sqrt(plan.num_steps))
 
     def delta(
         self,
@@ -244,7 +246,7 @@ class TruncatedSteps:
         value = smallest_noise_in_two(
             reached,
             target=delta,
-            guess=float(self.sensitivity),
+            guess=float(self.untruncated.num_rows),
             coarse=privacy_profile.COARSE,
             fine=privacy_profile.FINE,
             coarse_tolerance=privacy_profile.COARSE / 5,
@@ -291,7 +293,7 @@ def bounds_of(count: int, *, ghosts: bool) -> TruncatedSteps:
         untruncated=poisson.OF_EXAMPLE if one else poisson.of_user(count),
         additive=ADDITIVE if one else USER_ADDITIVE,
         mixtures=mixtures,
-        sensitivity=count if ghosts else 2 * count,
+        ghosts=ghosts,
     )
 
 

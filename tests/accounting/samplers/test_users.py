@@ -15,6 +15,7 @@ from accounting.core.validation import InputError
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
 
+ADDED = neighboring_relation.ADD_OR_REMOVE_ONE
 LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
 CRITEO = {"num_examples": 36_800_000, "expected_batch_size": 65_536, "num_steps": 562}
 SMALL = {"num_examples": 60_000, "expected_batch_size": 600, "num_steps": 1000}
@@ -131,6 +132,47 @@ def test_bounds_of_users_enclose(size, noise):
     )
     assert 0.0 <= found.lower <= found.guarantee <= 1.0
     assert found.guarantee <= (1 - (1 - size / 100) ** 6) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("plan", "noise"),
+    [
+        (make_plan("poisson", 10**8, 1000, 100), 0.49),
+        (make_plan("poisson", 10**8, 1000, 100), 0.1),
+        # A sum of 45 rows, whose density without the user underflows.
+        (make_plan("poisson", 100, 90, 2), 1.0),
+        (make_plan("poisson", 10_000, 100, 200), 0.3),
+    ],
+)
+def test_little_noise_for_each_of_many_rows_is_bounded_as_tightly(plan, noise):
+    """Seen to fail: 526,736 for 7.57 at noise 0.49, and no lower bound at all."""
+    asked = {"noise_multiplier": noise, "max_examples_per_user": 50}
+    found = accountant.epsilon(plan, delta=1e-9, both=True, **asked)
+    assert 0.999 * found.guarantee <= found.lower <= found.guarantee
+
+
+def test_noise_for_many_rows_has_no_step():
+    """Seen to fail: 0.5, below which there was a closed form alone."""
+    plan = make_plan("poisson", 10**8, 1000, 100)
+    asked = {"epsilon": 7.57, "delta": 1e-9, "max_examples_per_user": 50}
+    found = accountant.noise_multiplier(plan, **asked)
+    assert found.guarantee == pytest.approx(0.49, rel=1e-3)
+
+
+@pytest.mark.parametrize(("relation", "each"), [("REPLACE_SPECIAL", 1), (ADDED, 2)])
+def test_a_step_keeps_no_more_of_a_user_than_its_cap(relation, each):
+    """With all draws revealed.  Seen to fail with all 50 rows in each step."""
+    plan = make_plan("truncated-poisson", 1000, 4, 3, cap=6)
+    found = accountant.epsilon(
+        plan,
+        noise_multiplier=0.04,
+        delta=1e-6,
+        neighboring_relation=relation,
+        max_examples_per_user=50,
+    )
+    alone = make_plan("deterministic", 3, 3, 3, epochs=3)
+    one = accountant.epsilon(alone, noise_multiplier=0.04 / 6 / each, delta=1e-6)
+    assert found.guarantee == pytest.approx(one.guarantee, rel=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1e-8, 0.01, 0.6])
