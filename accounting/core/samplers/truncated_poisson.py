@@ -17,7 +17,8 @@ add-or-remove, all hold for data sets of at most n examples, with q fixed.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
-  and section 5.3 of Google's "Privacy Loss Distributions".
+  and section 5.3 of Google's "Privacy Loss Distributions", for the mixture of an
+  example; there a ghost that displaces another changes the sum by 2 clip norms.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from accounting.core.samplers.truncation import TRUNCATION, truncation_delta
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
-MIXTURE = "truncated mixture (Ganesh 2025)"
+MIXTURE = "truncated mixture (after Ganesh 2025; see truncated_users)"
 USER_MIXTURE = poisson.USER_METHOD + ", which displace others if a step is truncated"
 REVEALED = poisson.METHOD + ", with the rows of truncated steps revealed"
 USER_REVEALED = poisson.USER_METHOD + ", with the rows of truncated steps revealed"

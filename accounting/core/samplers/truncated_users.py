@@ -119,8 +119,8 @@ def _kept_weights(
     deviation = math.sqrt(num_others * rate * (1 - rate))
     reach = min(num_others - size, int(_DEVIATIONS * deviation) + _DEVIATIONS**2)
     numbers = size + np.unique(np.rint(np.linspace(0, reach, _NUMBERS)).astype(int))
-    more = [tail_probability(num_others, rate, int(m) - 1) for m in numbers]
-    more = np.array([*more, 0.0]) / (more[0] * TAIL_SLACK**2)
+    tails = [tail_probability(num_others, rate, int(m) - 1) for m in numbers]
+    more = np.array([*tails, 0.0]) / (tails[0] * TAIL_SLACK**2)
     more[0] = 1.0
     chances = np.minimum(rate, rate * size / (numbers + 1.0) * TAIL_SLACK)
     kept = stats.binom.pmf(np.arange(num_rows + 1), num_rows, chances[:, None])

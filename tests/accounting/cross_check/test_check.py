@@ -231,10 +231,12 @@ def test_a_small_cap_costs_dp_accountings_epsilon_as_well(small_plan):
 
 
 @NEEDS_NEW
-def test_a_cap_that_costs_much_is_what_dp_accounting_says(small_plan):
+def test_a_cap_that_costs_much_costs_less_than_dp_accounting_says(small_plan):
+    """It counts a ghost that displaces another as an example: see `truncated_users`."""
     found = checked(small_plan("truncated-poisson", truncated_batch_size=110), 2.0)
     [opinion] = found.opinions
-    assert opinion.ours.guarantee == pytest.approx(opinion.value, rel=CLOSE)
+    assert found.disagreements == ()
+    assert opinion.ours.guarantee < opinion.value
 
 
 @pytest.mark.skipif(NEW, reason="dp_accounting knows it")
