@@ -72,7 +72,7 @@ with _quiet_standard_error():
     from tensorflow.core.protobuf import saved_model_pb2
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.framework.ops import gradient_registry
-    from tensorflow.python.ops import gen_math_ops
+    from tensorflow.python.ops import gen_math_ops, gen_nn_ops
 
     try:
         from tensorflow_privacy.privacy.fast_gradient_clipping import clip_grads
@@ -104,6 +104,7 @@ def raw_variable(variable: Any) -> Any:
 __all__ = [
     "clip_grads",
     "gen_math_ops",
+    "gen_nn_ops",
     "gradient_registry",
     "keras",
     "keras_image",

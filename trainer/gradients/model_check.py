@@ -40,7 +40,12 @@ import numpy as np
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.batches.manifest import Manifest
-from trainer.gradients.clipping import ONE_PASS, choose_path, clipped_sum
+from trainer.gradients.clipping import (
+    ONE_PASS,
+    choose_path,
+    clipped_sum,
+    example_gradients,
+)
 from trainer.gradients.engine import proof
 from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
@@ -81,13 +86,26 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
     """
     _check_inputs(model, manifest)
     _check_layers(model.network)
-    proof.check_function(model)  # before any code of the model runs on numbers
+    # Before any code of the model runs on numbers:
+    proof.check_function(model)
+    _check_examples(model)
     with one_line_errors(f"the model with loss={model.loss.name!r}"):
         _check_behaviour(model, manifest)
         columns = _probe_of(model, manifest, _BINARY).first.items()
         rows = _tensors({name: value[:_FEWEST_ROWS] for name, value in columns})
         check_range(model.loss, lambda: model.outputs(rows), model.variables)
     check_differentiable(model, manifest)
+
+
+def _check_examples(model: TrainableModel) -> None:
+    """Refuses a graph of one example that no step may compute."""
+    if choose_path(model) != ONE_PASS:
+        try:
+            example_gradients(model)
+        except InputError:
+            raise
+        except Exception:
+            return  # check_differentiable says which, after what explains it
 
 
 def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:

@@ -14,6 +14,13 @@ from trainer.gradients.engine.row_independence import classify, losses_obstacle
 from trainer.tf_compat import gradient_registry, tf
 
 SHAPE = (4, 3)
+LENGTH = tf.Variable(3, trainable=False)
+
+
+def _long(values: Any) -> Any:
+    """Returns rows of 27,012 values, which is no multiple of 8."""
+    return tf.reshape(tf.tile(values, (1, 2251, 1)), (-1, 27012))
+
 
 #: (batch, 4, 3) -> (batch, ...), each row by itself.
 APART: dict[str, Callable[[Any], Any]] = {
@@ -73,6 +80,15 @@ APART: dict[str, Callable[[Any], Any]] = {
     "bins": lambda v: tf.cast(tf.raw_ops.Bucketize(input=v, boundaries=[0.0]), v.dtype),
     "product of sizes": lambda v: tf.reshape(v, (-1, tf.shape(v)[1] * tf.shape(v)[2])),
     "pool": lambda v: tf.nn.max_pool2d(v[..., tf.newaxis], 2, 1, "SAME"),
+    "long sum": lambda v: tf.reduce_sum(_long(v), 1),
+    "long mean": lambda v: tf.reduce_mean(_long(v), 1, keepdims=True),
+    "long log-softmax": lambda v: tf.nn.log_softmax(_long(v)),
+    "long cross-entropy": lambda v: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(v[:, 0, 0] > 0, tf.int32), _long(v)
+    ),
+    "squares of rows flattened by the batch size": lambda v: tf.square(
+        tf.reshape(v, (tf.shape(v)[0], -1))
+    ),
     "powers of one shape": lambda v: tf.pow(v[:, 0], tf.nn.relu(v[:, 1])),
 }  # fmt: skip
 
@@ -135,6 +151,10 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "number at the batch size": lambda v: (
         v * tf.cast(tf.range(100)[: tf.shape(v)[0]][-1], v.dtype)
     ),
+    "size that leaves its type": lambda v: tf.reshape(
+        v, tf.stack([tf.shape(v)[0], tf.shape(v)[1] * 2**29 // 2**29, 3])
+    ),
+    "size beyond the shape": lambda v: v * tf.cast(tf.gather(tf.shape(v), 9), v.dtype),
     "batch size by a sum": lambda v: v / tf.reduce_sum(tf.ones_like(v[:, 0, 0])),
     "all pairs": lambda v: tf.matmul(
         tf.reshape(v, (-1, 12)), tf.reshape(v, (-1, 12)), transpose_b=True
@@ -201,6 +221,10 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         ).loss
     ),
     "sum before the last axis": lambda v: tf.raw_ops.Sum(input=v, axis=1),
+    "long sum of raw ops": lambda v: tf.raw_ops.Sum(input=_long(v), axis=1),
+    "long log-softmax of raw ops": lambda v: tf.raw_ops.LogSoftmax(logits=_long(v)),
+    "softmax of raw ops": lambda v: tf.raw_ops.Softmax(logits=v),
+    "sum of a length that a variable says": lambda v: tf.reduce_sum(v[:, :LENGTH], 1),
     "powers of a row broadcast": lambda v: tf.pow(v, v[:, :1]),
     "first row of an ellipsis that is a new axis": lambda v: (
         v[:, 0] + _first_by_masks(v[:, :1])

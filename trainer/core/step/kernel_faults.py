@@ -1,10 +1,10 @@
 """Operations that TensorFlow computes wrongly, and how they are avoided.
 
 TensorFlow 2.21 with oneDNN, as on processors with AVX-512: ``BatchMatMulV2`` of values
-(n, 1, m, k) with a matrix that is the same for all of them reads and writes beyond its
-buffers.  Rows then hold what was left in memory, possibly of other rows: no clip makes
-that private.  (12 values of 26 by 3 differ by up to 4e31, or the process crashes; tiny
-ones, and values of other ranks, came out right.)
+(n, 1, m, k), n > 1, with a matrix that is the same for all of them reads and writes
+beyond its buffers.  Rows then hold what was left in memory, possibly of other rows: no
+clip makes that private.  (12 values of 26 by 3 differ by up to 4e31, or the process
+crashes; tiny ones, n = 1 and values of other ranks came out right.)
 
 ``tf.vectorized_map`` computes the segments of all examples at once, each at an offset:
 what an example adds to a segment beyond its last, which is an error of that example
@@ -17,7 +17,7 @@ values that are broadcast, and cross entropy with shares of classes, which Tenso
 computes by tiles that end within rows; and sums (see ``row_sums``).
 
 Formal guarantees:
-  - A model of a batch that has such a product is not known to keep rows apart.
+  - ``check_products`` finds every such product of a graph, before it is computed.
   - A product (1, m, k) of one example becomes such a product where examples are
     computed together; with one in its gradient they are computed one after the other.
   - So are they with sums by segments and with slices, unless which ones is constant or,
@@ -30,9 +30,10 @@ Public: everything here; the gradients of ``dense`` are sensitive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from accounting.core.validation import InputError
 from trainer.core.step.row_sums import is_row_by_row
 from trainer.core.tf_compat import tf
 
@@ -63,13 +64,27 @@ KNOWN = frozenset("""
     """.split())  # noqa: SIM905  # fmt: skip
 
 
-def reads_beyond(op: Any, *, rank: int = 4) -> bool:
-    """Whether an operation is such a product.
+def check_products(operations: Iterable[Any]) -> None:
+    """Checks that a graph has no product that reads and writes beyond its buffers.
 
     Args:
-      op: Operation of a graph.
-      rank: Rank of the values: 4 in a batch, 3 in the trace of a single example.
+      operations: Operations of a graph that is to be computed as it is.
+
+    Raises:
+      InputError: it has one.
     """
+    for op in operations:
+        if _has_one_matrix(op, rank=4) and op.inputs[0].shape[0] != 1:
+            raise InputError(
+                "Expected no product of values (n, 1, m, k), n > 1, with one matrix, "
+                f"which may end the process where TensorFlow uses oneDNN; {op.name} is "
+                "one, in a batch or for one row. Reshape its values to (-1, m, k), and "
+                "the product back."
+            )
+
+
+def _has_one_matrix(op: Any, *, rank: int) -> bool:
+    """Whether an operation is a product (..., 1, m, k) of this rank with one matrix."""
     if not op.type.startswith(_PRODUCTS):
         return False
     values, matrix = (each.shape for each in op.inputs[:2])
@@ -91,7 +106,7 @@ def is_safe_together(graph: Any, columns: Sequence[Any]) -> bool:
         found = [value.op.name in of_example for value in op.inputs]
         if op.type == "Placeholder" or any(x.op.name in varying for x in op.inputs):
             varying.add(op.name)
-        if reads_beyond(op, rank=3) and not all(found[:2]):
+        if _has_one_matrix(op, rank=3) and not all(found[:2]):
             return False
         if any(found):  # others are not converted
             of_example.add(op.name)

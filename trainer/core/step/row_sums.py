@@ -1,14 +1,25 @@
 """Sums within a row of a batch, whose bits do not tell the row's place.
 
-TensorFlow adds up several numbers at a time, of all rows laid end to end.  Where an
-axis that remains follows one that is summed, those of them that lie in two rows are
-added up in another order.
+TensorFlow lays all rows end to end, and adds up several numbers at a time (a packet).
+In three cases the place of a row decides in which order its numbers are added:
+
+  - An axis that remains follows one that is summed: some packets lie in two rows.
+  - A row is long (from 8,192 values of float32 on, with packets of 8): the kernel
+    halves it again and again, at places that begin a packet of the whole batch.
+    Kernels that sum inside, as of log-softmax, do the same.
+  - The softmax of TensorFlow without oneDNN: its packets end within rows of any length.
+
+Where the number of values of each row is a multiple of 16, which packets divide, each
+row begins with a packet, and none of the three is left.
 
 Formal guarantees:
   - In what ``row_by_row`` traces, axes of a sum, mean or product come last, unless the
-    last axis remains and is a multiple of 16.
-  - ``is_row_by_row`` finds all others in a graph, such as those of ``tf.raw_ops``:
-    examples with one of them are computed one after the other.
+    last axis remains and is a multiple of 16.  Where the size of a row is known, long
+    rows of sums, and all rows of a softmax, are filled up to a multiple of 16 with what
+    adds nothing.
+  - ``is_row_by_row`` finds all others in a graph, such as those of ``tf.raw_ops``, and
+    those of unknown size: examples with one of them are computed one after the other,
+    each as the only one of its batch.
 
 Public: graphs.
 """
@@ -16,51 +27,28 @@ Public: graphs.
 from __future__ import annotations
 
 import functools
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from trainer.core.tf_compat import gen_math_ops, tf
+from trainer.core.tf_compat import gen_math_ops, gen_nn_ops, tf
 
+#: Every size of a packet divides it.
+_MULTIPLE = 16
 
-def _to_move(value: Any, axis: Any) -> tuple[list[int], list[int]] | None:
-    """Returns the axes that remain and those that are summed; None if none need move.
+#: No kernel halves rows of at most as many values: it leaves 1,024 packets whole, each
+#: of 4 values of float32 or more; at least 512 values of other types.
+_SHORT_FLOAT32, _SHORT = 4096, 512
 
-    Raises:
-      ValueError: the axes or their number are not known.
-    """
-    rank, axes = value.shape.rank, tf.get_static_value(axis)
-    if rank is None or axes is None:
-        raise ValueError
-    gone = sorted({one % rank for one in np.ravel(axes).tolist()})
-    kept = [one for one in range(rank) if one not in gone]
-    moved = [one for one in kept if one > min(gone, default=rank)]
-    groups = moved[-1:] == [rank - 1] and (value.shape[-1] or 1) % 16 == 0
-    if groups or all(value.shape[one] == 1 for one in moved):
-        return None
-    return kept, gone
+_SUMS = ("Sum", "Mean", "Prod")
 
-
-def _over_last_axes(
-    kernel: Any, input: Any, axis: Any, keep_dims: bool = False, name: Any = None
-) -> Any:
-    """Returns a sum, mean or product, whose axes come last."""
-    value = tf.convert_to_tensor(input)
-    try:
-        found = _to_move(value, axis)
-    except ValueError:
-        found = None  # is_row_by_row refuses it
-    if found is None:
-        return kernel(value, axis, keep_dims, name)
-    kept, gone = found
-    last = list(range(len(kept), len(kept) + len(gone)))
-    result = kernel(tf.transpose(value, kept + gone), last, False, name)
-    for one in gone if keep_dims else ():
-        result = tf.expand_dims(result, one)
-    return result
+#: Kernels that sum along the last axis of their first input.
+_SPARSE = "SparseSoftmaxCrossEntropyWithLogits"
+_LAST_AXIS = ("Softmax", "LogSoftmax", _SPARSE)
 
 
 def is_row_by_row(op: Any) -> bool:
@@ -69,19 +57,148 @@ def is_row_by_row(op: Any) -> bool:
     Args:
       op: Operation of a graph of a batch, or of one example.
     """
-    if op.type not in ("Sum", "Mean", "Prod"):
+    if op.type not in _SUMS + _LAST_AXIS or _is_exact(op.inputs[0]):
         return True
+    value = op.inputs[0]
     try:
-        return _to_move(*op.inputs) is None
+        kept, summed = _axes(value, op.inputs[1] if op.type in _SUMS else -1)
     except ValueError:
         return False
+    length = _length(value, summed)
+    known = length is not None and _is_whole(value, length, op.type)
+    return known and _come_last(value, kept, summed)
 
 
-_SUMS: dict[str, Any] = {
-    name: functools.partial(_over_last_axes, getattr(gen_math_ops, name))
-    for name in ("_sum", "mean", "prod")
+def _is_exact(value: Any) -> bool:
+    """Whether numbers add up to the same in any order, as integers do."""
+    return not (value.dtype.is_floating or value.dtype.is_complex)
+
+
+def _axes(value: Any, axis: Any) -> tuple[list[int], list[int]]:
+    """Returns the axes that remain and those that are summed.
+
+    Raises:
+      ValueError: they or their number are not known.
+    """
+    rank, axes = value.shape.rank, tf.get_static_value(axis)
+    if rank is None or axes is None:
+        raise ValueError
+    summed = sorted({one % rank for one in np.ravel(axes).tolist()})
+    return [one for one in range(rank) if one not in summed], summed
+
+
+def _come_last(value: Any, kept: Sequence[int], summed: Sequence[int]) -> bool:
+    """Whether no packet of a sum lies in two rows."""
+    behind = [one for one in kept if one > min(summed, default=value.shape.rank)]
+    if behind[-1:] == [value.shape.rank - 1] and not (value.shape[-1] or 1) % _MULTIPLE:
+        return True
+    return all(value.shape[one] == 1 for one in behind)
+
+
+def _length(value: Any, summed: Sequence[int]) -> int | None:
+    """Returns the number of values of a row of a sum; None if it is not known."""
+    sizes = [value.shape[one] for one in summed]
+    return None if None in sizes else math.prod(sizes)
+
+
+def _is_whole(value: Any, length: int, kind: str = "") -> bool:
+    """Whether a row has few values, or a multiple of packets."""
+    short = _SHORT_FLOAT32 if value.dtype == tf.float32 else _SHORT
+    return length % _MULTIPLE == 0 or length <= (1 if kind == "Softmax" else short)
+
+
+# -- what is traced ----------------------------------------------------------------
+
+
+def _sum_rows(
+    kind: str, input: Any, axis: Any, keep_dims: bool = False, name: Any = None
+) -> Any:
+    """Returns a sum, mean or product, row by row where its sizes are known."""
+    kernel, value = _KERNELS[kind], tf.convert_to_tensor(input)
+    try:
+        kept, summed = _axes(value, axis)
+    except ValueError:
+        return kernel(value, axis, keep_dims, name)
+    last, length = _come_last(value, kept, summed), _length(value, summed)
+    fills = kind != "Prod" and length is not None and not _is_whole(value, length)
+    if _is_exact(value) or (last and not fills):
+        return kernel(value, axis, keep_dims, name)
+    if not last:
+        value = tf.transpose(value, kept + summed)
+    over = summed if last else list(range(len(kept), value.shape.rank))
+    if fills:
+        result = _KERNELS["Sum"](_filled(value, over), over, False, name)
+        result = result / length if kind == "Mean" else result
+    else:
+        result = kernel(value, over, False, name)
+    for one in summed if keep_dims else ():
+        result = tf.expand_dims(result, one)
+    return result
+
+
+def _softmax(kind: str, logits: Any, name: Any = None) -> Any:
+    """Returns a softmax or its logarithm, row by row where its size is known."""
+    value = tf.convert_to_tensor(logits)
+    classes = _classes_to_fill(value, kind)
+    if classes is None:
+        return _KERNELS[kind](value, name)
+    return _KERNELS[kind](_with_more_classes(value), name)[..., :classes]
+
+
+def _cross_entropy(kind: str, features: Any, labels: Any, name: Any = None) -> Any:
+    """Returns sparse cross entropies and their derivatives, as ``_softmax``."""
+    value, labels = map(tf.convert_to_tensor, (features, labels))
+    classes = _classes_to_fill(value, kind)
+    if classes is None:
+        return _KERNELS[kind](value, labels, name)
+    labels = tf.where(labels < classes, labels, -1)  # others stay an error
+    losses, slopes = _KERNELS[kind](_with_more_classes(value), labels, name)
+    return losses, slopes[..., :classes]
+
+
+def _classes_to_fill(value: Any, kind: str) -> int | None:
+    """Returns the number of classes; None if it may stay, or is not known."""
+    classes: int | None = value.shape[-1] if value.shape.rank else None
+    return None if classes is None or _is_whole(value, classes, kind) else classes
+
+
+def _with_more_classes(logits: Any) -> Any:
+    """Returns logits of a multiple of classes, of which the new ones have no share."""
+    value = _filled(logits, [len(logits.shape) - 1])
+    new = np.arange(value.shape[-1]) >= logits.shape[-1]
+    # Added: tf.vectorized_map would pad with zeros, whatever is given.
+    return value + tf.constant(np.where(new, -np.inf, 0.0), value.dtype)
+
+
+def _filled(value: Any, axes: Sequence[int]) -> Any:
+    """Returns values with zeros at the end of the longest axis, up to a multiple."""
+    longest = max(axes, key=lambda one: int(value.shape[one]))
+    more = [[0, 0] for _ in value.shape]
+    more[longest][1] = -value.shape[longest] % _MULTIPLE
+    return tf.pad(value, more)
+
+
+_KERNELS: dict[str, Any] = {
+    "Sum": gen_math_ops._sum,
+    "Mean": gen_math_ops.mean,
+    "Prod": gen_math_ops.prod,
+    "Softmax": gen_nn_ops.softmax,
+    "LogSoftmax": gen_nn_ops.log_softmax,
+    _SPARSE: gen_nn_ops.sparse_softmax_cross_entropy_with_logits,
 }
-_summing = threading.RLock()
+_MATH: dict[str, Any] = {
+    "_sum": functools.partial(_sum_rows, "Sum"),
+    "mean": functools.partial(_sum_rows, "Mean"),
+    "prod": functools.partial(_sum_rows, "Prod"),
+}
+_NN: dict[str, Any] = {
+    "softmax": functools.partial(_softmax, "Softmax"),
+    "log_softmax": functools.partial(_softmax, "LogSoftmax"),
+    "sparse_softmax_cross_entropy_with_logits": functools.partial(
+        _cross_entropy, _SPARSE
+    ),
+}
+_tracing = threading.RLock()
 
 
 def row_by_row(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +210,11 @@ def row_by_row(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def traced(*values: Any, **more: Any) -> Any:
-        with _summing, mock.patch.multiple(gen_math_ops, **_SUMS):
+        with (
+            _tracing,
+            mock.patch.multiple(gen_math_ops, **_MATH),
+            mock.patch.multiple(gen_nn_ops, **_NN),
+        ):
             return function(*values, **more)
 
     return traced

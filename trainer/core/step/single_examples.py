@@ -20,7 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.core import claims
-from trainer.core.step.kernel_faults import dense, is_safe_together
+from trainer.core.step.kernel_faults import (
+    check_products,
+    dense,
+    is_safe_together,
+)
 from trainer.core.step.per_example import (
     ExampleGradients,
     cap_coordinates,
@@ -72,7 +76,8 @@ class SingleExamples(ExampleGradients):
       relies_on: Claims that ``gradient`` relies on.
 
     Raises:
-      InputError: ``gradient`` does more than compute its results.
+      InputError: ``gradient`` does more than compute its results, or TensorFlow
+        computes one of its products wrongly.
     """
 
     def __init__(
@@ -146,6 +151,7 @@ def _traced(
     lengths: list[int] = []
     traced = trace_eagerly(of_example, specs)
     check_pure(traced.graph, "the gradient of the model's loss")
+    check_products(traced.graph.get_operations())
     copies = max(lengths, default=1)
     together = is_safe_together(traced.graph, traced.inputs[: len(specs)])
 

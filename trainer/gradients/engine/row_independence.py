@@ -23,6 +23,8 @@ Formal guarantees:
     tensor of rows: operations with a custom gradient are unknown, except TensorFlow's
     own ``silu``, whose gradient is replaced by that of its operations, and so are those
     of numbers for which TensorFlow has registered none.
+  - By its last bits, too: no sum tells the place of a row (``is_row_by_row``), and no
+    other size than that of the batch is unknown.
   - Sizes are used in shapes alone: a value that depends on the number of rows, such as
     a position within the batch, is unknown.
 
@@ -40,9 +42,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core.step.kernel_faults import reads_beyond
 from trainer.core.step.row_sums import is_row_by_row
-from trainer.gradients.engine.static_values import static_value
+from trainer.gradients.engine.static_values import static_value, with_known_sizes
 from trainer.tf_compat import gradient_registry, tf
 
 
@@ -128,12 +129,23 @@ def classify(graph: Any, inputs: Sequence[Any]) -> dict[str, Kind]:
       inputs: Placeholders of the columns, whose axis 0 is the batch.
     """
     rows = {value.name for value in inputs}
+    sized = with_known_sizes(graph, inputs)
     kinds: dict[str, Kind] = {}
     for op in graph.get_operations():  # in the order of their creation
         found = _kind_of(op, [kinds[value.name] for value in op.inputs])
+        if isinstance(found, Rows) and not (
+            op.name in sized and _is_sized(sized[op.name])
+        ):
+            found = _Unknown(f"{op.type} ({op.name}) may tell the place of a row")
         for value in op.outputs:
             kinds[value.name] = _ROWS if value.name in rows else found
     return kinds
+
+
+def _is_sized(op: Any) -> bool:
+    """Whether all sizes are known, and by them no bit tells the place of a row."""
+    values = [*op.inputs, *op.outputs]
+    return is_row_by_row(op) and all(v.shape.is_fully_defined() for v in values)
 
 
 def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
@@ -247,7 +259,12 @@ def _by_rule(op: Any, kinds: Sequence[Kind], rule: _SizeRule) -> _Entries:
     found = rule(op, [_entries(value, kind) for value, kind in inputs])
     if found is None or shape.rank not in (0, 1):
         return None  # the rules know numbers and vectors, and no other order
-    return found if len(found) == shape.num_elements() else None
+    if len(found) != shape.num_elements():
+        return None
+    kind = op.outputs[0].dtype
+    # TensorFlow wraps what leaves the type, and the rules do not.
+    fits = all(kind.min <= x <= kind.max for x in found if isinstance(x, int))
+    return found if fits else None
 
 
 def _entries(value: Any, kind: Kind) -> tuple[Any, ...] | None:
@@ -307,16 +324,22 @@ def _sliced_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
 
 def _calculated_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     count = op.outputs[0].shape.num_elements()
-    if _are_known(values) and count == 1:
-        return (int(_SIZE_ARITHMETIC[op.type](*map(np.array, values)).item()),)
-    return None if count is None else (None,) * count
+    if not _are_known(values) or count != 1:
+        return None if count is None else (None,) * count
+    # Python's integers: NumPy's would wrap.
+    numbers = [np.array(each, object) for each in values]
+    if op.type == "FloorDiv" and not numbers[1].all():
+        return None  # an error of the step
+    return (int(np.ravel(_SIZE_ARITHMETIC[op.type](*numbers))[0]),)
 
 
 def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     entries, indices, _ = values
-    if entries is None or not _are_known([indices]):
+    if entries is None or indices is None or not _are_known([indices]):
         return None
-    return tuple(entries[index] for index in indices or ())
+    if not all(0 <= index < len(entries) for index in indices):
+        return None
+    return tuple(entries[index] for index in indices)
 
 
 #: Operations that repeat a scalar -> index of the input that is the scalar.
@@ -415,11 +438,6 @@ def _along_axes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     """For operations along the axes of their second input."""
     axes, rows = _axes(op, op.inputs[1]), _only_first_has_rows(kinds)
     return rows if axes is not None and 0 not in axes else None
-
-
-def _sums(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For sums whose bits do not tell the place of a row in the batch."""
-    return _along_axes(op, kinds) if is_row_by_row(op) else None
 
 
 def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -553,7 +571,7 @@ def _mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _batch_mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rank = max(value.shape.rank or 0 for value in op.inputs)
-    return _aligned(op, kinds) if rank >= 3 and not reads_beyond(op) else None
+    return _aligned(op, kinds) if rank >= 3 else None
 
 
 def _gather(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -646,14 +664,14 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 _ALONG_AXES = (
-    "All", "Any", "ArgMax", "ArgMin", "Cumprod", "Cumsum", "Max", "Min", "ReverseV2",
+    "All", "Any", "ArgMax", "ArgMin", "Cumprod", "Cumsum", "Max", "Mean", "Min", "Prod",
+    "ReverseV2", "Sum",
 )  # fmt: skip
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _aligned),
     **dict.fromkeys(_ALONG_AXES, _along_axes),
     **dict.fromkeys(("Atan2", "Pow", "Xlogy"), _in_pairs),
-    **dict.fromkeys(("Mean", "Prod", "Sum"), _sums),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "BiasAdd"), _last_axis),
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(

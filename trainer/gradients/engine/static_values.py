@@ -3,12 +3,14 @@
 Formal guarantees:
   - ``static_value`` follows from constants and static shapes alone, through operations
     without a state: no variable, no column and no captured tensor has a part in it.
+  - Sizes of ``with_known_sizes`` are those of every batch of that many rows.
 
 Public: everything here; no example is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trainer.tf_compat import tf
@@ -38,6 +40,34 @@ def static_value(value: Any) -> Any:
         # An operation that calls a function, which this graph does not have.
         except (_NotStaticError, ValueError, tf.errors.OpError):
             return None
+
+
+def with_known_sizes(
+    graph: Any, inputs: Sequence[Any], num_rows: int = 16
+) -> dict[str, Any]:
+    """Returns copies of the operations of a graph, by name, for one size of the batch.
+
+    TensorFlow infers from it sizes that it does not know for any batch.  There are no
+    operations if they do not fit that size.
+
+    Args:
+      graph: Graph of a batch of unknown size.
+      inputs: Placeholders of the columns, whose axis 0 is the batch.
+      num_rows: Size of the batch.
+    """
+    definition = graph.as_graph_def(add_shapes=True)
+    with tf.Graph().as_default() as copy:
+        columns = {
+            value.name: tf.compat.v1.placeholder(
+                value.dtype, [num_rows, *value.shape[1:]]
+            )
+            for value in inputs
+        }
+        try:
+            tf.graph_util.import_graph_def(definition, input_map=columns, name="")
+        except ValueError:
+            return {}
+    return {op.name: op for op in copy.get_operations()}
 
 
 def _copied(value: Any, graph: Any, copies: dict[str, Any]) -> Any:

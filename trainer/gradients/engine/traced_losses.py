@@ -19,8 +19,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.core.step.kernel_faults import check_products
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.tracing import trace_eagerly
+from trainer.gradients.engine.static_values import with_known_sizes
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
@@ -63,7 +65,8 @@ def trace(model: TrainableModel) -> TracedLosses:
       model: Model and its loss.
 
     Raises:
-      InputError: the graph does more than compute losses.
+      InputError: the graph does more than compute losses, or TensorFlow computes one
+        of its products wrongly.
       Exception: the code of the model or of its loss raised it.
     """
 
@@ -74,7 +77,12 @@ def trace(model: TrainableModel) -> TracedLosses:
     specs = dict(sorted(model.column_specs.items()))
     concrete = trace_eagerly(losses, specs)
     check_pure(concrete.graph, "the model and its loss")
-    return TracedLosses(function=concrete, names=tuple(specs))
+    traced = TracedLosses(function=concrete, names=tuple(specs))
+    for num_rows in (1, 16):  # one by itself, as the probe computes some, and several
+        check_products(
+            with_known_sizes(traced.graph, traced.columns, num_rows).values()
+        )
+    return traced
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

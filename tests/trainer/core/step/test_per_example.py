@@ -61,11 +61,20 @@ def _waves(values: Any, scale: float = 1e6) -> Any:
     return keras.ops.sin(scale * values)
 
 
+def _cross_entropy(row: Any) -> Any:
+    zero = keras.ops.zeros_like(row[:, 0], dtype="int32")
+    found = keras.ops.sparse_categorical_crossentropy(zero, row / 1e6, True)
+    return keras.ops.expand_dims(found, 1)
+
+
 def _raw_mean(row: Any) -> Any:
     return tf.raw_ops.Mean(input=row + row[:, ::-1], axis=1)
 
 
 RAW_MEAN = keras.layers.Lambda(_raw_mean, output_shape=(11,))
+LONG_RAW_SUM = keras.layers.Lambda(
+    lambda row: tf.raw_ops.Sum(input=row, axis=1, keep_dims=True), output_shape=(1,)
+)
 LENGTHS = np.geomspace(1e5, 1e8, 77, dtype="f")
 #: Functions of a row that amplify rounding -> shape of a row.
 AMPLIFY: dict[Callable[[Any], Any], tuple[int, ...]] = {
@@ -76,7 +85,21 @@ AMPLIFY: dict[Callable[[Any], Any], tuple[int, ...]] = {
     lambda row: keras.layers.GroupNormalization(4)(row): (5, 5, 12),
     lambda row: _waves(keras.ops.mean(row + row[:, ::-1], 1)): (20, 11),
     lambda row: _waves(RAW_MEAN(row)): (20, 11),
+    # Long rows, whose number of values is no multiple of 8.
+    lambda row: _waves(keras.ops.mean(row, 1, keepdims=True), 10): (9002,),
+    lambda row: _waves(keras.ops.sum(row, 1)): (9001, 3),
+    lambda row: _waves(keras.ops.sum(row, (1, 2))): (91, 103, 2),
+    lambda row: _waves(keras.ops.norm(row, axis=1, keepdims=True)): (10001,),
+    lambda row: _waves(LONG_RAW_SUM(row)): (9003,),
+    lambda row: _waves(keras.ops.log_softmax(row / 1e6)[:, :9], 1e9): (9003,),
+    lambda row: _waves(_cross_entropy(row), 1e9): (9003,),
+    # Gradients of that many values: of a kernel, and of a bias by its positions.
+    lambda row: keras.layers.Dense(7)(row / 1e7): (1, 1287),
+    lambda row: keras.layers.GlobalAveragePooling2D()(
+        keras.layers.Conv2D(3, 3, activation="tanh")(row / 1e7)
+    ): (93, 103, 1),
     # Broadcast by tiles, which end within rows.
+    lambda row: _waves(keras.ops.softmax(row / 1e6), 1e9): (5, 77),
     lambda row: _waves(keras.ops.arctan2(row, LENGTHS), 1e9): (77, 77),
 }
 
@@ -91,8 +114,10 @@ def test_what_a_row_adds_does_not_tell_its_place(
     found = keras.layers.Dense(1)(keras.layers.Flatten()(amplify(values)))
     model = TrainableModel(network=keras.Model(values, found), description={})
     step = tf.function(clipped_sum(model, l2_norm_clip=1.0, path=path), autograph=False)
+    row = np.random.default_rng(0).uniform(1e6, 1e7, AMPLIFY[amplify])
+    row = row if row.size > 8192 else np.full_like(row, 1e7 / 3)
     columns = {
-        "values": tf.fill((37, *AMPLIFY[amplify]), 1e7 / 3),
+        "values": tf.constant(np.stack([row] * 37), tf.float32),
         "label": tf.ones(37, tf.int8),
     }
     first, *others = (
