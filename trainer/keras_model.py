@@ -46,6 +46,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import os
 import pathlib
 import warnings
@@ -65,7 +66,7 @@ from trainer.core.run.batches import Element
 from trainer.core.run.session import Session, StepInputs
 from trainer.core.run.withheld import withhold_values
 from trainer.core.step.dp_step import Step
-from trainer.export.export import export, save_tensorflow
+from trainer.export.export import check_export, export, save_tensorflow
 from trainer.export.own_numbers import own_numbers
 from trainer.fitting.callbacks import check_callbacks
 from trainer.fitting.epochs import Epoch, plan_epochs
@@ -93,12 +94,26 @@ _RUN_STAYS = (
     "train --out` takes a store."
 )
 
+#: Arguments of Keras's ``compile`` that have one value here.
+_SET_HERE = [("jit_compile", False), ("auto_scale_loss", False)]
+
 #: Arguments of Keras's ``fit`` that the plan determines.
 _OF_THE_PLAN = {
     "batch_size": "the plan has the batch size: give it to `dpsgd batches`",
     "shuffle": "the sampler has drawn the order: omit it",
     "validation_split": "the batches are of all rows: give validation_data",
 }
+
+
+def _changed(method: Any, given: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments that have another value than in Keras's method, or here."""
+    known = inspect.signature(method).parameters
+    return [
+        name
+        for name, value in given.items()
+        if not (name in known and value == known[name].default)
+        and (name, value) not in _SET_HERE
+    ]
 
 
 def make_private(
@@ -226,7 +241,8 @@ class PrivateModel(keras.Model):
         preflight.check_initial_weights(settings, manifest)
         preflight.check_unused(batches, run, settings, shared=batches_used_before)
         of_rows = of_one_row(manifest)
-        self.network = models.as_functional(network, of_rows)
+        with one_line_errors("the model"):
+            self.network = models.as_functional(network, of_rows)
         self._initial: initial_weights_files.InitialWeights | None = None
         if settings.initial_weights is not None:
             path = pathlib.Path(settings.initial_weights)
@@ -269,6 +285,28 @@ class PrivateModel(keras.Model):
         self.build(None)
 
     # -- Keras's methods -----------------------------------------------------------
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers of the network."""
+        found: list[Any] = self.network.layers
+        return found
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs of the network."""
+        found: list[Any] = self.network.inputs
+        return found
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The outputs of the network."""
+        found: list[Any] = self.network.outputs
+        return found
+
+    def summary(self, *args: Any, **more: Any) -> None:
+        """Prints the layers of the network, as Keras does."""
+        self.network.summary(*args, **more)
 
     def build(self, input_shape: Any) -> None:
         """Does nothing: the network is built."""
@@ -354,16 +392,17 @@ class PrivateModel(keras.Model):
         Args:
           optimizer: Optimizer of Keras, or its name.
           loss: Loss of Keras, its name, or a function (labels, outputs) -> one
-            number per example; for a dict of outputs a dict of losses.
+            number per example or position; for a dict of outputs a dict of losses.
           metrics: As in Keras; ``evaluate`` and validation compute them.
           loss_weights: Factor of the loss of each output by name; None for 1.
-          **more: Keras's other arguments, which must be None.
+          **more: Keras's other arguments, with its defaults.
 
         Raises:
           InputError: there is another argument, a model or loss that does not support
-            per-example clipping, or an optimizer that is not Keras's.
+            per-example clipping, a model that cannot be exported, or an optimizer that
+            is not Keras's.
         """
-        unknown = [name for name, value in more.items() if value is not None]
+        unknown = _changed(keras.Model.compile, more)
         if unknown:
             raise InputError(
                 "Expected compile with optimizer, loss, loss_weights and metrics; "
@@ -373,10 +412,11 @@ class PrivateModel(keras.Model):
         trainable = TrainableModel(
             network=self.network,
             description={"name": self.network.name, **started_at},
-            loss=loss_of_keras(loss, loss_weights),
+            loss=loss_of_keras(loss, loss_weights, self.network.output),
             columns=self._manifest.columns,
         )
         models.check_model(trainable, self._manifest)
+        check_export(trainable, self._manifest)
         optimizer = optimizer_of_keras(optimizer)
         super().compile(
             optimizer=optimizer,
@@ -521,7 +561,7 @@ class PrivateModel(keras.Model):
     def _check_fit(self, x: Any, y: Any, more: Mapping[str, Any]) -> None:
         if x is not None or y is not None:
             raise InputError("Expected fit without data: make_private got the batches.")
-        for name in more:
+        for name in _changed(keras.Model.fit, more):
             why = _OF_THE_PLAN.get(name, "omit it")
             raise InputError(f"Expected no {name} in fit; {why}.")
         if self._session.is_within_step:

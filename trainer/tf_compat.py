@@ -11,6 +11,8 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from trainer.core.tf_compat import (
+    LossFunctionWrapper,
+    get_keras_mask,
     gradient_registry,
     keras,
     keras_image,
@@ -19,6 +21,7 @@ from trainer.core.tf_compat import (
     raw_variable,
     saved_model_pb2,
     serialization_lib,
+    set_keras_mask,
     tf,
     withheld_logs,
 )
@@ -70,7 +73,9 @@ def check_plain(network: Any) -> None:
 
 
 __all__ = [
+    "LossFunctionWrapper",
     "check_plain",
+    "get_keras_mask",
     "gradient_registry",
     "is_of_keras_2",
     "keras",
@@ -81,6 +86,7 @@ __all__ = [
     "raw_variable",
     "saved_model_pb2",
     "serialization_lib",
+    "set_keras_mask",
     "tf",
     "withheld_logs",
 ]

@@ -74,7 +74,7 @@ from trainer.methods import registry
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
-from trainer.model.evaluation import Evaluator
+from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.grouped_model import of_users
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import of_one_row
@@ -95,7 +95,7 @@ from trainer.run.preflight import Checked, Request
 from trainer.run.stored_run import StoredRun, StoreError
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
-from trainer.tf_compat import keras, raw_variable, tf
+from trainer.tf_compat import get_keras_mask, keras, raw_variable, tf
 
 _T = TypeVar("_T")
 
@@ -702,10 +702,11 @@ def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
         name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
         for name, spec in specs.items()
     }
-    outputs = tf.function(
-        lambda rows: model.outputs(first_view(rows, model)),
-        input_signature=[columns],
-        autograph=False,
-    )
+
+    def of_rows(rows: Any) -> Any:
+        found = model.outputs(first_view(rows, model))
+        return found, tf.nest.map_structure(get_keras_mask, found)
+
+    outputs = tf.function(of_rows, input_signature=[columns], autograph=False)
     check_pure(outputs.get_concrete_function().graph, "the model")
-    return lambda rows: tf.nest.map_structure(np.asarray, outputs(dict(rows)))
+    return lambda rows: with_masks(*outputs(dict(rows)))

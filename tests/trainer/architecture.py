@@ -115,7 +115,6 @@ class Architecture:
       loss_weights: Factors of the losses of several outputs.
       rows_per_user: Most rows of a user; 0 if each row is an example.
       dataset: The description of the data in the manifest.
-      fault: Why the test fails, until that is mended.
     """
 
     make: Callable[..., Any]
@@ -125,7 +124,6 @@ class Architecture:
     loss_weights: Mapping[str, float] | None
     rows_per_user: int
     dataset: Mapping[str, Any]
-    fault: str
 
     @functools.cached_property
     def manifest(self) -> Manifest:
@@ -189,13 +187,14 @@ class Architecture:
 
     def plain(self) -> TrainableModel:
         """The model of one row, before any check."""
+        network = self.network()
         if isinstance(self.loss, str):
             loss = loss_by_name(self.loss)
         else:
-            loss = loss_of_keras(self.loss, self.loss_weights)
+            loss = loss_of_keras(self.loss, self.loss_weights, network.output)
         columns = of_one_row(self.manifest).columns
         return TrainableModel(
-            network=self.network(), description={}, loss=loss, columns=columns
+            network=network, description={}, loss=loss, columns=columns
         )
 
     def trained(self) -> TrainableModel:
@@ -270,7 +269,6 @@ def registers(into: Architectures) -> Callable[..., Any]:
         loss_weights: Mapping[str, float] | None = None,
         rows_per_user: int = 0,
         schema: Schema | None = None,
-        fault: str = "",
         **columns: Values,
     ) -> Callable[[Any], Any]:
         if schema is not None:
@@ -285,7 +283,6 @@ def registers(into: Architectures) -> Callable[..., Any]:
                 loss_weights=loss_weights,
                 rows_per_user=rows_per_user,
                 dataset={} if schema is None else schema.description,
-                fault=fault,
             )
             return make
 

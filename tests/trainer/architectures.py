@@ -267,13 +267,7 @@ def ner_tagger(words: Any) -> Any:
     return layers.Dense(3)(values)
 
 
-@architecture(
-    SINGLE_EXAMPLES,
-    words=WORDS,
-    label=ids(3, 3),
-    loss=SPARSE,
-    fault="issue 48, fault 5: a loss of positions ignores Keras's mask",
-)
+@architecture(SINGLE_EXAMPLES, words=WORDS, label=ids(3, 3), loss=SPARSE)
 def recurrent_tagger(words: Any) -> Any:
     values = layers.Embedding(7, 3, mask_zero=True)(words)
     values = layers.GRU(3, return_sequences=True)(values)

@@ -49,10 +49,16 @@ def withheld_logs() -> contextlib.AbstractContextManager[None]:
     return _quiet_standard_error() if LOGS_WARNINGS else contextlib.nullcontext()
 
 
-# Keras reads its backend when it is first imported.  Whoever imports it before us has
-# chosen, and is told below if that is another.
+# Keras reads its backend when it is first imported.  Whoever imports it before us, or
+# sets the variable, has chosen, and is told if that is another.
+_REMEDY = "Set KERAS_BACKEND=tensorflow before keras is first imported."
 if "keras" not in sys.modules:
-    os.environ["KERAS_BACKEND"] = "tensorflow"
+    _chosen = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    if _chosen != "tensorflow":
+        raise InputError(
+            f"Expected Keras on TensorFlow; here KERAS_BACKEND={_chosen}. {_REMEDY}"
+        )
+    os.environ["KERAS_BACKEND"] = _chosen
 # The level is read once, as TensorFlow loads.
 if "tensorflow" not in sys.modules:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -66,8 +72,10 @@ sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 with _quiet_standard_error():
     import keras
     import tensorflow as tf
+    from keras.src.backend import get_keras_mask, set_keras_mask
     from keras.src.backend.tensorflow import image as keras_image
     from keras.src.backend.tensorflow import random as keras_random
+    from keras.src.losses.losses import LossFunctionWrapper
     from keras.src.saving import serialization_lib
     from tensorflow.core.protobuf import saved_model_pb2
     from tensorflow.python import pywrap_tfe
@@ -83,8 +91,8 @@ with _quiet_standard_error():
 
 if keras.backend.backend() != "tensorflow":
     raise InputError(
-        f"Expected Keras on TensorFlow; here it runs on {keras.backend.backend()}. Set "
-        "KERAS_BACKEND=tensorflow, or import dpsgd before keras."
+        f"Expected Keras on TensorFlow; here it runs on {keras.backend.backend()}. "
+        f"{_REMEDY}"
     )
 
 # Grappler's remapper sometimes fails on a graph ("Node Relu_2 has an empty op name")
@@ -102,9 +110,11 @@ def raw_variable(variable: Any) -> Any:
 
 
 __all__ = [
+    "LossFunctionWrapper",
     "clip_grads",
     "gen_math_ops",
     "gen_nn_ops",
+    "get_keras_mask",
     "gradient_registry",
     "keras",
     "keras_image",
@@ -113,6 +123,7 @@ __all__ = [
     "raw_variable",
     "saved_model_pb2",
     "serialization_lib",
+    "set_keras_mask",
     "tf",
     "withheld_logs",
 ]

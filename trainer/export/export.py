@@ -12,8 +12,9 @@ kept iterates.
 Formal guarantees:
   - Neither model needs code of this package, if its layers are Keras's.
   - Both take raw columns and return, by the task of the loss, ``probability`` of label
-    1, (batch, 1); ``probabilities`` of all classes, (batch, ..., classes); or the
-    outputs of the network, under their names or as ``prediction``.
+    1, (batch, 1) or of the shape of several labels; ``probabilities`` of all classes,
+    (batch, ..., classes); or the outputs of the network, under their names or as
+    ``prediction``.
   - A model that passes ``check_export`` can be exported, as far as that depends on the
     model.
   - Both contain the weights, but no other state of the training such as that of the
@@ -22,6 +23,7 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import secrets
@@ -69,11 +71,13 @@ def _predictions(outputs: Any, loss: Loss) -> Any:
     # Under a loss on probabilities, the network outputs probabilities.
     logits = loss.takes != TAKES_PROBABILITIES
     if loss.task == BINARY:
-        values = keras.layers.Reshape((1,))(outputs)
+        if math.prod(outputs.shape[1:]) == 1:
+            outputs = keras.layers.Reshape((1,))(outputs)
         activation = "sigmoid" if logits else "linear"
-        return keras.layers.Activation(activation, name=PROBABILITY)(values)
+        return keras.layers.Activation(activation, name=PROBABILITY)(outputs)
     if loss.task == CLASSES and logits:
-        return keras.layers.Softmax(name=PROBABILITIES)(outputs)
+        # The layer Softmax would take the mask of positions as one of classes.
+        return keras.layers.Activation("softmax", name=PROBABILITIES)(outputs)
     if isinstance(outputs, Mapping):
         return dict(outputs)
     name = PROBABILITIES if loss.task == CLASSES else PREDICTION

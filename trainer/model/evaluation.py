@@ -47,7 +47,8 @@ from trainer.model.metrics import Metric, Metrics, Scores, guessing, joined
 if TYPE_CHECKING:  # it loads TensorFlow, which this module does without
     from trainer.model.trainable_model import TrainableModel
 
-#: Columns of some rows -> outputs of the network: an array, or a dict of arrays.
+#: Columns of some rows -> outputs of the network: an array, or a dict of arrays;
+#: masked where positions do not count.
 Predict = Callable[[Mapping[str, np.ndarray]], Any]
 
 #: Path of each file, and its name in the folder.
@@ -189,10 +190,7 @@ class Evaluator:
           InputError: the loss does not take a label, an output is not finite, or the
             model, the loss or the metric fails.
         """
-        return self._metrics(
-            (self.model.labels(columns), outputs)
-            for columns, outputs in self._outputs()
-        )
+        return self._metrics(self._outputs())
 
     @withhold_values
     def outputs(self) -> tuple[Any, Any]:
@@ -200,11 +198,7 @@ class Evaluator:
 
         Each is an array (examples, ...), or a dict of them.
         """
-        found = [
-            (_arrays(self.model.labels(columns)), outputs)
-            for columns, outputs in self._outputs()
-        ]
-        labels, outputs = zip(*found, strict=True)
+        labels, outputs = zip(*self._outputs(), strict=True)
         return joined(labels), joined(outputs)
 
     @withhold_values
@@ -244,17 +238,19 @@ class Evaluator:
             scores.add(
                 labels=labels,
                 outputs=outputs,
-                losses=np.asarray(loss.per_example(labels, outputs)),
+                losses=loss.of_arrays(labels, outputs),
                 predictions=_arrays(loss.predict(outputs)),
             )
         return scores.metrics()
 
-    def _outputs(self) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
+    def _outputs(self) -> Iterator[tuple[Any, Any]]:
+        """Yields labels, masked as the outputs are, and plain outputs of some rows."""
         for columns in self.held_out.batches():
             _check_labels(self.model, columns, self.held_out.option)
-            outputs = self.predict(columns)
+            found = self.predict(columns)
+            outputs = _each(np.ma.getdata, found)
             check_finite(outputs, self.held_out.option)
-            yield columns, outputs
+            yield _each(_masked_as, self.model.labels(columns), found), outputs
 
 
 def _leaves(values: Any) -> Iterable[Any]:
@@ -269,9 +265,44 @@ def _part(values: Any, first: int) -> Any:
 
 
 def _arrays(values: Any) -> Any:
-    if isinstance(values, Mapping):
-        return {name: np.asarray(value) for name, value in values.items()}
-    return np.asarray(values)
+    return _each(np.asarray, values)
+
+
+def _each(function: Callable[..., Any], *values: Any) -> Any:
+    """Returns the function of arrays, or of those with the same name in dicts."""
+    if isinstance(values[0], Mapping):
+        return {name: function(*(v[name] for v in values)) for name in values[0]}
+    return function(*values)
+
+
+def with_masks(outputs: Any, masks: Any) -> Any:
+    """Returns outputs as arrays, masked where Keras's masks say that none counts.
+
+    Args:
+      outputs: A tensor (rows, ...), or a dict of them.
+      masks: Keras's masks of them, (rows, positions), of the same structure, or None.
+    """
+    return _each(_with_mask, outputs, masks)
+
+
+def _with_mask(output: Any, mask: Any) -> np.ndarray:
+    values = np.asarray(output)
+    if mask is None:
+        return values
+    hidden = ~np.asarray(mask)
+    hidden = hidden.reshape(*hidden.shape, *[1] * (values.ndim - hidden.ndim))
+    return np.ma.array(values, mask=np.broadcast_to(hidden, values.shape))
+
+
+def _masked_as(labels: Any, output: Any) -> np.ndarray:
+    """Returns labels with the mask of the positions that they are of."""
+    values = np.asarray(labels)
+    if not isinstance(output, np.ma.MaskedArray):
+        return values
+    hidden = np.ma.getmaskarray(output)
+    hidden = hidden if hidden.ndim == values.ndim else hidden[..., 0]
+    # Labels of other shapes are those of a user's loss, which says what counts.
+    return np.ma.array(values, mask=hidden) if hidden.shape == values.shape else values
 
 
 def _check_labels(

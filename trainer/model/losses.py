@@ -9,6 +9,13 @@ one number per example:
 ``labels`` is the column ``label``, or for a dict of outputs the dict of the columns
 with the same names.
 
+A loss of positions is a mean within the row: over the positions that Keras's mask of
+the output counts (``Embedding(mask_zero=True)``, ``Masking``), if it has one.  This is
+Keras's own loss of a batch of this row alone.  (Of a batch of several rows, Keras's
+``fit`` and ``evaluate`` take one mean over the positions of all of them: a long row
+counts more, and the loss of a row depends on the others.)  A user's function applies
+what it wants of the mask itself.
+
 Formal guarantees:
   - ``accepts`` decides for every row, from this row alone, whether the loss is defined
     for its label.  (Other rows contribute nothing: see ``per_example``.)
@@ -24,10 +31,11 @@ Sensitive: labels, outputs, losses.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +43,13 @@ import numpy as np
 from accounting.core.validation import InputError, check_choice
 from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
 from trainer.model.swapped_weights import weights_of
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import (
+    LossFunctionWrapper,
+    get_keras_mask,
+    keras,
+    set_keras_mask,
+    tf,
+)
 
 LOGITS = "logits"
 PROBABILITIES = "probabilities"
@@ -74,6 +88,32 @@ class Loss:
     ones_own: bool = False
     takes: str | None = None
 
+    def of_arrays(self, labels: Any, outputs: Any) -> np.ndarray:
+        """Returns the losses of evaluated rows, (rows,).
+
+        Args:
+          labels: An array (rows, ...), or a dict of them; a masked array where
+            positions do not count.
+          outputs: Outputs of the network, of the same structure.
+        """
+        if isinstance(labels, Mapping):
+            outputs = {n: _remasked(labels[n], one) for n, one in outputs.items()}
+            labels = {name: np.ma.getdata(one) for name, one in labels.items()}
+        else:
+            labels, outputs = np.ma.getdata(labels), _remasked(labels, outputs)
+        return np.asarray(self.per_example(labels, outputs))
+
+
+def _remasked(labels: Any, outputs: Any) -> Any:
+    """Returns outputs with the mask of their labels as Keras's mask."""
+    if not isinstance(labels, np.ma.MaskedArray):
+        return outputs
+    counted = ~np.ma.getmaskarray(labels)
+    counted = counted if labels.ndim < outputs.ndim else counted[..., 0]
+    tensor = tf.convert_to_tensor(outputs)
+    set_keras_mask(tensor, tf.constant(counted))
+    return tensor
+
 
 def loss_by_name(name: str) -> Loss:
     """Returns the loss with the Keras name ``name``; cross-entropies take logits.
@@ -104,26 +144,57 @@ def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
     )
 
 
-def loss_of_keras(loss: Any, weights: Mapping[str, float] | None = None) -> Loss:
+def loss_of_keras(
+    loss: Any,
+    weights: Mapping[str, float] | None = None,
+    output: Any = None,
+) -> Loss:
     """Returns the loss of ``compile(loss=..., loss_weights=...)``.
+
+    That of a row is what Keras computes for a batch of this row alone, whatever its
+    ``reduction``: a mean over the positions that count, or with "sum" and None, of
+    which Keras adds up the gradients, their sum.
 
     Args:
       loss: A name, an instance or a function, which returns one number per example, or
-        several to be averaged; for a dict of outputs a dict of them, which add up.
+        one per position; for a dict of outputs a dict of them, which add up, or one
+        that all have.
       weights: Name of an output -> factor of its loss; None for 1.
+      output: The output of the network, or a dict of several.
 
     Raises:
-      InputError: a loss that depends on the whole batch, or weights of other outputs.
+      InputError: a loss that depends on the whole batch, or losses or weights of other
+        outputs.
     """
+    outputs = tuple(output) if isinstance(output, Mapping) else ()
+    if outputs and not isinstance(loss, Mapping | list | tuple):
+        loss = dict.fromkeys(outputs, loss)  # as Keras does
     if isinstance(loss, Mapping):
-        return _sum_of_losses(
-            {n: loss_of_keras(one) for n, one in loss.items()}, weights
-        )
+        _check_names(loss, outputs)
+        return _sum_of_losses({n: _single(one) for n, one in loss.items()}, weights)
     if weights is not None:
         raise InputError(
             "Expected loss_weights only beside a dict of losses, one for each output. "
             "Multiply a single loss in a function of your own."
         )
+    return _single(loss)
+
+
+def _check_names(losses: Mapping[str, Any], outputs: Collection[str]) -> None:
+    if not outputs:
+        raise InputError(
+            "Expected one loss in compile, not a dict: the model has one output, "
+            "without a name. Give the loss alone."
+        )
+    if not losses or not set(losses) <= set(outputs):
+        raise InputError(
+            "Expected losses by the names of the model's outputs, "
+            f"{', '.join(sorted(outputs))}; got {', '.join(sorted(losses))}."
+        )
+
+
+def _single(loss: Any) -> Loss:
+    """Returns the loss that ``compile`` got for one output."""
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     if not callable(loss):
@@ -149,15 +220,17 @@ def loss_of_keras(loss: Any, weights: Mapping[str, float] | None = None) -> Loss
             f"Expected a loss of each example; Keras's {name} converts labels by a "
             "look at the whole batch. Choose another, such as binary_crossentropy."
         )
-    function = loss.call if is_object else loss
     known = _KNOWN.get(name)
+    accepts = known.accepts if known else _finite
+    ignored = getattr(loss, "ignore_class", None)
     return Loss(
         name=name,
         task=known.task if known else OTHER,
-        per_example=lambda labels, outputs: _mean_of_row(
-            tf.cast(function(_beside(labels, outputs), outputs), tf.float32)
+        # Keras wraps a function in the same way.
+        per_example=functools.partial(
+            _by_keras, loss if is_object else LossFunctionWrapper(loss, name=name)
         ),
-        accepts=known.accepts if known else _finite,
+        accepts=accepts if ignored is None else _or_ignored(accepts, ignored),
         allowed=known.allowed if known else "finite",
         ones_own=not (is_object or getattr(keras.losses, name, None) is loss),
         takes=_takes(loss),
@@ -213,22 +286,74 @@ def _takes(loss: Any) -> str | None:
     return None
 
 
-def _beside(labels: Any, outputs: Any) -> Any:
-    """Returns labels (batch,) as (batch, 1) if outputs are, as Keras's fit does."""
-    if tf.nest.is_nested(outputs) or tf.nest.is_nested(labels):
-        return labels
+def _by_keras(loss: Any, labels: Any, outputs: Any) -> Any:
+    """Returns the loss of each row, as Keras computes it for a batch of this row.
+
+    Args:
+      loss: Loss of Keras.
+      labels: Labels (batch, ...).
+      outputs: Output of the network, (batch, ...), with a mask or without.
+    """
+    mask = get_keras_mask(outputs)
+    labels, outputs = (tf.cast(value, loss.dtype) for value in (labels, outputs))
+    if len(outputs.shape) == 1:
+        # Keras's losses are means over the last axis, which must not be the batch.
+        outputs = tf.expand_dims(outputs, 1)
     if len(labels.shape) == 1 and tuple(outputs.shape[1:]) == (1,):
-        return tf.expand_dims(labels, 1)
-    return labels
+        labels = tf.expand_dims(labels, 1)
+    values = loss.call(labels, outputs)
+    masks = [one for one in (mask, get_keras_mask(values)) if one is not None]
+    values = tf.cast(values, tf.float32)
+    if values.shape.rank == 0:
+        raise InputError(
+            f"Expected loss={loss.name!r} to give one number per example; it gives one "
+            "for a batch. Take its mean over the last axis alone, as in "
+            "keras.ops.mean(..., axis=-1)."
+        )
+    return _of_row(values, masks, adds=loss.reduction in ("sum", "none", None))
+
+
+def _of_row(values: Any, masks: Sequence[Any], *, adds: bool = False) -> Any:
+    """Returns the mean of each row over the positions that count, (batch,).
+
+    Args:
+      values: Losses (batch, ...).
+      masks: Which positions count, each (batch, ...); none for all.
+      adds: Whether to return the sum instead.
+    """
+    if values.shape.rank == 1 and not masks:
+        return values
+    positions = values.shape[1:]
+    rows = tf.reshape(values, (tf.shape(values)[0], -1))
+    if not masks:
+        return tf.reduce_sum(rows, 1) if adds else tf.reduce_mean(rows, 1)
+    weight = tf.ones_like(rows)
+    for mask in masks:
+        size = mask.shape[1:].num_elements()
+        if size is None or size != positions.num_elements():
+            raise InputError(
+                "Expected a loss of each position that the mask of the output counts, "
+                f"{tuple(mask.shape[1:])}; the loss gives {tuple(positions)} for an "
+                "example. Give labels the shape of the output, a last axis of 1 "
+                "included; or end the model in a layer that drops the mask, such as "
+                "keras.layers.Reshape(output.shape[1:])."
+            )
+        weight *= tf.cast(tf.reshape(mask, tf.shape(rows)), tf.float32)
+    total = tf.reduce_sum(rows * weight, 1)
+    if adds:
+        return total
+    return tf.math.divide_no_nan(total, tf.reduce_sum(weight, 1))
+
+
+def _masks(outputs: Any) -> list[Any]:
+    """Returns the mask of an output of a network, if it has one."""
+    mask = get_keras_mask(outputs)
+    return [] if mask is None else [mask]
 
 
 def _all_of_row(value: Any) -> Any:
     """Returns whether all booleans of a row are true: (batch, ...) -> (batch,)."""
     return tf.reduce_all(tf.reshape(value, (tf.shape(value)[0], -1)), 1)
-
-
-def _mean_of_row(value: Any) -> Any:
-    return tf.reduce_mean(tf.reshape(value, (tf.shape(value)[0], -1)), 1)
 
 
 def _finite(labels: Any, num_classes: int) -> Any:
@@ -242,7 +367,7 @@ def _finite(labels: Any, num_classes: int) -> Any:
 
 def _zero_or_one(labels: Any, num_classes: int) -> Any:
     del num_classes  # two
-    return tf.logical_or(tf.equal(labels, 0), tf.equal(labels, 1))
+    return _all_of_row(tf.logical_or(tf.equal(labels, 0), tf.equal(labels, 1)))
 
 
 def _class(labels: Any, num_classes: int) -> Any:
@@ -251,6 +376,18 @@ def _class(labels: Any, num_classes: int) -> Any:
     number = tf.cast(labels, tf.float64)
     within = (number >= 0) & (number < num_classes) & tf.equal(tf.floor(number), number)
     return _all_of_row(within)
+
+
+def _or_ignored(
+    accepts: Callable[[Any, Any], Any], ignored: int
+) -> Callable[[Any, Any], Any]:
+    """Returns what accepts the class that a loss ignores, too."""
+
+    def accepted(labels: Any, num_classes: Any) -> Any:
+        other = tf.zeros_like(labels)
+        return accepts(tf.where(tf.equal(labels, ignored), other, labels), num_classes)
+
+    return accepted
 
 
 def _distribution(labels: Any, num_classes: int) -> Any:
@@ -268,15 +405,17 @@ def _binary(labels: Any, logits: Any) -> Any:
 
 def _sparse(labels: Any, logits: Any) -> Any:
     classes = tf.cast(labels, tf.int32)
-    return _mean_of_row(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+    values = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=classes, logits=logits
     )
+    return _of_row(values, _masks(logits))
 
 
 def _one_hot(labels: Any, logits: Any) -> Any:
     # Not TensorFlow's own, whose last bits tell a row's place in the batch.
     wanted = tf.cast(labels, logits.dtype)
-    return _mean_of_row(-tf.reduce_sum(wanted * tf.nn.log_softmax(logits), -1))
+    values = -tf.reduce_sum(wanted * tf.nn.log_softmax(logits), -1)
+    return _of_row(values, _masks(logits))
 
 
 def _keras_loss(name: str) -> Loss:
@@ -284,9 +423,12 @@ def _keras_loss(name: str) -> Loss:
 
     def per_example(labels: Any, outputs: Any) -> Any:
         # Keras takes the mean over the last axis only.
-        rows = (tf.shape(outputs)[0], -1)
-        flat = (tf.reshape(value, rows) for value in (labels, outputs))
-        return function(*(tf.cast(value, tf.float32) for value in flat))
+        masks = _masks(outputs)
+        positions = masks[0].shape[1:] if masks else ()
+        shape = (tf.shape(outputs)[0], *positions, -1)
+        flat = (tf.reshape(value, shape) for value in (labels, outputs))
+        values = function(*(tf.cast(value, tf.float32) for value in flat))
+        return _of_row(values, masks)
 
     return Loss(
         name=name,

@@ -158,7 +158,8 @@ def correct(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Returns the share of each row's classes that the outputs predict, (rows,).
 
     Args:
-      labels: Classes (rows, ...), or one-hot (rows, ..., classes).
+      labels: Classes (rows, ...), or one-hot (rows, ..., classes); masked where
+        positions do not count, as the result is where none does.
       outputs: Shape (rows, ..., classes).
 
     Example:
@@ -166,7 +167,9 @@ def correct(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
       [1.0, 0.0]
     """
     if labels.ndim == outputs.ndim:
-        labels = labels.argmax(-1)
+        hidden = np.ma.getmaskarray(labels)[..., 0]
+        classes = np.ma.getdata(labels).argmax(-1)
+        labels = np.ma.array(classes, mask=hidden) if hidden.any() else classes
     right = outputs.argmax(-1) == labels
     return right.reshape(len(right), -1).mean(1)
 
@@ -234,7 +237,9 @@ def in_words(name: str) -> str:
 def joined(parts: Sequence[Any]) -> Any:
     """Returns the concatenated parts, each an array or a dict of arrays."""
     if isinstance(parts[0], Mapping):
-        return {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+        return {key: joined([part[key] for part in parts]) for key in parts[0]}
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        return np.ma.concatenate(parts)
     return np.concatenate(parts)
 
 
