@@ -5,8 +5,8 @@ per example, whose binary cross-entropy with the column ``label`` is minimised; 
 ``losses`` for others.  Preprocessing is part of the model, so that the exported model
 takes raw columns.
 
-With ``--model module:function``, ``function(manifest)`` returns such a Keras model.  A
-subclassed model takes all columns except ``label``:
+With ``--model module:function``, ``function(manifest)`` or ``function()`` returns such
+a Keras model.  A subclassed model takes all columns except ``label``:
 
     def small(manifest):
         integers = keras.Input((13,), name="integers")
@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from accounting.core.validation import InputError
+from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.model_check import check_differentiable, check_model
 from trainer.model.grouped_model import of_users
@@ -48,6 +50,13 @@ from trainer.model.user_rows import of_one_row
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
 from trainer.tf_compat import keras, tf
+
+#: What Keras's fit, evaluate and predict call.
+_OF_KERAS_LOOPS = (
+    "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"
+)  # fmt: skip
+#: How the names begin that Keras gives to inputs.
+_NAMED_BY_KERAS = ("keras_tensor", "input_layer")
 
 
 def _check_loss(table: Table, loss: Loss) -> None:
@@ -146,9 +155,24 @@ def manifest_of(model: TrainableModel, manifest: Manifest) -> Manifest:
 def _call(spec: str, manifest: Manifest) -> Any:
     """Returns the model of the user's function, as a functional model."""
     function = load_function(spec)
+    if isinstance(function, keras.Model):
+        raise InputError(
+            f"Expected model={spec!r} to name a function, which makes the model of "
+            "each run anew; it names a model. Put what makes it into a function."
+        )
     with one_line_errors(f"model={spec!r}"):
-        network = function(manifest)
+        network = function(manifest) if _takes_one(function) else function()
         return as_functional(network, manifest)
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a callable without a signature
+        return True
+    return True
 
 
 def as_functional(network: Any, manifest: Manifest) -> Any:
@@ -160,16 +184,23 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
 
     Raises:
       InputError: the model contains TF Privacy's own clip and noise, or says itself how
-        it is trained.
+        it is trained; or it is not known which columns its inputs or outputs are.
     """
     network = as_keras(network)
     _check_no_training_of_its_own(network)
     if isinstance(network, keras.Sequential) and network.built:
         plain = type(network) is keras.Sequential  # another may have a call of its own
         outputs = network.outputs if plain else network(*network.inputs)
-        return keras.Model(network.inputs, outputs, name=network.name)
+        network = keras.Model(network.inputs, outputs, name=network.name)
     if not isinstance(getattr(network, "inputs", None), list):
         network = _of_all_columns(network, manifest)
+    _name_only_input(network, manifest)
+    if isinstance(network.output, list | tuple) and len(network.outputs) > 1:
+        raise InputError(
+            "Expected several outputs of the model as a dict, by the names of the "
+            "columns that they are held against. Give keras.Model(model.inputs, "
+            f"dict(zip({network.output_names}, model.outputs)))."
+        )
     if not all(layer.built for layer in network._flatten_layers()):
         # Keras builds a layer within a layer when that is first called on tensors.
         specs = tf.nest.map_structure(
@@ -180,25 +211,46 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
 
 
 def _check_no_training_of_its_own(network: Any) -> None:
-    """Refuses what Keras's own ``fit`` calls, and no step of a plan does."""
-    for name in ("train_step", "compute_loss"):
+    """Refuses what Keras's own loops call, and no step of a plan does."""
+    for name in _OF_KERAS_LOOPS:
         found = getattr(getattr(network, name), "__func__", None)
         if found is not getattr(keras.Model, name):
             raise InputError(
                 f"Expected a model that is trained by a loss (labels, outputs); {name} "
                 f"of {type(network).__name__} would not be called. Give what it "
-                "computes as the loss, and a model without it."
+                "computes as the loss or a metric, and a model without it."
             )
+
+
+def _name_only_input(network: Any, manifest: Manifest) -> None:
+    """Names an input to which Keras gave a name after the only column."""
+    columns = _inputs_of(manifest)
+    if len(columns) != 1 or len(network.inputs) != 1:
+        return
+    (column,), (value,) = columns, network.inputs
+    has_key = isinstance(network.input, Mapping)
+    if not has_key and value.name.startswith(_NAMED_BY_KERAS):
+        value.name = column.name
+
+
+def _inputs_of(manifest: Manifest) -> list[Column]:
+    return [column for column in manifest.columns if column.name != LABEL]
 
 
 def _of_all_columns(network: Any, manifest: Manifest) -> Any:
     inputs = {
         column.name: keras.Input(column.shape, dtype=column.dtype, name=column.name)
-        for column in manifest.columns
-        if column.name != LABEL
+        for column in _inputs_of(manifest)
     }
-    alone = isinstance(network, keras.Sequential) and len(inputs) == 1
-    outputs = network(*inputs.values()) if alone else network(inputs)
+    if not isinstance(network, keras.Sequential):
+        return keras.Model(inputs, network(inputs), name=network.name)
+    if len(inputs) != 1:
+        raise InputError(
+            "Expected a Sequential model to begin with the column that it takes; the "
+            f"batches have {', '.join(inputs)}. Put keras.Input(shape, name=column) "
+            "before its layers."
+        )
+    outputs = network(*inputs.values())
     return keras.Model(inputs, outputs, name=network.name)
 
 

@@ -831,18 +831,180 @@ class _WithLoss(keras.Model):
         raise NotImplementedError
 
 
+class _WithTestStep(keras.Model):
+    def test_step(self, data: Any) -> Any:
+        raise NotImplementedError
+
+
 class _LossOfBatches(keras.losses.MeanSquaredError):
     def __call__(self, *args: Any, **more: Any) -> Any:
         return 2.0 * super().__call__(*args, **more)
 
 
-@pytest.mark.parametrize("kind", [_WithTrainStep, _WithLoss])
+@pytest.mark.parametrize("kind", [_WithTrainStep, _WithLoss, _WithTestStep])
 def test_training_of_its_own_is_not_ignored_in_silence(kind: Any, private: Any) -> None:
     """Seen to fail: the loss of compile was trained in its place."""
     plain = _network()
     with pytest.raises(InputError, match="would not be called") as caught:
         private(network=kind(plain.inputs, plain.outputs))
     assert "\n" not in str(caught.value)
+
+
+def test_layers_of_a_private_model_are_those_of_its_network(
+    private: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to fail: there was one layer, the network."""
+    network = _network()
+    model = private(network=network)
+    assert model.layers == network.layers
+    (layer,) = (one for one in network.layers if one.weights)
+    assert model.get_layer(layer.name) is layer
+    inner = keras.Model(model.inputs, model.get_layer(layer.name).output)
+    rows = tf.ones((2, 13))
+    np.testing.assert_array_equal(inner(rows), model(rows))
+    assert len(model.outputs) == 1
+    model.summary()
+    assert layer.name in capsys.readouterr().out
+
+
+def _dense(outputs: Any = None, *, name: str | None = "integers") -> Any:
+    """A model of the integers; ``outputs`` makes them of two dense layers."""
+    integers = keras.Input((13,), name=name)
+    known = keras.ops.nan_to_num(integers) / 8
+    made = [keras.layers.Dense(n, name=x) for x, n in (("label", 1), ("other", 13))]
+    return keras.Model(
+        integers, (outputs or (lambda a, b: a))(*(d(known) for d in made))
+    )
+
+
+def _of_key(key: str, name: str | None) -> Any:
+    integers = keras.Input((13,), name=name)
+    known = keras.ops.nan_to_num(integers) / 8
+    return keras.Model({key: integers}, keras.layers.Dense(1)(known))
+
+
+def _mean_of_last_axis(labels: Any, outputs: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(labels - outputs), -1)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "more"),
+    [
+        # Outputs (batch,), whose last axis is the batch.
+        (lambda: _dense(lambda a, _: a[:, 0]), "mse", {}),
+        (lambda: _dense(lambda a, _: a[:, 0]), _mean_of_last_axis, {}),
+        # Names of columns where Keras has them.
+        (lambda: _of_key("integers", None), "mse", {}),
+        (lambda: _of_key("integers", "numbers"), "mse", {}),
+        # A loss that all outputs of a dict have.
+        (lambda: _dense(lambda a, _: {"label": a}), "mse", {}),
+        # Keras's defaults, given.
+        (
+            _dense,
+            "mse",
+            {
+                "jit_compile": "auto", "run_eagerly": False, "steps_per_execution": 1,
+                "auto_scale_loss": True, "weighted_metrics": None,
+            },
+        ),
+        (_dense, "mse", {"jit_compile": False}),
+    ],
+)  # fmt: skip
+def test_what_keras_takes_is_trained_as_a_loop_over_rows_would(
+    make: Any, loss: Any, more: Any, private: Any, small_batches: Any, data: Any
+) -> None:
+    """Seen to fail: each was refused, most with an error of TensorFlow."""
+    network = make()
+    before = network.get_weights()
+    model = private(network=network, noise_multiplier=0.0, l2_norm_clip=1e3)
+    model.compile(keras.optimizers.SGD(0.1), loss, **more)
+    model.fit(
+        epochs=1, steps_per_epoch=1, verbose=0, batch_size=None, shuffle=True,
+        validation_split=0.0, validation_data=data,
+    )  # fmt: skip
+    found = network.get_weights()
+    network.set_weights(before)
+    rows = small_batches.steps[0]
+    with tf.GradientTape() as tape:
+        outputs = tf.nest.flatten(network(rows["integers"]))[0]
+        errors = tf.reshape(outputs, (-1,)) - rows["label"].astype("f4")
+        total = tf.reduce_sum(tf.square(errors)) / 8  # expected_batch_size
+    keras.optimizers.SGD(0.1).apply(
+        tape.gradient(total, network.trainable_variables), network.trainable_variables
+    )
+    for left, right in zip(found, network.get_weights(), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+def _in_a_strategy() -> Any:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        return _dense()
+
+
+def _of_strings() -> Any:
+    integers = keras.Input((13,), dtype="string", name="integers")
+    ids = keras.layers.StringLookup(vocabulary=["1"])(integers)
+    values = keras.layers.Flatten()(keras.layers.Embedding(3, 1)(ids))
+    return keras.Model(integers, keras.layers.Dense(1)(values))
+
+
+def _of_logarithms() -> Any:
+    integers = keras.Input((13,), name="integers")
+    known = keras.layers.BatchNormalization()(keras.ops.log(integers))
+    return keras.Model(integers, keras.layers.Dense(1)(known))
+
+
+class _WithoutConfig(keras.layers.Layer):
+    def __init__(self, factor: Any) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def call(self, values: Any) -> Any:
+        return 2.0 * values
+
+
+def _not_saved() -> Any:
+    integers = keras.Input((13,), name="integers")
+    known = _WithoutConfig(object)(keras.ops.nan_to_num(integers))
+    return keras.Model(integers, keras.layers.Dense(1)(known))
+
+
+def _mean_of_batch(labels: Any, outputs: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(labels - outputs))
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "message"),
+    [
+        (_dense, _mean_of_batch, r"one for a batch.*axis=-1"),
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), "mse", r"keras\.Input\(sh"),
+        (lambda: _of_key("numbers", "integers"), "mse", r"'numbers'.*the key"),
+        (lambda: _dense(lambda *both: both), "mse", r"dict\(zip\(\['label', 'other'\]"),
+        (_dense, {"label": "mse"}, "the loss alone"),
+        (lambda: _dense(lambda a, _: {"label": a}), {"x": "mse"}, "label; got x"),
+        (_of_strings, "mse", "takes strings"),
+        (_in_a_strategy, "mse", r"without strategy\.scope"),
+        (_of_logarithms, "mse", "is a BatchNormalization"),
+        (_not_saved, "mse", "get_config"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_here_is_told_the_reason(
+    make: Any, loss: Any, message: str, private: Any, tmp_path: pathlib.Path
+) -> None:
+    """Seen to fail: an error of TensorFlow or Keras, or one that named another."""
+    with pytest.raises(InputError, match=message) as caught:
+        private(network=make()).compile("sgd", loss)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_remedy_for_a_list_of_outputs_works_as_it_is_typed(private: Any) -> None:
+    model = _dense(lambda *both: both)
+    with pytest.raises(InputError) as caught:
+        private(network=model)
+    typed = str(caught.value).partition("Give ")[2].rstrip(".")
+    network = eval(typed, {"keras": keras, "model": model})
+    assert [*network.output] == ["label", "other"]
 
 
 def test_what_is_not_supported_is_refused_in_one_line(

@@ -199,6 +199,23 @@ def test_a_sequential_model_is_the_one_that_keras_calls(
     np.testing.assert_array_equal(as_functional(network, manifest)(rows), network(rows))
 
 
+def test_an_input_that_keras_named_has_the_name_of_the_only_column(
+    manifest: Any,
+) -> None:
+    """Seen to fail: 'keras_tensor' was no column."""
+    network = keras.Sequential([keras.Input((13,)), keras.layers.Dense(1)])
+    label, integers, _ = manifest.columns
+    one = dataclasses.replace(manifest, columns=(label, integers))
+    made = as_functional(network, one)
+    check_model(TrainableModel(network=made, description={}), one)
+    rows = tf.ones((2, 13))
+    np.testing.assert_array_equal(made(rows), network(rows))
+    unnamed = keras.Sequential([keras.Input((13,)), keras.layers.Dense(1)])
+    model = TrainableModel(network=as_functional(unnamed, manifest), description={})
+    with pytest.raises(InputError, match=r"'keras_tensor.*keras\.Input\(.*name="):
+        check_model(model, manifest)
+
+
 def test_a_model_of_ones_own(
     manifest: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,9 +228,14 @@ def test_a_model_of_ones_own(
         "    return keras.Model(categories, keras.layers.Dense(1)(values))\n"
         "def number(manifest):\n"
         "    return 3\n"
+        "def alone():\n"
+        "    return small(None)\n"
+        "made = alone()\n"
     )
     monkeypatch.chdir(tmp_path)
+    alone = _click_model(manifest, model="my_models:alone")
     model = _click_model(manifest, model="my_models:small")
+    assert alone.description == {**model.description, "name": "my_models:alone"}
     assert model.description == {
         "name": "my_models:small",
         "loss": "binary_crossentropy",
@@ -224,6 +246,7 @@ def test_a_model_of_ones_own(
         ("no_such_module:small", "no_such_module"),
         ("my_models", "module:function"),
         ("my_models:number", "keras.Model"),
+        ("my_models:made", "it names a model"),
     ):
         with pytest.raises(InputError, match=message):
             _click_model(manifest, model=spec)

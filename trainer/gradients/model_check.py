@@ -49,7 +49,7 @@ from trainer.gradients.clipping import (
 from trainer.gradients.engine import proof
 from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import TrainableModel, named_inputs
 from trainer.model.user_code import one_line_errors
 from trainer.tf_compat import keras, raw_variable, tf
 
@@ -69,6 +69,12 @@ _TOLERANCE = 1e-3
 #: Scales of the probe's numbers; the first that a model takes without an error counts.
 _WIDE, _PLAIN, _BINARY = "wide", "plain", "binary"
 
+_CHANGES_STATE = "Expected a forward pass to change no variable of the model."
+_DIFFERS = (
+    "Expected the model and its loss to give the same for the same examples twice, and "
+    "in training as in inference. Remove what draws random numbers or keeps state."
+)
+
 #: Outputs and losses of the rows of a batch.
 _Results = list[np.ndarray]
 
@@ -85,6 +91,7 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
         shape or range of its outputs do not suit the loss.
     """
     _check_inputs(model, manifest)
+    _check_outside_of_strategies(model.network)
     _check_layers(model.network)
     # Before any code of the model runs on numbers:
     proof.check_function(model)
@@ -109,22 +116,50 @@ def _check_examples(model: TrainableModel) -> None:
 
 
 def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
-    names = {column.name for column in manifest.columns}
+    shapes = {column.name: column.shape for column in manifest.columns}
+    names, network = set(shapes), model.network
     labels = set(model.label_names)
     for name in model.label_names:
         if name not in names:
             raise InputError(
                 f"Expected a column {name!r} among the batches' columns, to hold the "
-                "model's output against."
+                f"model's output against: {', '.join(sorted(names))}."
             )
-    for name in model.input_names:
+    for name, value in named_inputs(network).items():
         if name not in names or name in labels:
             raise InputError(
                 f"Expected input {name!r} of the model to be a column of the batches: "
-                f"{', '.join(sorted(names - labels))}."
+                f"{', '.join(sorted(names - labels))}. Give keras.Input(..., name=...),"
+                " or the key in a dict of inputs, the name of its column."
+            )
+        if value.dtype == "string":
+            raise InputError(
+                f"Expected input {name!r} of the model to take numbers, as batches "
+                "have; it takes strings. Give the column to `dpsgd prepare` as "
+                "categories, whose ids it writes, and the model an input of int32."
+            )
+        wanted, found = tuple(value.shape[1:]), shapes[name]
+        if len(wanted) == len(found) and any(
+            w not in (None, f) for w, f in zip(wanted, found, strict=True)
+        ):
+            raise InputError(
+                f"Expected input {name!r} of the model to have the shape of its "
+                f"column, {found}; it has {wanted}."
             )
     if not model.variables:
         raise InputError("Expected the model to have trainable variables.")
+
+
+def _check_outside_of_strategies(network: Any) -> None:
+    mirrored = (tf.distribute.DistributedValues,)
+    if tf.distribute.has_strategy() or any(
+        isinstance(raw_variable(variable), mirrored) for variable in network.variables
+    ):
+        raise InputError(
+            "Expected a model outside of the strategies of tf.distribute, which know "
+            "no gradients of single examples. Build and compile it without "
+            "strategy.scope(); `mpiexec -n 2 dpsgd train` shares the steps."
+        )
 
 
 def _check_layers(network: Any) -> None:
@@ -188,8 +223,8 @@ def _check_known(model: TrainableModel, columns: Mapping[str, Any]) -> None:
             )
 
 
-def _training_differs(network: Any) -> str:
-    """Returns the message for outputs that differ between training and inference."""
+def _mixing_layer(network: Any) -> str | None:
+    """Returns the message that names a layer which mixes examples; None without any."""
     for layer in network._flatten_layers():
         kind = type(layer).__name__
         if layer.trainable and {x.__name__ for x in type(layer).__mro__} & set(_MIXING):
@@ -198,11 +233,7 @@ def _training_differs(network: Any) -> str:
                 "LayerNormalization or GroupNormalization, or trainable=False for "
                 "stored statistics."
             )
-    return (
-        "Expected the model and its loss to give the same for the same examples twice, "
-        "and in training as in inference. Remove what draws random numbers or keeps "
-        "state."
-    )
+    return None
 
 
 def _random_weights(model: TrainableModel) -> list[np.ndarray]:
@@ -222,6 +253,9 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
         weights_of(model.variables, _random_weights(model)),
     ):
         probe, first, second = _probe(model, manifest)
+        # First of all: with statistics of NaN, nothing differs any more.
+        if not all(map(np.array_equal, before, [v.numpy() for v in state])):
+            raise InputError(_mixing_layer(model.network) or _CHANGES_STATE)
         of_bits = _probe_of(model, manifest, _BINARY)
         _check_repeats(model, probe, first)
         if choose_path(model) != ONE_PASS:  # which is chosen if rows cannot mix
@@ -229,9 +263,6 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
             _check_gradients_apart(model, of_bits)
         _check_known(model, _tensors(of_bits.first))
         _check_finite(model, of_bits)
-        after = [v.numpy() for v in state]
-    if not all(map(np.array_equal, before, after)):
-        raise InputError("Expected a forward pass to change no variable of the model.")
 
 
 # -- the probe ---------------------------------------------------------------------
@@ -326,7 +357,7 @@ def _check_repeats(model: TrainableModel, probe: _Probe, first: _Results) -> Non
             np.array_equal(a, b, equal_nan=True)
             for a, b in zip(first, again, strict=True)
         ):
-            raise InputError(_training_differs(model.network))
+            raise InputError(_mixing_layer(model.network) or _DIFFERS)
         _check_losses(model.network)
 
 
@@ -405,11 +436,6 @@ def _behaviour(
     num_rows = len(next(iter(columns.values())))
     outputs = model.outputs(rows, training=training)
     found = tf.nest.flatten(outputs)
-    if isinstance(outputs, (list, tuple)):
-        raise InputError(
-            "Expected several outputs of the model as a dict, whose names are those of "
-            "the columns that they are held against."
-        )
     if any(value.shape[:1] != (num_rows,) for value in found):
         raise InputError("Expected the model to give one output per example.")
     if not model.loss.ones_own:

@@ -199,7 +199,7 @@ def _check_as_keras_runs_it(optimizer: Any, what: str) -> None:
         raise InputError(
             f"Expected {what} an optimizer that uses its averages: with use_ema alone, "
             "Keras's own fit takes them over at its end. Give ema_overwrite_frequency "
-            "too, or omit use_ema; `dpsgd train` has --average-decay."
+            "too, or omit use_ema; `dpsgd train` has --ema-decay."
         )
 
 

@@ -21,6 +21,16 @@ from trainer.tf_compat import raw_variable, tf
 Kept = TypeVar("Kept")
 
 
+def named_inputs(network: Any) -> dict[str, Any]:
+    """Returns the inputs of a functional model by the names of their columns.
+
+    Keras calls an input of a dict by its key, and any other by the name of its tensor.
+    """
+    if isinstance(network.input, Mapping):
+        return dict(network.input)
+    return {value.name: value for value in network.inputs}
+
+
 def nested_inputs(network: Any, columns: Mapping[str, Any]) -> Any:
     """Returns the columns that a network takes, nested as it takes them.
 
@@ -28,7 +38,8 @@ def nested_inputs(network: Any, columns: Mapping[str, Any]) -> Any:
       network: A functional Keras model.
       columns: Name -> (batch, ...); others than the network's inputs are ignored.
     """
-    return tf.nest.map_structure(lambda value: columns[value.name], network.input)
+    names = {id(value): name for name, value in named_inputs(network).items()}
+    return tf.nest.map_structure(lambda v: columns[names[id(v)]], network.input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +83,8 @@ class TrainableModel:
     @property
     def _columns_of_network(self) -> tuple[Column, ...]:
         found = [
-            Column(name=value.name, dtype=value.dtype, shape=tuple(value.shape[1:]))
-            for value in self.network.inputs
+            Column(name=name, dtype=value.dtype, shape=tuple(value.shape[1:]))
+            for name, value in named_inputs(self.network).items()
         ]
         labels = [Column(name=name, dtype="int8") for name in self.label_names]
         return (*found, *labels)
@@ -134,7 +145,7 @@ class TrainableModel:
     @property
     def input_names(self) -> list[str]:
         """Names of the columns that the network takes."""
-        return [value.name for value in self.network.inputs]
+        return list(named_inputs(self.network))
 
     @property
     def allowed_labels(self) -> str:

@@ -75,7 +75,9 @@ def one_line_errors(what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
+        place = place_of(error)
+        where = "." if place is None else f" ({place}). Fix it there."
         raise InputError(
             f"Expected {what} to work; it raised {type(error).__name__}: "
-            f"{' '.join(str(error).split())} ({place_of(error)}). Fix it there."
+            f"{' '.join(str(error).split()).rstrip('.')}{where}"
         ) from None

@@ -44,7 +44,7 @@ from trainer.core.step.noise import SEEDS
 from trainer.core.step.pure_graph import check_pure
 from trainer.model.grouped_model import GroupedModel
 from trainer.model.layers.keyed_layers import SEED_WORDS, has_dropout, seeded_layers
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import TrainableModel, named_inputs
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.tf_compat import keras, tf
 
@@ -183,7 +183,9 @@ def trained_model(
 
 
 def _input_shapes(network: Any) -> dict[str, tuple[int | None, ...]]:
-    return {value.name: tuple(value.shape[1:]) for value in network.inputs}
+    return {
+        name: tuple(value.shape[1:]) for name, value in named_inputs(network).items()
+    }
 
 
 def _view_columns(

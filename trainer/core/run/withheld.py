@@ -62,13 +62,12 @@ def _without_text(error: Exception) -> str:
     )
 
 
-def place_of(error: Exception) -> str:
-    """Returns file and line of the user's code that raised an error."""
+def place_of(error: Exception) -> str | None:
+    """Returns file and line of the user's code that raised an error; None elsewhere."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    place = (_users_frames(error) or frames)[-1]
-    return f"{place.filename}, line {place.lineno}"
+    frames = _users_frames(error)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else None
 
 
 def _users_frames(error: Exception) -> list[traceback.FrameSummary]:
