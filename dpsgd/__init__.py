@@ -61,16 +61,6 @@ if TYPE_CHECKING:
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
     from trainer.model.layers.function_model import FunctionModel as FunctionModel
-    from trainer.papers.bias import measure_bias as measure_bias
-    from trainer.papers.settings import BiasSettings as BiasSettings
-    from trainer.papers.settings import ShiftSettings as ShiftSettings
-    from trainer.papers.settings import SimulationSettings as SimulationSettings
-    from trainer.papers.settings import (
-        VarianceSettings as VarianceSettings,
-    )
-    from trainer.papers.shift import shift as shift
-    from trainer.papers.simulate import simulate as simulate
-    from trainer.papers.variance import variance as variance
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
     from trainer.releases.evaluate import evaluate as evaluate

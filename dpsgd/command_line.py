@@ -71,25 +71,9 @@ COMMANDS = {
         "trainer.cli.predict_commands:predict_command",
         "Predict the rows of a table with a finished run.",
     ),
-    "simulate": (
-        "trainer.papers.cli.commands:simulate",
-        "Predict a costly run from cheap ones (TAN).",
-    ),
-    "variance": (
-        "trainer.papers.cli.commands:variance",
-        "Compare the spread of iterates and of whole runs.",
-    ),
-    "shift": (
-        "trainer.papers.cli.commands:shift",
-        "Compare last and averaged weights on shifting data.",
-    ),
     "compare": (
         "trainer.cli.experiments.compare_commands:compare",
         "Compare samplers and methods at one epsilon or noise.",
-    ),
-    "bias": (
-        "trainer.papers.cli.commands:bias",
-        "Measure the clipping bias of methods, on public data.",
     ),
     "account": ("trainer.cli.commands:account", "The epsilon of a run or a plan."),
     "audit": (

@@ -24,7 +24,7 @@ Formal guarantees:
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
   - Losses of training examples, gradient norms and numbers of real rows are not
-    reported, except by ``clipping_bias`` on request.
+    reported.
 
 Public: what is written outside of ``private``.  Sensitive: noise key, batches, sums.
 """
@@ -33,16 +33,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
-import math
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
-from accounting.core.validation import InputError
 from pipelines.batches.stored import stored
 from pipelines.files.json_files import pretty_json
 from pipelines.files.paths import StrPath
@@ -68,7 +65,6 @@ from trainer.core.step.dp_step import Step
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.workers import Workers
 from trainer.export.export import check_export, export
-from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.engine import proof
 from trainer.methods import registry
 from trainer.methods.base import Hooks
@@ -98,10 +94,6 @@ from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import get_keras_mask, keras, raw_variable, tf
 
 _T = TypeVar("_T")
-
-NON_PRIVATE_DIAGNOSTICS = (
-    "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,15 +177,6 @@ def help_chief(checked: Checked, workers: Workers) -> None:
         training = _Training(checked, Silent(), workers, held)
         with _stop_signals(workers.count) as stop:
             training.run_steps(stop)
-
-
-def _check_workers(settings: TrainSettings, workers: Workers) -> None:
-    if workers.count > 1 and settings.non_private_diagnostics:
-        raise InputError(
-            f"Expected --non-private-diagnostics on one worker, not {workers.count}: "
-            "the bias of clipping is of sums that no worker sees. Omit it, or train on "
-            "one worker."
-        )
 
 
 def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
@@ -301,7 +284,6 @@ class _Training:
         self._state = self._restored()
         self._together(self._charge)
         self._together(self._recover_iterates)
-        self._bias = self._clipping_bias()
 
     def _together(self, work: Callable[[], _T]) -> _T:
         return self._workers.together(work)
@@ -319,7 +301,6 @@ class _Training:
         self._model = _make_model(checked, views)
         self._trained = models.make_trained(self._model, checked.manifest, views)
         self._evaluator = _make_evaluator(checked, self._model)
-        _check_workers(settings, self._workers)
         if settings.uncertainty is not None:
             column_names(self._model.label_names)
         self._hooks = registry.hooks_of(settings.method)
@@ -502,23 +483,6 @@ class _Training:
     def _done(self) -> int:
         return self.session.num_steps_executed
 
-    def _clipping_bias(self) -> NonPrivateClippingBias | None:
-        if not self._settings.non_private_diagnostics:
-            return None
-        self._reporter.say(NON_PRIVATE_DIAGNOSTICS)
-        ascent = self._hooks.ascent
-        sum_of = functools.partial(registry.gradient_sum, self._trained, self._settings)
-        grid = self._bounded.grid
-        return NonPrivateClippingBias(
-            self._request.run,
-            self._model.variables,
-            clipped=sum_of(l2_norm_clip=None if grid is None else grid.clip),
-            unclipped=sum_of(l2_norm_clip=math.inf),
-            ascent=ascent(self._model, self._optimizer) if ascent else None,
-            expected_batch_size=self._plan.expected_batch_size,
-            first_step=self._done,
-        )
-
     # -- steps ---------------------------------------------------------------------
 
     def run_steps(self, stop: list[int]) -> None:
@@ -532,9 +496,7 @@ class _Training:
                 noise = self._before_step(drawn)
                 if self._best is not None:
                     parts = map(without_held_out, parts)
-                number = self.session.execute(
-                    noise, parts, observe=self._observe, stop=next(iter(stop), None)
-                )
+                number = self.session.execute(noise, parts, stop=next(iter(stop), None))
                 self._after_step(number)
         self._reporter.stop()
 
@@ -546,10 +508,6 @@ class _Training:
             self._optimizer.before_step(drawn[of_noise:])
         return drawn[:of_noise]
 
-    def _observe(self, batch: Element) -> None:
-        if self._bias is not None:
-            self._bias.add(batch["columns"], batch["weight"])
-
     def _flush(self) -> None:
         """Adds the outstanding lazy noise; before that only a step may read weights."""
         if self._lazy is not None:
@@ -558,8 +516,6 @@ class _Training:
     def _after_step(self, stop: int | None) -> None:
         """Evaluates and saves if due; stops at a signal that any worker received."""
         self._stop = self._stop or stop
-        if self._bias is not None:
-            self._bias.finish(self._done)
         self._averages.after_step(self._done)
         last = self._done == self._plan.num_steps
         whole = self._lazy is None or self._flush_steps.contain(self._done)

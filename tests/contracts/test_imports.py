@@ -63,8 +63,7 @@ CHAINS = [
      pipelines.sampling.samplers pipelines.core.batches.batch_format
      pipelines.files.key_files pipelines.batches.reader pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
-     trainer.experiments.compare trainer.papers.simulate trainer.papers.bias
-     trainer.papers.variance trainer.papers.shift trainer.auditing.audit
+     trainer.experiments.compare trainer.auditing.audit
      trainer.auditing.audit_mechanism trainer.auditing.audit_training
      trainer.auditing.audit_report trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),

@@ -106,10 +106,6 @@ WORK = {
     "tune": "trainer.releases.tuning._priced",
     "audit": "trainer.auditing.audit._audit_mechanism",
     "compare": "trainer.experiments.comparison.noise.find_cases",
-    "simulate": "trainer.papers.simulate.Simulator",
-    "bias": "trainer.papers.bias.train_here",
-    "variance": "trainer.papers.variance.Runs",
-    "shift": "trainer.papers.shift.Runs",
 }
 
 

@@ -53,11 +53,8 @@ from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
     choose_path,
-    clipped_sum,
     example_gradients,
-    plain_sum,
 )
-from trainer.gradients.clipping_bias import AscentSums
 from trainer.gradients.engine.backward_pass import BackwardPass, backward
 from trainer.gradients.engine.moved_weights import num_formed_values
 from trainer.gradients.engine.proof import proof_of
@@ -70,9 +67,6 @@ from trainer.tf_compat import tf
 
 #: Arrays of the size of the weights per example: u_i, the moved weights, and g_i.
 _COPIES = 3
-
-#: A clip norm that almost every gradient exceeds.
-_LEAST_CLIP = 1e-10
 
 
 def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
@@ -195,13 +189,4 @@ def _gradients_of(model: TrainableModel, settings: TrainSettings) -> ExampleGrad
     return bam_gradients(model, radius=own["bam_radius"], variant=own["bam_variant"])
 
 
-def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
-    """Returns the sum of gradients, and that of the directions of the moves."""
-    del optimizer  # gradients are taken at the weights that it updates
-    # Clipped this far, every gradient is a multiple of its direction.
-    directions = clipped_sum(model, l2_norm_clip=_LEAST_CLIP)
-    gradients = plain_sum(model)
-    return lambda *batch: (gradients(*batch), directions(*batch))
-
-
-HOOKS = Hooks(choose_path=_path_of, gradients=_gradients_of, ascent=_ascent_of)
+HOOKS = Hooks(choose_path=_path_of, gradients=_gradients_of)

@@ -23,19 +23,15 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from accounting.core.validation import check_float
-from trainer.core.step.per_example import GradientSum
-from trainer.gradients.clipping import plain_sum
-from trainer.gradients.clipping_bias import AscentSums
 from trainer.methods import dp_sgd
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
-from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import raw_variable, tf
 
@@ -105,31 +101,6 @@ class SharpnessAwareOptimizer:
             previous.assign(gradient)
         self._optimizer.apply_gradients(pairs)
 
-    def at_weights(self, gradient_sum: GradientSum) -> GradientSum:
-        """Returns a gradient sum at the weights from before the move.
-
-        Args:
-          gradient_sum: Gradient sum at the current weights.
-        """
-
-        def unmoved(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-            moved = [tf.identity(variable) for variable in self._weights]
-            for variable, saved in zip(self._weights, self._saved, strict=True):
-                variable.assign(saved)
-            found = [
-                tf.convert_to_tensor(value) for value in gradient_sum(columns, weight)
-            ]
-            for variable, value in zip(self._weights, moved, strict=True):
-                variable.assign(value)
-            return found
-
-        return unmoved
-
-    @property
-    def direction(self) -> list[Any]:
-        """The previous noisy gradient of each variable; zeros at the first step."""
-        return [tf.identity(previous) for previous in self._previous]
-
     def _move_weights(self) -> None:
         norm = tf.linalg.global_norm([tf.identity(p) for p in self._previous])
         scale = self._radius / (norm + _LEAST_NORM)
@@ -151,15 +122,8 @@ def _optimizer_of(
     )
 
 
-def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
-    """Returns the sum of gradients, and the previous noisy gradient."""
-    gradients = optimizer.at_weights(plain_sum(model))
-    return lambda *batch: (gradients(*batch), optimizer.direction)
-
-
 HOOKS = Hooks(
     choose_path=dp_sgd.choose_path,
     gradients=dp_sgd.gradients,
     optimizer=_optimizer_of,
-    ascent=_ascent_of,
 )

@@ -60,14 +60,7 @@ def read_run(
                 "say what was executed. Omit it."
             )
     read_finished(run)
-    found = run_record.read_run(run, noise_key_file=flags["noise_key_file"])
-    if found[0].simulates:
-        click.echo(
-            f"note: this run simulates {found[0].simulates} with smaller batches; "
-            "epsilon is for the run itself, not for the simulated configuration",
-            err=True,
-        )
-    return found
+    return run_record.read_run(run, noise_key_file=flags["noise_key_file"])
 
 
 def check_complete(

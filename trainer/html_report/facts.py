@@ -149,7 +149,6 @@ def _run(run: pathlib.Path, record: RunRecord, verified: bool) -> dict[str, Any]
         "method": record.method,
         "method_settings": record.method_settings,
         "num_steps_executed": record.num_steps_executed,
-        "simulates": record.simulates,
         "record_verified": verified,
     }
 

@@ -22,7 +22,6 @@ import numpy as np
 from accounting.core.validation import InputError
 from trainer.core.step.noise import DrawStep
 from trainer.core.step.per_example import ExampleGradients
-from trainer.gradients.clipping_bias import AscentSums
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 
@@ -75,9 +74,6 @@ class Hooks:
         for the optimizer of the settings.
       draw: Draws the arrays for ``before_step``, as a function of the run's key and
         the step; None if there are none.
-      ascent: (model, optimizer) -> sums that `clipping_bias` compares, for a method
-        that computes gradients at moved weights; None for others.  Not private, and
-        not part of a step.
 
     Raises:
       InputError: ``draw`` without ``optimizer``.  The functions raise it for a model
@@ -91,7 +87,6 @@ class Hooks:
         None
     )
     draw: DrawStep | None = None
-    ascent: Callable[[TrainableModel, Any], AscentSums] | None = None
 
     def __post_init__(self) -> None:
         if self.draw is not None and self.optimizer is None:

@@ -112,25 +112,19 @@ def _claims(model: TrainableModel, settings: TrainSettings) -> list[str]:
     return found
 
 
-def gradient_sum(
-    model: TrainableModel,
-    settings: TrainSettings,
-    *,
-    l2_norm_clip: float | None = None,
-) -> GradientSum:
+def gradient_sum(model: TrainableModel, settings: TrainSettings) -> GradientSum:
     """Returns the sum of a method's gradients, clipped but on no grid.  Not private.
 
     Args:
       model: A model that ``check_model`` accepted.
       settings: Settings with the method and its clip norm.
-      l2_norm_clip: Clip norm instead of that of ``settings``; None for the latter.
 
     Raises:
       InputError: the method does not support this model.
-      ValueError: the clip norm adapts, and no other is given.
+      ValueError: the clip norm adapts.
     """
     hooks = hooks_of(settings.method)
-    clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+    clip = settings.l2_norm_clip
     if isinstance(clip, str):  # each step has its own: no sum without the step's
         raise ValueError(f"Expected l2_norm_clip={clip!r} to be a number here.")
     if hooks.gradients is None or clip is None:

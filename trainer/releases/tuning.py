@@ -287,10 +287,9 @@ def _settled(
                 f"Expected method={each.method!r} to have the theorem of DP-SGD, from "
                 "which that of the best of several runs follows. Take another --method."
             )
-        if each.non_private_diagnostics or each.noise_multiplier is not None:
+        if each.noise_multiplier is not None:
             raise InputError(
-                "Expected --epsilon of the search, and neither --noise-multiplier nor "
-                "--non-private-diagnostics. Omit them."
+                "Expected --epsilon of the search, and no --noise-multiplier. Omit it."
             )
         if (each.target_epsilon, each.target_delta) != (
             settings[0].target_epsilon, settings[0].target_delta,

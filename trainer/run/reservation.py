@@ -307,11 +307,6 @@ class Budget:
           InputError: another table, plan, unit, noise, delta or mechanism.
         """
         self.check_runs_of(table)
-        if settings.non_private_diagnostics:
-            raise InputError(
-                "Expected no --non-private-diagnostics beside --budget: no epsilon "
-                "covers them. Omit one."
-            )
         if settings.method == NON_PRIVATE or privacy.theorem_of_settings(settings):
             raise InputError(
                 f"Expected method={settings.method!r} beside --budget to be one with "

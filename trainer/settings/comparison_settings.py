@@ -246,11 +246,12 @@ class ComparisonSettings(Experiment):
 
 
 def check_seed(training: TrainSettings) -> None:
-    """Refuses settings that an experiment chooses for every run.
+    """Refuses a seed, which an experiment chooses for every run.
 
     Raises:
-      InputError: one of them is set.
+      InputError: a seed is given.
     """
-    for name in ("init_seed", "simulates"):
-        if value := getattr(training, name):
-            raise InputError(f"{name}={value!r} is set for every run. Omit it.")
+    if training.init_seed:
+        raise InputError(
+            f"init_seed={training.init_seed!r} is set for every run. Omit it."
+        )

@@ -22,7 +22,7 @@ from trainer.settings import built_in_methods as built_in_methods  # registers t
 from trainer.settings import methods
 from trainer.settings.methods import DP_SGD as DP_SGD
 from trainer.settings.methods import NON_PRIVATE as NON_PRIVATE
-from trainer.settings.setting import OUTPUT, Setting, setting
+from trainer.settings.setting import Setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,28 +33,20 @@ class MethodSettings:
       method: One of ``methods.names()``.
       method_settings: The method's own settings, by name; omitted ones get their
         defaults.
-      non_private_diagnostics: Write the bias of clipping, which epsilon does NOT cover,
-        to OUT/private/non_private_clipping_bias.csv.  For public data.
 
     Example:
       >>> MethodSettings(method="bam", method_settings={"bam_radius": 0.02})
       ... # doctest: +NORMALIZE_WHITESPACE
       MethodSettings(method='bam', method_settings={'bam_radius': 0.02, 'bam_variant':
-      'sam'}, non_private_diagnostics=False)
+      'sam'})
     """
 
     method: str = DP_SGD
     method_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    non_private_diagnostics: bool = setting(False, group=OUTPUT)
 
     def __post_init__(self) -> None:
         found = complete(self.method, self.method_settings)
         object.__setattr__(self, "method_settings", found)  # frozen
-        if self.non_private_diagnostics and self.method == NON_PRIVATE:
-            raise InputError(
-                "--non-private-diagnostics measures the bias of clipping, and "
-                "method='non-private' clips nothing. Omit it."
-            )
 
 
 def complete(method: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,6 @@ def number_in_words(number: float | str | None) -> str:
 class TrainSettings(MethodSettings, AggregationSettings):
     """Training settings: all but batches, held-out examples and keys.  All public.
 
-    ``simulates`` describes the run that a run of `dpsgd simulate` predicts, and
     ``selection`` is num_runs and shape of `accounting.claims.selection.selected` for
     one of the runs of `dpsgd tune`.
 
@@ -205,7 +204,6 @@ class TrainSettings(MethodSettings, AggregationSettings):
     initial_weights_are_public: bool = of_model(False)
     embedding_noise: str = of_training(AUTO_NOISE, choices=EMBEDDING_NOISES)
     eval_every: int | None = setting(None, group=OUTPUT, at_least=1)
-    simulates: str = ""
     selection: tuple[int, float | None] | None = None
 
     def __post_init__(self) -> None:
@@ -307,10 +305,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
             return "--ema-decay and --tail read every row at every step"
         if self.augment is not None:
             return "--augment may change which rows an example reads"
-        obstacle = methods.get(self.method).whole_tables(self)
-        if obstacle is None and self.non_private_diagnostics:
-            return "--non-private-diagnostics reads rows beside the step"
-        return obstacle
+        return methods.get(self.method).whole_tables(self)
 
     def _check_initial_weights(self) -> None:
         path, is_public = self.initial_weights, self.initial_weights_are_public
@@ -370,11 +365,6 @@ class TrainSettings(MethodSettings, AggregationSettings):
                     f"--l2-norm-clip {self.l2_norm_clip} is fixed. Omit one of them."
                 )
             return
-        if self.non_private_diagnostics:
-            raise InputError(
-                "--non-private-diagnostics compares the sums of one clip norm, and "
-                "--l2-norm-clip auto has another in each step. Give it a number."
-            )
         if self.clip_quantile is None:  # frozen
             object.__setattr__(self, "clip_quantile", DEFAULT_QUANTILE)
 

@@ -194,10 +194,6 @@ def test_held_out_files_that_do_not_match_are_refused_before_any_noise_is_comput
         ({"trained": ()}, "to compare; got none"),
         ({"noise": ()}, "to compare; got none"),
         (
-            {"trained": (dataclasses.replace(PRIVATE, simulates="much"),)},
-            "simulates='much' is set",
-        ),
-        (
             {"trained": (PRIVATE, dataclasses.replace(PRIVATE, target_delta=1e-4))},
             "of another method",
         ),

@@ -16,31 +16,14 @@ from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from tests.trainer.conftest import TABLE
 from tests.trainer.experiments.conftest import Work
-from tests.trainer.run.whole_runs import private_settings
 from trainer.experiments.compare import compare
 from trainer.experiments.comparison import runs
 from trainer.experiments.comparison.runs import mark
-from trainer.papers import bias, drifting_table
-from trainer.papers.settings import BiasSettings
 from trainer.run import budget
 from trainer.run.reservation import Budget
 
 #: Commands that read rows without an epsilon -> flags that they need.
-COMMANDS = {
-    "compare": "{rows} --epsilon=1",
-    "variance": "{rows} --noise-multiplier=1 --l2-norm-clip=1 --keep-last=3",
-    "simulate": (
-        "{rows} --noise-multiplier=1 --l2-norm-clip=1 --small-batch-sizes=2,4"
-    ),
-    "shift": (
-        "--data-is-public --period=4 --shift-by=label --batch-size=8 "
-        "--noise-multiplier=1 --l2-norm-clip=1 {source}"
-    ),
-    "bias": (
-        "--batches={batches} --data-is-public --method=dp-sgd --noise-multiplier=1 "
-        "--l2-norm-clip=1"
-    ),
-}
+COMMANDS = {"compare": "{rows} --epsilon=1"}
 SAID = "No epsilon covers the runs of an experiment in {out}."
 
 
@@ -79,22 +62,6 @@ def test_rows_of_a_budget_mark_it_for_good_also_if_it_is_closed(
     found = budget.read(path)
     assert SAID.format(out=settings.out) in found.claim
     assert dataclasses.replace(found, uncovered=()) == before
-
-
-def test_batches_know_the_table_of_their_rows(
-    small_batches: Any, held_out: pathlib.Path, tmp_path: pathlib.Path, reserve: Any
-) -> None:
-    path = reserve(TABLE)
-    settings = BiasSettings(
-        budget=path,
-        batches=small_batches.path,
-        held_out=held_out,
-        out=tmp_path / "bias",
-        trained=(private_settings(),),
-        data_is_public=True,
-    )
-    mark(settings)
-    assert SAID.format(out=settings.out) in budget.read(path).claim
 
 
 def test_rows_of_another_table_leave_a_budget_as_it_was(
@@ -163,8 +130,6 @@ def test_every_experiment_marks_the_budget_before_it_makes_anything(
         raise BeganError
 
     monkeypatch.setattr(runs.separate_process, "call", begin)
-    monkeypatch.setattr(drifting_table, "write", begin)
-    monkeypatch.setattr(bias, "train_here", begin)
     source = f"--input={settings.source}"
     flags = COMMANDS[name].format(
         source=source,

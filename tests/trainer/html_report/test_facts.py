@@ -36,7 +36,7 @@ STATEMENT = {
 TAKEN = {
     "format", "version", "title", "target.name", "target.classes[]", "budget", "fits",
     "unit.of_users", "unit.rows_per_user", "unit.user_is_example",
-    "run.name", "run.method", "run.num_steps_executed", "run.simulates",
+    "run.name", "run.method", "run.num_steps_executed",
     "run.record_verified",
     "privacy.private", "privacy.reason", "privacy.tests[].false_alarms",
     "privacy.tests[].recognised_at_most",
@@ -304,7 +304,6 @@ def test_a_statement_of_a_stopped_run_says_so(make_run: Any) -> None:
         ({"noise_multiplier": 0.0}, "No guarantee is claimed"),
         ({"noise_multiplier": 0.3}, "Differentially private, but weakly"),
         ({"target_delta": 0.02}, "Differentially private, but weakly"),
-        ({"simulates": "a large run"}, "This run simulates a large run"),
         ({}, "Differentially private</p>"),
     ],
 )  # fmt: skip
@@ -313,7 +312,7 @@ def test_the_page_says_what_a_run_is_worth(
 ) -> None:
     text = render(collect(make_run(**record)))
     assert says in text
-    assert ('class="verdict good"' in text) == (not record or "simulates" in record)
+    assert ('class="verdict good"' in text) == (not record)
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,7 @@ def test_a_page_says_whether_epsilon_includes_a_search(make_run: Any) -> None:
     assert says in best
 
 
-@pytest.mark.parametrize(
-    ("rows", "record"), [(0, {"target_delta": None}), (3, {}), (3, {"simulates": "it"})]
-)
+@pytest.mark.parametrize(("rows", "record"), [(0, {"target_delta": None}), (3, {})])
 def test_no_page_has_backticks(
     rows: int, record: dict[str, Any], make_run: Any, audit_of: Any
 ) -> None:
@@ -186,7 +184,7 @@ def test_nothing_is_fetched(text: str) -> None:
 
 def test_text_of_files_is_escaped(make_run: Any) -> None:
     evil = "<script>alert(1)<"
-    run = make_run(evil, simulates=evil, versions={evil: evil})
+    run = make_run(evil, versions={evil: evil})
     text = page.render(facts.collect(run, delta=1e-8))
     assert not Elements(text).of("script")
     assert "&lt;script&gt;alert(1)&lt;" in text

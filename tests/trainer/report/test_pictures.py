@@ -18,9 +18,6 @@ from matplotlib.figure import Figure
 import dpsgd
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
-from trainer.papers import shift
-from trainer.papers.settings import ShiftSettings
-from trainer.papers.shift import Course
 from trainer.report.plots import plot_curve, setting_in_words
 from trainer.settings.train_settings import TrainSettings
 
@@ -207,33 +204,6 @@ TRAINED = TrainSettings(noise_multiplier=0.5, l2_norm_clip=2.0)
 
 def _styles_of(lines: Any) -> set[str]:
     return {line.get_linestyle() for line in lines}
-
-
-def test_a_shift_has_a_band_for_each_line_and_says_what_is_held(
-    drawn: list[Figure], tmp_path: pathlib.Path
-) -> None:
-    settings = ShiftSettings(
-        source="train", held_out=tmp_path, out=tmp_path, metric="auc", seeds=2,
-        expected_batch_size=8, period=4, shift_by="label", data_is_public=True,
-        training=TRAINED,
-    )  # fmt: skip
-    steps, values = np.arange(13), np.stack([np.zeros(13), np.ones(13)])
-    courses = tuple(
-        Course(weights=name, steps=steps, values=values, period=4)
-        for name in ("last", "ema")
-    )
-    shift.report(settings, 12, courses).write(tmp_path)
-    [figure] = drawn
-    axes = figure.axes[0]
-    assert len(_styles_of(axes.lines)) == 2
-    bands = [band.get_datalim(axes.transData) for band in axes.collections]
-    assert [(band.y0, band.y1) for band in bands] == [
-        (pytest.approx(0.5 - 0.5**0.5), pytest.approx(0.5 + 0.5**0.5))
-    ] * 2
-    assert figure.get_suptitle().splitlines()[1:] == [
-        "batch size 8, 12 steps, noise multiplier 0.5, clip norm 2",
-        "mean and standard deviation over 2 seeds",
-    ]
 
 
 def test_a_title_says_what_all_runs_share() -> None:

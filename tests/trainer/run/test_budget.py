@@ -202,7 +202,6 @@ def test_no_two_runs_share_a_key(request_of: Any, file: pathlib.Path) -> None:
     [
         ({"noise_multiplier": 9.0}, "noise_multiplier"),
         ({"target_delta": 1e-5}, "delta"),
-        ({"non_private_diagnostics": True}, "non-private-diagnostics"),
     ],
 )
 def test_a_run_of_another_noise_delta_or_mechanism_is_refused(

@@ -20,10 +20,8 @@ from tests.trainer.run.whole_runs import (
     LINEAR,
     load_model,
     private_settings,
-    same_results,
 )
 from trainer.core.run.run_record import read_run
-from trainer.report.progress import Terminal
 from trainer.run import preflight, privacy
 from trainer.train import train
 
@@ -58,26 +56,6 @@ def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
     assert summary.statement["epsilon"] == of_dp_sgd.guarantee
     statement = privacy.run_statement(record, manifest, delta=None)
     assert statement.to_json() == summary.statement
-
-
-def test_diagnostics_are_marked_and_private_and_change_nothing(
-    request_for: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # Of the method that moves the variables themselves.
-    free = {"noise_multiplier": 0.0, "method": "dp-sat", "sat_radius": 0.1}
-    free |= {"optimizer": "sgd", "model": LINEAR}
-    train(request_for("without", settings=private_settings(**free), held_out=None))
-    settings = private_settings(**free, non_private_diagnostics=True)
-    request = request_for("with", settings=settings, held_out=None)
-    with Terminal() as reporter:
-        train(request, reporter)
-    assert "NON-PRIVATE" in "".join(capfd.readouterr())
-    assert same_results(tmp_path / "without", tmp_path / "with")
-    files = [path.relative_to(request.run) for path in request.run.rglob("*bias*")]
-    assert list(map(str, files)) == ["private/non_private_clipping_bias.csv"]
-    lines = (request.run / files[0]).read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["step", *map(str, range(1, 11))]
-    assert not list((tmp_path / "without").rglob("*bias*"))
 
 
 MIXED: dict[str, Any] = {

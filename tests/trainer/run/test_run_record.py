@@ -72,7 +72,6 @@ def test_json_round_trip(small_batches: Any) -> None:
     [
         {"unknown": 1},
         {"version": 2},
-        {"simulates": None},
         {"method": None},
         {"method_settings": []},
         {"format": "dpsgd-batches"},
@@ -131,7 +130,6 @@ def test_a_run_is_read_as_it_was_written(run: pathlib.Path, small_batches: Any) 
         {"num_steps_executed": 9},
         {"target_delta": 1e-2},
         {"versions": {"numpy": "2"}},
-        {"simulates": "expected_batch_size=4096, noise_multiplier=2.5"},
     ],
 )
 def test_an_edited_record_is_refused(

@@ -127,7 +127,6 @@ def request_for(batches: Any, rows: Any, tmp_path: pathlib.Path) -> Any:
     ("where", "settings"),
     [
         ({"bad": "id"}, {"model": "make"}),
-        ({"bad": "id"}, {"model": "make", "non_private_diagnostics": True}),
         ({"bad": "label"}, {"model": "dense", "loss": "loss"}),
         ({"bad_eval": "id"}, {"model": "make"}),
         ({}, {"model": "make", "metric": "metric"}),

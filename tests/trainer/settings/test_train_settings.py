@@ -129,10 +129,6 @@ def test_the_floor_is_that_of_the_noise_and_leaves_it_as_it_is(
         ({"l2_norm_clip": "automatic"}, "l2_norm_clip='automatic'"),
         ({"clip_quantile": 0.9}, "--l2-norm-clip 1.0 is fixed. Omit"),
         ({"l2_norm_clip": None, "clip_quantile": 0.4}, "clip_quantile=0.4 >= 0.5"),
-        (
-            {"l2_norm_clip": None, "non_private_diagnostics": True},
-            "another in each step. Give it a number",
-        ),
         ({**MIXED, "l2_norm_clip": None}, "of one clip norm. Give --l2-norm-clip 1"),
         ({"l2_norm_clip": float("inf")}, "finite"),
         ({"noise_multiplier": -1.0}, "noise_multiplier=-1"),

@@ -76,14 +76,7 @@ _PACKAGES = (
 #: Type -> the fields of a record that have no other check.
 _KINDS: dict[type, tuple[str, ...]] = {
     bool: ("complete", "batches_used_before"),
-    str: (
-        "method",
-        "manifest_fingerprint",
-        "batches_id",
-        "records_id",
-        "key_name",
-        "simulates",
-    ),
+    str: ("method", "manifest_fingerprint", "batches_id", "records_id", "key_name"),
     list: ("relies_on",),
     dict: ("method_settings", "optimizer", "model", "versions", "selection"),
 }  # fmt: skip
@@ -115,8 +108,6 @@ class RunRecord:
       optimizer: Its name and settings.
       model: Its name and sizes; of make_private also ``fits``, see ``Session``.
       versions: Name and version of the software that trained.
-      simulates: The configuration that a run of `dpsgd simulate` simulates, in words;
-        empty for all others.
       selection: Of the best of several runs, ``num_runs`` and ``shape`` of the law of
         their number, as of `accounting.claims.selection.selected`; empty for others.
       batches_used_before: Whether another run may have used the batches: nothing is
@@ -143,7 +134,6 @@ class RunRecord:
     relies_on: list[str] = dataclasses.field(default_factory=list)
     records_id: str = ""
     key_name: str = ""
-    simulates: str = ""
     selection: dict[str, Any] = dataclasses.field(default_factory=dict)
     batches_used_before: bool = False
 

@@ -401,7 +401,6 @@ class Session:
             optimizer=self._optimizer,
             model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
             versions=run_record.versions(),
-            simulates=settings.simulates,
             selection=settings.selection_described,
             batches_used_before=self.batches_used_before,
         )

@@ -1,1 +1,0 @@
-"""Experiments of the papers, and their commands: simulate, bias, shift, variance."""
