@@ -64,7 +64,7 @@ CHAINS = [
      pipelines.files.key_files pipelines.batches.reader pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
      trainer.experiments.compare trainer.auditing.audit
-     trainer.auditing.audit_mechanism trainer.auditing.audit_training
+     trainer.auditing.audit_mechanism tests.trainer.auditing.audit_training
      trainer.auditing.audit_report trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),
   ],

@@ -267,7 +267,7 @@ def batches_may_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
 #: Default models that were checked in this process.
 _CHECKED: set[str] = set()
 #: What the descriptions of models that are ours have, and the name of a loss of ours.
-_AUDITED = "trainer.auditing.audit_model"
+_AUDITED = "tests.trainer.auditing.audit_model"
 _OURS = {
     "embedding_dim",
     "tests.trainer.run.whole_runs:linear",

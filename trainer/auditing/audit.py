@@ -16,24 +16,21 @@ from collections.abc import Callable
 from typing import Any
 
 from accounting.auditing import audit as claims
-from accounting.auditing import joint_tests
-from accounting.auditing.audit import Claim
-from accounting.auditing.joint_tests import JointVerdict
+from accounting.auditing.audit import Claim, Verdict
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
-from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import ROWS, USERS, Bounded
-from trainer.auditing import audit_mechanism, audit_training
+from pipelines.core.users.bounded import Bounded
+from trainer.auditing import audit_mechanism
 from trainer.auditing.audit_report import AuditReport, cannot_see, report
 from trainer.core.run.run_record import RunRecord
 from trainer.run import privacy
 from trainer.settings import methods
-from trainer.settings.audit_settings import MECHANISM, TRAINER, AuditSettings
+from trainer.settings.audit_settings import AuditSettings
 from trainer.settings.method_settings import NON_PRIVATE
 
-#: Unit of progress at each level.
-COUNTED = {MECHANISM: "trials", TRAINER: "runs"}
+#: Unit of progress.
+COUNTED = "trials"
 #: Called with the unit of progress, the number done, and the total.
 Progress = Callable[[str, int, int], None]
 
@@ -46,17 +43,11 @@ def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Audi
       progress: As ``Progress``.
 
     Raises:
-      InputError: there is nothing to audit, or a small run was refused.
+      InputError: there is nothing to audit.
     """
-    look = _audit_mechanism if settings.level == MECHANISM else _audit_trainer
-    verdict, notes = look(settings, progress)
-    return report(
-        settings.level,
-        settings.plan,
-        verdict,
-        notes=notes,
-        unseen=cannot_see(settings.level, of_users=settings.is_of_users),
-    )
+    verdict, notes = _attack(settings, progress)
+    unseen = cannot_see(of_users=settings.is_of_users)
+    return report(settings, verdict, notes=notes, unseen=unseen)
 
 
 def settings_of_run(
@@ -89,7 +80,6 @@ def settings_of_run(
     noise, delta = privacy.check_run(
         record, manifest, delta=delta, allow_large_delta=allow_large_delta
     )
-    assert record.l2_norm_clip is not None  # of a private run
     bounded = Bounded.of(manifest.dataset)
     if bounded is not None:
         others["bounded"] = True
@@ -100,103 +90,55 @@ def settings_of_run(
     return AuditSettings(
         plan=manifest.plan,
         noise_multiplier=noise,
-        l2_norm_clip=record.l2_norm_clip,
         delta=delta,
-        views=record.model.get("views", 1),
         **others,
     )
 
 
-def _claim(settings: AuditSettings, plan: DpSgdPlan, count: int) -> Claim:
-    """Returns what is claimed of ``plan`` for users with ``count`` examples."""
-    claimed = settings.claimed(plan)
-    relation = settings.neighboring_relation if claimed == plan else REPLACE_SPECIAL
+def _claim(settings: AuditSettings) -> Claim:
+    """Returns what is claimed of the audited plan."""
+    claimed = settings.claimed
+    relation = settings.neighboring_relation
     return claims.claim(
-        claimed, settings.noise_multiplier, settings.delta, count, relation
+        claimed,
+        settings.noise_multiplier,
+        settings.delta,
+        settings.max_examples_per_user,
+        relation if claimed == settings.plan else REPLACE_SPECIAL,
     )
 
 
-def _audit_mechanism(
-    settings: AuditSettings, progress: Progress
-) -> tuple[JointVerdict, list[str]]:
+def _attack(settings: AuditSettings, progress: Progress) -> tuple[Verdict, list[str]]:
+    """Returns the verdict of all trials, and notes on scaling."""
     noise, trials = settings.noise_multiplier, settings.num_trials
-    claim = _claim(settings, settings.plan, settings.max_examples_per_user)
+    claim = _claim(settings)
     case = audit_mechanism.worst_case(settings.plan, settings.num_canary_rows)
     done = 0
 
     def advance(amount: int) -> None:
         nonlocal done
         done += amount
-        progress(COUNTED[MECHANISM], done, trials)
+        progress(COUNTED, done, trials)
 
-    scores = [
+    real, ghost = (
         audit_mechanism.simulate(case, noise, count, real=real, advance=advance)
         for real, count in ((True, trials // 2), (False, trials - trials // 2))
-    ]
-    evidence = joint_tests.Evidence(
-        name=MECHANISM, real=scores[0], ghost=scores[1], slack=case.slack
     )
-    verdict = joint_tests.judge(claim, [evidence], confidence=settings.confidence)
+    verdict = claims.judge(
+        claim, real, ghost, confidence=settings.confidence, slack=case.slack
+    )
     notes = [case.scaled or "nothing is scaled: all steps, examples, noise"]
-    rows = settings.rows_per_record or case.canary_rows
-    count = settings.max_examples_per_user
-    return verdict, [*notes, *_of_users(rows, settings, count)]
+    return verdict, [*notes, *_of_users(settings, case.canary_rows)]
 
 
-def _of_users(rows: int, settings: AuditSettings, count: int) -> list[str]:
-    """Returns notes on canaries of ``rows`` rows; the claim allows ``count``."""
+def _of_users(settings: AuditSettings, rows: int) -> list[str]:
+    """Returns notes on canaries of ``rows`` rows."""
     if not settings.is_of_users:
         return []
     if settings.rows_per_record is not None:
+        rows = settings.rows_per_record
         return [f"canaries are users, whose examples hold up to {rows:,} row(s)"]
     return [
         f"canaries are users with {rows:,} row(s); the claim is of users with at most "
-        f"{count:,}"
+        f"{settings.max_examples_per_user:,}"
     ]
-
-
-def _audit_trainer(
-    settings: AuditSettings, progress: Progress
-) -> tuple[JointVerdict, list[str]]:
-    noise, delta = settings.noise_multiplier, settings.delta
-    # Before any run is made, which the claim will be for.
-    claims.check(noise, delta)
-    sampled, rows, count = _small_users(settings)
-    views = min(settings.views, audit_training.MOST_ROWS)
-    kinds = audit_training.small_runs(
-        settings.plan, noise, settings.l2_norm_clip, sampled, rows, views=views
-    )
-    runs = audit_training.runs(kinds, settings.num_trials)
-    outcomes = []
-    for number, run in enumerate(runs, start=1):
-        outcomes.append(audit_training.carry_out(run))
-        progress(COUNTED[TRAINER], number, len(runs))
-    plan = next(found.plan for found in outcomes if found.run.has_trials)
-    verdict = joint_tests.judge(
-        _claim(settings, plan, count),
-        audit_training.evidence(outcomes),
-        confidence=settings.confidence,
-    )
-    few = next(found.plan for found in outcomes if not found.run.has_trials)
-    note = (
-        f"{len(runs)} small runs of dp-sgd, same sampler, noise and clip norm: "
-        f"n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
-        f"T={plan.num_steps:,}, of dense and of lazy noise; the claim is that of these "
-        f"runs. Few: n={few.num_examples:,}, b={few.expected_batch_size:,}, "
-        f"T={few.num_steps:,}, for checks alone, dense with gradients one by one"
-    )
-    equal = [f"each example has {views} equal views"] * (views > 1)
-    return verdict, [note, *equal, *_of_users(rows, settings, count)]
-
-
-def _small_users(settings: AuditSettings) -> tuple[str | None, int, int]:
-    """Returns what small runs sample, rows per user, and k of the claim."""
-    if not settings.is_of_users:
-        return None, 1, 1
-    most = audit_training.MOST_ROWS
-    if settings.rows_per_record is not None:
-        return USERS, min(settings.rows_per_record, most), 1
-    count = min(settings.max_examples_per_user, most)
-    # If both are cut, the canary keeps its excess over the claim.
-    more = settings.num_canary_rows - settings.max_examples_per_user
-    return ROWS, max(1, count + more), count

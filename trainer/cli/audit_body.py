@@ -33,16 +33,16 @@ def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> AuditR
       plot: Where to draw the result; None to draw nothing.
 
     Raises:
-      InputError: the request is refused before any trial, or a small run was refused.
+      InputError: the request is refused, before any trial.
     """
     if plot is not None:
         check_path(plot)
     settings = _of_plan(flags) if run is None else _of_run(run, flags)
     shared_options.warn(settings.delta, settings.plan.num_examples)
-    with Bars([COUNTED[settings.level]]) as bars:
+    with Bars([COUNTED]) as bars:
         found = audit(settings, progress=bars.update)
     if plot is not None:
-        audit_plot.draw(found.verdict.closest, found.title, plot)
+        audit_plot.draw(found.verdict, found.title, plot)
     return found
 
 

@@ -39,15 +39,9 @@ def audit_command(
     of correct guesses gives a lower bound on the mechanism's epsilon.  Every trial uses
     new keys; no data, batch or key of RUN is used, only its plan, noise and delta.
 
-    If the privacy unit is a user, the canary has as many rows as the claim allows; at
-    the trainer level `dpsgd bound` must keep that many.
+    If the privacy unit is a user, the canary has as many rows as the claim allows.
 
-    At the trainer level, dense and lazy noise are tested separately.  The contributions
-    of each batch are also subtracted from the released weights; the residual must be
-    the claimed noise.
-
-    The exit code is 1 if the claimed epsilon is refuted, or if the executed mechanism
-    is not the one that it was proven for.
+    The exit code is 1 if the claimed epsilon is refuted.
 
     \b
     Examples, for a run, and for a shuffle that claims Poisson's epsilon:

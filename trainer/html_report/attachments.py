@@ -21,11 +21,9 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.core.run.run_record import RunRecord, read_run_id
 from trainer.run import budget, privacy, released
-from trainer.settings.audit_settings import TRAINER
 
 _AUDIT = (
-    "level", "notes", "meaning", "cannot_see", "trials", "confidence", "verdict",
-    "violated",
+    "notes", "meaning", "cannot_see", "trials", "confidence", "verdict", "violated",
 )  # fmt: skip
 _CLAIM = ("epsilon", "delta", "noise_multiplier")
 _FINDING = ("confidence", "epsilon_lower_bound")
@@ -60,8 +58,6 @@ def read_audit(
     except (KeyError, TypeError, InputError):
         raise InputError(f"Expected {path} to be an audit. {remedy}") from None
     plan, rows = manifest.plan, privacy.count_of(manifest.dataset)
-    # Small runs of the trainer level may bound users to fewer rows.
-    count = rows if found["level"] == TRAINER else count
     audited_claim = (audited, sampler, claim["noise_multiplier"], count)
     this_claim = (plan, plan.sampler, record.noise_multiplier, rows)
     if record.selection or audited_claim != this_claim:

@@ -10,11 +10,8 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
 from trainer.settings.setting import check_declared, setting
 
-MECHANISM = "mechanism"
-TRAINER = "trainer"
-LEVELS = (MECHANISM, TRAINER)
-#: Default numbers of trials: about a minute at most, for a few hundred steps.
-TRIALS = {MECHANISM: 20_000, TRAINER: 8192}
+#: Default number of trials: about a minute at most, for a few hundred steps.
+TRIALS = 20_000
 _MOST_TRIALS = 10**8
 #: More noise does not fit the integer grid on which it is added.
 LARGEST_NOISE = 2.0**17
@@ -30,11 +27,7 @@ class AuditSettings:
       delta: Delta of the claim, in (0, 1).
       claim: Test the epsilon of this sampler at the same noise.  [default: that of the
         audited sampler]
-      l2_norm_clip: Clip norm of the run, or "auto", for the trainer level.
-      level: mechanism: sampler and noise of all steps on worst-case data.  trainer:
-        small end-to-end runs of `batches` and `train`.
-      trials: Number of trials.  [default: 20,000; for trainer 8,192, the minimum, 4,096
-        in each run]
+      trials: Number of trials.  [default: 20,000]
       confidence: Probability that a true claim is not called violated.
       max_examples_per_user: k of the claim: largest number of examples of a user.
       neighboring_relation: Relation of the claim, where the claimed sampler is that of
@@ -43,17 +36,13 @@ class AuditSettings:
         audit shows what happens if users are not bounded.  [default: as many as it
         allows]
       rows_per_record: Rows per user if examples are users; None if they are rows.
-      bounded: Whether the trainer level includes `dpsgd bound`, as for a run whose
-        privacy unit is a user.
-      views: Views per example in small runs of the trainer level.
+      bounded: Whether the privacy unit is a user, also one with a single row.
     """
 
     plan: DpSgdPlan
     noise_multiplier: float
     delta: float
     claim: str | None = setting(None, choices=sampler_registry.names)
-    l2_norm_clip: float | str = 1.0
-    level: str = setting(MECHANISM, choices=LEVELS)
     trials: int | None = setting(None, at_least=100, at_most=_MOST_TRIALS)
     confidence: float = setting(0.999, above=0.5, below=1.0)
     max_examples_per_user: int = 1
@@ -61,12 +50,10 @@ class AuditSettings:
     canary_rows: int | None = setting(None)
     rows_per_record: int | None = None
     bounded: bool = False
-    views: int = 1
 
     def __post_init__(self) -> None:
         check_declared(self)
         check_float("noise_multiplier", self.noise_multiplier, at_most=LARGEST_NOISE)
-        check_int("views", self.views, at_least=1)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
         check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)
@@ -75,7 +62,7 @@ class AuditSettings:
                 f"canary_rows={self.canary_rows} does not apply where an example is a "
                 "user, with all rows of one. Omit it."
             )
-        self.claimed(self.plan)
+        assert self.claimed
 
     @property
     def num_canary_rows(self) -> int:
@@ -91,11 +78,12 @@ class AuditSettings:
     @property
     def num_trials(self) -> int:
         """Number of all trials."""
-        return TRIALS[self.level] if self.trials is None else self.trials
+        return TRIALS if self.trials is None else self.trials
 
-    def claimed(self, plan: DpSgdPlan) -> DpSgdPlan:
-        """Returns ``plan`` with the claimed sampler; raises as `claimed_plan`."""
-        return claimed_plan(plan, self.claim)
+    @property
+    def claimed(self) -> DpSgdPlan:
+        """The plan with the claimed sampler; raises as `claimed_plan`."""
+        return claimed_plan(self.plan, self.claim)
 
 
 def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:

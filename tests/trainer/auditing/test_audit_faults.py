@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.auditing import audit, joint_tests
+from accounting.auditing import audit
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
-from trainer.auditing import audit_run, audit_training
-from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
+from tests.trainer.auditing import audit_run, audit_training, joint_tests
+from tests.trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.step import dp_step, noise, per_example
 from trainer.core.step.dp_step import Step

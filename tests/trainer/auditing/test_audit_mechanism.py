@@ -13,11 +13,11 @@ import pytest
 from scipy import stats
 
 from accounting import accountant
-from accounting.auditing.joint_tests import JointVerdict
 from accounting.claims.shuffles import shuffle
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.sampling import samplers
+from tests.trainer.auditing.joint_tests import JointVerdict
 from trainer.auditing import audit_mechanism
 from trainer.auditing.audit import audit as run_audit
 from trainer.core.step import noise

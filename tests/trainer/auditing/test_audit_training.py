@@ -9,13 +9,19 @@ import pathlib
 import numpy as np
 import pytest
 
-from accounting.auditing import audit, joint_tests
+from accounting.auditing import audit
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
+from tests.trainer.auditing import (
+    audit_model,
+    audit_release,
+    audit_run,
+    audit_training,
+    joint_tests,
+)
+from tests.trainer.auditing.audit_training import NUM_CANARIES, SmallRun
 from trainer import models
-from trainer.auditing import audit_model, audit_release, audit_run, audit_training
-from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
 from trainer.claims import lazy_noise
 from trainer.core.step import noise
 from trainer.gradients import clipping
@@ -132,10 +138,10 @@ def test_the_models_take_both_paths(folder: pathlib.Path) -> None:
         clipping.choose_path(
             models.make_model(
                 manifest,
-                model=f"trainer.auditing.audit_model:{run.model}",
+                model=f"tests.trainer.auditing.audit_model:{run.model}",
                 embedding_dim=1,
                 hidden=(),
-                loss=models.make_loss("trainer.auditing.audit_model:linear"),
+                loss=models.make_loss("tests.trainer.auditing.audit_model:linear"),
             )
         )
         for run in (DENSE, FEW[0])

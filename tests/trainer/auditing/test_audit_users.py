@@ -11,20 +11,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.auditing import audit, joint_tests
-from accounting.auditing.joint_tests import JointVerdict
+from accounting.auditing import audit
 from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import ROW_WEIGHTS, ROWS, USERS, Bounded
 from pipelines.users import bound_job
-from trainer.auditing import audit_release, audit_run, audit_training
-from trainer.auditing.audit import _small_users, settings_of_run
-from trainer.auditing.audit_model import CANARY
-from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
+from tests.trainer.auditing import audit_release, audit_run, audit_training, joint_tests
+from tests.trainer.auditing.audit_model import CANARY
+from tests.trainer.auditing.audit_training import NUM_CANARIES, SmallRun
+from tests.trainer.auditing.joint_tests import JointVerdict
+from trainer.auditing.audit import settings_of_run
 from trainer.run import privacy
-from trainer.settings.audit_settings import TRAINER, AuditSettings
 
 pytestmark = pytest.mark.usefixtures("weights_alone", "warm_starts")
 
@@ -41,18 +40,7 @@ def runs(sampled: str, rows: int = MOST) -> list[SmallRun]:
     return audit_training.small_runs(PLAN, NOISE, CLIP, sampled, rows)
 
 
-def small(**changes: Any) -> tuple[str | None, int, int]:
-    fields = {"plan": PLAN, "noise_multiplier": NOISE, "delta": DELTA, "level": TRAINER}
-    return _small_users(AuditSettings(**{**fields, **changes}))
-
-
-def test_small_runs_have_the_unit_of_the_audited_one() -> None:
-    assert small() == (None, 1, 1)
-    assert small(bounded=True, max_examples_per_user=1) == (ROWS, 1, 1)
-    assert small(max_examples_per_user=3) == (ROWS, 3, 3)
-    assert small(max_examples_per_user=50) == (ROWS, 8, 8)
-    assert small(canary_rows=10) == (ROWS, 10, 1)
-    assert small(bounded=True, rows_per_record=50) == (USERS, 8, 1)
+def test_small_runs_have_the_rows_of_a_user() -> None:
     dense = runs(ROWS)[0]
     assert (dense.raw_rows, dense.canary_rows) == (30, 3)
     assert dense.num_examples == 30 * NUM_CANARIES
@@ -72,8 +60,8 @@ def test_a_run_about_users_is_audited_with_users(
     settings_of: Any, sampled: str
 ) -> None:
     note = note_of(sampled)
-    found = settings_of(PLAN, note, level=TRAINER)
-    assert _small_users(found) == ((ROWS, 4, 4) if sampled == ROWS else (USERS, 4, 1))
+    found = settings_of(PLAN, note)
+    assert found.is_of_users
     assert found.num_canary_rows == (4 if sampled == ROWS else 1)
     if sampled == USERS:
         with pytest.raises(InputError, match="canary_rows=10 does not apply"):

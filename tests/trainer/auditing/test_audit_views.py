@@ -9,27 +9,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.trainer.auditing import audit_run, audit_training
+from tests.trainer.auditing.audit_model import CANARY
+from tests.trainer.auditing.audit_training import SmallRun
 from tests.trainer.auditing.test_audit_users import CLIP, NOISE, PLAN, judged
-from trainer.auditing import audit_run, audit_training
-from trainer.auditing.audit_model import CANARY
-from trainer.auditing.audit_training import SmallRun
 from trainer.core.step import bounded_sum
 from trainer.gradients.clipping import example_gradients
-from trainer.settings.audit_settings import TRAINER
 from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.usefixtures("weights_alone", "warm_starts")
 
 VIEWS = 3
 RUNS = audit_training.small_runs(PLAN, NOISE, CLIP, views=VIEWS)
-
-
-def test_a_run_with_views_is_audited_with_views(settings_of: Any) -> None:
-    found = settings_of(PLAN, model={"views": VIEWS, "augment": "m:f"}, level=TRAINER)
-    assert found.views == VIEWS
-    assert settings_of(PLAN, level=TRAINER).views == 1
-    assert {run.views for run in RUNS} == {VIEWS}
-    assert {run.views for run in audit_training.small_runs(PLAN, NOISE, CLIP)} == {1}
 
 
 def test_all_views_of_an_example_are_its_canary(tmp_path: pathlib.Path) -> None:

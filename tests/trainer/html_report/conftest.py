@@ -98,7 +98,6 @@ def audit_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
 
     def make(**claim: Any) -> pathlib.Path:
         fields = {
-            "level": "mechanism",
             "notes": ["nothing is scaled"],
             "meaning": "It looks for faults.",
             "cannot_see": ["faults of training"],

@@ -150,7 +150,7 @@ def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     """Executes every command of a page, and returns them all."""
     # The command is the printed one; its default number of trials is smaller, and the
     # profiles have fewer points.
-    monkeypatch.setitem(audit_settings.TRIALS, audit_settings.MECHANISM, 200)
+    monkeypatch.setattr(audit_settings, "TRIALS", 200)
     monkeypatch.setattr(audit, "_PROFILE_POINTS", 3)
     commands = commands_of(page)
     for words in commands[:-1]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import residuals
-from accounting.auditing.residuals import TOLERANCE, Check
+from tests.trainer.auditing import residuals
+from tests.trainer.auditing.residuals import TOLERANCE, Check
 
 
 def _normal(*shape: int) -> np.ndarray:

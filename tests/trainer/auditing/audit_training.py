@@ -45,10 +45,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from accounting.auditing import worst_cases
-from accounting.auditing.joint_tests import Evidence
-from accounting.auditing.residuals import Check
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.users.bounded import ROWS
+from tests.trainer.auditing.joint_tests import Evidence
+from tests.trainer.auditing.residuals import Check
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
 #: Canaries, hence trials, of a run.
@@ -250,6 +250,6 @@ def carry_out(run: SmallRun) -> Outcome:
       InputError: the batch job or the training was refused.
     """
     # Imported here: it loads TensorFlow.
-    from trainer.auditing import audit_run
+    from tests.trainer.auditing import audit_run
 
     return audit_run.carry_out(run)

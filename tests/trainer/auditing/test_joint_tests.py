@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import audit, joint_tests
-from accounting.auditing.joint_tests import Evidence
-from accounting.auditing.residuals import Check
+from accounting.auditing import audit
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
+from tests.trainer.auditing import joint_tests
+from tests.trainer.auditing.joint_tests import Evidence
+from tests.trainer.auditing.residuals import Check
 
 GAUSSIAN = make_plan("deterministic", 1, 1, 1)
 GOOD = Check(name="good", expected=1.0, worst=1.01, p_value=0.5)

@@ -25,9 +25,10 @@ from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
-from trainer.auditing import audit_mechanism, audit_model, audit_release
-from trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
-from trainer.auditing.audit_training import Outcome, SmallRun
+from tests.trainer.auditing import audit_model, audit_release
+from tests.trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
+from tests.trainer.auditing.audit_training import Outcome, SmallRun
+from trainer.auditing import audit_mechanism
 from trainer.core.step.adaptive_clip import CLIPS
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings

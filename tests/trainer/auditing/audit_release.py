@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accounting.auditing import residuals as residual_tests
-from accounting.auditing.residuals import Check
 from accounting.core.validation import InputError
 from pipelines.batches.reader import read_batches
-from trainer.auditing import audit_model
-from trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS
+from tests.trainer.auditing import audit_model
+from tests.trainer.auditing import residuals as residual_tests
+from tests.trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS
+from tests.trainer.auditing.residuals import Check
 
 #: Number of ranges of the large table whose noise is tested separately.
 _NUM_SLICES = 8

@@ -16,10 +16,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from accounting.auditing import audit, residuals
+from accounting.auditing import audit
 from accounting.auditing.audit import Claim, Verdict, percent
-from accounting.auditing.residuals import Check
 from accounting.core.validation import InputError, check_float
+from tests.trainer.auditing import residuals
+from tests.trainer.auditing.residuals import Check
 
 if TYPE_CHECKING:
     import numpy as np
