@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 #: What commands and blocks of documentation import, by way of what imports it.
 _IMPORTED = (
     *sorted({place.partition(":")[0] for place, _ in COMMANDS.values()}),
-    "accounting.core.samplers.truncated_poisson", "accounting.cross_check.check",
+    "accounting.core.samplers.truncated_poisson", "accounting.cross_check",
     "matplotlib.figure", "pipelines.cli.batch_job", "pipelines.cli.data_work",
     "pipelines.job.make_batches", "pyarrow.compute", "pyarrow.csv", "scipy.stats",
     "trainer.html_report.page", "trainer.keras_model",

@@ -1,22 +1,15 @@
-"""The total amount of noise (TAN): cheap configurations that simulate a costly one.
+"""The total amount of noise (TAN), and its closed form of epsilon.
 
 At large noise the privacy of DP-SGD depends only on ``eta = q sqrt(T/2) / s``, the
 inverse of the total amount of noise.  Small batches with proportionally less noise keep
 eta, the number of steps and the noise of a mean gradient.  They train alike at a
 fraction of the cost, which makes a search over hyper-parameters affordable.
 
-Formal guarantees:
-  - ``Configuration.simulated`` keeps num_examples, num_steps, noise_multiplier over
-    expected_batch_size, and therefore eta.
-  - A simulated batch size is at least 1 and smaller than that of the reference.
-
 Not a guarantee of privacy: ``TanEstimate`` approximates Renyi accounting at large noise
-and is no bound, and a simulated configuration has an epsilon of hundreds and more.
-Ask `accounting.core.accountant` for either.
+and is no bound.  Ask `accounting.core.accountant` for one.
 
 References:
-  Sander, Stock and Sablayrolles (2023), arXiv:2210.03403: Equation 4 for the closed
-  form, Section 4 for the simulation.
+  Sander, Stock and Sablayrolles (2023), arXiv:2210.03403, Equation 4.
 """
 
 from __future__ import annotations
@@ -25,9 +18,8 @@ import dataclasses
 import math
 
 from accounting.core import accountant, sampler_registry
-from accounting.core.plan import DpSgdPlan, steps_and_epochs
-from accounting.core.validation import InputError, check_choice, check_float, check_int
-from accounting.planning.comparison import Question
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import check_choice, check_float
 
 #: Below this noise multiplier epsilon is not a function of the total noise.
 LEAST_NOISE = 2.0
@@ -62,12 +54,8 @@ class Configuration:
     Example:
       >>> plan = DpSgdPlan(sampler="poisson", num_examples=1_281_167,
       ...                  expected_batch_size=16384, num_steps=72_000)
-      >>> reference = Configuration(plan=plan, noise_multiplier=2.5)
-      >>> small = reference.simulated(128, epsilon=8, delta=8e-7)
-      >>> small.noise_multiplier
-      0.01953125
-      >>> round(small.eta, 4) == round(reference.eta, 4) == 0.9706
-      True
+      >>> round(Configuration(plan=plan, noise_multiplier=2.5).eta, 4)
+      0.9706
     """
 
     plan: DpSgdPlan
@@ -95,73 +83,3 @@ class Configuration:
             )
         value = eta**2 + 2 * eta * math.sqrt(-math.log(delta))
         return TanEstimate(epsilon=value, eta=eta, warning=warning)
-
-    def simulated(
-        self, batch_size: int, *, epsilon: float, delta: float
-    ) -> Configuration:
-        """Returns the configuration of small batches with the same total noise.
-
-        Args:
-          batch_size: Expected examples per step.
-          epsilon: Target epsilon; truncated batches get the least cap of negligible
-            cost for the target, so that truncation is as rare as in the reference.
-          delta: Target delta, in (0, 1).
-
-        Raises:
-          InputError: ``batch_size`` is not smaller than in the reference.
-        """
-        large = self.plan.expected_batch_size
-        _check_smaller(batch_size, large)
-        return Configuration(
-            plan=_smaller(self.plan, batch_size, epsilon, delta),
-            noise_multiplier=self.noise_multiplier * batch_size / large,
-        )
-
-
-def _smaller(
-    plan: DpSgdPlan, batch_size: int, epsilon: float, delta: float
-) -> DpSgdPlan:
-    num_steps, num_epochs = steps_and_epochs(
-        plan.num_examples, batch_size, epochs=None, num_steps=plan.num_steps
-    )
-    question = Question(
-        num_examples=plan.num_examples,
-        expected_batch_size=batch_size,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        epsilon=epsilon,
-        delta=delta,
-    )
-    return question.plan(plan.sampler)
-
-
-def check_sizes(batch_sizes: tuple[int, ...], reference: int) -> None:
-    """Refuses sizes from which a line cannot be extrapolated.
-
-    Args:
-      batch_sizes: Expected examples per step of the simulations.
-      reference: Expected examples per step of the simulated run.
-
-    Raises:
-      InputError: fewer than two, one twice, or one that is not below ``reference``.
-    """
-    text = ",".join(map(str, batch_sizes))
-    if len(set(batch_sizes)) != len(batch_sizes):
-        raise InputError(f"Expected small_batch_sizes={text!r} to hold each size once.")
-    if len(batch_sizes) < 2:
-        raise InputError(
-            f"Expected small_batch_sizes={text!r} to hold two sizes or more, as "
-            "128,256,512: a line needs two points."
-        )
-    for size in batch_sizes:
-        _check_smaller(size, reference)
-
-
-def _check_smaller(batch_size: int, reference: int) -> None:
-    check_int(
-        "simulated batch size",
-        batch_size,
-        at_least=1,
-        at_most=reference - 1,
-        remedy="Give --small-batch-sizes below --batch-size.",
-    )

@@ -21,7 +21,7 @@ from accounting.core.neighboring_relation import NAMES, RELATIONS, REPLACE_SPECI
 from accounting.core.plan import DpSgdPlan
 from accounting.core.sampler_registry import names as samplers
 from accounting.core.validation import InputError
-from accounting.cross_check import check
+from tests.accounting.cross_check import check
 
 FILE = pathlib.Path(__file__).parents[2] / "accounting" / "README.md"
 NOISE, DELTA, USER, CAP = 1.0, 1e-5, 3, 170

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accounting import cross_check
 from accounting.core import deltas
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.validation import InputError
-from accounting.cross_check import check
 from accounting.statement import PrivacyStatement
 from accounting.trade_off import bounds
 from accounting.trade_off.bounds import TradeOff
@@ -59,9 +59,7 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     relation, count = _asked(flags)
     _check_plot(more)
     if more.cross_check:
-        most = max(count, privacy.count_of(manifest.dataset))
-        theorem = privacy.theorem_of_run(record)
-        check.check_plan(manifest.plan, theorem, relation, most)
+        cross_check.check_theorem(privacy.theorem_of_run(record))
     statement = privacy.run_statement(
         record,
         manifest,
@@ -185,7 +183,7 @@ def of_plan(flags: dict[str, Any], more: More) -> Said:
     relation, count = _asked(flags)
     _check_plot(more)
     if more.cross_check:
-        check.check_plan(plan, theorem, relation, count)
+        cross_check.check_theorem(theorem)
     statement = privacy.plan_statement(
         plan,
         noise_multiplier=flags["noise_multiplier"],
@@ -228,16 +226,15 @@ def _said(statement: PrivacyStatement, more: More) -> Said:
         text += f"\n{_table(found)}"
         _draw(found, statement.claim, more.plot)
     if more.cross_check:
-        checked = check.cross_check(
+        opinion = cross_check.second_opinion(
             statement.plan,
             noise_multiplier=statement.noise_multiplier,
             delta=statement.delta,
-            ours=statement.epsilon,
             neighboring_relation=statement.neighboring_relation,
             max_examples_per_user=statement.max_examples_per_user,
         )
-        fields["cross_check"] = checked.to_json()
-        text += f"\n{checked.to_text()}"
+        fields["cross_check"] = dataclasses.asdict(opinion)
+        text += f"\n{opinion.to_text()}"
     return fields, text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,37 +13,11 @@ import numpy as np
 from accounting.plots import new_figure
 from pipelines.files.storage import write_atomically
 from trainer.model.metrics import in_words, metric_names
-from trainer.settings.train_settings import TrainSettings
 
 #: Dashes of the lines of a plot, which tell them apart without colours.
 DASHES = ("-", "--", "-.", ":")
 #: Their number is coprime to those of colours and dashes, so that all combine.
 MARKERS = "osD^vP*X<>p"
-
-
-def setting_in_words(
-    batch_size: int, num_steps: int, trained: Sequence[TrainSettings]
-) -> str:
-    """Returns what all runs of a plot share, for its title.
-
-    Args:
-      batch_size: Expected examples per step.
-      num_steps: Steps of each run.
-      trained: Settings of the runs.
-    """
-    targets = [_target(each) for each in trained]
-    shared = [text for text in targets[0] if all(text in each for each in targets)]
-    return ", ".join([f"batch size {batch_size:,}", f"{num_steps:,} steps", *shared])
-
-
-def _target(training: TrainSettings) -> list[str]:
-    named = {
-        "epsilon": training.target_epsilon,
-        "delta": training.target_epsilon and training.target_delta,
-        "noise multiplier": training.noise_multiplier,
-        "clip norm": training.l2_norm_clip,
-    }
-    return [f"{name} {value:g}" for name, value in named.items() if value is not None]
 
 
 def over_seeds(count: int) -> str:

@@ -15,7 +15,7 @@ from accounting import accountant
 from accounting.claims.model_mix.theorem import Mixing
 from accounting.core.intervals import Bounds
 from accounting.core.validation import InputError
-from accounting.cross_check import check, simulation
+from tests.accounting.cross_check import check, simulation
 from tests.accounting.plans import make_plan
 
 pytestmark = pytest.mark.usefixtures("answers_once")

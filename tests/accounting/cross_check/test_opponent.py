@@ -9,7 +9,7 @@ from scipy import special
 
 from accounting.core import accountant
 from accounting.core.pld import gaussian
-from accounting.cross_check import check, opponent
+from tests.accounting.cross_check import check, opponent
 from tests.accounting.plans import make_plan
 
 

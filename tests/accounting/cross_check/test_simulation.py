@@ -8,7 +8,7 @@ import pytest
 from scipy import special
 
 from accounting.core.pld import gaussian
-from accounting.cross_check import simulation
+from tests.accounting.cross_check import simulation
 
 
 def allocation(steps, epochs, noise):

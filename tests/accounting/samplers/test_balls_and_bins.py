@@ -13,7 +13,7 @@ from accounting.claims import balls_and_bins
 from accounting.claims.allocation import random_allocation
 from accounting.core import accountant
 from accounting.core.pld import gaussian
-from accounting.cross_check import simulation
+from tests.accounting.cross_check import simulation
 from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
 

@@ -28,7 +28,6 @@ from accounting.core.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through
 from accounting.core.pld import gaussian
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
-from accounting.cross_check import check
 from accounting.planning import comparison, tan
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
@@ -40,6 +39,7 @@ from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.sampling import samplers
 from pipelines.sampling.samplers import BlockRows
+from tests.accounting.cross_check import check
 from trainer.auditing import audit_mechanism
 
 NAME = "all-or-nothing"

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 import dpsgd
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
-from trainer.report.plots import plot_curve, setting_in_words
-from trainer.settings.train_settings import TrainSettings
+from trainer.report.plots import plot_curve
 
 PLAN = (
     "plan", "--num-examples=400", "--batch-size=40", "--epochs=2", "--delta=1e-5",
@@ -197,21 +196,6 @@ def test_a_comparison_without_privacy_is_drawn_over_its_batch_size(
     compare_plot.plot(plain, compare_plot.BATCH_SIZE, pathlib.Path("a.png"), title="T")
     [axes] = drawn[0].axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1,024"]
-
-
-TRAINED = TrainSettings(noise_multiplier=0.5, l2_norm_clip=2.0)
-
-
-def _styles_of(lines: Any) -> set[str]:
-    return {line.get_linestyle() for line in lines}
-
-
-def test_a_title_says_what_all_runs_share() -> None:
-    private = TrainSettings(target_epsilon=3.0, target_delta=1e-6, l2_norm_clip=2.0)
-    other = dataclasses.replace(private, l2_norm_clip=1.0)
-    said = "batch size 1,024, 5 steps, epsilon 3, delta 1e-06"
-    assert setting_in_words(1024, 5, [private]) == f"{said}, clip norm 2"
-    assert setting_in_words(1024, 5, [private, other]) == said
 
 
 def test_each_metric_of_a_curve_has_axes_of_its_own(drawn: list[Figure]) -> None:

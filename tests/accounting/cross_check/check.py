@@ -28,8 +28,8 @@ from accounting.core.plan import (
 )
 from accounting.core.theorem import Theorem
 from accounting.core.validation import InputError
-from accounting.cross_check import libraries, opponent, simulation
-from accounting.cross_check.opinion import Opinion
+from tests.accounting.cross_check import libraries, opponent, simulation
+from tests.accounting.cross_check.opinion import Opinion
 
 
 @dataclasses.dataclass(frozen=True)

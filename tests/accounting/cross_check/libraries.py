@@ -13,14 +13,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from importlib import metadata
-from typing import Any
 
 from dp_accounting import pld, rdp
 
 from accounting.core.intervals import Bounds
-from accounting.core.numerics.calibration import epsilon_after_cost
-from accounting.cross_check.opinion import Opinion
+from accounting.cross_check import epsilon_of
 from accounting.events import Question
+from tests.accounting.cross_check.opinion import Opinion
 
 #: Spacing of the grid of privacy losses, relative to epsilon above 10: a grid that is
 #: much finer than epsilon takes minutes.
@@ -61,11 +60,11 @@ def _distribution(question: Question, delta: float, ours: Bounds) -> Opinion:
         pld.PLDAccountant(question.relation, spacing).compose(question.event)
         for spacing in (interval, 2 * interval)
     )
-    value = _epsilon(question, fine, delta)
+    value = epsilon_of(question, fine, delta)
     error = _ROUNDING * value
     if math.isfinite(value):
-        error += 2 * abs(_epsilon(question, coarse, delta) - value)
-        error += value - _epsilon(question, fine, delta + _TAIL)
+        error += 2 * abs(epsilon_of(question, coarse, delta) - value)
+        error += value - epsilon_of(question, fine, delta + _TAIL)
     low = max(0.0, value - error) if question.tight else 0.0
     if math.isinf(value):
         low = math.inf if question.tight else 0.0
@@ -79,12 +78,6 @@ def _no_opinion(question: Question, delta: float, ours: Bounds) -> Opinion:
     found = _opinion("loss distribution", question, delta, ours, math.inf, whole)
     note = f"Its numbers overflow near epsilon {_LARGEST_EPSILON:g}: it says nothing"
     return dataclasses.replace(found, note=note)
-
-
-def _epsilon(question: Question, accountant: Any, delta: float) -> float:
-    if question.cost is None:
-        return float(accountant.get_epsilon(delta))
-    return epsilon_after_cost(question.cost, accountant.get_epsilon, delta)
 
 
 def _opinion(

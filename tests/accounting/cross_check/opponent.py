@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.cross_check.simulation import ERROR_PROBABILITY, SEED, deviation
+from tests.accounting.cross_check.simulation import ERROR_PROBABILITY, SEED, deviation
 
 #: Normal values drawn for each sample, and at a time.
 _NUM_VALUES = 20_000_000

@@ -1,1 +1,0 @@
-"""A second opinion on an epsilon, by other accountants or by simulation."""
