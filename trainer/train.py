@@ -56,7 +56,7 @@ from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.workers import agreement, launch
 from trainer.claims.workers.agreement import AgreedStopError
 from trainer.core.run import run_record
-from trainer.core.run.batches import BatchSource, Element, element_spec
+from trainer.core.run.batches import BatchSource, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.session import Session
