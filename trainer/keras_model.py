@@ -116,6 +116,26 @@ def _changed(method: Any, given: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _start_at(
+    settings: TrainSettings, network: Any
+) -> initial_weights_files.InitialWeights | None:
+    """Gives a network the initial weights of the settings, which it returns, if any."""
+    if settings.initial_weights is None:
+        return None
+    initial = initial_weights_files.read(pathlib.Path(settings.initial_weights))
+    initial.assign([*map(raw_variable, network.trainable_variables)])
+    return initial
+
+
+def _views(settings: TrainSettings, augment: Any) -> Views:
+    name = getattr(augment, "name", getattr(augment, "__name__", "augment"))
+    return Views(
+        number=settings.views,
+        augment=augment,
+        name=name if augment is not None else None,
+    )
+
+
 def make_private(
     model: Any,
     *,
@@ -243,18 +263,8 @@ class PrivateModel(keras.Model):
         of_rows = of_one_row(manifest)
         with one_line_errors("the model"):
             self.network = models.as_functional(network, of_rows)
-        self._initial: initial_weights_files.InitialWeights | None = None
-        if settings.initial_weights is not None:
-            path = pathlib.Path(settings.initial_weights)
-            self._initial = initial_weights_files.read(path)
-            weights = self.network.trainable_variables
-            self._initial.assign([*map(raw_variable, weights)])
-        name = getattr(augment, "name", getattr(augment, "__name__", "augment"))
-        self._views = Views(
-            number=settings.views,
-            augment=augment,
-            name=name if augment is not None else None,
-        )
+        self._initial = _start_at(settings, self.network)
+        self._views = _views(settings, augment)
         # The model of one view, for evaluation, export and prediction.
         self._manifest = dataclasses.replace(
             manifest, columns=of_one_view(of_rows.columns, self.network, self._views)
