@@ -132,20 +132,33 @@ def classify(graph: Any, inputs: Sequence[Any]) -> dict[str, Kind]:
     sized = with_known_sizes(graph, inputs)
     kinds: dict[str, Kind] = {}
     for op in graph.get_operations():  # in the order of their creation
-        found = _kind_of(op, [kinds[value.name] for value in op.inputs])
-        if isinstance(found, Rows) and not (
-            op.name in sized and _is_sized(sized[op.name])
-        ):
-            found = _Unknown(f"{op.type} ({op.name}) may tell the place of a row")
+        given = [kinds[value.name] for value in op.inputs]
+        found = _kind_of(op, given)
+        if isinstance(found, Rows):
+            of_values = [*given, *[found] * len(op.outputs)]
+            if op.name not in sized or not _is_sized(sized[op.name], of_values):
+                found = _Unknown(f"{op.type} ({op.name}) may tell the place of a row")
         for value in op.outputs:
             kinds[value.name] = _ROWS if value.name in rows else found
     return kinds
 
 
-def _is_sized(op: Any) -> bool:
-    """Whether all sizes are known, and by them no bit tells the place of a row."""
-    values = [*op.inputs, *op.outputs]
-    return is_row_by_row(op) and all(v.shape.is_fully_defined() for v in values)
+def _is_sized(op: Any, kinds: Sequence[Kind]) -> bool:
+    """Whether by known sizes no bit of a result tells the place of a row.
+
+    Args:
+      op: Operation in a graph of known sizes.
+      kinds: Kinds of its inputs and outputs.
+    """
+    for value, kind in zip((*op.inputs, *op.outputs), kinds, strict=True):
+        if value.dtype == tf.resource:
+            continue  # a variable or a table
+        if value.shape.rank is None:
+            return False
+        batch = kind.axis if isinstance(kind, Rows) else None
+        if any(n is None and i != batch for i, n in enumerate(value.shape)):
+            return False
+    return is_row_by_row(op)
 
 
 def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
