@@ -64,6 +64,15 @@ _IMAGE_ROWS = [
     lambda v: tf.reshape(v, (-1, 3, 2, 4)),
     lambda v: tf.reshape(v, (-1, 1, 3, 4)),
 ]
+#: Of a multiple of 16 values, or of others: see `row_sums`.
+_SUMMED_ROWS = [
+    lambda v: tf.tile(v, (1, 1, 1, 4)),
+    lambda v: tf.tile(v[:, 0, 0], (1, 4)),
+]
+_ROWS_OF: dict[str, Any] = {
+    **dict.fromkeys(_IMAGES, _IMAGE_ROWS),
+    "Softmax": [*_SUMMED_ROWS, *_ROWS],
+}
 
 
 def _whole(value: Any, dtype: Any) -> Any:
@@ -114,7 +123,7 @@ class Call:
         """Rows of some rank; mostly the same ones in all places of a call."""
         if dtype in self._rows and self._chance(0.7):
             return self._rows[dtype]
-        choices = self._made or (_IMAGE_ROWS if self._kind in _IMAGES else _ROWS)
+        choices = self._made or _ROWS_OF.get(self._kind, _ROWS)
         found = choices[self._random.integers(0, len(choices))]
         found = found if self._made else found(self._values)
         found = self._rows[dtype] = _converted(found, dtype)
