@@ -56,9 +56,6 @@ def with_known_sizes(
       num_rows: Size of the batch.
     """
     definition = graph.as_graph_def(add_shapes=True)
-    for node in definition.node:
-        if node.op == "LookupTableFindV2":
-            _keep_shape(node, graph.get_operation_by_name(node.name))
     with tf.Graph().as_default() as copy:
         columns = {
             value.name: tf.compat.v1.placeholder(
@@ -71,21 +68,6 @@ def with_known_sizes(
         except ValueError:
             return {}
     return {op.name: op for op in copy.get_operations()}
-
-
-def _keep_shape(node: Any, look_up: Any) -> None:
-    """Makes a look-up of single values a cast: a copy has no table that tells shapes.
-
-    Args:
-      node: Definition of the look-up, which is changed.
-      look_up: The operation: of a table, keys, and the value of all other keys.
-    """
-    if look_up.inputs[2].shape.rank != 0:
-        return
-    node.op, node.input[:] = "Cast", [node.input[1]]
-    for old, new in (("Tin", "SrcT"), ("Tout", "DstT")):
-        node.attr[new].CopyFrom(node.attr[old])
-        del node.attr[old]
 
 
 def _copied(value: Any, graph: Any, copies: dict[str, Any]) -> Any:
