@@ -200,10 +200,16 @@ def _folder(name: str) -> str:
     return first.replace(", ", "-").replace(" ", "_")
 
 
-def _make(table: Table, folder: pathlib.Path) -> None:
-    """Makes a data set and its batches, if they are not there."""
+def made(name: str, out: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of a data set and its batches; makes what is not there.
+
+    Args:
+      name: One of ``TABLES``.
+      out: The folder of all data sets.
+    """
+    table, folder = TABLES[name], (out / _folder(name)).absolute()
     if (folder / "made").exists():
-        return
+        return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for schema in EXAMPLES.glob("*.toml"):
@@ -212,6 +218,7 @@ def _make(table: Table, folder: pathlib.Path) -> None:
         words = command.split()
         subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
     (folder / "made").touch()
+    return folder
 
 
 def _run(table: Table, folder: pathlib.Path, fields: Fields, seed: int) -> Fields:
@@ -266,7 +273,7 @@ def _lines(
 ) -> Iterator[str]:
     """Yields the defaults beside the best of the grid, a line for each metric."""
     tried = [(results.of(name, folder, one, 0), one) for one in TABLES[name].grid]
-    for metric in _metrics(name, tried[0][0]):
+    for metric in metrics_of(name, tried[0][0]):
         best = min(tried, key=lambda pair: _badness(pair[0], metric))[1]
         columns = [
             _mean([results.of(name, folder, one, s)[metric] for s in range(seeds)])
@@ -281,17 +288,41 @@ def _lines_of_defaults(
 ) -> Iterator[str]:
     """Yields the defaults, private and without privacy, a line for each metric."""
     private, plain = (
-        [results.of(name, folder, fields, seed) for seed in range(seeds)]
+        runs_of_defaults(name, folder, results, seeds, fields=fields)
         for fields in ({}, PLAIN)
     )
-    for failed in (one["error"] for one in (*private, *plain) if "error" in one):
-        raise click.ClickException(f"the defaults fail on {name}: {failed}")
-    for metric in _metrics(name, private[0]):
+    for metric in metrics_of(name, private[0]):
         means = [_mean([one[metric] for one in found]) for found in (private, plain)]
         yield f"| {name} | {metric} | {' | '.join(means)} |"
 
 
-def _metrics(name: str, found: Fields) -> list[str]:
+def runs_of_defaults(
+    name: str,
+    folder: pathlib.Path,
+    results: Results,
+    seeds: int,
+    *,
+    fields: Fields | None = None,
+) -> list[Fields]:
+    """Returns the metrics of runs with the defaults, one for each seed.
+
+    Args:
+      name: One of ``TABLES``.
+      folder: Its data set and batches.
+      results: Of runs that were made already.
+      seeds: How many runs.
+      fields: Settings beside the defaults; None for none.
+
+    Raises:
+      ClickException: a run failed.
+    """
+    found = [results.of(name, folder, fields or {}, seed) for seed in range(seeds)]
+    for failed in (one["error"] for one in found if "error" in one):
+        raise click.ClickException(f"the defaults fail on {name}: {failed}")
+    return found
+
+
+def metrics_of(name: str, found: Fields) -> list[str]:
     """Returns the metrics of a data set's lines, of those that a run has."""
     wanted = dict.fromkeys((TABLES[name].metric, "log_loss"))
     return [metric for metric in wanted if metric in found]
@@ -300,6 +331,13 @@ def _metrics(name: str, found: Fields) -> list[str]:
 def _mean(values: list[float]) -> str:
     spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
     return f"{np.mean(values):.4f} ±{spread:.4f}"
+
+
+def find_examples() -> None:
+    """Lets this process, and those that it starts, import the examples."""
+    sys.path.insert(0, str(EXAMPLES))
+    paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 @click.command()
@@ -311,15 +349,12 @@ def main(
     out: pathlib.Path, seeds: int, names: tuple[str, ...], defaults_only: bool
 ) -> None:
     """Prints a Markdown table of defaults beside the best of the grid."""
-    sys.path.insert(0, str(EXAMPLES))
-    paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    find_examples()
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out / "results.json")
     lines = _lines_of_defaults if defaults_only else _lines
     for name in names or TABLES:
-        folder = out / _folder(name)
-        _make(TABLES[name], folder.absolute())
+        folder = made(name, out)
         for line in lines(name, folder, results, seeds):
             click.echo(line)
 
