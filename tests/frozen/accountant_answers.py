@@ -12,17 +12,17 @@ import random
 from typing import Any
 
 from accounting.core import accountant
-from accounting.core.neighboring_relation import RELATIONS, is_supported
+from accounting.core.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    RELATIONS,
+    REPLACE_SPECIAL,
+)
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from tests.frozen.compare import Answers
 
 REFUSED = "refused"
 NUM_QUESTIONS = 1000
-#: Share of the questions about relations and users that may not be accounted for.
-_MAY_BE_REFUSED = 0.1
-#: Most examples of a user.
-_USERS = (1, 1, 1, 2, 5, 20)
 #: Asked about of every plan in turn.
 _QUANTITIES = ("epsilon", "delta", "noise_multiplier")
 
@@ -51,14 +51,10 @@ def question(seed: int) -> dict[str, Any]:
     if sampler == "truncated-poisson":
         cap = size + math.ceil(rng.uniform(0, 9) * math.sqrt(size))
         plan["truncated_batch_size"] = min(cap, plan["num_examples"])
-    units = [(relation, count) for relation in RELATIONS for count in _USERS]
-    if rng.random() > _MAY_BE_REFUSED:
-        units = [unit for unit in units if is_supported(sampler, *unit)]
-    relation, count = rng.choice(units)
-    asked: dict[str, Any] = {
-        "neighboring_relation": relation,
-        "max_examples_per_user": count,
-    }
+    asked: dict[str, Any] = {"neighboring_relation": rng.choice(RELATIONS)}
+    if rng.random() < 0.3:
+        asked["neighboring_relation"] = rng.choice((REPLACE_SPECIAL, ADD_OR_REMOVE_ONE))
+        asked["max_examples_per_user"] = rng.choice((2, 3, 5, 20))
     quantity = _QUANTITIES[seed // len(SAMPLERS) % 3]
     if quantity != "noise_multiplier":
         asked["noise_multiplier"] = float(f"{log_uniform(0.3, 30):.3g}")
