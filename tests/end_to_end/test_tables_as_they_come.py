@@ -132,6 +132,14 @@ def test_a_table_is_known_by_more_than_its_name(
 
 
 @ISSUE_50
+def test_a_table_of_json_lines_is_read(typed: Callable[..., str]) -> None:
+    lines = [json.dumps({"size": row, "y": row % 2}) for row in range(40)]
+    pathlib.Path("table.jsonl").write_text("\n".join(lines))
+    typed("schema", "table.jsonl", "--label=y", "--numeric=size")
+    typed("prepare", "--input=table.jsonl", "--schema=schema.toml", "--out=data")
+
+
+@ISSUE_50
 def test_a_file_of_criteo_without_labels_is_predicted(
     typed: Callable[..., str],
 ) -> None:
