@@ -104,7 +104,7 @@ WORK = {
     "predict": "trainer.report.progress.Terminal.say",
     "evaluate": "trainer.report.progress.Terminal.say",
     "tune": "trainer.releases.tuning._priced",
-    "audit": "trainer.auditing.audit._audit_mechanism",
+    "audit": "trainer.auditing.audit._attack",
     "compare": "trainer.experiments.comparison.noise.find_cases",
 }
 

@@ -532,7 +532,7 @@ def test_a_score_that_is_no_number_is_missing(
     ("changes", "says"),
     [
         ({"candidates": []}, "Expected candidates"),
-        ({"candidates": [private_settings()]}, "neither --noise-multiplier"),
+        ({"candidates": [private_settings()]}, "no --noise-multiplier"),
         ({"candidates": _candidates(method="model-mix", optimizer="sgd",
                                     l2_norm_clip=1.0, mix_width=0.1)},
          "method='model-mix' to have the theorem of DP-SGD"),
