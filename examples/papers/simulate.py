@@ -5,11 +5,11 @@
         --num-steps 500 --noise-multiplier 1.97 --learning-rates 0.1,0.3 \
         -- --delta 1e-6 --l2-norm-clip 10
 
-``dpsgd plan`` prints the noise multiplier of the large run for an epsilon.  The small runs have the steps, the learning rate and the ratio of noise to batch size of
-the large run.  The metric is extrapolated as a line in log2(batch size), with Student's
-interval for one more run.  THE SMALL RUNS ARE NOT PRIVATE: use public data.  The law
-holds where the large run's noise multiplier is above 2.  What follows ``--`` goes to
-``dpsgd train``.
+``dpsgd plan`` prints the noise multiplier of the large run for an epsilon.  The small
+runs have the steps, the learning rate and the ratio of noise to batch size of the large
+run.  The metric is extrapolated as a line in log2(batch size), with Student's interval
+for one more run.  THE SMALL RUNS ARE NOT PRIVATE: use public data.  The law holds where
+the large run's noise multiplier is above 2.  What follows ``--`` goes to ``dpsgd train``.
 """
 
 from __future__ import annotations
