@@ -9,7 +9,8 @@
 runs have the steps, the learning rate and the ratio of noise to batch size of the large
 run.  The metric is extrapolated as a line in log2(batch size), with Student's interval
 for one more run.  THE SMALL RUNS ARE NOT PRIVATE: use public data.  The law holds where
-the large run's noise multiplier is above 2.  What follows ``--`` goes to ``dpsgd train``.
+the large run's noise multiplier is above 2.  What follows ``--`` goes to ``dpsgd
+train``.
 """
 
 from __future__ import annotations
