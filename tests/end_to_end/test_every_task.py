@@ -19,11 +19,8 @@ import numpy as np
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from accounting.claims.selection.number_of_runs import NumberOfRuns
-from dpsgd import fit_stages
-from dpsgd.command_line import cli
 
 pytestmark = pytest.mark.usefixtures("warm_starts", "answers_once")
 
@@ -107,25 +104,6 @@ def write_table(path: pathlib.Path, task: Task) -> None:
             size = round(score + random.normal(scale=0.3), 3)
             shape = "abc"[int(score)] if random.random() < 0.8 else ""
             rows.writerow([f"u{user}", size, shape, task.values(score)])
-
-
-@pytest.fixture
-def typed(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    """``typed(*arguments)``: what `dpsgd ARGUMENTS` prints; stages run here, too."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> str:
-        done = CliRunner().invoke(cli, [*arguments], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    def stage(number: int, total: int, title: str, given: Any, **_: Any) -> None:
-        call(*given)
-
-    monkeypatch.setattr(fit_stages, "run_stage", stage)
-    return call
 
 
 def fitted(typed: Callable[..., str], task: Task, *flags: str) -> dict[str, Any]:

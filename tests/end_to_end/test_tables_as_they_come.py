@@ -23,22 +23,6 @@ FIT = ("table.csv", "--label=y", "--rows-are-independent", "--epsilon=3")
 HEAD = 'version = 1\n[columns.y]\nkind = "label"\ntask = "binary"\n'
 
 
-@pytest.fixture
-def typed(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    """``typed(*arguments)``: what `dpsgd ARGUMENTS` prints; stages run here, too."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> str:
-        done = CliRunner().invoke(cli, [*arguments], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    monkeypatch.setattr(fit_stages, "run_stage", lambda *given, **_: call(*given[3]))
-    return call
-
-
 def prepared(typed: Callable[..., str], part: str = "train") -> pa.Table:
     typed("prepare", "--input=table.csv", "--schema=schema.toml", "--out=data")
     return pq.read_table(f"data/{part}")

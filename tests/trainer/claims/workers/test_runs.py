@@ -124,12 +124,13 @@ def test_lazy_tables_are_the_same_on_two_workers(
 
 
 @pytest.mark.thorough
-def test_what_several_workers_cannot_do_is_refused_once_before_any_work(
+def test_what_is_missing_is_refused_once_before_any_work(
     arguments: Any, tmp_path: pathlib.Path
 ) -> None:
-    errors = finish(start([*arguments("refused"), "--non-private-diagnostics"], 2), 2)
+    missing = f"--eval={tmp_path / 'nosuch'}"
+    errors = finish(start([*arguments("refused"), missing], 2), 2)
     assert errors.count("error: ") == 1
-    assert "--non-private-diagnostics on one worker" in errors
+    assert "nosuch" in errors
     private = tmp_path / "refused" / "private"
     assert [path.name for path in private.iterdir()] == ["run.id"]
 
