@@ -6,6 +6,7 @@ import pytest
 
 from accounting import accountant
 from accounting.core.samplers import poisson
+from accounting.core.samplers.composed_steps import probability
 from accounting.lower_bounds.poisson_batches import bound_of
 from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
@@ -188,3 +189,10 @@ def test_one_step_with_next_to_no_noise_has_an_epsilon():
     assert accountant.epsilon(
         plan, noise_multiplier=0.0078, delta=1e-7
     ).guarantee == pytest.approx(8235, rel=0.1)
+
+
+def test_the_sampling_probability_is_never_rounded_down():
+    """Half of all fractions are nearer to the float below."""
+    plans = [make_plan("poisson", 10**6 + n, 1 + n, 10) for n in range(200)]
+    assert all(probability(plan) >= plan.sampling_probability for plan in plans)
+    assert any(float(p.sampling_probability) < p.sampling_probability for p in plans)

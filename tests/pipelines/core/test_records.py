@@ -9,7 +9,9 @@ import pytest
 
 from pipelines.core import records
 from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.tfrecord import write_record
+from pipelines.core.resample import differing_steps
 from pipelines.core.rows import Column
 
 #: Names around those of weight, step and part, with equal beginnings, or not ASCII.
@@ -43,3 +45,14 @@ def test_equal_rows_have_the_bytes_of_the_batch_job(count: int, step: int) -> No
     found = records.checksum(rows, COLUMNS, step=step, part=count, size=7)
     digest = hashlib.sha256(written).hexdigest()
     assert str(found) == f"{step} {count} {len(written)} {digest}"
+
+
+def test_records_of_two_steps_in_another_order_differ() -> None:
+    """A reader takes steps in the order of the files."""
+    first, second = (
+        RecordChecksum(step=step, part=0, size=16, sha256=f"{step:064x}")
+        for step in (0, 1)
+    )
+    remade = [(0, [first]), (1, [second])]
+    assert differing_steps(remade, [first, second]) == []
+    assert differing_steps(remade, [second, first]) == [0]
