@@ -62,7 +62,7 @@ class AuditSettings:
                 f"canary_rows={self.canary_rows} does not apply where an example is a "
                 "user, with all rows of one. Omit it."
             )
-        assert self.claimed
+        claimed_plan(self.plan, self.claim)  # refuses a claim without its cap
 
     @property
     def num_canary_rows(self) -> int:
