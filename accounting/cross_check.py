@@ -46,17 +46,34 @@ class SecondOpinion:
         )
 
 
-def check_theorem(theorem: Theorem | None) -> None:
-    """Refuses the theorem of a method, of which dp_accounting has no event.
+def check_plan(
+    plan: DpSgdPlan,
+    theorem: Theorem | None,
+    neighboring_relation: str,
+    max_examples_per_user: int,
+) -> None:
+    """Refuses, before any work, a plan of which dp_accounting has no event.
+
+    Args:
+      plan: How batches are made.
+      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
-      InputError: there is a theorem.
+      InputError: it has none.
     """
     if theorem is not None:
         raise InputError(
             f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
             f"for {theorem.name}. Omit --cross-check."
         )
+    events.ask(
+        plan,
+        noise_multiplier=1.0,
+        neighboring_relation=neighboring_relation,
+        max_examples_per_user=max_examples_per_user,
+    )
 
 
 def second_opinion(

@@ -59,7 +59,9 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     relation, count = _asked(flags)
     _check_plot(more)
     if more.cross_check:
-        cross_check.check_theorem(privacy.theorem_of_run(record))
+        most = max(count, privacy.count_of(manifest.dataset))
+        theorem = privacy.theorem_of_run(record)
+        cross_check.check_plan(manifest.plan, theorem, relation, most)
     statement = privacy.run_statement(
         record,
         manifest,
@@ -183,7 +185,7 @@ def of_plan(flags: dict[str, Any], more: More) -> Said:
     relation, count = _asked(flags)
     _check_plot(more)
     if more.cross_check:
-        cross_check.check_theorem(theorem)
+        cross_check.check_plan(plan, theorem, relation, count)
     statement = privacy.plan_statement(
         plan,
         noise_multiplier=flags["noise_multiplier"],

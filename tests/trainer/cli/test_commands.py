@@ -220,6 +220,8 @@ def test_account_refuses_a_cross_check_before_any_work(
     monkeypatch.setattr("trainer.run.privacy.plan_statement", None)  # not called
     asked = ("--mix-width=1", "--l2-norm-clip=1", "--epochs=1", "--cross-check")
     assert "no event for ModelMix" in _error(account, *PLAN, *asked)
+    shuffled = (*PLAN[1:], "--sampler=dynamic-shuffle", "--epochs=1", "--cross-check")
+    assert "has no event for it" in _error(account, *shuffled)
 
 
 def test_train_and_account_of_model_mix_agree(
