@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from trainer.settings.comparison_settings import (
         ComparisonSettings as ComparisonSettings,
     )
-    from trainer.settings.comparison_settings import UserLevels as UserLevels
     from trainer.settings.train_settings import TrainSettings as TrainSettings
     from trainer.train import Summary as Summary
     from trainer.train import train as train

@@ -1,14 +1,16 @@
 #!/bin/sh
 # Rows or users?  One epsilon for users, twice: steps draw rows, or users.
 set -eu
+k="${K:-10}"
 rows="${ROWS:-100000}"  # made up; in place of your own Parquet with a column of users
 dpsgd synth --rows "$rows" --rows-per-user 10 --out users-data
 dpsgd synth --rows "$((rows / 5))" --rows-per-user 10 --seed 1 --out users-test
 
 for sampled in rows users; do
     # Public numbers: more rows than are kept, and as many users as there are.
-    if [ "$sampled" = rows ]; then slots=$((rows * 13 / 20)); else slots=$((rows / 10)); fi
-    dpsgd bound --input users-data --user-column user --max-examples-per-user 10 \
+    slots=$((rows / 10))
+    if [ "$sampled" = rows ]; then slots="${SLOTS:-$((rows * 13 / 20))}"; fi
+    dpsgd bound --input users-data --user-column user --max-examples-per-user "$k" \
         --sample "$sampled" --num-examples "$slots" --out "users-$sampled"
     dpsgd batches --input "users-$sampled" --out "users-$sampled-batches" \
         --batch-size "$((slots / 64))" --epochs 2

@@ -1,6 +1,5 @@
 """Compares runs that differ in sampler, method, noise or settings, in one table.
 
-    OUT/tables/                           tables of bounded users: ``comparison.levels``
     OUT/batches/, OUT/runs/               each made once: ``comparison.runs``
     OUT/comparison.json, .md, .png        the table
 
@@ -24,17 +23,17 @@ from __future__ import annotations
 import itertools
 
 from accounting.core import deltas
-from pipelines.users.bound_folder import refuse_text
 from trainer.experiments.comparison import noise as compare_noise
-from trainer.experiments.comparison.case import Case, without_repetition
-from trainer.experiments.comparison.levels import (
-    DataSet,
-    find_data_sets,
-    make_table,
-)
 from trainer.experiments.comparison.report import Comparison, report
 from trainer.experiments.comparison.results import summarise
-from trainer.experiments.comparison.runs import Runs, Say, mark, settled, silent
+from trainer.experiments.comparison.runs import (
+    Runs,
+    Say,
+    mark,
+    settled,
+    silent,
+    training_data,
+)
 from trainer.settings.comparison_settings import ComparisonSettings
 
 
@@ -49,46 +48,25 @@ def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
       InputError: before any batch is made, if the trainer would refuse a run; later, if
         existing batches or runs have other settings.
     """
-    if settings.users is not None:
-        refuse_text(settings.source, settings.users.user_column)
     settings = settled(settings)
-    data_sets = find_data_sets(settings)
-    for data in data_sets:
-        compare_noise.check_plans(data.settings, data.num_examples)
+    dataset = training_data(settings)
+    num_examples = dataset.num_examples
+    compare_noise.check_plans(settings, num_examples)
     for delta in settings.deltas:
-        if warning := deltas.warning(
-            delta, min(data.num_examples for data in data_sets)
-        ):
+        if warning := deltas.warning(delta, num_examples):
             say(warning)
-    cases, notes = _find_cases(data_sets, say)
+    cases, notes = compare_noise.find_cases(
+        settings, num_examples, say, dataset.bounded
+    )
+    for note in notes:
+        say(note)
     mark(settings)
     runs = Runs(settings, say)
-    trials = list(itertools.product(cases, range(settings.seeds)))
-    for data in data_sets:
-        make_table(settings, data, say)
-    for (case, data), seed in trials:
-        plan = case.batches.plan(data.num_examples)
-        name = case.name_of_batches(seed)
-        runs.make_batches(name, case.batches, plan, data.settings.source)
-    asked = [(case, seed) for (case, _), seed in trials]
+    asked = list(itertools.product(cases, range(settings.seeds)))
+    for case, seed in asked:
+        plan = case.batches.plan(num_examples)
+        runs.make_batches(case.name_of_batches(seed), case.batches, plan)
     left = [runs.unfinished(case.trial(seed)) for case, seed in asked]
     say(f"{len(left) - left.count(None)} of {len(left)} runs are left")
     results = [(case, runs.run(case.trial(seed))) for case, seed in asked]
     return report(summarise(results, metric=settings.metric), notes)
-
-
-def _find_cases(
-    data_sets: list[DataSet], say: Say
-) -> tuple[list[tuple[Case, DataSet]], list[str]]:
-    """Returns the cases on each data set, and notes on those left out."""
-    found, notes = list[tuple[Case, DataSet]](), dict[str, None]()
-    for data in data_sets:
-        cases, more = compare_noise.find_cases(
-            data.settings, data.num_examples, say, data.bounded
-        )
-        found += [(case, data) for case in cases]
-        notes |= dict.fromkeys(more)
-    without_repetition(case for case, _ in found)
-    for note in notes:
-        say(note)
-    return found, list(notes)

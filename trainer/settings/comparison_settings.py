@@ -1,16 +1,15 @@
-"""Settings of a comparison, also of ways to sample the data of users."""
+"""Settings of a comparison."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from accounting.core import sampler_registry
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
-from accounting.core.validation import InputError, check_choice, check_int
-from pipelines.core.users.bounded import SAMPLED, USERS, UserBound
+from accounting.core.validation import InputError, check_choice
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.setting import REQUIRED, check_declared, setting
 from trainer.settings.train_settings import TrainSettings
@@ -27,83 +26,6 @@ SAME = "same"
 OWN = "own"
 OPTIMISTIC = "optimistic"
 NOISE_RULES = (SAME, OWN, OPTIMISTIC)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Level(UserBound):
-    """A way to sample: at most k rows per user, as rows or as users.  All public.
-
-    Attributes:
-      rows_per_step: Expected rows per step if rows are sampled.
-    """
-
-    rows_per_step: int
-
-    @property
-    def name(self) -> str:
-        """Name of its table."""
-        return f"{self.sampled}-k{self.max_examples_per_user}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UserLevels:
-    """A comparison of sampling rows or users, and of bounds per user.  All public.
-
-    Attributes:
-      user_column: Column of the ids of users.
-      max_examples_per_user: Compared values of k.
-      num_users: Public bound on the number of users.
-      num_examples: Public bounds on the number of kept rows, one per k; if empty,
-        ``num_users`` times k, or the number of rows of the table if that is less.
-      sampled: Compared values of ``SAMPLED``.
-    """
-
-    user_column: str
-    max_examples_per_user: tuple[int, ...]
-    num_users: int
-    num_examples: tuple[int, ...] = ()
-    sampled: tuple[str, ...] = SAMPLED
-
-    def __post_init__(self) -> None:
-        most, slots = self.max_examples_per_user, self.num_examples
-        for name in self.sampled:
-            check_choice("sampled", name, SAMPLED)
-        if not (most and self.sampled):
-            raise InputError("Expected rows or users, and numbers of rows; got none.")
-        for count in most:
-            check_int("max_examples_per_user", count, at_least=1)
-        check_int("num_users", self.num_users, at_least=1)
-        for number in slots:
-            check_int("num_examples", number, at_least=1)
-        if slots and len(slots) != len(most):
-            raise InputError(
-                f"Expected num_examples to be {len(most)} numbers, one for each of "
-                f"max_examples_per_user; got {len(slots)}. Give as many, or omit them."
-            )
-
-    def levels(self, num_rows: int, rows_per_step: int) -> Iterator[tuple[Level, int]]:
-        """Yields every way to sample, with its expected batch size.
-
-        For each k, rows and users have the same sampling probability.
-
-        Args:
-          num_rows: Number of rows of the whole table.
-          rows_per_step: Expected batch size if rows are sampled.
-        """
-        for place, most in enumerate(self.max_examples_per_user):
-            slots = min(num_rows, self.num_users * most)
-            if self.num_examples:
-                slots = self.num_examples[place]
-            for sampled in self.sampled:
-                number = self.num_users if sampled == USERS else slots
-                level = Level(
-                    user_column=self.user_column,
-                    sampled=sampled,
-                    max_examples_per_user=most,
-                    num_examples=number,
-                    rows_per_step=rows_per_step,
-                )
-                yield level, max(1, round(rows_per_step * number / slots))
 
 
 _E = TypeVar("_E", bound="Experiment")
@@ -172,16 +94,12 @@ class ComparisonSettings(Experiment):
       noise: How a target chooses noise, from ``NOISE_RULES``: ``same`` for all
         samplers, as the first one needs; each its ``own``, which is proven to suffice;
         or ``optimistic``, which lower bounds allow but nothing guarantees.
-      users: Sampling of rows or users, and numbers of rows per user; None to sample
-        ``source`` without bounds on users.  Batch sizes are then numbers of rows; see
-        ``comparison.levels``.
     """
 
     batches: tuple[BatchSettings, ...]
     trained: tuple[TrainSettings, ...]
     samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
     noise: tuple[str, ...] = (SAME,)
-    users: UserLevels | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,6 @@ from trainer.settings.comparison_settings import (
     OPTIMISTIC,
     OWN,
     ComparisonSettings,
-    UserLevels,
 )
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
@@ -136,8 +135,6 @@ def test_flags_and_settings_ask_for_the_same(
         "--method=dp-sgd,model-mix", "--l2-norm-clip=1,3", "--learning-rate", "0.1,0.2",
         "--for", "model-mix", "--optimizer sgd --learning-rate 2 --mix-width 0.1,0.2",
         "--sampler=poisson",
-        "--user-column=who", "--max-examples-per-user=1,5", "--num-users=90",
-        "--num-examples", "90,300", "--sample=users",
     )  # fmt: skip
     assert result.exception is None, result.output
     mixed = {"method": "model-mix", "optimizer": "sgd", "learning_rate": 2.0}
@@ -149,10 +146,6 @@ def test_flags_and_settings_ask_for_the_same(
     ]  # fmt: skip
     expected = dataclasses.replace(
         settings, samplers=("poisson",), noise=(OWN, OPTIMISTIC),
-        users=UserLevels(
-            user_column="who", max_examples_per_user=(1, 5), num_users=90,
-            num_examples=(90, 300), sampled=("users",),
-        ),
         batches=tuple(
             BatchSettings(expected_batch_size=size, num_epochs=epochs)
             for size, epochs in _pairs((20, 40), (1, 2))

@@ -16,7 +16,7 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 
 import dpsgd
-from trainer.experiments.comparison import plot as compare_plot
+from trainer.experiments.comparison.report import report
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.report.plots import plot_curve
 
@@ -139,39 +139,46 @@ def outcomes(**changes: Any) -> list[Outcome]:
 
 
 LINES = [
-    "truncated-poisson, dp-sgd, own noise", "dynamic-shuffle, dp-sgd, own noise",
-    "dynamic-shuffle, dp-sgd, optimistic noise: no guarantee",
-]  # fmt: skip
+    "truncated-poisson, epochs {}, dp-sgd, noise rule own",
+    "dynamic-shuffle, epochs {}, dp-sgd, noise rule own",
+    "dynamic-shuffle, epochs {}, dp-sgd, noise rule optimistic: no guarantee",
+]
 
 
-def test_a_comparison_has_a_line_for_each_value_of_what_is_not_asked_about(
+def draw(given: list[Outcome]) -> None:
+    report(given).draw["comparison.png"](pathlib.Path("a.png"))
+
+
+def test_a_comparison_has_a_line_for_each_combination_of_settings(
     drawn: list[Figure],
 ) -> None:
-    found = compare_plot.pictures(outcomes())
-    assert {axis.words: name for axis, name in found.items()} == {
-        "epsilon": "comparison.png",
-        "epochs": "comparison-epochs.png",
-    }
-    compare_plot.plot(
-        outcomes(), compare_plot.EPSILON, pathlib.Path("a.png"), title="T"
-    )
+    draw(outcomes())
     [figure] = drawn
     [axes] = figure.axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "3"]
     assert axes.get_xlabel() == "epsilon"
-    at = [
-        line.replace("noise", f"noise, {epochs}")
-        for line in LINES
-        for epochs in ("1 epoch", "5 epochs")
+    at = [line.format(epochs) for line in LINES for epochs in (1, 5)]
+    assert named(figure) == [*at, "truncated-poisson, epochs 1, non-private"]
+    assert "batch size 1,024, delta 1e-06" in figure.get_suptitle()
+
+
+def test_rates_that_plans_choose_do_not_part_a_line(drawn: list[Figure]) -> None:
+    given = [
+        dataclasses.replace(OUTCOME, num_epochs=epochs, learning_rate=rate)
+        for epochs, rate in ((1, 0.1), (5, 0.02))
     ]
-    assert named(figure) == [*at, "truncated-poisson, non-private, 1 epoch"]
-    assert compare_plot.in_common(outcomes()) == ["batch size 1,024", "delta 1e-06"]
+    draw(given)
+    assert named(drawn[0]) == ["truncated-poisson"]
+    draw([*given, dataclasses.replace(OUTCOME, learning_rate=0.3)])
+    assert [name.split(", rate ")[1] for name in named(drawn[1])] == [
+        "0.1", "0.02", "0.3",
+    ]  # fmt: skip
 
 
 def test_lines_of_a_comparison_can_be_told_apart_without_colour(
     drawn: list[Figure],
 ) -> None:
-    compare_plot.plot(outcomes(), compare_plot.EPOCHS, pathlib.Path("a.png"), title="T")
+    draw(outcomes())
     [legend] = drawn[0].legends
     handles = legend.legend_handles
     styles = {(h.get_marker(), h.get_linestyle()) for h in handles}
@@ -191,9 +198,7 @@ def test_lines_of_a_comparison_can_be_told_apart_without_colour(
 def test_a_comparison_without_privacy_is_drawn_over_its_batch_size(
     drawn: list[Figure],
 ) -> None:
-    plain = [dataclasses.replace(OUTCOME, **PLAIN, delta=None)]
-    assert compare_plot.pictures(plain) == {compare_plot.BATCH_SIZE: "comparison.png"}
-    compare_plot.plot(plain, compare_plot.BATCH_SIZE, pathlib.Path("a.png"), title="T")
+    draw([dataclasses.replace(OUTCOME, **PLAIN, delta=None)])
     [axes] = drawn[0].axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1,024"]
 

@@ -12,7 +12,6 @@ from accounting.cli.registered import Registered
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.core.validation import InputError
-from pipelines.core.users.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
@@ -23,7 +22,6 @@ from trainer.settings.comparison_settings import (
     NOISE_RULES,
     SAME,
     ComparisonSettings,
-    UserLevels,
 )
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
@@ -36,7 +34,8 @@ from trainer.settings.train_settings import TrainSettings
     "Samplers.",
     "samplers",
     **listed(registered.SAMPLER),
-    show_default=f"{TRUNCATED_POISSON},{DYNAMIC_SHUFFLE}; with --user-column the first",
+    default=(TRUNCATED_POISSON, DYNAMIC_SHUFFLE),
+    show_default=True,
 )
 @method_flags.method(
     "Training methods.",
@@ -68,25 +67,6 @@ from trainer.settings.train_settings import TrainSettings
     "clips",
     **listed(NumberOr(AUTO_CLIP)),
 )
-@shared_options.user_column(
-    "Column of users' ids: compare sampling rows and users at one user-level epsilon."
-)
-@shared_options.max_examples_per_user(
-    "Maximum number of rows kept per user.", **listed(click.INT)
-)
-@shared_options.sampled(
-    "With --user-column: what an example is.",
-    "sampled",
-    **listed(click.Choice(SAMPLED)),
-    default=SAMPLED,
-    show_default=True,
-)
-@click.option("--num-users", type=int, help="A public upper bound on the users.")
-@shared_options.num_examples(
-    "Public upper bounds on the rows kept, one for each k.  [default: NUM_USERS times "
-    "k, or the rows of the table if fewer]",
-    **listed(click.INT),
-)
 @click.option(
     "--for",
     "extra",
@@ -108,10 +88,6 @@ def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     --seeds times with other batches, noise and initial weights.  Runs share batches
     where possible.  To resume a stopped comparison, give the same command again.
 
-    With --user-column, epsilon is for a user, of whom at most k rows are kept.  Either
-    rows are sampled, with the noise that k rows per user need, or users are sampled,
-    each with the mean loss of their rows.  Both use as many steps and as many rows.
-
     Choosing among runs on the same data costs privacy that no statement of a single run
     covers.  All other flags go to `dpsgd train`, except those that are set for every
     run, such as --init-seed.
@@ -126,10 +102,6 @@ def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
           --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 3 \\
           --l2-norm-clip 3,10 --learning-rate 0.1,0.3 --for model-mix \\
           "--optimizer sgd --learning-rate 1,3 --mix-width 0.01,0.1"
-    Rows or users:
-      dpsgd compare --input visits --eval visits-test --out rows-or-users \\
-          --user-column user --num-users 100000 --max-examples-per-user 1,2,5,10 \\
-          --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 1
     """
     own = _flags_of_methods(flags)
     requests = [
@@ -143,13 +115,10 @@ def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
             "Expected --noise-key-file and --checkpoint-every to be those of all "
             "methods. Give them outside of --for."
         )
-    users = _users(flags)
-    default = (TRUNCATED_POISSON,) if users else ComparisonSettings.samplers
     return ComparisonSettings(
         **setting_flags.take(flags, ComparisonSettings),
         **beside[0],
-        samplers=flags["samplers"] or default,
-        users=users,
+        samplers=flags["samplers"],
         noise=flags["rules"],
         batches=tuple(
             BatchSettings(expected_batch_size=size, num_epochs=epochs)
@@ -162,24 +131,6 @@ def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
             for each in _for_targets(request.settings, flags)
         ),
     )
-
-
-def _users(flags: dict[str, Any]) -> UserLevels | None:
-    """Returns how users are bounded; None without --user-column."""
-    needed, others = ("max_examples_per_user", "num_users"), ("num_examples",)
-    if flags["user_column"] is None:
-        for name in (*needed, *others):
-            if flags[name]:
-                flag = f"--{name.replace('_', '-')}"
-                raise InputError(f"{flag} needs --user-column. Give both.")
-        return None
-    for name in needed:
-        if not flags[name]:
-            raise InputError(
-                f"--user-column needs --{name.replace('_', '-')}. Give both."
-            )
-    names = ("user_column", "sampled", *needed, *others)
-    return UserLevels(**{name: flags[name] for name in names})
 
 
 def _for_targets(settings: TrainSettings, flags: dict[str, Any]) -> list[TrainSettings]:

@@ -18,7 +18,6 @@ from collections.abc import Iterable
 
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
-from trainer.settings.comparison_settings import Level
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings, number_in_words
 
@@ -50,20 +49,18 @@ class Case:
       settings: Settings of training, with the noise.
       target_epsilon: Target that the noise was chosen for; None without a target.
       noise_rule: One of ``NOISE_RULES`` or ``GIVEN``; None without privacy.
-      level: How users are bounded; None if the comparison does not vary it.
     """
 
     batches: BatchSettings
     settings: TrainSettings
     target_epsilon: float | None = None
     noise_rule: str | None = None
-    level: Level | None = None
 
     @property
     def name(self) -> str:
         """Name of the runs, without the seed."""
         settings = self.settings
-        words = [self._batches, settings.method]
+        words = [name_of_batches(self.batches), settings.method]
         if self.target_epsilon is not None:
             words += [f"eps{self.target_epsilon:g}", f"{self.noise_rule}"]
         elif self.noise_rule is not None:
@@ -80,12 +77,7 @@ class Case:
 
     def name_of_batches(self, seed: int) -> str:
         """Returns the name of the folder of the batches."""
-        return f"{self._batches}-seed{seed}"
-
-    @property
-    def _batches(self) -> str:
-        level = "" if self.level is None else f"{self.level.name}-"
-        return level + name_of_batches(self.batches)
+        return f"{name_of_batches(self.batches)}-seed{seed}"
 
     def trial(self, seed: int) -> Trial:
         """Returns the run of one seed, with its own initial weights."""

@@ -48,7 +48,6 @@ from trainer.settings.comparison_settings import (
     OWN,
     SAME,
     ComparisonSettings,
-    Level,
 )
 from trainer.settings.train_settings import TrainSettings
 
@@ -75,8 +74,7 @@ def find_cases(
       settings: What to compare.
       num_examples: Number of slots in the data set.
       say: Called with each line of progress.
-      bounded: How the users of the data set are bounded, a `Level` if the comparison
-        varies it; None protects examples.
+      bounded: How the users of the data set are bounded; None protects examples.
 
     Raises:
       InputError: a method has no accounting, a target is out of reach, or a theorem
@@ -138,9 +136,8 @@ class _Answers:
     def cases(self, rules: Sequence[str]) -> Iterator[Case]:
         """Yields a case for every sampler and rule, possibly with duplicates."""
         target = self._training.target_epsilon
-        level = self._bounded if isinstance(self._bounded, Level) else None
         for batches in self._batches:
-            given = Case(batches=batches, settings=self._training, level=level)
+            given = Case(batches=batches, settings=self._training)
             if not is_private(self._training):
                 yield given
             elif target is None:

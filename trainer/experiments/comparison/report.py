@@ -17,12 +17,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainer.experiments.comparison import plot as compare_plot
+from trainer.experiments.comparison import plot
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.model.metrics import in_words
 from trainer.report.fitness import notes_on_plain
 from trainer.report.plots import over_seeds
 from trainer.report.report import Report, Table
+from trainer.settings.aggregation_settings import OMV
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import number_in_words
 
@@ -35,13 +36,12 @@ _NO_GUARANTEE_NOTE = (
     "no guarantee: the target is not proven at this noise, which is optimistic or that "
     "of another sampler; eps ≤ is proven."
 )
-_LEVELS_NOTE = (
-    "eps is for a user, of whom at most k rows are kept. Users and rows are sampled "
-    "with the same probability."
-)
-
-#: Heading, text of a line, and whether to show the column if all lines are equal.
-_Column = tuple[str, Callable[[Outcome], str], bool]
+#: Columns of text, which are on the left; the first two need no name in a legend.
+_TEXTS = ("batches", "method", "weights", "noise rule")
+#: Variables of the plot -> columns of their values.
+_COLUMN_OF = {"epsilon": "target", "batch size": "size", "epochs": "epochs"}
+#: Heading -> text of a line.
+_Columns = dict[str, Callable[[Outcome], str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,16 @@ def report(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Comparison
       outcomes: Lines of the table.
       notes: Further notes that explain the table.
     """
-    columns = _columns(outcomes)
-    texts = ("sampled", "batches", "method", "weights", "noise rule")
-    shared = ", ".join(compare_plot.in_common(outcomes))
+    settings = _settings(outcomes)
+    columns = {**settings, **_results(outcomes)}
+    axis = plot.axis_of(outcomes)
+    shared = ", ".join(_in_common(outcomes))
+    # Votes have few levels and a low AUC, which would compress all other lines.
+    shown = [outcome for outcome in outcomes if outcome.weights != OMV]
     table = Table(
-        headings=[heading for heading, _, _ in columns],
-        rows=[[text(outcome) for _, text, _ in columns] for outcome in outcomes],
-        left=[i for i, (name, _, _) in enumerate(columns) if name in texts],
+        headings=list(columns),
+        rows=[[text(one) for text in columns.values()] for one in outcomes],
+        left=[place for place, name in enumerate(columns) if name in _TEXTS],
     )
     return Comparison(
         stem="comparison",
@@ -78,13 +81,59 @@ def report(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Comparison
         notes=_all_notes(outcomes, notes),
         fields=[dataclasses.asdict(outcome) for outcome in outcomes],
         draw={
-            name: functools.partial(
-                compare_plot.plot, outcomes, axis, title=f"{TITLE}\n{shared}"
+            "comparison.png": functools.partial(
+                plot.plot, _lines(shown, axis), axis, title=f"{TITLE}\n{shared}"
             )
-            for axis, name in compare_plot.pictures(outcomes).items()
         },
         outcomes=outcomes,
     )
+
+
+def _in_common(outcomes: Sequence[Outcome]) -> list[str]:
+    """Returns those of epsilon, delta, batch size and epochs that all lines share."""
+    found = []
+    for axis in plot.AXES:
+        values = plot.values_of(axis, outcomes)
+        if len(values) == 1:
+            text = f"{axis} {plot.tick(values[0])}"
+            found.append("1 epoch" if text == "epochs 1" else text)
+    deltas = {outcome.delta for outcome in outcomes} - {None}
+    return found + [f"delta {delta!r}" for delta in deltas]
+
+
+def _lines(outcomes: Sequence[Outcome], axis: str) -> dict[str, list[Outcome]]:
+    """Returns the lines of the plot over a variable: outcomes of equal settings.
+
+    Args:
+      outcomes: What to draw.
+      axis: A key of ``plot.AXES``, by whose values outcomes of a line differ.
+    """
+    settings = {**_settings(outcomes)}
+    if "noise rule" in settings:  # the plot itself marks what has no guarantee
+        settings["noise rule"] = lambda one: _or_dash(one.noise_rule)
+    settings.pop(_COLUMN_OF.get(axis, ""), None)
+    # A rate that is chosen for each plan is no setting of its own.
+    of_any_rate = {name: settings[name] for name in settings if name != "rate"}
+    lines = _of_equal(outcomes, of_any_rate)
+    for line in lines.values():
+        if len({plot.AXES[axis](one) for one in line}) < len(line):
+            return _of_equal(outcomes, settings)
+    return lines
+
+
+def _of_equal(
+    outcomes: Sequence[Outcome], settings: _Columns
+) -> dict[str, list[Outcome]]:
+    """Returns the outcomes of each combination of settings, by its words."""
+    found = defaultdict[str, list[Outcome]](list)
+    for one in outcomes:
+        texts = [
+            text(one) if name in _TEXTS[:2] else f"{name} {text(one)}"
+            for name, text in settings.items()
+            if text(one) != "-"
+        ]
+        found[", ".join(texts)].append(one)
+    return dict(found)
 
 
 def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
@@ -93,7 +142,6 @@ def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
         "eps ≤ is proven for these batches at the noise multiplier in column "
         "noise; no proof can give less than eps ≥. The columns after it are for "
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
-        *([_LEVELS_NOTE] if any(one.sampled for one in outcomes) else []),
         *([_NO_GUARANTEE_NOTE] if marked else []),
         *_plain_notes(outcomes),
         *_unfit_notes(outcomes),
@@ -117,10 +165,7 @@ def _plain_notes(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _of_plan(outcome: Outcome) -> tuple[Any, ...]:
-    return (
-        outcome.sampler, outcome.expected_batch_size, outcome.num_epochs,
-        outcome.sampled, outcome.max_examples_per_user,
-    )  # fmt: skip
+    return outcome.sampler, outcome.expected_batch_size, outcome.num_epochs
 
 
 def _unfit_notes(outcomes: Sequence[Outcome]) -> list[str]:
@@ -130,32 +175,36 @@ def _unfit_notes(outcomes: Sequence[Outcome]) -> list[str]:
     )
 
 
-def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
+def _settings(outcomes: Sequence[Outcome]) -> _Columns:
+    """Returns the columns of settings: the sampler, and whatever differs."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
-    every: list[_Column] = [
-        ("sampled", lambda one: _or_dash(one.sampled), False),
-        ("k", lambda one: _or_dash(one.max_examples_per_user), False),
-        ("batches", lambda one: one.sampler, True),
-        ("size", lambda one: f"{one.expected_batch_size:,}", False),
-        ("epochs", lambda one: _or_dash(one.num_epochs), False),
-        ("method", lambda one: one.method, False),
-        ("rate", lambda one: number_in_words(one.learning_rate), False),
-        ("clip", lambda one: _or_dash(one.l2_norm_clip), False),
-        *((name, _own_setting(name), False) for name in own),
-        ("weights", lambda one: one.weights, False),
-        ("target", lambda one: _or_dash(one.target_epsilon), False),
-        ("noise rule", noise_rule, False),
-        ("noise", lambda one: _number(one.noise_multiplier), True),
-        ("eps ≤", lambda one: rounded(one.epsilon, math.ceil), True),
-        ("eps ≥", lambda one: rounded(one.epsilon_lower_bound, math.floor), True),
-        (in_words(outcomes[0].metric), _value, True),
-        *((in_words(name), _other(name), True) for name in outcomes[0].others),
-    ]
-    return [
-        (heading, text, always)
-        for heading, text, always in every
-        if always or len({text(outcome) for outcome in outcomes} - {"-"}) > 1
-    ]
+    every: _Columns = {
+        "batches": lambda one: one.sampler,
+        "size": lambda one: f"{one.expected_batch_size:,}",
+        "epochs": lambda one: _or_dash(one.num_epochs),
+        "method": lambda one: one.method,
+        "rate": lambda one: number_in_words(one.learning_rate),
+        "clip": lambda one: _or_dash(one.l2_norm_clip),
+        **{name: _own_setting(name) for name in own},
+        "weights": lambda one: one.weights,
+        "target": lambda one: _or_dash(one.target_epsilon),
+        "noise rule": noise_rule,
+    }
+    return {
+        heading: text
+        for heading, text in every.items()
+        if heading == "batches" or len({text(one) for one in outcomes} - {"-"}) > 1
+    }
+
+
+def _results(outcomes: Sequence[Outcome]) -> _Columns:
+    return {
+        "noise": lambda one: _number(one.noise_multiplier),
+        "eps ≤": lambda one: rounded(one.epsilon, math.ceil),
+        "eps ≥": lambda one: rounded(one.epsilon_lower_bound, math.floor),
+        in_words(outcomes[0].metric): _value,
+        **{in_words(name): _other(name) for name in outcomes[0].others},
+    }
 
 
 def _own_setting(name: str) -> Callable[[Outcome], str]:

@@ -58,9 +58,6 @@ class Outcome:
       num_seeds: Number of runs of the case.
       others: Other metrics whose means over the seeds a reader should see.
       warnings: Why a model of the case is not fit for use (see ``report.fitness``).
-      sampled: "rows" or "users"; None if the comparison does not vary it.
-      max_examples_per_user: Maximum rows kept per user; None as ``sampled``.
-      rows_per_step: Requested batch size in rows, if users are sampled.
     """
 
     sampler: str
@@ -84,9 +81,6 @@ class Outcome:
     num_seeds: int
     others: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warnings: Sequence[str] = ()
-    sampled: str | None = None
-    max_examples_per_user: int | None = None
-    rows_per_step: int | None = None
 
 
 #: Metrics of a run, with those of guessing; and its statement.
@@ -157,7 +151,6 @@ def _outcome(case: Case, weights: str, found: list[_Found], metric: str) -> Outc
         num_seeds=len(values),
         others={n: means[n] for n in LOWER_IS_BETTER if n in means and n != metric},
         warnings=list(warnings({**means, "guessing": found[0][0]["guessing"]})),
-        **_level(case),
     )
 
 
@@ -173,12 +166,6 @@ def _rate(settings: TrainSettings, privacy: Mapping[str, Any]) -> float | None:
 def _means(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = [n for n in found[0] if all(_is_number(each.get(n)) for each in found)]
     return {name: statistics.fmean(each[name] for each in found) for name in names}
-
-
-def _level(case: Case) -> dict[str, Any]:
-    """Returns how users are bounded, if the comparison varies it."""
-    names = ("sampled", "max_examples_per_user", "rows_per_step")
-    return {name: case.level and getattr(case.level, name) for name in names}
 
 
 def _epsilon(case: Case, found: list[_Found]) -> float | None:

@@ -40,12 +40,7 @@ from pipelines.batches.stored import stored
 from pipelines.files import separate_process
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
-from pipelines.inputs.parquet_blocks import (
-    Dataset,
-    description_of,
-    list_blocks,
-    list_row_groups,
-)
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.core.run import origin
@@ -92,20 +87,13 @@ class Runs:
         self._experiment, self._say = experiment, say
         self._keys: dict[str, str] = {}
 
-    def make_batches(
-        self,
-        name: str,
-        settings: BatchSettings,
-        plan: DpSgdPlan,
-        source: str | None = None,
-    ) -> None:
+    def make_batches(self, name: str, settings: BatchSettings, plan: DpSgdPlan) -> None:
         """Makes batches, unless they exist.
 
         Args:
           name: Name of their folder.
           settings: How to sample.
           plan: The plan that the batches must have.
-          source: Parquet input; that of the experiment if None.
 
         Raises:
           InputError: the batches are refused, have another plan or other rows, or are
@@ -113,9 +101,9 @@ class Runs:
         """
         folder = self._batches(name)
         if not (folder / MANIFEST_NAME).exists():
-            source = self._experiment.source if source is None else source
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"batches: {name}")
+            source = self._experiment.source
             separate_process.call(MAKE_BATCHES, source, str(folder), settings)
         table = SourceTable.from_json(read_checksums(folder).table)
         if read_manifest(folder).plan != plan or table != self._table:
@@ -319,9 +307,7 @@ def settled(experiment: _E) -> _E:
     _check(experiment)
     if all(each.loss != AUTO_LOSS for each in experiment.all_trained):
         return _with_metric(experiment)
-    # Not `list_blocks`, which refuses ids that are text.
-    table = list_row_groups(experiment.source).schema
-    dataset = description_of(table, experiment.source)
+    dataset = list_blocks(experiment.source).description
     found = _with_metric(experiment.train_as(lambda each: with_loss(each, dataset)))
     _check(found)
     return found
