@@ -72,6 +72,7 @@ from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.grouped_model import of_users
+from trainer.model.target import target_of
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
@@ -219,6 +220,7 @@ def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator
         model=model,
         predict=_make_predict(model, checked),
         metric=load_function(metric, "metric") if metric is not None else None,
+        target=target_of(checked.manifest),
     )
 
 

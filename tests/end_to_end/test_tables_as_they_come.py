@@ -16,7 +16,6 @@ from dpsgd import fit_stages
 from dpsgd.command_line import cli
 from tests.end_to_end.test_every_task import OF_ROWS, TASKS, fitted
 
-ISSUE_49 = pytest.mark.xfail(strict=True, reason="issue 49: one trainer")
 ISSUE_50 = pytest.mark.xfail(strict=True, reason="issue 50: a table is one query")
 #: What every call of `fit` here says.
 FIT = ("table.csv", "--label=y", "--rows-are-independent", "--epsilon=3")
@@ -213,7 +212,6 @@ def test_dates_need_a_range_by_which_years_are_kept(typed: Callable[..., str]) -
 # -- what a person sees ----------------------------------------------------------------
 
 
-@ISSUE_49
 def test_metrics_of_eval_are_in_units_of_the_label(typed: Callable[..., str]) -> None:
     """The variance of the labels is some 75, and of numbers in [-1, 1] below 1."""
     lines = [f"{row % 31},{100 + row % 31}" for row in range(400)]

@@ -30,6 +30,7 @@ from trainer.averaging.uncertainty import PREDICTION, write_uncertainty
 from trainer.model.evaluation import Evaluator
 from trainer.model.metrics import BINARY, Metrics, auc, correct
 from trainer.model.swapped_weights import weights_of
+from trainer.model.target import Target
 from trainer.report.run_files import UNCERTAINTY_NAME
 from trainer.settings.aggregation_settings import (
     OMV,
@@ -85,14 +86,18 @@ class PastResults:
         metrics[OPA] = evaluator.metrics_of(labels, outputs.outputs)
         for vote in outputs.votes:
             metrics[OMV] = majority_metrics(labels, vote)
-        return metrics, self._intervals(outputs)
+        return metrics, self._intervals(outputs, evaluator.target)
 
-    def _intervals(self, outputs: OutputsByName) -> dict[str, Any] | None:
+    def _intervals(
+        self, outputs: OutputsByName, target: Target | None
+    ) -> dict[str, Any] | None:
         level = self._settings.uncertainty
         if level is None:
             return None
         path = self._iterates.run / UNCERTAINTY_NAME
-        return write_uncertainty(path, outputs, steps=self._iterates.steps, level=level)
+        return write_uncertainty(
+            path, outputs, steps=self._iterates.steps, level=level, target=target
+        )
 
     def _weight_averages(self) -> dict[str, list[np.ndarray]]:
         count = len(self._iterates.steps)

@@ -36,6 +36,7 @@ from accounting.core.validation import InputError, check_float
 from pipelines.files.storage import write_atomically
 from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.model.metrics import OTHER
+from trainer.model.target import Target
 from trainer.report.arrow_tables import as_table
 
 #: Name of a single output in the file.
@@ -131,8 +132,34 @@ def interval_columns(
     return columns
 
 
+def in_units(
+    columns: Mapping[str, np.ndarray], target: Target | None
+) -> dict[str, np.ndarray]:
+    """Returns a predicted number and its interval in the unit of the label.
+
+    Args:
+      columns: Column -> predictions, (examples, ...).
+      target: What is predicted; without a range, columns stay as they are.
+    """
+    if target is None or target.range is None or PREDICTION not in columns:
+        return dict(columns)
+    return {
+        name: (
+            x.astype(np.float64) * target.half_range
+            if name == STDDEV
+            else target.in_units(x)
+        )
+        for name, x in columns.items()
+    }
+
+
 def write_uncertainty(
-    path: pathlib.Path, outputs: OutputsByName, *, steps: Sequence[int], level: float
+    path: pathlib.Path,
+    outputs: OutputsByName,
+    *,
+    steps: Sequence[int],
+    level: float,
+    target: Target | None = None,
 ) -> dict[str, Any]:
     """Writes one row per held-out example; returns the summary for the metrics.
 
@@ -142,8 +169,9 @@ def write_uncertainty(
       path: Parquet file with the columns of ``column_names``; float64, or lists of them
         for several classes.
       steps: Numbers of steps of the iterates.
+      target: What is predicted; None if nothing says so.
     """
-    columns = interval_columns(outputs, level)
+    columns = in_units(interval_columns(outputs, level), target)
     buffer = io.BytesIO()
     pq.write_table(as_table(columns), buffer)
     write_atomically(path, buffer.getvalue())

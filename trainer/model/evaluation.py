@@ -42,7 +42,15 @@ from pipelines.inputs.parquet_blocks import (
     without_note,
 )
 from trainer.core.run.withheld import withhold_values
-from trainer.model.metrics import Metric, Metrics, Scores, guessing, joined
+from trainer.model.metrics import (
+    Metric,
+    Metrics,
+    Scores,
+    guessing,
+    joined,
+    unit_of_loss,
+)
+from trainer.model.target import Target
 
 if TYPE_CHECKING:  # it loads TensorFlow, which this module does without
     from trainer.model.trainable_model import TrainableModel
@@ -175,12 +183,14 @@ class Evaluator:
       model: Their labels and loss.
       predict: Computes the outputs of the model's network.
       metric: A user's metric, reported beside those of the loss.
+      target: What is predicted: numbers are evaluated in its unit.
     """
 
     held_out: HeldOut
     model: TrainableModel
     predict: Predict
     metric: Metric | None = None
+    target: Target | None = None
 
     @withhold_values
     def metrics(self) -> Metrics:
@@ -212,7 +222,10 @@ class Evaluator:
         for columns in self.held_out.batches(names=self.model.label_names):
             _check_labels(self.model, columns, self.held_out.option)
             labels.append(_arrays(self.model.labels(columns)))
-        return guessing(joined(labels), task=loss.task, loss=loss.name)
+        found = guessing(joined(labels), task=loss.task, loss=loss.name)
+        if found is not None and "loss" in found:
+            found["loss"] = found["loss"] * self._unit_of_loss
+        return found
 
     @withhold_values
     def metrics_of(self, labels: Any, outputs: Any) -> Metrics:
@@ -236,12 +249,23 @@ class Evaluator:
         scores = Scores(loss.task, self.metric)
         for labels, outputs in parts:
             scores.add(
-                labels=labels,
+                labels=self._in_units(labels),
                 outputs=outputs,
-                losses=loss.of_arrays(labels, outputs),
-                predictions=_arrays(loss.predict(outputs)),
+                losses=loss.of_arrays(labels, outputs) * self._unit_of_loss,
+                predictions=self._in_units(_arrays(loss.predict(outputs))),
             )
         return scores.metrics()
+
+    @property
+    def _unit_of_loss(self) -> float:
+        unit = 1.0 if self.target is None else self.target.half_range
+        return unit_of_loss(self.model.loss.name, unit)
+
+    def _in_units(self, values: Any) -> Any:
+        """Returns labels or predictions in the unit of the label, if it has one."""
+        if self.target is None or isinstance(values, Mapping):
+            return values
+        return self.target.in_units(values)
 
     def _outputs(self) -> Iterator[tuple[Any, Any]]:
         """Yields labels, masked as the outputs are, and plain outputs of some rows."""

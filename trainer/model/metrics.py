@@ -74,6 +74,9 @@ _CONSTANTS = {
     ABSOLUTE_ERROR: lambda y: float(np.abs(y - np.median(y)).mean()),
 }
 
+#: Loss -> how often it has the label's unit as a factor.
+_UNITS = {SQUARED_ERROR: 2, ABSOLUTE_ERROR: 1}
+
 #: Metrics of a majority vote, which has no probabilities; numbers have no vote.
 VOTE_METRICS = {BINARY: ("auc", "accuracy"), CLASSES: ("accuracy",), OTHER: ()}
 
@@ -204,6 +207,21 @@ def _of_shares(counts: np.ndarray) -> Metrics:
     shares = counts / counts.sum()
     entropy = -float((shares * np.log(shares)).sum())
     return {"log_loss": entropy + 0.0, "accuracy": float(shares.max())}
+
+
+def unit_of_loss(loss: str, unit: float) -> float:
+    """Returns how much of a loss of labels is 1 of their scaled numbers.
+
+    Args:
+      loss: Keras's name of the loss.  Others than squared and absolute errors do not
+        scale with their labels, and stay those of the numbers.
+      unit: How much of the label's unit a number of 1 is.
+
+    Example:
+      >>> unit_of_loss("mean_squared_error", 10.0)
+      100.0
+    """
+    return float(unit ** _UNITS.get(loss, 0))
 
 
 def metric_names(fields: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from pipelines.core.batches.manifest import Manifest
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
 from trainer.model.metrics import LABEL
@@ -31,6 +33,16 @@ class Target:
         """How much of the label's unit a number of 1 is."""
         low, high = self.range or (-1.0, 1.0)
         return (high - low) / 2
+
+    def in_units(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns numbers in [-1, 1] in the label's unit; without a range as they are.
+
+        Args:
+          numbers: Labels, or predictions of them.
+        """
+        if self.range is None:
+            return numbers
+        return numbers.astype(np.float64) * self.half_range + sum(self.range) / 2
 
 
 def schema_of(manifest: Manifest) -> Schema | None:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainer.averaging.uncertainty import STDDEV
+from trainer.averaging.uncertainty import in_units
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY
 from trainer.model.metrics import BINARY, CLASSES, OTHER
 from trainer.prediction.chosen_model import ChosenModel
@@ -43,11 +43,7 @@ def named(
     serving, target = chosen.serving, chosen.target
     if target is None or target.range is None or serving.outputs != (PREDICTION,):
         return with_classes(found, serving.task, chosen.classes)
-    scaled = {
-        name: x.astype(np.float64) * target.half_range for name, x in found.items()
-    }
-    middle = sum(target.range) / 2
-    return {n: x if n == STDDEV else x + middle for n, x in scaled.items()}
+    return in_units(found, target)
 
 
 def with_classes(

@@ -16,6 +16,7 @@ from trainer.averaging.uncertainty import (
     write_uncertainty,
 )
 from trainer.model.metrics import BINARY
+from trainer.model.target import Target
 
 
 def _outputs(logits: Sequence[Sequence[float]]) -> OutputsByName:
@@ -59,3 +60,13 @@ def test_the_file_has_a_row_per_example(
     np.testing.assert_allclose(columns["high"] - columns["prediction"], half, rtol=1e-6)
     np.testing.assert_allclose(columns["prediction"] - columns["low"], half, rtol=1e-6)
     assert summary["mean_width"] == pytest.approx(2 * half.mean(), rel=1e-6)
+    told = {
+        name: values * 50.0 if name == "stddev" else 100.0 + values * 50.0
+        for name, values in columns.items()
+    }
+    target = Target(name="y", range=(50.0, 150.0))
+    wide = write_uncertainty(path, outputs, steps=(6, 8, 10), level=0.9, target=target)
+    assert wide["mean_width"] == pytest.approx(50 * summary["mean_width"])
+    table = pq.read_table(path)
+    for name, values in told.items():
+        np.testing.assert_allclose(np.array(table[name]), values)

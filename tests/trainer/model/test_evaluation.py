@@ -20,8 +20,9 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.model.evaluation import Evaluator, HeldOut
 from trainer.model.metrics import Metrics, auc, log_loss
+from trainer.model.target import Target
 from trainer.model.trainable_model import TrainableModel
-from trainer.models import make_model
+from trainer.models import make_loss, make_model
 from trainer.run.preflight import Request, check
 from trainer.settings.train_settings import TrainSettings
 
@@ -119,6 +120,38 @@ def test_a_metric_of_ones_own_sees_what_the_exported_model_gives(
     assert found["brier"] == pytest.approx(wanted, rel=1e-6)
     with pytest.raises(InputError, match="metric <lambda> to return one finite number"):
         metrics(lambda rows: rows["label"] * 1.0, lambda *_: np.nan)
+
+
+@pytest.mark.parametrize(
+    ("loss", "unit"),
+    [("mean_squared_error", 100.0), ("mean_absolute_error", 10.0), ("huber", 1.0)],
+)
+def test_numbers_of_a_range_are_evaluated_in_the_unit_of_their_label(
+    loss: str, unit: float, small_batches: Any, held_out: Any
+) -> None:
+    seen: list[np.ndarray] = []
+
+    def keep(*given: np.ndarray) -> float:
+        seen.extend(given)
+        return 0.0
+
+    found = []
+    model = make_model(
+        small_batches.manifest, embedding_dim=2, hidden=(2,), loss=make_loss(loss)
+    )
+    for target in (None, Target(name="y", range=(10.0, 30.0))):
+        evaluator = Evaluator(
+            held_out=HeldOut(held_out, small_batches.manifest),
+            model=model,
+            predict=lambda rows: 0.5 - rows["label"].astype("f4")[:, None],
+            metric=keep,
+            target=target,
+        )
+        guessing = evaluator.guessing() or {"loss": 0.0}
+        found.append((evaluator.metrics()["loss"], guessing["loss"]))
+    assert found[1] == pytest.approx([unit * each for each in found[0]])
+    for scaled, told in zip(seen[:2], seen[2:], strict=True):
+        np.testing.assert_allclose(told, 20 + 10 * scaled)
 
 
 def test_labels_that_the_loss_does_not_take_are_refused_without_their_content(
