@@ -223,8 +223,8 @@ class Evaluator:
             _check_labels(self.model, columns, self.held_out.option)
             labels.append(_arrays(self.model.labels(columns)))
         found = guessing(joined(labels), task=loss.task, loss=loss.name)
-        if found is not None and "loss" in found:
-            found["loss"] = found["loss"] * self._unit_of_loss
+        if found is not None and (of_numbers := found.get("loss")) is not None:
+            found["loss"] = of_numbers * self._unit_of_loss
         return found
 
     @withhold_values

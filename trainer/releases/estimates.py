@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.model.metrics import ABSOLUTE_ERROR, SQUARED_ERROR
+from trainer.model.metrics import ABSOLUTE_ERROR, SQUARED_ERROR, unit_of_loss
 from trainer.releases.held_out_sums import edges, mean, noise_of_mean
 from trainer.releases.release import NoisySum
 
@@ -99,14 +99,13 @@ class Estimates:
         Args:
           unit: How many of them one of the numbers is.
         """
-        of = {SQUARED_ERROR: unit**2, ABSOLUTE_ERROR: unit}
         scaled = {
             name: each and Estimate(
-                **{n: x * of[name] for n, x in dataclasses.asdict(each).items()}
+                **{n: x * unit_of_loss(name, unit) for n, x in vars(each).items()}
             )
             for name, each in self.metrics.items()
         }  # fmt: skip
-        guessing = {name: x * of[name] for name, x in self.guessing.items()}
+        guessing = {n: x * unit_of_loss(n, unit) for n, x in self.guessing.items()}
         return dataclasses.replace(self, metrics=scaled, guessing=guessing)
 
     def without_metrics(self) -> Estimates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -127,7 +128,7 @@ def test_a_metric_of_ones_own_sees_what_the_exported_model_gives(
     [("mean_squared_error", 100.0), ("mean_absolute_error", 10.0), ("huber", 1.0)],
 )
 def test_numbers_of_a_range_are_evaluated_in_the_unit_of_their_label(
-    loss: str, unit: float, small_batches: Any, held_out: Any
+    loss: str, unit: float, small_batches: Any, held_out: Any, model: TrainableModel
 ) -> None:
     seen: list[np.ndarray] = []
 
@@ -136,13 +137,11 @@ def test_numbers_of_a_range_are_evaluated_in_the_unit_of_their_label(
         return 0.0
 
     found = []
-    model = make_model(
-        small_batches.manifest, embedding_dim=2, hidden=(2,), loss=make_loss(loss)
-    )
+    scaled_model = dataclasses.replace(model, loss=make_loss(loss))
     for target in (None, Target(name="y", range=(10.0, 30.0))):
         evaluator = Evaluator(
             held_out=HeldOut(held_out, small_batches.manifest),
-            model=model,
+            model=scaled_model,
             predict=lambda rows: 0.5 - rows["label"].astype("f4")[:, None],
             metric=keep,
             target=target,
