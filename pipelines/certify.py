@@ -15,8 +15,11 @@ Public: findings, which name steps and files.  Sensitive: key, input, batches.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import os
+import pathlib
 from collections.abc import Callable, Iterable, Iterator
 
 from accounting.core.validation import InputError
@@ -42,7 +45,19 @@ from pipelines.inputs.parquet_blocks import list_blocks
 #: Called with a label, what is done, and the total.
 Progress = Callable[[str, int, int], None]
 FILES, STEPS = ("files", "steps")
-DEFAULT_MEMORY_LIMIT = 4 << 30
+
+#: Most memory in bytes that is taken unasked.
+_MOST_MEMORY = 4 << 30
+#: The limit of a container, in bytes or "max".
+_CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
+
+
+def default_memory() -> int:
+    """Returns 4 GiB, or half of what this machine or container has if it is less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(int(_CONTAINER_LIMIT.read_text()))
+    return min(_MOST_MEMORY, min(limits) // 2)
 
 
 def certify(
@@ -50,8 +65,9 @@ def certify(
     source: str,
     key_file: StrPath | None = None,
     *,
-    memory_limit: int = DEFAULT_MEMORY_LIMIT,
+    memory_limit: int | None = None,
     progress: Progress = lambda label, done, total: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Verification:
     """Compares batches with those of the reference; without findings it certifies them.
 
@@ -59,21 +75,30 @@ def certify(
       directory: Folder that ``dpsgd batches`` wrote, local or in a store.
       source: Its ``--input``.
       key_file: File of its key; by default the one in ``directory``.
-      memory_limit: Memory in bytes.
+      memory_limit: Memory in bytes; by default ``default_memory()``.
       progress: Called with ``FILES`` or ``STEPS``, what is done, and the total.
+      say: Called with what the comparison costs, before it begins.
 
     Raises:
       InputError: another key or input, or too little memory.
     """
     manifest, checksums = read_manifest(directory), read_checksums(directory)
     resampled = _resampling(directory, manifest, source, key_file)
+    num_threads = num_cores()
+    if memory_limit is None:
+        memory_limit = default_memory()
+    num_passes = len(resampled.ranges(memory_limit, num_threads))
+    say(
+        f"memory: {memory_limit / 2**30:.3g} GiB at most (--memory-limit); passes over "
+        f"--input: {num_passes:,}"
+    )
     written = list(_written(manifest, checksums))
     storage.delete(join(directory, CERTIFICATE_NAME))
     num_files, num_steps = len(manifest.files), manifest.plan.num_steps
     found = verify(directory, progress=lambda done: progress(FILES, done, num_files))
     remade = resampled.steps(
         memory=memory_limit,
-        num_threads=num_cores(),
+        num_threads=num_threads,
         progress=lambda done: progress(STEPS, done, num_steps),
     )
     differing = differing_steps(remade, written)

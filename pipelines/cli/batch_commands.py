@@ -138,7 +138,9 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     "For --resample: the key of the batches.  [default: that in DIRECTORY/private]",
     type=paths.TEXT_OR_URL,
 )
-@shared_options.memory_limit("For --resample.  [default: 4GiB]")
+@shared_options.memory_limit(
+    "For --resample.  [default: 4GiB, or half of this machine's if it has less than 8]"
+)
 @shared_options.as_json
 def verify(
     directory: str,
@@ -166,7 +168,7 @@ def verify(
     asked = {"input": source, "key-file": key_file, "memory-limit": memory_limit}
     with stoppable(), Bars(["files", "steps"]) as bars:
         check = verification.certify if resample else verification.verify
-        result = check(directory, asked, bars.update)
+        result = check(directory, asked, bars)
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
         click.echo(json.dumps(fields, indent=2))

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME, read_manifest
 from pipelines.batches.verify import Verification
 from pipelines.batches.verify import verify as verify_batches
-from pipelines.certify import DEFAULT_MEMORY_LIMIT
 from pipelines.certify import certify as certify_batches
 from pipelines.files import storage
 from pipelines.files.paths import is_remote, join
+from pipelines.files.progress_bars import Bars
 from pipelines.tables.prepared_files import (
     PreparedVerification,
     is_prepared,
     verify_prepared,
 )
 
-#: Called with a label ("files", "steps"), what is done, and the total.
-Progress = Callable[[str, int, int], None]
-
 
 def verify(
-    directory: str, asked: dict[str, Any], progress: Progress
+    directory: str, asked: dict[str, Any], bars: Bars
 ) -> Verification | PreparedVerification:
     """Checks every byte of a folder of batches or of prepared data.
 
     Args:
       directory: Folder of batches, also in a store; or of prepared data.
       asked: Options of ``--resample`` by their names; all None.
-      progress: Called with "files" and their numbers.
+      bars: Shows "files".
 
     Raises:
       InputError: the folder is neither, or an option is given without ``--resample``.
@@ -44,7 +40,7 @@ def verify(
             )
 
     def advance(done: int, total: int) -> None:
-        progress("files", done, total)
+        bars.update("files", done, total)
 
     if not is_remote(directory):
         if is_prepared(directory):
@@ -61,14 +57,14 @@ def verify(
 
 
 def certify(
-    directory: str, asked: dict[str, Any], progress: Progress
+    directory: str, asked: dict[str, Any], bars: Bars
 ) -> Verification | PreparedVerification:
     """Compares batches with those of the reference sampler, and certifies them.
 
     Args:
       directory: Folder of batches, also in a store.
       asked: Options of ``--resample`` by their names.
-      progress: Called with "files" or "steps" and their numbers.
+      bars: Shows "files" and "steps".
 
     Raises:
       InputError: prepared data, no input, or as ``certify.certify``.
@@ -82,8 +78,9 @@ def certify(
         directory,
         asked["input"],
         asked["key-file"],
-        memory_limit=asked["memory-limit"] or DEFAULT_MEMORY_LIMIT,
-        progress=progress,
+        memory_limit=asked["memory-limit"],
+        progress=bars.update,
+        say=bars.say,
     )
 
 

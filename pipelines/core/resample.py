@@ -91,7 +91,7 @@ class Resampling:
           InputError: too little memory, or rows that cannot be read.
         """
         blocks, num_done = self.data.blocks, 0
-        for steps in self._ranges(memory, num_threads):
+        for steps in self.ranges(memory, num_threads):
             with ThreadPoolExecutor(num_threads) as pool:
                 kept = []
                 for piece in pool.map(self._keep, blocks, [steps] * len(blocks)):
@@ -104,8 +104,18 @@ class Resampling:
                     num_done += 1
                     progress(num_done + (steps.stop - num_done) // 2)
 
-    def _ranges(self, memory: int, num_threads: int) -> Iterator[range]:
-        """Yields ranges of steps, of nearly equal sizes, whose rows fit into memory."""
+    def ranges(self, memory: int, num_threads: int) -> list[range]:
+        """Returns ranges of steps, of nearly equal sizes, whose rows fit into memory.
+
+        All rows are read for each.
+
+        Args:
+          memory: Bytes to use.
+          num_threads: Number of threads that read.
+
+        Raises:
+          InputError: too little memory.
+        """
         plan = self.sampler.plan
         row = row_bytes(self.columns)
         times_chosen = plan.num_steps * plan.sampling_probability
@@ -119,8 +129,8 @@ class Resampling:
                 "groups and one step. Raise --memory-limit."
             )
         size = -(-plan.num_steps // -(-plan.num_steps // fitting))
-        for start in range(0, plan.num_steps, size):
-            yield range(start, min(start + size, plan.num_steps))
+        starts = range(0, plan.num_steps, size)
+        return [range(start, min(start + size, plan.num_steps)) for start in starts]
 
     def _keep(self, block: Block, steps: range) -> _Kept:
         """Returns the step, priority and bytes of each choice in a range of steps."""

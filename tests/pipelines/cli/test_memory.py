@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines import certify
 from tests.pipelines.conftest import Command
 
 SCHEMA = """\
@@ -56,15 +58,33 @@ def test_too_little_memory_is_one_line(
     assert "1234567" not in ran.err
 
 
-@pytest.mark.xfail(strict=True, reason="issue 50: a table is one query")
+@pytest.mark.parametrize(
+    ("machine", "container", "taken"),
+    [(64, "max", 4), (6, None, 3), (64, str(2 << 30), 1)],
+)
+def test_making_batches_again_takes_no_more_than_half_of_the_memory(
+    machine: int,
+    container: str | None,
+    taken: int,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": machine << 18}
+    monkeypatch.setattr(os, "sysconf", told.get)
+    monkeypatch.setattr(certify, "_CONTAINER_LIMIT", tmp_path / "memory.max")
+    if container is not None:
+        (tmp_path / "memory.max").write_text(f"{container}\n")
+    assert certify.default_memory() == taken << 30
+
+
 def test_making_batches_again_says_its_memory_before_it_starts(
     command: Command, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen: 4 GiB whatever the machine has, and nothing said of that or of passes."""
     monkeypatch.chdir(tmp_path)
     columns = {"x": np.arange(100.0), "y": np.resize([0, 1], 100).astype(np.int8)}
     pq.write_table(pa.table(columns), "t.parquet")
     assert command(*_BATCHES.split(), "--input", "t.parquet", "--out", "o").code == 0
     ran = command("verify", "--resample", "o", "--input", "t.parquet")
     assert ran.code == 0
-    assert "memory" in ran.err
+    assert "memory: " in ran.err
+    assert "passes over --input: 1" in ran.err

@@ -491,13 +491,15 @@ def test_a_prepared_table_is_certified_by_the_command(
     assert (ran.code, "certified" in ran.out) == (0, True)
 
 
-def test_the_command_has_a_limit_of_memory(
+def test_too_little_memory_is_refused_before_the_certificate_is_removed(
     batches: pathlib.Path, input_folder: pathlib.Path, command: Command
 ) -> None:
     asked = ("verify", batches, "--resample", f"--input={input_folder}")
+    assert command(*asked).code == 0
     ran = command(*asked, "--memory-limit=1MiB")
     assert ran.code != 0
     assert "memory_limit" in ran.err
+    assert (batches / CERTIFICATE_NAME).exists()
 
 
 def test_findings_name_runs_of_steps(
