@@ -291,16 +291,21 @@ def test_bounds_enclose_the_truth_from_both_sides():
     assert answer.lower <= answer.upper <= answer.lower * 1.002
 
 
-def test_less_noise_than_is_composed_has_a_closed_form():
+@pytest.mark.parametrize(
+    ("relation", "distance"), [("REPLACE_SPECIAL", 1), ("ADD_OR_REMOVE_ONE", 2)]
+)
+def test_less_noise_than_is_composed_has_a_closed_form(relation, distance):
+    """A ghost keeps the place of what is absent; without one, another row takes it."""
     # Truncation alone costs more than delta: the additive bound has no epsilon.
     small = plan(100, 110, 10_000, 10)
     assert truncated_poisson.OF_EXAMPLE.additive_epsilon(small, 0.004, 1e-5) == math.inf
-    answer = accountant.epsilon(small, noise_multiplier=0.004, delta=1e-5)
+    asked = {"noise_multiplier": 0.004, "neighboring_relation": relation}
+    answer = accountant.epsilon(small, delta=1e-5, **asked)
     assert answer.method == truncated_poisson.CLOSED
-    # Ten steps in which the example takes part: ghosts displace as many others.
-    noise = 0.004 / math.sqrt(10)
+    # Ten steps in which the example takes part.
+    noise = 0.004 / distance / math.sqrt(10)
     assert answer.upper == gaussian.gaussian_epsilon(noise, 1e-5) < math.inf
-    delta = accountant.delta(small, noise_multiplier=0.004, epsilon=answer.upper)
+    delta = accountant.delta(small, epsilon=answer.upper, **asked)
     assert delta.method == truncated_poisson.CLOSED
     assert delta.upper <= 1e-5
 

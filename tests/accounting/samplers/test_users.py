@@ -188,6 +188,18 @@ def test_pairs_of_users(noise, rate):
         assert np.all(np.diff(losses) >= -1e-13 * np.maximum(np.abs(losses[1:]), 1e-3))
 
 
+@pytest.mark.parametrize(("rows", "rate"), [(3, 0.5), (60, 1e-3), (500, 1e-6)])
+def test_improbable_numbers_of_rows_count_as_all(rows, rate):
+    """Weights that are left out would lower what is said; 1e-40 changes no epsilon."""
+    exact = user_pairs.weights(rows, rate)
+    found = user_pairs.upper_weights(rows, rate)
+    assert np.count_nonzero(found) < max(rows, 5)  # many are left out
+    of_as_many, of_as_many_exactly = (
+        np.cumsum(each[::-1])[::-1] for each in (found, exact)
+    )
+    assert (of_as_many >= of_as_many_exactly * (1 - 1e-12)).all()
+
+
 def test_one_row_of_a_user_is_one_example():
     x = np.linspace(-4, 5, 50)
     for [(_, ours)], kind in zip(
