@@ -109,6 +109,19 @@ def test_what_is_clipped_of_a_pair_dominates_the_whole(kind):
     assert hockey_stick(found, 0.3) > hockey_stick(whole, 0.3)
 
 
+def test_what_is_outside_of_the_points_is_not_left_out():
+    """Losses above them are infinite, and those below are rounded up to the first."""
+    pair = dominating_pairs.remove_pair(0.3, 0.7)
+    x = np.linspace(-1.0, 1.5, 500)
+    found = loss_distribution.spread(pair, x, -math.inf, math.inf)
+    below, above = pair.upper_tails(x[0], x[-1])
+    assert min(below, above) > 1e-2
+    assert found.infinite_mass == pytest.approx(above, rel=1e-12)
+    assert found.losses[0] == pytest.approx(pair.loss(x[:1])[0], rel=1e-12)
+    assert found.masses[0] >= below
+    assert found.masses.sum() == pytest.approx(1.0 - above, abs=1e-11)
+
+
 def test_mixture_of_parts_adds_masses():
     part = Atoms(np.array([0.25, 0.75]), np.array([-0.5, 0.0]))
     other = Atoms(np.array([0.5]), np.array([0.5]), 0.5)
