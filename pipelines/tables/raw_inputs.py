@@ -24,8 +24,8 @@ from pipelines.tables.columns import convert
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_files import (
-    PARQUET,
     RawBlock,
+    first_row,
     read_blocks,
     table_columns,
     table_kind,
@@ -106,11 +106,10 @@ class RawInputs:
             yield _joined(waiting)
 
     def _blocks(self) -> Iterator[Part]:
-        has_header = self._kind != PARQUET and not self._schema.input.header
         needed = tuple(dict.fromkeys((*self._schema.inputs, *self._carried)))
         before = 0
         for file in self._files:
-            first = 2 if has_header else 1
+            first = first_row(file, self._kind, self._schema.input)
             for block, done in read_blocks(
                 file, self._kind, needed, self._schema.input
             ):

@@ -90,7 +90,8 @@ def table_kind(files: Sequence[InputFile]) -> str:
             raise InputError(
                 f"Expected {file.shown} to be a table: a name that ends in "
                 f"{', '.join(_ENDINGS)}, or for text in {', '.join(_PACKED)} after it. "
-                "Save it as one of these (a spreadsheet as CSV), or move it away."
+                "Save it as one of these (a spreadsheet as CSV), unpack it (an "
+                "archive), or move it away."
             )
         kinds[kind] = file.shown
     if len(kinds) > 1:
@@ -171,14 +172,32 @@ def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
         first = next((row for row in rows if row), [])
         num_lines = rows.line_num
         lines.detach()
-    if not options.header:
-        return [name.strip() for name in first], num_lines
+    names = [name.strip() for name in first]
+    if not options.header or _are_among(names, options.header):
+        return names, num_lines
     if len(options.header) != len(first):
         raise InputError(
             f"Expected header of [input] in the schema to name the {len(first)} "
-            f"columns of {file.shown}; it names {len(options.header)}."
+            f"columns of {file.shown}; it names {len(options.header)}. Give it "
+            "a first row with the names of its columns."
         )
     return list(options.header), 0
+
+
+def _are_among(names: Sequence[str], header: Sequence[str]) -> bool:
+    """Whether a first row has names of columns alone, each once: it is no example."""
+    return len(set(names)) == len(names) and set(names) <= set(header)
+
+
+def first_row(file: InputFile, kind: str, options: InputOptions) -> int:
+    """Returns the number of the first example of a file: a header is row 1.
+
+    Args:
+      file: File of a table.
+      kind: From ``table_kind``.
+      options: How text is read.
+    """
+    return 2 if kind != PARQUET and _header(file, options)[1] else 1
 
 
 def text_columns(file: InputFile, options: InputOptions) -> list[str]:
@@ -195,14 +214,14 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
         found = f"some of columns {places} have one name" if names else "it is empty"
         raise InputError(
             f"Expected a header with different names in {file.shown}; {found}. If it "
-            "has no header, write header = [...] with all names below [input] of the "
-            "schema."
+            "has no header, write one, or header = [...] with all names below [input] "
+            "of the schema."
         )
     if not options.header and _looks_like_a_row(names):
         raise InputError(
             f"Expected names of columns in the first row of {file.shown}; there is a "
-            "number among them. If it has no header, give `dpsgd schema --header`, or "
-            "write header = [...] with all names below [input] of the schema."
+            "number among them. If it has no header, write one, or give `dpsgd schema "
+            "--header` (header = [...] with all names below [input] of a schema)."
         )
     return names
 

@@ -48,6 +48,7 @@ from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
     RawBlock,
+    first_row,
     is_packed,
     parquet_schema,
     read_blocks,
@@ -166,12 +167,11 @@ class TableFormat(Format):
             bounded=bounded,
         )
         self.shares = schema.split.shares if schema.split.by == FRACTION else None
-        if self._kind != PARQUET and not schema.input.header:
-            self.first_row = 2
         left_out: dict[str, None] = {}
         for file in files:
             if file.size:
                 left_out.update(dict.fromkeys(self._check_columns(file)))
+                self.first_row = first_row(file, self._kind, schema.input)
         self.left_out = tuple(left_out)
 
     def _bounded(self, files: Sequence[InputFile]) -> Bounded | None:

@@ -491,6 +491,7 @@ def shown_names(names: Sequence[str], has_header: bool) -> str:
     if has_header:
         return f"it has {', '.join(names)}"
     return (
-        "its first row has no such name. If that row is no header, write header = "
-        "[...] with all names below [input] of the schema (--header of `dpsgd schema`)"
+        "its first row has no such name. If that row is no header, write one, or "
+        "header = [...] with all names below [input] of the schema (--header of "
+        "`dpsgd schema`)"
     )

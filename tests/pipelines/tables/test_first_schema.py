@@ -161,7 +161,7 @@ def test_a_row_in_place_of_a_header_is_not_quoted(tmp_path: pathlib.Path) -> Non
     schema = Schema.from_json({"version": 1, "columns": columns})
     with pytest.raises(InputError, match=r"column income .* If that row is no") as told:
         first_schema(str(path), label="income")
-    with pytest.raises(InputError, match=r"columns z .* write header = \[") as read:
+    with pytest.raises(InputError, match=r"columns z .* header = \[") as read:
         RawInputs(str(path), schema)
     path.write_text("canary,no,no\nother,no,yes\n")
     with pytest.raises(InputError, match="some of columns 2, 3 have one name") as twice:

@@ -10,6 +10,7 @@ import gzip
 import json
 import pathlib
 import stat
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from pipelines.tables.convert import PrepareSummary
 from pipelines.tables.job import prepare_job
 from pipelines.tables.job.prepare_job import prepare
 from pipelines.tables.raw_inputs import RawInputs
+from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions, row_group_rows
 from tests.pipelines.conftest import prepared_bytes
@@ -314,6 +316,52 @@ def test_rows_to_be_predicted_become_the_same_inputs_without_labels(
         assert parts[-1][2] == new.num_bytes
 
 
+def test_a_header_that_is_named_in_the_schema_is_no_example(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Seen: it was read as a row of texts, for training and for predictions."""
+    columns = {
+        "job": {"kind": "category", "vocabulary": ["a", "b"]},
+        "note": {"kind": "text", "tokens": 3},
+        "y": {"kind": "label", "task": "binary", "classes": ["y", "n"]},
+    }
+    header = {"header": list(columns)}
+    schema = schema_of(columns, input=header, split={"shares": [1, 0, 0]})
+    lines = ["a,u v,n", "b,w,y", "a,,n"]
+    (tmp_path / "plain.csv").write_text("\n".join(lines))
+    (tmp_path / "named.csv").write_text("\n".join(["job, note, y", *lines]))
+    for name in ("plain", "named"):
+        run(tmp_path / f"{name}.csv", tmp_path / name, schema=schema)
+    assert prepared_bytes(tmp_path / "plain") == prepared_bytes(tmp_path / "named")
+
+    def predicted(text: str) -> list[int]:
+        (tmp_path / "new.csv").write_text(text)
+        new = RawInputs(str(tmp_path / "new.csv"), schema).parts(9)
+        return [job for inputs, _, _ in new for job in inputs["job"].tolist()]
+
+    assert predicted("\n".join(lines)) == [2, 3, 2]
+    assert predicted("\n".join(["job,note,y", *lines])) == [2, 3, 2]
+    assert predicted("note,job\nu,a\nw,b\n") == [2, 3]  # without labels
+    with pytest.raises(InputError, match="Give it a first row with the names"):
+        predicted("a,u\nb,w\n")
+    with pytest.raises(InputError, match=r"new.csv:3: another number of cells"):
+        predicted("job,note\na,u\nb\n")
+
+
+@pytest.mark.parametrize("name", ["t.xlsx", "t.zip", "t.csv.zip"])
+def test_a_file_of_another_kind_is_refused_wherever_a_table_is_read(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("t.csv", f"id,y\n{CANARY},1\n")
+    assert "unpack it" in refused(path, tmp_path / "out")
+    for read in (first_schema, lambda text: RawInputs(text, schema_of())):
+        with pytest.raises(InputError, match="unpack it") as caught:
+            read(str(path))
+        assert "\n" not in str(caught.value)
+
+
 def test_rows_to_be_predicted_are_refused_without_their_content(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -375,9 +423,6 @@ def test_files_that_are_no_table_are_refused(
     table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     out = tmp_path / "out"
-    other = tmp_path / "t.xlsx"
-    other.write_text(CANARY)
-    assert "ends in .csv, .tsv" in refused(other, out)
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "a.csv").write_text("id\n")
     (tmp_path / "two" / "b.parquet").write_bytes(table.read_bytes())
