@@ -38,7 +38,7 @@ _OF_VARIANCE = 0.25
 
 
 class HeldOutNumbers(KeptRows):
-    """Keeps of each row its label and the error of a prediction, (rows,) or (rows, 1).
+    """Sums over labels and errors of predictions, (rows,) or (rows, 1).
 
     Args:
       cap: Largest squared error that counts, above 0.
@@ -58,28 +58,25 @@ class HeldOutNumbers(KeptRows):
 
     def noise_of_one(self, noise_multiplier: float) -> float:
         """Returns the noise of a squared error, over the largest variance."""
-        stddev = self._centred("loss", np.zeros(0)).stddev(noise_multiplier)
+        stddev = self._centred("loss").stddev(noise_multiplier)
         return noise_of_mean(stddev, num_rows=1) / _OF_VARIANCE
 
-    def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
-        """Adds rows; see `KeptRows.add`."""
-        with np.errstate(all="ignore"):  # what is not finite counts as the worst
-            label = labels.reshape(-1).astype(np.float64)
-            error = np.square(predictions.reshape(-1).astype(np.float64) - label)
-            share = np.clip(error / self.cap, 0.0, 1.0)
+    def _add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
+        label = labels.reshape(-1).astype(np.float64)
+        error = np.square(predictions.reshape(-1) - label)
+        share = np.clip(error / self.cap, 0.0, 1.0)
         share = np.where(np.isfinite(error), share, 1.0)
         label = np.clip(np.where(np.isfinite(label), label, 0.0), -1.0, 1.0)
-        self._parts.append((share, label))
-
-    def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
-        """Returns the sums of all rows but ``rows``, by name; see `KeptRows.sums`."""
-        del at_most  # no sum depends on the other rows
-        share, label = map(np.concatenate, zip(*self._parts, strict=True))
-        values = {
+        for name, values in {
             "absolute": np.sqrt(share),
             "label": (label + 1) / 2,
             "label_squares": np.square(label),
             "loss": share,
             "squares": np.square(share),
-        }
-        return {n: self._centred(n, x) for n, x in values.items() if n in self._shares}
+        }.items():
+            self._add_centred(name, values)
+
+    def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
+        """Returns the sums of all rows but ``rows``, by name; see `KeptRows.sums`."""
+        del at_most  # no sum depends on the other rows
+        return {name: self._centred(name) for name in sorted(self._shares)}

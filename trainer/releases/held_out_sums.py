@@ -4,7 +4,8 @@
     counts     rows by bin of the probability and by label, or by class and whether the
                predicted one is right
     pairs      pairs of a positive and a negative row that the scores order rightly,
-               less those that they order wrongly: ``2 n1 n0 (AUC - 1/2)``
+               less those that they order wrongly: ``2 n1 n0 (AUC - 1/2)``; scores of
+               one cell of a public grid, `_cells`, order none
     loss       of each row, at most a public cap, less half the cap
     squares    of the loss
 
@@ -20,6 +21,7 @@ Formal guarantees (a row that is zeroed out adds nothing to any sum):
   - every row has a place, whatever is in it: a label that is no class, or a prediction
     that is not finite, counts as the worst, and nothing is refused.
   - values are integers, so that sums have no rounding.
+  - memory does not grow with the rows.
 
 Public: names, bounds, number of rows if users are not bounded.  Sensitive: values.
 """
@@ -37,6 +39,11 @@ from trainer.releases.release import RowSum
 #: A loss of 1 caps, and of its square.
 _UNITS = 1 << 20
 _HALF = _UNITS // 2
+
+#: Octaves of a probability, or of 1 less it, and bits within each, by which scores
+#: differ.  The grid may not depend on the rows, or one could move all pairs.
+_OCTAVES, _BITS = 24, 12
+_MIDDLE = _OCTAVES << _BITS
 
 #: Shares of the squared sensitivity, which add up to 1.
 _BINARY = {"counts": 0.3, "pairs": 0.3, "loss": 0.3, "squares": 0.1}
@@ -83,7 +90,7 @@ def moved_pairs(num_rows: int, most: int) -> int:
 
 
 class KeptRows(abc.ABC):
-    """Keeps a few numbers of each row, and sums them.
+    """Sums a few numbers of each row.
 
     Args:
       cap: Largest loss that counts, above 0.
@@ -92,14 +99,14 @@ class KeptRows(abc.ABC):
 
     def __init__(self, cap: float, most: int | None) -> None:
         self.cap, self.most = cap, most
-        self._parts: list[tuple[np.ndarray, ...]] = []
+        self._num_rows = 0
+        self._totals: dict[str, int] = {}
 
     @property
     @abc.abstractmethod
     def _shares(self) -> dict[str, float]:
         """Name of each sum but ``rows`` -> its share, of all in all 1."""
 
-    @abc.abstractmethod
     def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
         """Adds rows.  Sensitive.
 
@@ -107,6 +114,13 @@ class KeptRows(abc.ABC):
           labels: (rows,), or one-hot (rows, classes).
           predictions: Of each row, as the class says.
         """
+        self._num_rows += len(labels)
+        with np.errstate(all="ignore"):  # what is not finite counts as the worst
+            self._add(labels, predictions.astype(np.float64))
+
+    @abc.abstractmethod
+    def _add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
+        """Adds rows to the totals; see `add`."""
 
     @abc.abstractmethod
     def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
@@ -135,22 +149,25 @@ class KeptRows(abc.ABC):
 
     def count(self) -> RowSum:
         """Returns the number of rows, to be released before the other sums."""
-        count = sum(len(part[0]) for part in self._parts)
-        return self._sum("rows", np.array([count]), 1)
+        return self._sum("rows", np.array([self._num_rows]), 1)
 
     def _sum(self, name: str, values: np.ndarray, bound: float) -> RowSum:
         """Returns a sum, of which a row moves the values by ``bound`` at most."""
         share = self.shares[name]
         return RowSum(values=values, bound=bound * (self.most or 1), share=share)
 
-    def _centred(self, name: str, values: np.ndarray) -> RowSum:
-        """Returns the sum of values in [0, 1] less a half, in units."""
+    def _add_centred(self, name: str, values: np.ndarray) -> None:
+        """Adds values in [0, 1] less a half, in units, to a total."""
         units = np.rint(values * _UNITS).astype(np.int64) - _HALF
-        return self._sum(name, np.array([np.sum(units)]), _HALF)
+        self._totals[name] = self._totals.get(name, 0) + int(np.sum(units))
+
+    def _centred(self, name: str) -> RowSum:
+        """Returns what `_add_centred` added up."""
+        return self._sum(name, np.array([self._totals.get(name, 0)]), _HALF)
 
 
 class HeldOutRows(KeptRows):
-    """Keeps of each row its label and the probabilities that a model gives.
+    """Sums over labels and the probabilities that a model gives.
 
     Predictions are the probability of label 1, (rows,) or (rows, 1); or those of all
     classes, (rows, classes).
@@ -168,6 +185,9 @@ class HeldOutRows(KeptRows):
         super().__init__(cap, most)
         self._is_binary = task == BINARY
         self._num_classes = num_classes
+        self._counts = np.zeros(self.num_cells, np.int64)
+        #: Rows by cell of the score and by label; made by the first rows.
+        self._of_scores: np.ndarray | None = None
 
     @property
     def num_cells(self) -> int:
@@ -184,22 +204,28 @@ class HeldOutRows(KeptRows):
         of_counts = self._sum("counts", np.zeros(0, np.int64), 1)
         return of_counts.stddev(noise_multiplier) * math.sqrt(self.num_cells) / 2
 
-    def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
-        """Adds rows; see `KeptRows.add`."""
+    def _add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
         find = self._binary if self._is_binary else self._classes
-        with np.errstate(all="ignore"):  # what is not finite counts as the worst
-            self._parts.append(find(labels, predictions.astype(np.float64)))
+        cells, losses = find(labels, predictions)
+        self._counts += np.bincount(cells, minlength=self.num_cells)
+        self._add_centred("loss", losses)
+        self._add_centred("squares", np.square(losses))
 
-    def _binary(self, labels: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _binary(
+        self, labels: np.ndarray, chance: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         positive, score = labels.reshape(-1) > 0, chance.reshape(-1)
         score = np.where(np.isfinite(score), score, np.where(positive, 0.0, 1.0))
         right = np.where(positive, score, 1 - score)
+        if self._of_scores is None:
+            self._of_scores = np.zeros((2, 2 * _MIDDLE + 1), np.int64)
+        np.add.at(self._of_scores, (positive.astype(np.int64), _cells(score)), 1)
         cell = 2 * np.searchsorted(edges(self.cap), score) + positive
-        return cell, self._losses(right), positive, score
+        return cell, self._losses(right)
 
     def _classes(
         self, labels: np.ndarray, chance: np.ndarray
-    ) -> tuple[np.ndarray, ...]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         if labels.ndim == 2:
             labels = labels.argmax(-1)
         known = (labels >= 0) & (labels < self._num_classes)
@@ -216,17 +242,15 @@ class HeldOutRows(KeptRows):
 
     def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
         """Returns the sums of all rows but ``rows``, by name; see `KeptRows.sums`."""
-        cells, losses, *scores = map(np.concatenate, zip(*self._parts, strict=True))
-        counts = np.bincount(cells, minlength=self.num_cells)
         found = {
-            "counts": self._sum("counts", counts, 1),
-            "loss": self._centred("loss", losses),
-            "squares": self._centred("squares", np.square(losses)),
+            "counts": self._sum("counts", self._counts, 1),
+            "loss": self._centred("loss"),
+            "squares": self._centred("squares"),
         }
-        if scores:
-            num_rows = len(cells) if at_most is None else at_most
+        if self._of_scores is not None:
+            num_rows = self._num_rows if at_most is None else at_most
             found["pairs"] = RowSum(
-                values=_pairs(*scores),
+                values=_pairs(*self._of_scores),
                 bound=moved_pairs(num_rows, self.most or 1),
                 share=self.shares["pairs"],
             )
@@ -253,11 +277,20 @@ def noise_of_mean(stddev: float, num_rows: float) -> float:
     return stddev / _UNITS / num_rows
 
 
-def _pairs(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    _, place = np.unique(scores, return_inverse=True)
-    size = int(place.max()) + 1
-    ones = np.bincount(place[positive], minlength=size)
-    zeros = np.bincount(place[~positive], minlength=size)
+def _cells(scores: np.ndarray) -> np.ndarray:
+    """Returns the cells of a grid that scores are in, which keep their order.
+
+    Cells are as wide as 2**-12 of a probability near 0, or of 1 less it near 1.
+    """
+    least = np.clip(np.minimum(scores, 1 - scores), 2.0 ** -(_OCTAVES + 1), 0.5)
+    fraction, octave = np.frexp(least)  # fraction in [1/2, 1)
+    within = ((2 * fraction - 1) * (1 << _BITS)).astype(np.int64)
+    cell = ((octave + _OCTAVES).astype(np.int64) << _BITS) + within
+    return np.where(scores > 0.5, 2 * _MIDDLE - cell, cell)
+
+
+def _pairs(zeros: np.ndarray, ones: np.ndarray) -> np.ndarray:
+    """Returns the sum over pairs, of rows of label 0 and 1 by cell of the score."""
     below = np.cumsum(zeros) - zeros
     above = zeros.sum() - below - zeros
     return np.array([np.sum(ones * (below - above))])

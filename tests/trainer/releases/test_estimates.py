@@ -126,10 +126,11 @@ def test_noise_of_users_is_as_stated() -> None:
 def test_metrics_without_noise_are_the_exact_ones() -> None:
     labels, logits = population(np.random.default_rng(2), 5_000)
     found, exact = estimated(labels, logits, 1e-9), binary_metrics(labels, logits)
-    for name in ("auc", "accuracy"):
+    # Pairs of scores in one cell of the grid count half.
+    for name, error in (("auc", 1e-5), ("accuracy", 1e-9)):
         value = found.metrics[name]
         assert value is not None
-        assert value.value == pytest.approx(exact[name], abs=1e-9)
+        assert value.value == pytest.approx(exact[name], abs=error)
     wanted = guessing(labels, task=BINARY, loss="binary_crossentropy")
     assert found.guessing == pytest.approx(wanted)
     assert found.capped is not None
