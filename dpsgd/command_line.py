@@ -54,10 +54,6 @@ COMMANDS = {
         "pipelines.cli.batch_commands:verify",
         "Check batches or prepared data against their checksums.",
     ),
-    "budget": (
-        "trainer.cli.releases.budget_commands:budget_command",
-        "Reserve several runs under one epsilon, or show what is left.",
-    ),
     "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
     "tune": (
         "trainer.cli.releases.tune_commands:tune_command",

@@ -13,7 +13,7 @@ Formal guarantees:
     They are computed from the record of the run; edited ones are refused.
   - The choices of a folder are those it began with, or it is refused.
   - One process at a time makes the stages of a folder.
-  - Another fit of the same table is refused, or its price accepted: see `released`.
+  - *not* covered: other fits of the same table, whose epsilons add.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from pipelines.cli.data_commands import kind_options
 from pipelines.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 from trainer.cli import setting_flags
-from trainer.run import released
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,10 +47,10 @@ _KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
 #: Flags of `dpsgd schema`.
 _OF_SCHEMA = ("label", "classes", *_KINDS, "ranges", "header", "delimiter")
 #: Not a choice about the model: another value goes on in the same folder.
-_NO_CHOICE = ("out", "dry_run", "accept_epsilon")
+_NO_CHOICE = ("out", "dry_run")
 #: Flags of `dpsgd train` that stages set; a second value would override.
 _SET_BY_STAGES = (
-    "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta", "--budget",
+    "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta",
     "--input", "--score", "--runs", "--epsilon-of-score", "--delta-of-score", "--by",
     "--json",
 )  # fmt: skip
@@ -93,10 +92,9 @@ def _columns_of(text: str) -> dict[str, Any]:
     return found
 
 
-def _unit_of(text: str) -> str:
-    """Returns the privacy unit of a schema, as `released` names it."""
-    kinds = [column.get("kind") for column in _columns_of(text).values()]
-    return released.USER if "user" in kinds else released.ROW
+def _has_users(text: str) -> bool:
+    """Whether the privacy unit of a schema is a user."""
+    return "user" in (column.get("kind") for column in _columns_of(text).values())
 
 
 def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
@@ -161,7 +159,7 @@ def _check_runs(text: str, flags: Mapping[str, Any]) -> None:
     from trainer.run import privacy
 
     check_int("runs", flags["runs"], at_least=2, at_most=MOST_AS_GOOD)
-    if _unit_of(text) == released.USER:
+    if _has_users(text):
         raise privacy.no_search_of_users()
     fit_stages.of_candidates(flags)
 
@@ -196,26 +194,6 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
             )
 
 
-def _check_earlier(
-    table: released.Table, out: pathlib.Path, flags: Mapping[str, Any], text: str
-) -> None:
-    """Refuses a second fit of a table before any work, or says what it adds.
-
-    Raises:
-      InputError: its price is not accepted.
-    """
-    if table.is_noted(out):
-        return
-    fit = released.Fit(
-        folder=str(out),
-        sources=table.sources,
-        unit=_unit_of(text),
-        epsilon=flags["epsilon"],
-        delta=flags["delta"] or 0.0,  # it may follow from the number of rows
-    )
-    released.check_added(table.releases(), fit, flags["accept_epsilon"])
-
-
 def _published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns "metrics" and "privacy" of the run, which nobody edited.
 
@@ -236,25 +214,16 @@ def _published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     return {"metrics": metrics, "privacy": said}
 
 
-def _say_result(
-    out: pathlib.Path,
-    table: released.Table,
-    flags: Mapping[str, Any],
-    *,
-    as_json: bool,
-) -> None:
+def _say_result(out: pathlib.Path, flags: Mapping[str, Any], *, as_json: bool) -> None:
     run = fit_stages.folder_of_run(out, flags) / "run"
     read = _published(run, flags)
-    together, releases = _together(out, read, flags), table.releases()
-    of_all = released.together(releases) if len(releases) > 1 else None
+    together = _together(out, read, flags)
     if as_json:
-        found = {"out": str(out), "together": together, "all_fits": of_all, **read}
+        found = {"out": str(out), "together": together, **read}
         click.echo(json.dumps(found, indent=2))
         return
     if together:
         click.echo(f"\n{together}")
-    if of_all is not None:
-        click.echo(f"\n{of_all['claim']}")
     click.echo(
         f"\nmodel in {run}, page in {out}/report.html. For new rows:\n"
         f"$ dpsgd predict {shlex.quote(str(run))} --input NEW.csv --out scores.csv"
@@ -279,7 +248,7 @@ def _together(
     # Of a search the model has a little less than what all were given.
     epsilon = upper_text(max(privacy["epsilon"], flags["epsilon"]))
     unit, they = "row, which is", "it trains, is evaluated, or gives"
-    if _unit_of((out / "schema.toml").read_text(encoding="utf-8")) == released.USER:
+    if _has_users((out / "schema.toml").read_text(encoding="utf-8")):
         unit, they = "user, whose rows are", "they train, are evaluated, or give"
     given = "scores of runs and ranges" if flags["runs"] else "ranges"
     return (
@@ -348,11 +317,6 @@ def _together(
     help="End after the noise and the time that steps would take, before any sampling.",
 )
 @click.option(
-    "--accept-epsilon", type=float, metavar="EPSILON",
-    help="Fit a table of which something was released, if that makes it at most this "
-    "for all together.",
-)  # fmt: skip
-@click.option(
     "--out",
     type=paths.TEXT,
     help="New folder, or that of the same choices.  [default: TABLE-fit]",
@@ -365,9 +329,7 @@ def fit(**flags: Any) -> None:
     whether several rows are one person's.  Names and types of columns are read for it,
     and no value.  Then come the ordinary commands, each as it would be typed.  Rows of
     the part `val` give ranges of numbers, those of `test` metrics, both with noise, so
-    that all of it has --epsilon.  Stopped, it goes on with the same command.  What it
-    spent is noted in _released.json beside the table: a second fit of the same rows, or
-    one after a budget, adds its epsilon, and is refused without --accept-epsilon.
+    that all of it has --epsilon.  Stopped, it goes on with the same command.
 
     With --runs it makes a search in place of one run, within the same --epsilon, by
     more noise in each run.  Rows of `val` then score the runs; where they give ranges,
@@ -390,8 +352,6 @@ def fit(**flags: Any) -> None:
     for name in ("batch_size", "epochs", "max_examples_per_user", "num_examples"):
         if flags[name] is not None:
             check_int(name, flags[name], at_least=1)
-    if flags["accept_epsilon"] is not None:
-        check_float("accept_epsilon", flags["accept_epsilon"], above=0)
     words = experiment_flags.split("--train", flags["train"])
     experiment_flags.refuse(words, _SET_BY_STAGES)
     if any(word.partition("=")[0] == "--config" for word in words):
@@ -404,11 +364,10 @@ def fit(**flags: Any) -> None:
     _check_runs(text, flags)
     stem = pathlib.Path(flags["table"].rstrip("/*")).name.partition(".")[0]
     out = pathlib.Path(flags["out"] or f"{stem}-fit")
-    table = released.Table.of(flags["table"])
-    _check_earlier(table, out, flags, text)
+    sources = fit_stages.sources_of(flags["table"])
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, out):  # two at once would find ranges twice, of other choices
         _keep_choices(out, flags, text)
-        fit_stages.run(out, flags, table, aside=as_json)
+        fit_stages.run(out, flags, sources, aside=as_json)
     if not flags["dry_run"]:
-        _say_result(out, table, flags, as_json=as_json)
+        _say_result(out, flags, as_json=as_json)

@@ -18,8 +18,7 @@ Formal guarantees:
   - A stage is done when its last file is there, and is not made again.
   - All stages are of one table: one that has changed since is refused, whose rows may
     be in other parts.
-  - What is spent is noted beside the table before the first noise: see `released`.
-  - A search that `dpsgd tune` would refuse is refused before that.
+  - A search that `dpsgd tune` would refuse is refused before the first noise.
 
 Public: everything here.
 """
@@ -45,7 +44,6 @@ from pipelines.inputs.source_table import SOURCES
 from pipelines.tables.schema.column_kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
 from trainer.core.claims import NON_PRIVATE
-from trainer.run.released import ROW, USER, Fit, Table
 
 if TYPE_CHECKING:
     from trainer.settings.request import Request
@@ -66,13 +64,7 @@ _STEPS, _MOST_EPOCHS = 500, 8
 #: few runs, as may be drawn, may have tried its worst candidate alone.
 _TRIED = ("--or=--learning-rate 0.003,0.01,0.03",)
 #: Flags that `dpsgd train` and `tune` require, where only others are asked for.
-_ANY_BUDGET = ("--epsilon=1", "--delta=1e-9")
-#: What no epsilon covers, by the word that asks `dpsgd train` for it.
-_UNCOVERED = {
-    "--eval": "exact metrics",
-    "--initial-weights": "initial weights",
-    "--non-private-diagnostics": "diagnostics",
-}
+_ANY_TARGET = ("--epsilon=1", "--delta=1e-9")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +97,36 @@ class Stage:
         return True
 
 
+def sources_of(table: str) -> frozenset[str]:
+    """Returns digests of the files of a table, of which samples alone are read.
+
+    Args:
+      table: A file, a folder or a glob.
+
+    Raises:
+      InputError: as `raw_files.list_files`.
+    """
+    from pipelines.inputs.source_table import source_digests  # after --help
+    from pipelines.tables.raw_files import list_files
+
+    files = list_files(table, partitions=True)
+    return frozenset(source_digests(file.path for file in files))
+
+
 def run(
-    out: pathlib.Path, flags: Mapping[str, Any], table: Table, *, aside: bool
+    out: pathlib.Path, flags: Mapping[str, Any], sources: frozenset[str], *, aside: bool
 ) -> None:
     """Runs the stages that are not done.
 
     Args:
       out: Folder with the schema and all results.
       flags: The flags of the command.
-      table: The table, which notes what is spent.
+      sources: From `sources_of`.
       aside: Whether standard output is left for JSON.
     """
     columns = _columns(out)
     count = 6 + 2 * bool(columns) - bool(flags["runs"])
-    for number, stage in enumerate(_stages(out, flags, table, columns), start=1):
+    for number, stage in enumerate(_stages(out, flags, sources, columns), start=1):
         if not stage.is_done:
             run_stage(
                 number, count, stage.title, [*stage.arguments],
@@ -136,13 +144,13 @@ def _prepared_first(out: pathlib.Path, columns: int) -> pathlib.Path:
 
 
 def _stages(
-    out: pathlib.Path, flags: Mapping[str, Any], table: Table, columns: int
+    out: pathlib.Path, flags: Mapping[str, Any], sources: frozenset[str], columns: int
 ) -> Iterator[Stage]:
     """Yields the stages, each after the one before has run."""
     first = _prepared_first(out, columns)
     click.echo(f"\n{_split_in_words(_schema(out).split)}", err=True)
     yield _prepare(out, flags, first, "schema.toml")
-    _check_sources(first, table)
+    _check_sources(first, sources)
     sizes = _Sizes.of(first, flags)
     yield Stage("compute the noise", None, _plan(sizes, flags))
     if flags["dry_run"]:
@@ -151,12 +159,11 @@ def _stages(
     of_val = sizes.half if columns and flags["runs"] else sizes
     if flags["runs"] and not (out / _SEARCH).exists():
         _check_search(first, _schema(out), of_val, flags["runs"])
-    _note(out, flags, table, sizes.delta)
     if columns:
         yield _ranges(out, of_val, first, columns)
         schema = RANGES if (out / RANGES).exists() else "schema.toml"
         yield _prepare(out, flags, out / "data", schema)
-        _check_sources(out / "data", table)
+        _check_sources(out / "data", sources)
         shutil.rmtree(out / "first", ignore_errors=True)
     home = folder_of_run(out, flags)
     if flags["runs"]:
@@ -167,10 +174,9 @@ def _stages(
     key = () if file is None else (f"--noise-key-file={file}",)
     yield _evaluate(out, home, (*key, *sizes.allowance), is_evaluated)
     page = out / "report.html"
-    fits = (f"--fits={table.folder}",) if table.is_noted(out) else ()
     name = pathlib.PurePath(flags["table"].rstrip("/*")).name
     given = (f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}")
-    yield Stage("write the page", page, ("report", *given, *key, *fits))
+    yield Stage("write the page", page, ("report", *given, *key))
 
 
 def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
@@ -180,7 +186,7 @@ def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
 
     sizes = _Sizes.of(prepared, flags)
     settings = BatchSettings(expected_batch_size=sizes.batch, num_epochs=sizes.epochs)
-    of_run = (*sizes.budget, *shlex.split(flags["train"]))
+    of_run = (*sizes.target, *shlex.split(flags["train"]))
     training = _candidates(of_run)[0] if flags["runs"] else _request(of_run).settings
     return time_of_run(prepared / "train", settings, training)
 
@@ -200,7 +206,7 @@ def single_run(flags: Mapping[str, Any]) -> Request:
             "Expected a private method in --train: fit states an epsilon for all that "
             f"it releases. Omit --method {NON_PRIVATE}; `dpsgd compare` trains both."
         )
-    return _request([*_ANY_BUDGET, *words])
+    return _request([*_ANY_TARGET, *words])
 
 
 def _request(of_run: Sequence[str]) -> Request:
@@ -229,7 +235,7 @@ def _train(
         out / "batches" / "manifest.json",
         ("batches", *of_batches),
     )
-    of_run = (*sizes.budget, *shlex.split(flags["train"]))
+    of_run = (*sizes.target, *shlex.split(flags["train"]))
     yield Stage(
         "train with differential privacy",
         out / "run" / _RECORD,
@@ -245,7 +251,7 @@ def _search(
     is_number = _schema(out).label.task == REGRESSION
     given = (
         "tune", f"--input={out}/data/train", f"--score={out}/data/val",
-        f"--out={out}/{_SEARCH}", f"--runs={flags['runs']}", *sizes.budget,
+        f"--out={out}/{_SEARCH}", f"--runs={flags['runs']}", *sizes.target,
         f"--epsilon-of-score={of_score.epsilon!r}",
         f"--delta-of-score={of_score.delta!r}", *sizes.sampling,
         f"--by={'auto' if is_number else 'log_loss'}", *of_candidates(flags),
@@ -263,7 +269,7 @@ def of_candidates(flags: Mapping[str, Any]) -> tuple[str, ...]:
       InputError: `dpsgd train` would refuse one of the candidates.
     """
     words = shlex.split(flags["train"])
-    if len(_candidates([*_ANY_BUDGET, *words])) > 1:
+    if len(_candidates([*_ANY_TARGET, *words])) > 1:
         return tuple(words)
     return (*words, *_TRIED)
 
@@ -340,14 +346,14 @@ def _prepare(
     )
 
 
-def _check_sources(folder: pathlib.Path, table: Table) -> None:
+def _check_sources(folder: pathlib.Path, sources: frozenset[str]) -> None:
     """Refuses rows of a table that has changed: its parts have other rows.
 
     Raises:
       InputError: a file is another one than when the folder was prepared.
     """
     record = json.loads((folder / _PREPARED).read_bytes())
-    if {*record["settings"][SOURCES]} != {*table.sources}:
+    if {*record["settings"][SOURCES]} != sources:
         raise InputError(
             f"Expected the table that the fit in {folder.parent} began with; its files "
             "have changed, and a row may be in another part now. Choose another --out."
@@ -362,7 +368,7 @@ def _plan(sizes: _Sizes, flags: Mapping[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
     of_runs = (f"--runs={flags['runs']}",) if flags["runs"] else ()
     return (
-        "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.budget,
+        "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.target,
         *unit, "--sampler=truncated-poisson", *of_runs,
     )  # fmt: skip
 
@@ -389,7 +395,7 @@ def _ranges(
         return Stage(title)
     given = (
         "statistics", f"--input={first}/val", f"--schema={out}/schema.toml",
-        f"--out={last}", *sizes.budget,
+        f"--out={last}", *sizes.target,
     )  # fmt: skip
     return Stage(title, last, given)
 
@@ -416,33 +422,6 @@ def _evaluate(
         f"--input={out}/data/test", *more,
     )  # fmt: skip
     return Stage(title, home / "run" / "metrics.json", given)
-
-
-def _note(
-    out: pathlib.Path, flags: Mapping[str, Any], table: Table, delta: float
-) -> None:
-    """Notes what is spent beside the table, or says that it cannot be noted."""
-    # Also those within the flags of an --or.
-    words = " ".join(shlex.split(flags["train"])).replace("=", " ").split()
-    open_ones = [text for word, text in _UNCOVERED.items() if word in words]
-    fit = Fit(
-        folder=str(out),
-        sources=table.sources,
-        unit=USER if _schema(out).user else ROW,
-        epsilon=flags["epsilon"],
-        delta=delta,
-        uncovered=tuple(open_ones),
-    )
-    is_new = not table.is_noted(out)
-    is_noted = table.add(out, fit, flags["accept_epsilon"])
-    if is_new and is_noted:
-        click.echo(f"\nnoted in {table.note} what these rows spend", err=True)
-    elif not is_noted:
-        click.echo(
-            f"\nnot noted: {table.note} cannot be written, so that another fit of "
-            "these rows will not know of this one. Its epsilon would add.",
-            err=True,
-        )
 
 
 def _is_evaluated(
@@ -568,7 +547,7 @@ class _Sizes:
         return f"--batch-size={self.batch}", f"--epochs={self.epochs}"
 
     @property
-    def budget(self) -> tuple[str, ...]:
+    def target(self) -> tuple[str, ...]:
         """Flags of epsilon and delta."""
         return (
             f"--epsilon={self.epsilon!r}", f"--delta={self.delta!r}", *self.allowance

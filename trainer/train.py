@@ -18,7 +18,6 @@ Formal guarantees:
   - One process at a time writes the folder: a second one is refused, and one that was
     killed is in nobody's way.
   - Only the chief writes, and all workers stop after the same step.
-  - A run with a budget is charged in it before its first noise is drawn.
   - A private run marks its batches before its first noise is drawn, and is refused if
     another one has: see ``pipelines.batches.first_use``.
   - The record says "complete" last, when all results are written.
@@ -55,7 +54,6 @@ from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.workers import agreement, launch
 from trainer.claims.workers.agreement import AgreedStopError
-from trainer.core.run import run_record
 from trainer.core.run.batches import BatchSource, element_spec
 from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.checkpoints import Checkpoints
@@ -80,10 +78,8 @@ from trainer.report import plots
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import CURVE_NAME, CURVE_PLOT_NAME, METRICS_NAME
 from trainer.run import (
-    budget,
     preflight,
     privacy,
-    reservation,
     stored_run,
     threads,
     traced_origin,
@@ -284,7 +280,6 @@ class _Training:
         self._not_only_read = [*self._variables, *self._buffers]
         self._only_read = self._captured.values(but=self._not_only_read)
         self._state = self._restored()
-        self._together(self._charge)
         self._together(self._recover_iterates)
 
     def _together(self, work: Callable[[], _T]) -> _T:
@@ -451,19 +446,6 @@ class _Training:
             self._reporter.say(f"continuing after step {done}")
         self._check_same_weights()
         return state
-
-    def _charge(self) -> None:
-        path = self._request.budget
-        if path is not None and self._is_chief:
-            budget.charge(
-                path,
-                run_id=run_record.read_or_create_run_id(self._request.run),
-                batches_id=self._checked.manifest.batches_id,
-                folder=self._request.run,
-                begins=self._done == 0,
-                uncovered=reservation.uncovered(self._request),
-                key=self.session.batches.key_name(),
-            )
 
     def _take_batches(self, run_id: str) -> None:
         request = self._request

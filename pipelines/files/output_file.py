@@ -48,18 +48,13 @@ def check_new(
 
 @contextlib.contextmanager
 def output_file(
-    out: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    before_it_is_seen: Callable[[], object] = lambda: None,
+    out: str | os.PathLike[str], *, overwrite: bool = False
 ) -> Iterator[Callable[[bytes], None]]:
     """Yields a function that writes to ``out``, visible when the context ends well.
 
     Args:
       out: New file in an existing folder of this machine.
       overwrite: Whether it may replace another file.
-      before_it_is_seen: Called when the file is on the disk, without its name: what
-        this raises leaves nothing.
 
     Raises:
       InputError: ``out`` exists, or another process writes it.
@@ -79,7 +74,6 @@ def output_file(
             yield cast(Callable[[bytes], None], file.write)
             file.flush()
             os.fsync(file.fileno())
-            before_it_is_seen()
             os.replace(unfinished, path)
         except BaseException:
             unfinished.unlink(missing_ok=True)

@@ -68,6 +68,24 @@ class SourceTable:
         """Whether no source file is among others."""
         return set(self.sources).isdisjoint(sources)
 
+    def check_apart(self, other: SourceTable, option: str) -> None:
+        """Refuses rows of this table that are not known to be of another part.
+
+        Args:
+          other: Table of the rows.
+          option: Flag that gave them, for messages.
+
+        Raises:
+          InputError: a source file in common, and the same part, or parts that were
+            divided otherwise.
+        """
+        if not (self.is_apart(other.sources) or self.is_held_out(other)):
+            raise InputError(
+                f"Expected {option} to hold no training examples; these rows are of "
+                "the same table, and of the part that trains, or divided into parts "
+                "otherwise. Give another part of the same preparation."
+            )
+
     def is_held_out(self, other: SourceTable) -> bool:
         """Whether rows of another one are of this table, but of another part."""
         of_this_part = dataclasses.replace(other, part=self.part)

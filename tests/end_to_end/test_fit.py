@@ -28,7 +28,6 @@ from pipelines.batches.folder import read_manifest
 from pipelines.files.locks import locked
 from tests.warm_processes import warm_python
 from trainer.cli.releases.tune_commands import candidates_of
-from trainer.run import released
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -130,7 +129,6 @@ def test_one_command_leads_from_a_table_to_a_model_and_its_page(made: Any) -> No
     ranges = (folder / "census-fit" / "ranges.toml").read_text()
     assert "by dpsgd statistics, epsilon 6.0000, delta 1e-05" in ranges
     assert not (folder / "census-fit" / "first").exists()
-    assert found["all_fits"] is None
 
 
 def test_the_raw_table_gives_what_its_prepared_rows_give(
@@ -158,35 +156,6 @@ def test_the_raw_table_gives_what_its_prepared_rows_give(
     assert prepared["predicted"].to_pylist() == [
         ">50K" if each else "<=50K" for each in rich
     ]
-
-
-def test_another_fit_of_the_table_is_refused_or_its_price_accepted(
-    made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any work; and what no epsilon covers is noted before training."""
-    folder, _, done = made
-    assert f"noted in {folder}/_released.json" in done.stderr
-    monkeypatch.chdir(folder)
-    again = [*CHOICES, "--out=again", "--epsilon=2"]
-    said = refusal(*again)
-    assert "there is census-fit with epsilon 6.0000. With epsilon 2.0000 it is" in said
-    assert not (folder / "again").exists()
-    monkeypatch.setattr(fit_stages, "run_stage", stop)
-    assert refusal(*again, "--accept-epsilon=8") == "reached prepare"
-    assert 'id="fits"' not in (folder / "census-fit/report.html").read_text()
-    table, out = released.Table.of("census.csv"), folder / "again"
-    before = table.note.read_bytes()
-    second = released.Fit(
-        folder="again", sources=table.sources, unit="row", epsilon=2.0, delta=1e-5
-    )
-    table.add(out, second, accepted=8.0)
-    page = ["report", "census-fit/run", "--out=both.html", f"--fits={folder}"]
-    result = CliRunner().invoke(cli, page)
-    assert result.exit_code == 0, result.output
-    found = (folder / "both.html").read_text()
-    assert "(census-fit, again) is together (8.0000, 2e-05)-differentially" in found
-    assert table.sources[0] not in found
-    table.note.write_bytes(before)  # for other tests
 
 
 def test_given_again_it_goes_on_behind_what_is_done(made: Any) -> None:
@@ -264,16 +233,6 @@ def test_a_dry_run_takes_every_flag_of_train(
         fit_stages._time_of_run(prepared, {**flags, "runs": 2})
 
 
-def test_metrics_that_no_epsilon_covers_are_noted(prepared: pathlib.Path) -> None:
-    table = released.Table.of("census.csv")
-    flags = {
-        "epsilon": 3.0, "accept_epsilon": None,
-        "train": "--eval=out/data/test --or '--hidden 8 --initial-weights w.npz'",
-    }  # fmt: skip
-    fit_stages._note(prepared, flags, table, 1e-5)
-    assert table.fits()[0].uncovered == ("exact metrics", "initial weights")
-
-
 def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -300,8 +259,6 @@ def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
     assert "mean_squared_error" in found["metrics"]["guessing"]
     assert "for one user" in found["metrics"]["evaluation"]["claim"]
     assert "by dpsgd statistics" in (tmp_path / "rides-fit/ranges.toml").read_text()
-    table = released.Table.of(str(tmp_path / "rides.csv"))
-    assert [fit.uncovered for fit in table.fits()] == [()]
 
 
 def test_a_split_that_cuts_users_is_refused(
@@ -337,9 +294,8 @@ def test_a_table_that_grew_since_the_fit_began_is_refused(
     for grows_after in ("compute the noise", "find ranges with differential privacy"):
         (tmp_path / "census.csv").write_text("".join(lines))
         out = f"--out={grows_after.partition(' ')[0]}"
-        flags = ["--accept-epsilon=12", out]
-        assert "its files have changed" in refusal(*CHOICES, *flags)
-        assert "its files have changed" in refusal(*CHOICES, *flags)
+        assert "its files have changed" in refusal(*CHOICES, out)
+        assert "its files have changed" in refusal(*CHOICES, out)
         assert not pathlib.Path(out.partition("=")[2], "batches").exists()
 
 
@@ -380,8 +336,8 @@ def test_parts_with_too_few_rows_give_no_ranges(
 
 
 def search_flags(**changes: Any) -> dict[str, Any]:
-    names = ("max_examples_per_user", "num_examples", "accept_epsilon")
-    flags = dict.fromkeys((*names, "dry_run", "allow_large_delta", "on_bad_row"))
+    names = ("max_examples_per_user", "num_examples", "dry_run")
+    flags = dict.fromkeys((*names, "allow_large_delta", "on_bad_row"))
     return flags | {
         "table": "census.csv", "epsilon": 8.0, "delta": 1e-5, "runs": 4, "train": "",
         "batch_size": 512, "epochs": 1, **changes,
@@ -397,8 +353,7 @@ def value_of(stages: dict[str, tuple[str, ...]], command: str, flag: str) -> flo
 def test_what_rows_of_val_give_adds_up_to_what_was_asked_for(
     columns: int, prepared: pathlib.Path
 ) -> None:
-    flags, table = search_flags(), released.Table.of("census.csv")
-    made = fit_stages._stages(prepared, flags, table, columns)
+    made = fit_stages._stages(prepared, search_flags(), frozenset(), columns)
     stages = {one.arguments[0]: one.arguments for one in made if one.arguments}
     assert {"batches", "train"}.isdisjoint(stages)
     assert ("statistics" in stages) == bool(columns)
@@ -414,14 +369,13 @@ def test_what_rows_of_val_give_adds_up_to_what_was_asked_for(
     assert "--input=out/data/test" in stages["evaluate"]
 
 
-def test_a_search_of_too_few_rows_is_refused_before_anything_is_noted(
+def test_a_search_of_too_few_rows_is_refused_before_any_noise(
     prepared: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 60)
-    flags, table = search_flags(delta=1e-3), released.Table.of("census.csv")
+    stages = fit_stages._stages(prepared, search_flags(delta=1e-3), frozenset(), 1)
     with pytest.raises(InputError, match="rows in the part `val`, for noise to leave"):
-        list(fit_stages._stages(prepared, flags, table, 1))
-    assert not table.note.exists()
+        list(stages)
 
 
 @pytest.mark.parametrize("num_runs", [2, 30])
@@ -533,8 +487,6 @@ def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
     assert "The best score is (8.0000, 5e-06)" in tuned["claim"]
     assert "epsilon 8.0000, delta 5e-06" in (out / "ranges.toml").read_text()
     assert not (out / "search/private").exists()
-    (noted,) = released.Table.of(str(tmp_path / "census.csv")).fits()
-    assert (noted.epsilon, noted.delta) == (16.0, 1e-5)
     assert "includes the search" in (out / "report.html").read_text()
     assert "runs = 2" in (out / "fit.toml").read_text()
 

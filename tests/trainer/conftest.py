@@ -204,7 +204,7 @@ def write_held_out(
     table = table.replace_schema_metadata({DATASET_METADATA_KEY: json.dumps(dataset)})
     pq.write_table(table, path / "part-00000.parquet", row_group_size=100)
     if BOUNDED in dataset:
-        keep_table(path, TABLE)
+        keep_table(path, dataclasses.replace(TABLE, part="test"))
     return path
 
 

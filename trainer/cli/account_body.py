@@ -21,7 +21,7 @@ from accounting.trade_off.bounds import TradeOff
 from pipelines.batches.folder import read_certificate
 from trainer.cli import method_flags, plan_flags
 from trainer.core.run.run_record import read_unverified
-from trainer.run import budget, privacy
+from trainer.run import privacy
 from trainer.settings import methods
 from trainer.settings.method_settings import DP_SGD, complete, gradients_text
 
@@ -74,37 +74,14 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     return _said(statement, more)
 
 
-def of_budget(
-    file: Path, runs: Sequence[Path], flags: dict[str, Any], more: More
-) -> Said:
-    """Returns the statement of a budget, as JSON and as text.
-
-    Args:
-      file: File of the budget.
-      runs: None.
-      flags: Flags of the command, none of which is given.
-      more: Nothing.
-
-    Raises:
-      InputError: something else is given, or the file is no budget.
-    """
-    given = next((name for name, value in flags.items() if value), None)
-    if runs or given or more != More():
-        raise InputError(
-            "Expected --budget alone: it says which runs and plan there are. Omit the "
-            "other flags."
-        )
-    found = budget.read(file)
-    return found.said(), found.to_text()
-
-
 def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
     """Returns what several runs on one table are together, as JSON and as text.
 
     Epsilons and deltas add, also where a run was chosen after results of earlier ones
     were seen (Dwork and Roth 2014, Theorem 3.16, and Rogers et al. 2016,
     arXiv:1605.08294), if each samples by itself: a row that was drawn once for two runs
-    shows more of itself.  What was planned together costs less: see `dpsgd budget`.
+    shows more of itself.  The total has to be fixed before the first run: adding until
+    a result pleases has no epsilon that was proven beforehand.
 
     Args:
       runs: Folders that ``dpsgd train`` wrote.

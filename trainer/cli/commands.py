@@ -15,24 +15,14 @@ import click
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped, Option
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_checksums
 from pipelines.files.paths import absolute, is_remote
-from pipelines.inputs.source_table import SourceTable
 from trainer.claims.workers import launch
 from trainer.claims.workers.launch import DEFAULT_TIMEOUT
-from trainer.cli import (
-    budget_note,
-    method_flags,
-    plan_flags,
-    run_flags,
-    setting_flags,
-)
+from trainer.cli import method_flags, plan_flags, run_flags, setting_flags
 from trainer.cli.metrics_text import metrics_text
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
 from trainer.report.run_files import PRIVACY_TEXT_NAME
-from trainer.run import budget
-from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.setting import GROUPS
 from trainer.settings.train_settings import (
@@ -131,9 +121,6 @@ def train_command(**flags: Any) -> None:
     if summary.metrics:
         click.echo(metrics_text(summary.metrics))
     click.echo(_in_short(summary, request.noise_key_file))
-    if request.budget is not None:
-        found = budget.read(request.budget)
-        click.echo(f"  budget      {found.claim}")
     click.echo(f"results in {summary.run}")
 
 
@@ -179,13 +166,6 @@ def _train(request: Request, workers: Workers) -> Summary:
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
-        # On batches of another run nothing adds, as the statement says.
-        if request.settings.method != NON_PRIVATE and not request.batches_used_before:
-            budget_note.say(
-                request.budget,
-                request.run,
-                lambda: SourceTable.from_json(read_checksums(request.batches).table),
-            )
         # TensorFlow takes seconds to load, so the request is checked before.
         reporter.say("loading TensorFlow")
         from trainer.train import run_checked
@@ -225,7 +205,7 @@ def _request(flags: dict[str, Any]) -> Request:
     settings = setting_flags.take(flags, TrainSettings)
     return Request(
         settings=TrainSettings(
-            **_with_budget(settings, flags["budget"]),
+            **settings,
             method=flags["method"],
             method_settings=method_flags.take(flags),
         ),
@@ -235,24 +215,6 @@ def _request(flags: dict[str, Any]) -> Request:
         run=flags["out"],
         store=flags.get("store"),
     )
-
-
-def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """Returns settings with the noise and the delta of a budget, if there is one."""
-    if file is None:
-        return settings
-    found = budget.read(file)
-    decided = {"noise_multiplier": found.noise_multiplier, "target_delta": found.delta}
-    for name, flag in (
-        ("target_epsilon", "--epsilon"),
-        ("target_delta", "--delta"),
-        ("noise_multiplier", "--noise-multiplier"),
-    ):
-        if settings[name] is not None:
-            raise InputError(
-                f"Expected no {flag} beside --budget, which decides it. Omit {flag}."
-            )
-    return {**settings, **decided}
 
 
 @click.command(name="account", cls=method_flags.AccountsForMethods)
@@ -272,14 +234,9 @@ def _with_budget(settings: dict[str, Any], file: Path | None) -> dict[str, Any]:
     help="Also bound the error rates of membership tests.",
 )
 @shared_options.plot("Also draw the trade-off, such as to a.png.")
-@run_flags.budget(
-    "budget_file",
-    help="State what a budget reserves, and what of it was used.",
-)
 @shared_options.as_json
 def account(
     runs: tuple[Path, ...],
-    budget_file: Path | None,
     as_json: bool,
     cross_check: bool,
     trade_off: bool,
@@ -289,23 +246,20 @@ def account(
     """State the epsilon of a run from its record, or that of a plan.
 
     Of several runs on one table it states that of all together, whatever was chosen
-    from earlier ones: their epsilons and deltas add.  Of a budget it states that of
-    everything in it.
+    from earlier ones, for a total that was fixed before the first: epsilons and deltas
+    add.
 
     \b
-    Examples, for a run, for two, for a budget, and for a plan:
+    Examples, for a run, for two, and for a plan:
       dpsgd account run
       dpsgd account run-1 run-2
-      dpsgd account --budget table.budget
       dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
           --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check
     """
     from trainer.cli import account_body
 
     more = account_body.More(cross_check=cross_check, trade_off=trade_off, plot=plot)
-    if budget_file is not None:
-        fields, text = account_body.of_budget(budget_file, runs, flags, more)
-    elif not runs:
+    if not runs:
         fields, text = account_body.of_plan(flags, more)
     elif len(runs) == 1:
         fields, text = account_body.of_run(runs[0], flags, more)

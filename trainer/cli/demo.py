@@ -37,10 +37,10 @@ def stages(
     """
     num_train = rows * 8 // 10
     batch_size = max(64, num_train // 195)
-    budget = [f"--epsilon={epsilon:g}", *shared_options.arguments(flags)]
+    target = [f"--epsilon={epsilon:g}", *shared_options.arguments(flags)]
     sampling = [f"--batch-size={batch_size}", "--epochs=3"]
     train = [f"--batches={out}/batches", f"--eval={out}/data/test", *_MODEL]
-    plan = [f"--num-examples={num_train}", *sampling, *budget]
+    plan = [f"--num-examples={num_train}", *sampling, *target]
     return [
         ("write raw click logs", ["synth", f"--rows={rows}", f"--out={out}/text"]),
         ("turn them into numbers", [
@@ -51,14 +51,14 @@ def stages(
         ]),
         ("sample the batches", [
             "batches", f"--input={out}/data/train", f"--out={out}/batches",
-            *sampling, *budget,
+            *sampling, *target,
         ]),
         ("verify their checksums", ["verify", f"{out}/batches"]),
         ("train without privacy, for comparison", [
             "train", *train, f"--out={out}/non-private", "--method=non-private",
         ]),
         ("train with differential privacy", [
-            "train", *train, f"--out={out}/dp-sgd", *budget,
+            "train", *train, f"--out={out}/dp-sgd", *target,
             "--ema-decay=0.99", "--keep-last=10",
         ]),
         ("state the epsilon of what was executed", [
@@ -108,7 +108,7 @@ def report(result: dict[str, Any]) -> str:
 {result["statement"].strip()}
 ```
 
-Noise multiplier that each sampler needs for this budget:
+Noise multiplier that each sampler needs for this target:
 
 ![noise multiplier of each sampler](noise.png)
 

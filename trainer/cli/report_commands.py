@@ -10,7 +10,7 @@ import click
 
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
-from trainer.cli import plan_flags, run_flags
+from trainer.cli import plan_flags
 
 
 @click.command(cls=Grouped)
@@ -31,15 +31,6 @@ from trainer.cli import plan_flags, run_flags
     "--audit",
     type=paths.FILE,
     help="Include an audit of the run: the output of `dpsgd audit RUN --json`.",
-)
-@run_flags.budget(
-    help="Include the budget that the run was trained with: all that it covers.",
-)
-@click.option(
-    "--fits",
-    type=paths.FOLDER,
-    help="For a run of `dpsgd fit`: folder of its table.  Includes the epsilon of all "
-    "its fits and budgets, if there are several.",
 )
 @shared_options.delta("By default the one the run was trained for.")
 @plan_flags.noise_key_file("The noise key, which verifies the record.")

@@ -24,6 +24,4 @@ held_out = functools.partial(
     type=paths.PATH,
     required=True,
 )
-#: The file of a budget; each command says what it does with it.
-budget = functools.partial(click.option, "--budget", type=paths.FILE)
 data_is_public = functools.partial(click.option, "--data-is-public", is_flag=True)

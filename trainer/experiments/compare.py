@@ -29,7 +29,6 @@ from trainer.experiments.comparison.results import summarise
 from trainer.experiments.comparison.runs import (
     Runs,
     Say,
-    mark,
     settled,
     silent,
     training_data,
@@ -60,7 +59,6 @@ def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
     )
     for note in notes:
         say(note)
-    mark(settings)
     runs = Runs(settings, say)
     asked = list(itertools.product(cases, range(settings.seeds)))
     for case, seed in asked:

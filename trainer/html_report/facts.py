@@ -47,7 +47,7 @@ from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
-REPORT_VERSION = 5
+REPORT_VERSION = 6
 
 
 def collect(
@@ -58,8 +58,6 @@ def collect(
     delta: float | None = None,
     allow_large_delta: bool = False,
     noise_key_file: pathlib.Path | None = None,
-    budget: pathlib.Path | None = None,
-    fits: pathlib.Path | None = None,
 ) -> dict[str, Any]:
     """Returns the content of a report, JSON-serialisable.
 
@@ -88,8 +86,6 @@ def collect(
         "training": _training(record),
         "evaluation": _evaluation(run, record, verified, noise_key_file),
         "audit": audit and attachments.read_audit(audit, record, manifest),
-        "budget": budget and attachments.read_budget(budget, run),
-        "fits": fits and attachments.read_fits(fits, run),
         "commands": commands.to_verify(
             run.resolve().name, record, plan, statement, files
         ),

@@ -23,7 +23,7 @@ from typing import Any
 import jinja2
 
 from accounting.core.claim import RELIANCES
-from accounting.statement import CERTIFIED, EARLIER_RUNS, EVALUATION
+from accounting.statement import CERTIFIED, EVALUATION
 from accounting.trade_off.bounds import percent_up
 from pipelines.files.output_file import check_new, output_file
 from pipelines.files.storage import StrPath
@@ -43,8 +43,6 @@ def write_report(
     delta: float | None = None,
     allow_large_delta: bool = False,
     noise_key_file: StrPath | None = None,
-    budget: StrPath | None = None,
-    fits: StrPath | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes the privacy report of a run, and returns its content, JSON-serialisable.
@@ -57,9 +55,6 @@ def write_report(
       delta: Delta to state epsilon at; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       noise_key_file: File of the noise key, if not in the run.
-      budget: Budget that the run was trained with; None for none.
-      fits: Folder of the table of ``dpsgd fit``, whose note says what was released of
-        it; None for a run of its own.
       overwrite: Whether the page may replace another file.
 
     Raises:
@@ -79,8 +74,6 @@ def write_report(
         delta=delta,
         allow_large_delta=allow_large_delta,
         noise_key_file=_path(noise_key_file),
-        budget=_path(budget),
-        fits=_path(fits),
     )
     with output_file(path, overwrite=overwrite) as write:
         write(render(found).encode())
@@ -111,7 +104,6 @@ def render(found: dict[str, Any]) -> str:
         charts=_charts(found["evaluation"]),
         certified=CERTIFIED,
         of_evaluation=EVALUATION,
-        earlier_runs=EARLIER_RUNS,
         selection=claims.SELECTION,
         reliances={**RELIANCES, **claims.CLAIMS},
     )

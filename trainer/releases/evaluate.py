@@ -10,14 +10,14 @@ Formal guarantees:
     if no row that is held out was trained on, scored runs, or gave statistics: a row
     that was trained on changes the model alone, and one that was held out the metrics
     alone.  Batches of the run are asked for, and files that they were sampled from are
-    refused; rows written again into other files, and those that scored or gave
-    statistics, are not noticed without a budget.
+    refused, and rows of the same table that were prepared again, unless they are of
+    another part; copies of rows, and those that scored or gave statistics, are not
+    noticed.
   - a prediction is a function of its own row, whatever the model does with a batch:
     rows are predicted one at a time.
   - a run that was edited is refused, and one whose noise key is not given.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
-    nothing is shown before they are on disk, and charged if there is a budget.  What
-    cannot be written is not charged: the same command ends it.
+    nothing is shown before they are on disk.
   - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a
     user.  The number of rows of users is then released with noise, and shown nowhere
     else; where noise hides it no metric is stated.  Users who are not bounded are
@@ -46,7 +46,7 @@ from pipelines.core.users.bounded import Bounded
 from pipelines.files.json_files import read_json
 from pipelines.files.locks import locked
 from pipelines.inputs.parquet_blocks import list_row_groups
-from pipelines.inputs.source_table import table_of
+from pipelines.inputs.source_table import SourceTable, table_of
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord
 from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY
@@ -62,7 +62,6 @@ from trainer.releases.release import NoisySum, release
 from trainer.report.metrics_files import write_private
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import METRICS_NAME
-from trainer.run import budget as budgets
 from trainer.run import privacy
 
 #: Of models that predict one label.
@@ -86,8 +85,6 @@ class EvaluateRequest:
       price: What it costs.
       largest_loss: Losses above it count as it; None for the default of the task.
       unit: Of a regression whose labels have a public range, half of it; else None.
-      budget: Budget of several runs, in which it is charged; None for none.
-      part: Part of the budget's table that the rows are; empty without a budget.
       noise_key_file: File of the run's noise key; in the run if None.
     """
 
@@ -97,8 +94,6 @@ class EvaluateRequest:
     price: Price
     largest_loss: float | None
     unit: float | None
-    budget: pathlib.Path | None
-    part: str = ""
     noise_key_file: str | os.PathLike[str] | None = None
 
 
@@ -112,7 +107,6 @@ def check(
     allow_large_delta: bool = False,
     average: str | None = None,
     largest_loss: float | None = None,
-    budget: str | os.PathLike[str] | None = None,
     noise_key_file: str | os.PathLike[str] | None = None,
 ) -> EvaluateRequest:
     """Returns the checked request; other arguments as for `evaluate`.
@@ -125,7 +119,6 @@ def check(
       largest_loss: Public bound: losses above it count as it.  None for 4, and more
         for more than two classes; of a regression the squared range of its labels, in
         whose units it is.
-      budget: File of the run's budget, which gives epsilon and delta instead.
       noise_key_file: File of the run's noise key; in the run if None.
 
     Raises:
@@ -137,26 +130,20 @@ def check(
     if largest_loss is not None:
         check_float("largest_loss", largest_loss, above=0)
     check_task(chosen, manifest, largest_loss)
-    held_out = HeldOut(table, manifest, _digests_of(batches, record), option="--input")
+    digests = _digests_of(batches, record)
+    held_out = HeldOut(table, manifest, digests, option="--input")
     bounded = held_out.bounded
     _check_unit(Bounded.of(manifest.dataset), bounded, table)
+    trained = SourceTable.from_json(read_checksums(batches).table)
+    trained.check_apart(table_of(list_row_groups(os.fspath(table))), "--input")
     _check_new(folder)
-    part = ""
-    if budget is not None:
-        of_rows = table_of(list_row_groups(os.fspath(table)))
-        part = of_rows.part
-        found = budgets.read_instead_of(pathlib.Path(budget), epsilon, delta)
-        found.check_other_part(of_rows)
-        found.evaluated(run_record.read_or_create_run_id(folder), part)
-        price = Price.of_budget(found, bounded)
-    else:
-        stated = privacy.run_statement(
-            record, manifest, delta=delta, allow_large_delta=allow_large_delta
-        )
-        of_run = stated.epsilon.guarantee
-        asked = of_run if epsilon is None else epsilon
-        check_float("epsilon", asked, above=0)
-        price = Price.of_one(asked, stated.delta, of_run=of_run, bounded=bounded)
+    stated = privacy.run_statement(
+        record, manifest, delta=delta, allow_large_delta=allow_large_delta
+    )
+    of_run = stated.epsilon.guarantee
+    asked = of_run if epsilon is None else epsilon
+    check_float("epsilon", asked, above=0)
+    price = Price.of_one(asked, stated.delta, of_run=of_run, bounded=bounded)
     return EvaluateRequest(
         held_out=held_out,
         chosen=chosen,
@@ -164,8 +151,6 @@ def check(
         price=price,
         largest_loss=largest_loss,
         unit=unit_of(manifest),
-        budget=None if budget is None else pathlib.Path(budget),
-        part=part,
         noise_key_file=noise_key_file,
     )
 
@@ -282,14 +267,8 @@ def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, 
         _check_new(run)
         key = run_record.read_noise_key(run, request.noise_key_file)
         metrics = _fields(request, *estimated(request, reporter))
-        write_private(run, metrics, key, lambda: _charge(request))
+        write_private(run, metrics, key)
     return metrics
-
-
-def _charge(request: EvaluateRequest) -> None:
-    if request.budget is not None:
-        run_id = run_record.read_or_create_run_id(request.chosen.run)
-        budgets.charge_evaluation(request.budget, run_id=run_id, part=request.part)
 
 
 def estimated(request: EvaluateRequest, reporter: Reporter) -> tuple[Estimates, float]:

@@ -1,8 +1,7 @@
 """What an evaluation costs, and the claim that it makes.
 
 Formal guarantees:
-  - noise is that of one Gaussian mechanism with the stated epsilon and delta; with a
-    budget, of as many as it has runs, which together have them.
+  - noise is that of one Gaussian mechanism with the stated epsilon and delta.
   - the claim of models and metrics is the larger one of both, at one delta: a row that
     was trained on changes models alone, and a held-out one metrics alone, if it neither
     scored runs nor gave statistics.
@@ -31,7 +30,6 @@ from trainer.model.metrics import OTHER
 from trainer.releases.estimates import Count
 from trainer.releases.held_out_numbers import CAP, HeldOutNumbers
 from trainer.releases.held_out_sums import HeldOutRows, KeptRows, default_cap
-from trainer.run.reservation import Budget
 
 #: Largest standard deviation of the noise of an accuracy, or of a squared error as a
 #: share of the largest variance.
@@ -119,7 +117,7 @@ class Price:
     """What an evaluation costs.
 
     Attributes:
-      epsilon: Of the metrics; of those of all runs of a budget.
+      epsilon: Of the metrics.
       delta: Of metrics and models.
       noise_multiplier: Noise standard deviation over the sensitivity of all sums.
       claim: The claim in two sentences.
@@ -186,30 +184,4 @@ class Price:
             noise_multiplier=noise,
             claim=claim,
             of_rows=of_rows,
-        )
-
-    @classmethod
-    def of_budget(cls, found: Budget, bounded: Bounded | None = None) -> Price:
-        """Returns the price of one of the evaluations that a budget reserves.
-
-        Args:
-          found: The budget.
-          bounded: As for `of_one`.
-        """
-        both = f"({upper_text(found.epsilon)}, {found.delta!r})"
-        unit, one = _units(bounded)
-        metrics, models = "These metrics", "Model"
-        if (count := found.num_models) > 1:
-            metrics = f"The metrics of all {count} runs of the budget together"
-            models = "All models"
-        claim = (
-            f"{metrics} are {both}-differentially private for {unit}. {models} and "
-            f"metrics together are {both}-differentially private for one {one}, "
-            f"{_APART}, in whatever runs."
-        )
-        return cls(
-            epsilon=found.epsilon,
-            delta=found.delta,
-            noise_multiplier=found.noise_of_evaluations,
-            claim=claim,
         )

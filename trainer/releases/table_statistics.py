@@ -19,8 +19,6 @@ Formal guarantees:
     written all the same, since epsilon is spent.  So all depends on the sums alone, to
     which a ghost adds as little as a user who is not there: add-or-remove holds for
     users, too.  Users who are not bounded are refused.
-  - with a budget they are charged once OUT is on the disk and before it is there to
-    see, once for a part of its table.  What cannot be written is not charged.
   - two at once on one OUT: one of them is refused, and shows nothing.
   - *not* covered: an error for a file that cannot be read, after which nothing is
     released; other statistics of the same rows, whose epsilon adds.
@@ -48,7 +46,6 @@ from accounting.core.validation import InputError, check_float
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
 from pipelines.files.output_file import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema.column_kinds import LABEL
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
 from trainer.releases.price import relations
@@ -58,8 +55,6 @@ from trainer.releases.table_counts import ROWS, Counted, Counting
 from trainer.releases.value_counts import Quantiles, noise_of_rank
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Reporter, Silent
-from trainer.run import budget as budgets
-from trainer.run.reservation import Budget
 
 #: Share of the values beyond each end of a range, if noise allows, and at most of a
 #: column without missing values.
@@ -160,16 +155,12 @@ class StatisticsRequest:
       text: The schema as it was written.
       price: What is counted, and what it costs.
       out: New file.
-      budget: Budget in which they are charged; None for none.
-      part: Part of the budget's table that the rows are; empty without a budget.
     """
 
     dataset: Dataset
     text: str
     price: Price
     out: pathlib.Path
-    budget: pathlib.Path | None = None
-    part: str = ""
 
     @property
     def claim(self) -> str:
@@ -190,28 +181,20 @@ def check(
     schema: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    epsilon: float | None = None,
-    delta: float | None = None,
+    epsilon: float,
+    delta: float,
     allow_large_delta: bool = False,
-    budget: str | os.PathLike[str] | None = None,
 ) -> StatisticsRequest:
     """Returns the checked request; arguments as for `statistics`.
 
     Args:
-      epsilon: For one row, above 0; None with a budget.
-      delta: In (0, 1); None with a budget.
+      epsilon: For one row, above 0.
+      delta: In (0, 1).
       allow_large_delta: Whether to accept a delta that protects next to nothing.
-      budget: File of a budget, which gives epsilon and delta instead.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    found = None
-    if budget is not None:
-        found = budgets.read_instead_of(pathlib.Path(budget), epsilon, delta)
-        epsilon, delta, allow_large_delta = found.epsilon, found.delta, True
-    if epsilon is None or delta is None:
-        raise InputError("Expected --epsilon and --delta, or --budget. Give them.")
     check_float("epsilon", epsilon, above=0)
     deltas.check(delta, allow_large=allow_large_delta)
     path = pathlib.Path(out)
@@ -233,26 +216,7 @@ def check(
         )
     price = Price(counted=counted, epsilon=epsilon, delta=delta)
     _check_rows(price, dataset.num_examples)
-    request = StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
-    if budget is None or found is None:
-        return request
-    part = _part_of(dataset, found, path)
-    return dataclasses.replace(request, budget=pathlib.Path(budget), part=part)
-
-
-def _part_of(dataset: Dataset, found: Budget, out: pathlib.Path) -> str:
-    """Returns the part of the budget's table that rows are, if it has a slot left."""
-    unit = "user" if found.unit else "row"
-    if bool(found.unit) != bool(dataset.bounded):
-        raise InputError(
-            f"Expected --input of the privacy unit of the budget, which is a {unit}. "
-            f"Give rows {'without' if unit == 'row' else 'of'} bounded users, or omit "
-            "--budget, and add epsilon and delta."
-        )
-    table = table_of(dataset)
-    found.check_other_part(table)
-    found.with_statistics(table.part, str(out))
-    return table.part
+    return StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
 
 
 def without_range(schema: Schema) -> dict[str, str]:
@@ -351,7 +315,7 @@ def statistics_checked(
     }
     counting.stop()
     text = _written(request, ranges, vocabularies)
-    with output_file(request.out, before_it_is_seen=lambda: _charge(request)) as write:
+    with output_file(request.out) as write:
         write(text.encode())
     if is_hidden:
         released = {}
@@ -367,12 +331,6 @@ def statistics_checked(
         "threshold": price.threshold,
         "classes": _shares(released.get(LABEL), num_rows),
     }
-
-
-def _charge(request: StatisticsRequest) -> None:
-    if request.budget is not None:
-        out = str(request.out)
-        budgets.charge_statistics(request.budget, part=request.part, file=out)
 
 
 def _range(

@@ -17,10 +17,7 @@ Formal guarantees:
   - what is published is the winner and its score.  `tuning_runs` keeps the rest secret.
   - price and claim are those that were computed when it began: an edited ``NAME`` is
     refused, before its first run, between runs and at the end.
-  - with a budget it is charged before its first run begins, once also if it is stopped
-    and goes on.
-  - *not* covered: how long it took; rows in --score that were trained on under another
-    file name.
+  - *not* covered: how long it took; copies of training rows in --score.
 
 Public: everything here.
 """
@@ -57,7 +54,6 @@ from trainer.model.evaluation import bounded_users, check_files
 from trainer.model.metrics import BINARY, CLASSES, OTHER, SQUARED_ERROR
 from trainer.releases.held_out_sums import KeptRows
 from trainer.releases.price import Price, check_rows, kept_rows
-from trainer.run import budget as budgets
 from trainer.run import privacy
 from trainer.run.preflight import check_files_of, with_loss
 from trainer.settings.method_settings import NON_PRIVATE
@@ -92,8 +88,6 @@ class TuneRequest:
       score: One of ``SCORES`` but ``AUTO``.
       price: Of the scores.
       described: The fields of ``NAME`` before there is a winner.
-      budget: Budget in which it is charged; None for none.
-      part: Part of the budget's table that scores; empty without a budget.
     """
 
     source: str
@@ -106,8 +100,6 @@ class TuneRequest:
     score: str
     price: Price
     described: dict[str, Any]
-    budget: pathlib.Path | None = None
-    part: str = ""
 
 
 def check(
@@ -121,7 +113,6 @@ def check(
     epsilon_of_score: float | None = None,
     delta_of_score: float | None = None,
     score: str = AUTO,
-    budget: pathlib.Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> TuneRequest:
     """Returns the checked request, with its price.
@@ -139,8 +130,6 @@ def check(
       delta_of_score: Of the best score; at most that of the model, which it is if None.
       score: One of ``SCORES``; auto is AUC, accuracy of more than two classes, or the
         squared error of a number.
-      budget: File of a budget with the target epsilon and delta, in which the search
-        has the place of all runs; None for none.
       say: Gets a line for each step of the search for the noise.
 
     Raises:
@@ -164,18 +153,16 @@ def check(
             "privacy unit of --input is a row. Give rows that `dpsgd bound` did not "
             "choose."
         )
+    of_score = table_of(list_row_groups(os.fspath(scored)))
+    table_of(dataset).check_apart(of_score, "--score")
     score = _score_of(score, task)
     asked = _asked(
         source, scored, settings, batches, plan,
         num_runs=num_runs,
         score=score,
         **_of_score(settings[0], epsilon_of_score, delta_of_score),
-        **({} if budget is None else {"budget": str(budget)}),
     )  # fmt: skip
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
-    part = ""
-    if budget is not None:
-        part = _check_budget(budget, dataset, scored, out, settings[0])
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
     rows, where = _kept(task, dataset), f"--score {scored}"
@@ -189,9 +176,7 @@ def check(
             raise changed(out)
     found = _request(described, settings, source, scored, out, batches)
     check_rows(rows, found.price.noise_multiplier, num_rows, where)
-    if budget is None:
-        return found
-    return dataclasses.replace(found, budget=budget, part=part)
+    return found
 
 
 def _of_score(
@@ -210,32 +195,6 @@ def _of_score(
             check_float(name, value, above=0.0, at_most=most)
         given[name] = value or most
     return given
-
-
-def _check_budget(
-    path: pathlib.Path,
-    dataset: Dataset,
-    scored: pathlib.Path,
-    out: pathlib.Path,
-    settings: TrainSettings,
-) -> str:
-    """Returns the part of the budget's table that scores a search with a place in it.
-
-    Raises:
-      InputError: other rows, epsilon or delta, or the place is taken.
-    """
-    found, of_score = budgets.read(path), table_of(list_row_groups(os.fspath(scored)))
-    found.check_runs_of(table_of(dataset))
-    found.check_other_part(of_score, option="--score")
-    asked = settings.target_epsilon, settings.target_delta
-    if asked != (found.epsilon, found.delta) or found.unit:
-        raise InputError(
-            "Expected a search of rows with epsilon and delta of the budget, "
-            f"{found.epsilon:g} and {found.delta!r}. Omit --epsilon and --delta."
-        )
-    if not (out / NAME).exists():  # else it may be this very search
-        found.searched("", of_score.part, str(out))
-    return of_score.part
 
 
 def _request(
@@ -300,7 +259,7 @@ def _settled(
             raise InputError(
                 f"Expected loss={each.loss!r} to predict one of two or more classes, "
                 "or a number whose range the schema has: nothing bounds what one row "
-                "adds to another score. Use `dpsgd budget`."
+                "adds to another score. Give the label a range in the schema."
             )
     return settings
 

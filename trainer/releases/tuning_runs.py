@@ -62,9 +62,7 @@ from trainer.releases.tuning import (
     check,
 )
 from trainer.report.progress import Reporter, Silent
-from trainer.run import budget as budgets
 from trainer.run.preflight import is_finished
-from trainer.run.reservation import of_weights
 from trainer.settings.request import Request
 
 _TRAIN = "trainer.train:train"
@@ -158,15 +156,6 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
         path = private / STATE_NAME
         state = _read(path) if path.exists() else _State.drawn(request)
         _write(path, state)
-        if request.budget is not None:
-            budgets.charge_search(
-                request.budget,
-                search_id=state.runs[0][0],
-                part=request.part,
-                folder=request.out,
-                begins=state.done == 0,
-                uncovered=of_weights(request.out, request.candidates),
-            )
         reporter.say(
             f"searching: {request.law.mean:.1f} runs of {request.plan.num_steps} steps "
             "are expected; how many there are is secret, so that no progress is shown"
@@ -259,7 +248,6 @@ def _score(
         price=request.price,
         largest_loss=None,
         unit=evaluate.unit_of(manifest),
-        budget=None,
     )
     found, _ = evaluate.estimated(asked, Silent())
     metrics: dict[str, Any] = {
@@ -278,14 +266,6 @@ def _published(request: TuneRequest, state: _State) -> dict[str, Any]:
     for name in (_BATCHES, _RUN):
         if (private / token / name).exists():
             os.rename(private / token / name, request.out / name)
-    if request.budget is not None:
-        run = request.out / _RUN
-        budgets.charge_winner(
-            request.budget,
-            run_id=run_record.read_or_create_run_id(run),
-            batches_id=read_manifest(request.out / _BATCHES).batches_id,
-            folder=run,
-        )
     winner = {
         "candidate": candidate,
         "settings": request.described["asked"]["candidates"][candidate],

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import hmac
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.json_files import pretty_json, read_json, read_known
-from pipelines.files.output_file import output_file
 from pipelines.files.storage import write_atomically
 from trainer.core.run.authenticated_arrays import mac
 from trainer.report.run_files import METRICS_NAME
@@ -68,25 +67,17 @@ def read_metrics(path: pathlib.Path, key: bytes | None = None) -> dict[str, Any]
     return found
 
 
-def write_private(
-    run: pathlib.Path,
-    metrics: dict[str, Any],
-    key: bytes,
-    charge: Callable[[], object],
-) -> None:
+def write_private(run: pathlib.Path, metrics: dict[str, Any], key: bytes) -> None:
     """Writes the metrics of a private evaluation, and their authentication code.
 
     Args:
       run: Folder of the run, which the caller has locked.
       metrics: JSON-serialisable.
       key: Noise key of the run.  Sensitive.
-      charge: Called when they are on the disk, before anybody sees them.
     """
     data = pretty_json(metrics)
     write_atomically(_mac_path(run), mac(data, key, _LABEL), mode=0o600)
-    path = run / METRICS_NAME
-    with output_file(path, overwrite=True, before_it_is_seen=charge) as write:
-        write(data)
+    write_atomically(run / METRICS_NAME, data)
 
 
 def _check_written(path: pathlib.Path, found: dict[str, Any], key: bytes) -> None:

@@ -29,7 +29,6 @@ from pipelines.batches.folder import (
     read_checksums,
     read_manifest,
 )
-from pipelines.batches.stored import stored
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.folders import check_folder
@@ -37,7 +36,6 @@ from pipelines.files.json_files import read_json
 from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import read_bytes, sizes
-from pipelines.inputs.source_table import SourceTable
 from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.core.run import origin
 from trainer.core.run.run_record import (
@@ -51,7 +49,7 @@ from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.user_rows import has_users, of_one_row, rows_per_user
 from trainer.report.run_files import RUN_NAMES
-from trainer.run import budget, privacy
+from trainer.run import privacy
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.request import Request as Request
 from trainer.settings.request import check_local as check_local
@@ -127,8 +125,6 @@ def check(request: Request, *, chief: bool = True) -> Checked:
             shared=request.batches_used_before,
         )
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
-    if request.budget is not None and chief:
-        _check_budget(request, manifest)
     settings = request.settings.for_plan(manifest.plan, noise_multiplier)
     request = dataclasses.replace(request, settings=settings)
     return Checked(
@@ -141,17 +137,6 @@ def check(request: Request, *, chief: bool = True) -> Checked:
         here=here,
         began_under=began_under,
     )
-
-
-def _check_budget(request: Request, manifest: Manifest) -> None:
-    assert request.budget is not None
-    found = budget.read(request.budget)
-    table = SourceTable.from_json(read_checksums(request.batches).table)
-    found.check(request.settings, manifest, table)
-    # Without an id: the place itself is taken when the run has one.
-    run_id = read_run_id(request.run)
-    key = stored(request.batches).key_name()
-    found.charged(run_id, manifest.batches_id, str(request.run), key=key)
 
 
 def _held_out(request: Request, of_rows: Manifest, *, chief: bool) -> HeldOut | None:

@@ -123,9 +123,8 @@ def no_search_of_users() -> InputError:
     """Returns the refusal of the best of several runs of a table with users."""
     return InputError(
         "Expected examples without users: the best of several runs is accounted for by "
-        "the profile of a run for one row, not by that for all rows of a user. Use "
-        "`dpsgd budget`, which covers users, and shows all runs, or omit --runs of "
-        "`dpsgd fit`."
+        "the profile of a run for one row, not by that for all rows of a user. Omit "
+        "--runs, or make single runs, whose epsilons add."
     )
 
 

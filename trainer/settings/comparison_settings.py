@@ -43,8 +43,6 @@ class Experiment:
       seeds: Number of repetitions, each with its own batches, initial weights and
         noise.
       metric: Held-out metric; auto: AUC, accuracy or the loss, depending on the label.
-      budget: Budget of the rows, if they have one, which says from then on that no
-        epsilon covers the runs: see `dpsgd budget`.
       noise_key_file: Noise key of all runs, as in ``Request``.
       checkpoint_every: Steps between checkpoints; by time if None.
     """
@@ -54,7 +52,6 @@ class Experiment:
     out: pathlib.Path = setting(REQUIRED)
     seeds: int = setting(3, at_least=1)
     metric: str = setting(AUTO_METRIC)
-    budget: pathlib.Path | None = setting(None)
     noise_key_file: pathlib.Path | None = None
     checkpoint_every: int | None = None
 

@@ -70,7 +70,6 @@ class Request:
         empty; None for a run that stays here.
       noise_key_file: Secret noise key, made if missing.  [default:
         OUT/private/noise.key]
-      budget: Budget of several runs, which gives noise and delta; see `dpsgd budget`.
       batches_used_before: Accept batches that another private run has used.  Nothing is
         proven for both runs together, and the privacy statement says so.
       checkpoint_every: Steps between checkpoints.  [default: one per minute]
@@ -82,7 +81,6 @@ class Request:
     run: pathlib.Path
     store: str | None = None
     noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
-    budget: pathlib.Path | None = setting(None, group=PRIVACY)
     batches_used_before: bool = setting(False, group=PRIVACY)
     checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
 
@@ -94,18 +92,8 @@ class Request:
                 f"--out {self.store} does not keep the noise key, which must stay out "
                 "of a store. Add --noise-key-file, a file here, made if missing."
             )
-        check_local(
-            eval=self.held_out,
-            noise_key_file=self.noise_key_file,
-            budget=self.budget,
-        )
+        check_local(eval=self.held_out, noise_key_file=self.noise_key_file)
         self._check_evaluation()
-        if self.budget is not None and self.batches_used_before:
-            raise InputError(
-                "Expected no --batches-used-before beside --budget: each run of a "
-                "budget has batches of its own. Make others, by `dpsgd batches` with "
-                "another --out."
-            )
         check_declared(self)
 
     def _check_evaluation(self) -> None:

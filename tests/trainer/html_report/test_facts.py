@@ -34,7 +34,7 @@ STATEMENT = {
 }  # fmt: skip
 #: Everything that a report takes.  A new line here is a decision on privacy.
 TAKEN = {
-    "format", "version", "title", "target.name", "target.classes[]", "budget", "fits",
+    "format", "version", "title", "target.name", "target.classes[]",
     "unit.of_users", "unit.rows_per_user", "unit.user_is_example",
     "run.name", "run.method", "run.num_steps_executed",
     "run.record_verified",
@@ -134,7 +134,7 @@ def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
         collect(run)  # of metrics that `train --eval` wrote
     metrics = json.loads((run / "metrics.json").read_bytes())
     key = read_key_file(run / "private" / "noise.key")
-    write_private(run, metrics, key, lambda: None)
+    write_private(run, metrics, key)
     found = render(collect(run))
     for words in ("These metrics are private.", "0.7900 to 0.8300", "0.1 to 0.2"):
         assert words in found

@@ -8,7 +8,6 @@ import json
 import pathlib
 import random
 import re
-import shutil
 from decimal import Decimal
 from html.parser import HTMLParser
 from typing import Any
@@ -18,14 +17,10 @@ from click.testing import CliRunner
 
 import dpsgd
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_manifest
-from tests.trainer.conftest import DATASET, TABLE
+from tests.trainer.conftest import DATASET
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.core import claims
-from trainer.core.run.run_record import read_or_create_run_id
 from trainer.html_report import charts, facts, page
-from trainer.run import budget
-from trainer.run.reservation import Budget
 
 
 class Elements(HTMLParser):
@@ -47,38 +42,6 @@ class Elements(HTMLParser):
 def text(make_run: Any, audit_of: Any) -> str:
     """A page with everything on it."""
     return page.render(facts.collect(make_run(), audit=audit_of()))
-
-
-def test_a_budget_is_a_table_of_its_slots(
-    make_run: Any, tmp_path: pathlib.Path
-) -> None:
-    run, file = make_run(), tmp_path / "table.budget"
-    found = Budget.reserve(
-        read_manifest(run), TABLE, num_runs=4, epsilon=3.0, delta=1e-6
-    )
-    budget.create(file, found)
-    with pytest.raises(InputError, match="to be charged"):
-        facts.collect(run, budget=file)
-    of_batches = {"batches_id": "0" * 32, "begins": True, "uncovered": ["<b>"]}
-    other, run_id = tmp_path / "other", read_or_create_run_id(run)
-    shutil.copytree(run, other)
-    (other / "private" / "run.id").write_text("f" * 32 + "\n")
-    budget.charge(file, run_id=run_id, folder=run, **of_batches)
-    with pytest.raises(InputError, match="to be charged"):  # another run on its batches
-        facts.collect(other, budget=file)
-    text = page.render(facts.collect(run, budget=file))
-    words = words_of(text)
-    assert "All 4 runs, their metrics and statistics together" in words
-    for cells in (("runs", "train", 1), ("evaluations", "held out", 0)):
-        kind, part, used = cells
-        row = f"<tr><td>{kind}</td><td>{part}</td>" + "".join(
-            f'<td class="number">{each}</td>' for each in ("3.0000", 4, used)
-        )
-        assert row in text
-    assert "No epsilon covers <b>." in words
-    assert "<b>" not in text
-    assert "anything else without the budget above" in words
-    assert "earlier runs on the same data" not in words
 
 
 def words_of(page: str) -> str:

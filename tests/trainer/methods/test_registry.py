@@ -308,9 +308,9 @@ def test_flags_are_those_of_the_methods_that_are_registered(register: Register) 
 
 
 def test_a_flag_has_one_meaning(register: Register) -> None:
-    register(dataclasses.replace(WHOLE, settings={"budget": SHARE}))
+    register(dataclasses.replace(WHOLE, settings={"batches": SHARE}))
     done = CliRunner().invoke(train_command, ["--help"])
-    assert "no setting 'budget' of a method: --budget means" in str(done.exception)
+    assert "no setting 'batches' of a method: --batches means" in str(done.exception)
 
 
 def test_a_model_of_ones_own_takes_the_settings_of_its_method(

@@ -39,9 +39,7 @@ from trainer.prediction.predict import predict
 from trainer.releases import evaluate as private
 from trainer.releases.evaluate import evaluate
 from trainer.report.progress import Silent
-from trainer.run import budget
 from trainer.run.preflight import Request
-from trainer.run.reservation import Budget
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
@@ -172,28 +170,27 @@ def test_a_run_is_evaluated_once(
         evaluated()
 
 
-def test_metrics_that_cannot_be_written_are_not_charged(
-    evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, run: pathlib.Path
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, True),  # the training part, prepared again
+        ({"division": "4" * 32, "part": "test"}, True),  # by another split
+        ({"part": "test"}, False),
+        ({"sources": ("5" * 64,)}, False),
+    ],
+)
+def test_rows_of_the_same_table_are_of_another_part(
+    changes: Any, refused: bool, root: pathlib.Path, run: pathlib.Path, tmp_path: Any
 ) -> None:
-    """Seen to fail: on a full disk epsilon was spent, and the command refused."""
-
-    def full(_: int) -> None:
-        raise OSError("full")
-
-    def charge(request: Any) -> None:
-        charged.append(request)
-        assert not (run / "metrics.json").exists()
-
-    charged: list[Any] = []
-    monkeypatch.setattr(private, "_charge", charge)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="full"):
-            evaluated()
-    assert not charged
-    assert not (run / "metrics.json").exists()
-    evaluated()
-    assert len(charged) == 1
+    table = tmp_path / "table"
+    shutil.copytree(root / "table", table)
+    keep_table(table, dataclasses.replace(TABLE, **changes))
+    given = (run, root / "batches-run-a", table)
+    if refused:
+        with pytest.raises(InputError, match="--input to hold no training examples"):
+            private.check(*given)
+    else:
+        assert private.check(*given).held_out.num_rows == len(ROWS["label"])
 
 
 def test_files_of_training_rows_are_refused(
@@ -461,40 +458,6 @@ def test_a_prediction_that_is_not_finite_refuses_nothing(
 
     monkeypatch.setattr(exported_model, "load", wild)
     assert evaluated(epsilon=4.0)["log_loss"] > 2.0
-
-
-def test_a_budget_reserves_one_evaluation_of_each_run(
-    root: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    reserved = Budget(
-        table=TABLE, plan=batch_folder.read_manifest(root / "batches-run-a").plan,
-        unit={}, num_runs=2, epsilon=2.0, delta=DELTA, noise_multiplier=9.0,
-    )  # fmt: skip
-    file = tmp_path / "table.budget"
-    budget.create(file, reserved)
-    noise = {"noise_multiplier": reserved.noise_multiplier, "target_delta": DELTA}
-    charged = _train(tmp_path, "run-b", budget=file, settings=noise)
-    table = tmp_path / "table"
-    shutil.copytree(root / "table", table)
-    given = (tmp_path / "batches-run-b", table)
-    with pytest.raises(InputError, match="part of the budget's table"):
-        evaluate(charged, *given, budget=file)  # nothing says which table it is of
-    keep_table(table, dataclasses.replace(TABLE, part="test"))
-    with pytest.raises(InputError, match="Expected no --epsilon beside --budget"):
-        evaluate(charged, *given, budget=file, epsilon=1.0)
-    found = evaluate(charged, *given, budget=file)["evaluation"]
-    # Both evaluations together are one release with noise divided by the root of two.
-    together = found["noise_multiplier"] / np.sqrt(2)
-    assert gaussian_epsilon(together, DELTA) == pytest.approx(2.0, rel=1e-12)
-    assert "metrics of all 2 runs of the budget together are (2.0000" in found["claim"]
-    assert [each.evaluated_on for each in budget.read(file).charges] == ["test"]
-    assert "run-b on test" in budget.read(file).to_text()
-    (charged / "metrics.json").unlink()
-    with pytest.raises(InputError, match="it was evaluated before"):
-        evaluate(charged, *given, budget=file)
-    alone = root / "run-a"
-    with pytest.raises(InputError, match="it was trained without it"):
-        evaluate(alone, root / "batches-run-a", table, budget=file)
 
 
 def test_the_command_prints_metrics_intervals_baseline_and_claim(

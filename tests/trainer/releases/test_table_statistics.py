@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -15,22 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from accounting.core import accountant
-from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd.command_line import cli
 from pipelines.inputs.parquet_blocks import list_blocks
-from pipelines.inputs.source_table import table_of
 from pipelines.tables.schema.schema import Schema
-from tests.accounting.plans import make_plan
 from trainer.releases import table_counts, table_statistics
 from trainer.releases.schema_text import with_fields
 from trainer.releases.table_statistics import least_rows, statistics
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Silent
-from trainer.run import budget
-from trainer.run.reservation import Budget
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -196,67 +188,6 @@ def test_the_schema_says_where_its_ranges_came_from_and_prepares_the_table(
     described = json.loads((root / "again" / "_prepared.json").read_bytes())["dataset"]
     roles = {each["name"]: each["role"] for each in described["inputs"]}
     assert roles["age"] == roles["net_worth"] == "number"
-
-
-def test_a_budget_decides_epsilon_and_gives_a_part_statistics_once(
-    root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
-) -> None:
-    table = table_of(list_blocks(f"{root}/data/val"))
-    plan = make_plan("poisson", 24_000, 256, 100)
-    asked = {"epsilon": 2.0, "delta": 1e-7}
-    file, noise = tmp_path / "table.budget", accountant.noise_multiplier(plan, **asked)
-    reserved = Budget(
-        table=dataclasses.replace(table, part="train"), plan=plan, unit={}, num_runs=1,
-        noise_multiplier=noise.guarantee, **asked,
-    )  # fmt: skip
-    budget.create(file, reserved)
-    none = {"epsilon": None, "delta": None, "budget": file}
-    with pytest.raises(InputError, match="Expected no --delta beside --budget"):
-        found_in(**{**none, "delta": 1e-7})
-    with pytest.raises(InputError, match="that trains nothing"):
-        found_in(**none, table=f"{root}/data/train")
-    found = found_in(**none)
-    assert (found["epsilon"], found["delta"]) == (2.0, 1e-7)
-    assert found["noise_multiplier"] == gaussian_noise(2.0, 1e-7)
-    assert budget.read(file).statistics == {"val": str(tmp_path / "out.toml")}
-    (tmp_path / "out.toml").unlink()
-    with pytest.raises(InputError, match="part that released nothing; val did"):
-        found_in(**none)
-    assert not (tmp_path / "out.toml").exists()
-
-
-def test_statistics_that_cannot_be_written_are_not_charged(
-    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen to fail: on a full disk epsilon was spent, and the command refused."""
-
-    def full(_: int) -> None:
-        raise OSError("full")
-
-    def charge(*_: Any, file: str, **__: Any) -> None:
-        assert not pathlib.Path(file).exists()
-        charged.append(file)
-
-    charged: list[str] = []
-    monkeypatch.setattr(budget, "charge_statistics", charge)
-    request = table_statistics.check(
-        f"{root}/data/val", root / "schema.toml", root / "raced.toml",
-        epsilon=3.0, delta=1e-6,
-    )  # fmt: skip
-    request = dataclasses.replace(request, budget=root / "table.budget", part="val")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="full"):
-            table_statistics.statistics_checked(request, Silent())
-    assert not charged
-    assert not (root / "raced.toml").exists()
-    table_statistics.statistics_checked(request, Silent())
-    assert len(charged) == 1
-    # Of two that count at once, the later one shows and replaces nothing.
-    with pytest.raises(InputError, match="to be new"):
-        table_statistics.statistics_checked(request, Silent())
-    assert len(charged) == 1
-    (root / "raced.toml").unlink()
 
 
 def test_two_releases_differ(found_in: Callable[..., Any], tmp_path: Any) -> None:
@@ -445,29 +376,3 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
     assert set(bounds.values()) == {2}
     rows_kept = len(rows_of)
     assert found["num_rows"] == pytest.approx(rows_kept, abs=60)
-
-
-def test_a_budget_of_users_gives_them_statistics_and_one_of_rows_does_not(
-    root: pathlib.Path,
-    of_users: pathlib.Path,
-    found_in: Callable[..., Any],
-    tmp_path: pathlib.Path,
-) -> None:
-    """Neither relation moves the sums farther."""
-    file, out = tmp_path / "table.budget", tmp_path / "out.toml"
-    unit = {"max_examples_per_user": 2, "neighboring_relation": ADD_OR_REMOVE_ONE}
-    table = table_of(list_blocks(str(of_users), with_texts=True))
-    reserved = Budget(
-        table=dataclasses.replace(table, part="train"), unit=unit,
-        plan=make_plan("poisson", 24_000, 256, 100), num_runs=1, epsilon=20.0,
-        delta=1e-6, noise_multiplier=9.0,
-    )  # fmt: skip
-    given = {"table": str(of_users), "schema": root / "users.toml"}
-    given |= {"epsilon": None, "delta": None, "budget": file}
-    budget.create(file, dataclasses.replace(reserved, unit={}))
-    with pytest.raises(InputError, match="which is a row"):
-        found_in(**given)
-    file.unlink()
-    budget.create(file, reserved)
-    assert "zero-out and the add-or-remove relation" in found_in(**given)["claim"]
-    assert budget.read(file).statistics == {"val": str(out)}

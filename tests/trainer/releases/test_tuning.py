@@ -23,9 +23,8 @@ from accounting.claims.selection.number_of_runs import NumberOfRuns, as_good_as
 from accounting.composition import parts
 from accounting.core.validation import InputError
 from accounting.planning.tuning import Tuning
-from pipelines.inputs.source_table import keep_table
 from pipelines.job.batch_settings import BatchSettings
-from tests.trainer.conftest import TABLE, make_rows, write_held_out
+from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import Planted, private_settings
 from trainer.cli.releases.tune_commands import candidate_flags, tune_command
 from trainer.core import claims
@@ -34,8 +33,7 @@ from trainer.releases import evaluate, tuning, tuning_runs
 from trainer.releases.estimates import Estimate, Estimates
 from trainer.releases.tuning_runs import _State
 from trainer.report.progress import Silent
-from trainer.run import budget, privacy
-from trainer.run.reservation import Budget
+from trainer.run import privacy
 from trainer.settings.train_settings import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -404,41 +402,6 @@ def test_a_search_goes_on_with_the_rows_and_the_code_that_it_began_with(
             tuning_runs.tune_checked(request, Silent())
     state = json.loads((tmp_path / "out" / "private" / SECRET).read_text())
     assert (scored, state["done"]) == ([0.5], 0)
-
-
-def test_a_search_is_charged_before_its_first_run_and_names_its_winner(
-    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And is refused for other rows, and where its place is taken."""
-    rows, file, out = tmp_path / "rows", tmp_path / "a.budget", tmp_path / "out"
-    for part in ("train", "val"):
-        shutil.copytree(root / part, rows / part)
-        keep_table(rows / part, dataclasses.replace(TABLE, part=part))
-    reserved = Budget(
-        table=TABLE, plan=BATCHES.plan(200), unit={}, num_runs=1, epsilon=EPSILON,
-        delta=DELTA, noise_multiplier=9.0,
-    )  # fmt: skip
-    budget.create(file, reserved)
-    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
-    with pytest.raises(InputError, match="rows of the table of the budget"):
-        _watched(root, out, 1, monkeypatch, budget=file)
-    held_before, scored = [], tuning_runs._scored
-
-    def note(request: Any, state: Any) -> Any:
-        held_before.append(budget.read(file))
-        return scored(request, state)
-
-    monkeypatch.setattr(tuning_runs, "_scored", note)
-    _watched(rows, out, 1, monkeypatch, budget=file)
-    (before,) = held_before
-    assert (before.search.folder, before.search.scored_on) == (str(out), "val")
-    assert before.charges == ()
-    (winner,) = budget.read(file).charges
-    run_id = run_record.read_or_create_run_id(out / "run")
-    assert winner.folder == str(out / "run")
-    assert budget.read(file).evaluated(run_id, "test").charges[0].evaluated_on == "test"
-    with pytest.raises(InputError, match="part that trains released nothing"):
-        _watched(rows, tmp_path / "again", 1, monkeypatch, budget=file)
 
 
 def test_a_search_that_was_killed_at_its_end_leaves_nothing_more(

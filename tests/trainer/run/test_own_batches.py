@@ -151,14 +151,3 @@ def test_batches_are_marked_only_once_noise_is_drawn(
     with pytest.raises(InputError):
         train(request)
     assert not (small_batches.path / "private" / NAME).exists()
-
-
-def test_a_budget_takes_no_batches_that_were_used(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(InputError, match="no --batches-used-before beside --budget"):
-        Request(
-            settings=private_settings(), batches=small_batches.path, held_out=None,
-            run=tmp_path / "run", budget=tmp_path / "table.budget",
-            batches_used_before=True,
-        )  # fmt: skip

@@ -9,8 +9,7 @@ import click
 
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
-from pipelines.inputs.source_table import table_of
-from trainer.cli import budget_note, plan_flags, run_flags
+from trainer.cli import plan_flags, run_flags
 from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
@@ -34,9 +33,6 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
     "Of the metrics, for one held-out row or user.  [default: that of RUN]"
 )
 @shared_options.delta("Of RUN and metrics.  [default: that of RUN]")
-@run_flags.budget(
-    help="Budget of RUN, which reserved its evaluation: see `dpsgd budget`.",
-)
 @click.option(
     "--average",
     type=click.Choice(("last", *WEIGHT_AVERAGES)),
@@ -67,14 +63,9 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
       dpsgd train --batches batches --out run --epsilon 3 --delta 1e-7
       dpsgd evaluate run --batches batches --input data/test --epsilon 1
     """
-    from pipelines.inputs.parquet_blocks import list_row_groups  # after --help: pyarrow
-    from trainer.releases import evaluate
+    from trainer.releases import evaluate  # after --help: pyarrow
 
     request = evaluate.check(**flags)
-    rows = str(flags["table"])
-    budget_note.say(
-        flags["budget"], flags["run"], lambda: table_of(list_row_groups(rows))
-    )
     with Terminal("evaluating", unit="row") as reporter:
         reporter.say("loading TensorFlow")
         metrics = evaluate.evaluate_checked(request, reporter)

@@ -9,8 +9,6 @@ import click
 
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
-from pipelines.inputs.source_table import table_of
-from trainer.cli import budget_note, run_flags
 from trainer.report.progress import Terminal
 
 
@@ -35,11 +33,8 @@ from trainer.report.progress import Terminal
     required=True,
     help="New file: the schema with what is found, to prepare the table again with.",
 )
-@shared_options.epsilon("For one row of --input.")
-@shared_options.delta("For one row of --input.")
-@run_flags.budget(
-    help="Instead: budget of the table, which decides both.  See `dpsgd budget`.",
-)
+@shared_options.epsilon("For one row of --input.", required=True)
+@shared_options.delta("For one row of --input.", required=True)
 @shared_options.as_json
 def statistics_command(as_json: bool, **flags: Any) -> None:
     """Find ranges, vocabularies and shares of classes, with an epsilon for them.
@@ -62,7 +57,6 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
     from trainer.releases import table_statistics  # after --help: pyarrow
 
     request = table_statistics.check(**flags)
-    budget_note.say(flags["budget"], flags["out"], lambda: table_of(request.dataset))
     with Terminal("counting", unit="cell") as reporter:
         found = table_statistics.statistics_checked(request, reporter)
     if as_json:

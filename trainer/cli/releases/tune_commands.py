@@ -12,10 +12,7 @@ import click
 
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
-from accounting.core.validation import InputError
-from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import budget_note, run_flags
 from trainer.cli.commands import train_request
 from trainer.cli.experiments import experiment_flags
 from trainer.report.progress import Terminal
@@ -23,7 +20,7 @@ from trainer.settings.train_settings import TrainSettings
 
 #: Flags of `dpsgd train` that would be shared by runs, or say more than the winner.
 _NOT_HERE = (
-    "--batches", "--eval", "--epsilon", "--noise-multiplier", "--delta", "--budget",
+    "--batches", "--eval", "--epsilon", "--noise-multiplier", "--delta",
     "--noise-key-file", "--checkpoint-every",
 )  # fmt: skip
 
@@ -59,11 +56,8 @@ _NOT_HERE = (
     help="A candidate of the best tenth is tried as surely as by N runs.  How many are "
     "made is random, secret, and more on average.",
 )
-@shared_options.epsilon("Of the model, for one row of --input.")
-@shared_options.delta("Of model and score.")
-@run_flags.budget(
-    help="Instead: budget of the table, in which the search has the place of all runs.",
-)
+@shared_options.epsilon("Of the model, for one row of --input.", required=True)
+@shared_options.delta("Of model and score.", required=True)
 @click.option(
     "--epsilon-of-score",
     type=float,
@@ -113,23 +107,9 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --learning-rate 0.003,0.01,0.03 --or "--hidden 32"
       dpsgd evaluate tuned/run --batches tuned/batches --input data/test
     """
-    from pipelines.inputs.parquet_blocks import list_row_groups  # after --help: pyarrow
-    from trainer.releases import tuning, tuning_runs
-    from trainer.run import budget
+    from trainer.releases import tuning, tuning_runs  # after --help: pyarrow
 
-    if flags["budget"] is not None:
-        asked = (flags[name] for name in ("budget", "epsilon", "delta"))
-        of_all = budget.read_instead_of(*asked)
-        flags |= {"epsilon": of_all.epsilon, "delta": of_all.delta}
-        flags["allow_large_delta"] = True  # decided when the budget was made
-    if flags["epsilon"] is None or flags["delta"] is None:
-        raise InputError("Expected --epsilon and --delta, or --budget. Give them.")
     candidates = _candidates(flags, ctx.args)
-    rows = flags["source"]
-    budget_note.say(
-        flags["budget"], flags["out"], lambda: table_of(list_row_groups(rows))
-    )
-
     with Terminal("tuning", unit="run") as reporter:
         request = tuning.check(
             flags["source"],
@@ -146,7 +126,6 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
             epsilon_of_score=flags["epsilon_of_score"],
             delta_of_score=flags["delta_of_score"],
             score=flags["score"],
-            budget=flags["budget"],
             say=reporter.say,
         )
         reporter.say(_price(request.described["price"]))

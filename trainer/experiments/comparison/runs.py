@@ -14,7 +14,6 @@ Formal guarantees:
   - A finished run is used only if it was made with the settings and folders of the
     trial and with the current code of the user.
   - What is stated of a run is computed from its record, as by ``dpsgd account``.
-  - A budget of the rows says that no epsilon covers the runs, before the first one.
 
 Public: what the runs publish.
 """
@@ -52,7 +51,6 @@ from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
 from trainer.report.metrics_files import read_metrics
 from trainer.report.run_files import METRICS_NAME
-from trainer.run import budget as budgets
 from trainer.run import privacy
 from trainer.run.preflight import (
     Request,
@@ -121,7 +119,7 @@ class Runs:
 
     @functools.cached_property
     def _table(self) -> SourceTable:
-        return _trained(self._experiment)
+        return table_of(list_row_groups(self._experiment.source))
 
     def _batches(self, name: str) -> pathlib.Path:
         return self._experiment.out / "batches" / name
@@ -239,35 +237,6 @@ def check_code(run: pathlib.Path) -> None:
             f"Expected {run} to be a run of your current code, which was edited since: "
             f"{', '.join(edited)}. Restore it, or give another --out."
         )
-
-
-def mark(settings: Any) -> None:
-    """Says in the budget of the rows that no epsilon covers the runs, for good.
-
-    Args:
-      settings: Checked settings of an experiment.
-
-    Raises:
-      InputError: the budget is of another table; or none is given, and there is one of
-        these rows in the current folder or beside that of the results.
-    """
-    tables = [_trained(settings), table_of(list_row_groups(str(settings.held_out)))]
-    if settings.budget is not None:
-        what = f"the runs of an experiment in {settings.out}"
-        budgets.mark(settings.budget, tables, what)
-        return
-    if found := budgets.near(settings.out.parent, tables):
-        raise InputError(
-            f"Expected --budget {found[0]}, which is of these rows: no epsilon covers "
-            "the runs, and with it the budget says so for good. Add it, or take public "
-            "rows."
-        )
-
-
-def _trained(settings: Any) -> SourceTable:
-    if isinstance(settings, Experiment):
-        return table_of(list_row_groups(settings.source))
-    return SourceTable.from_json(read_checksums(settings.batches).table)
 
 
 def train_here(request: Request) -> None:
