@@ -191,6 +191,8 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
     if isinstance(network, keras.Sequential) and network.built:
         plain = type(network) is keras.Sequential  # another may have a call of its own
         outputs = network.outputs if plain else network(*network.inputs)
+        if plain and len(outputs) == 1:  # not a list: a loss takes the output itself
+            (outputs,) = outputs
         network = keras.Model(network.inputs, outputs, name=network.name)
     if not isinstance(getattr(network, "inputs", None), list):
         network = _of_all_columns(network, manifest)

@@ -195,8 +195,9 @@ def test_a_sequential_model_is_the_one_that_keras_calls(
 ) -> None:
     """Seen to fail: what was trained were the layers without the call."""
     network = kind([keras.Input((13,), name="integers"), keras.layers.Dense(1)])
-    rows = tf.ones((2, 13))
-    np.testing.assert_array_equal(as_functional(network, manifest)(rows), network(rows))
+    made, rows = as_functional(network, manifest), tf.ones((2, 13))
+    np.testing.assert_array_equal(made(rows), network(rows))
+    assert tuple(made.output.shape) == (None, 1)  # seen to fail: a list of it
 
 
 def test_an_input_that_keras_named_has_the_name_of_the_only_column(

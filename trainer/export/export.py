@@ -42,7 +42,11 @@ from trainer.model.layers.function_model import has_keras_format
 from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
 from trainer.model.losses import Loss
 from trainer.model.metrics import BINARY, CLASSES
-from trainer.model.trainable_model import TrainableModel, nested_inputs
+from trainer.model.trainable_model import (
+    TrainableModel,
+    named_inputs,
+    nested_inputs,
+)
 from trainer.report.run_files import exported_names
 from trainer.tf_compat import keras, tf
 
@@ -63,8 +67,16 @@ def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
         name: keras.Input(columns[name].shape, dtype=columns[name].dtype, name=name)
         for name in model.input_names
     }
-    outputs = _predictions(model.network(model.inputs(inputs)), model.loss)
+    taken = named_inputs(model.network)
+    given = {name: _of_rank(value, taken[name]) for name, value in inputs.items()}
+    outputs = _predictions(model.network(model.inputs(given)), model.loss)
     return keras.Model(inputs, outputs, name=model.network.name)
+
+
+def _of_rank(value: Any, taken: Any) -> Any:
+    """Returns one number a row as the axis of one that Keras makes of it in calls."""
+    is_flat = len(value.shape) == len(taken.shape) - 1 and taken.shape[-1] == 1
+    return keras.layers.Reshape((*value.shape[1:], 1))(value) if is_flat else value
 
 
 def _predictions(outputs: Any, loss: Loss) -> Any:
