@@ -43,6 +43,7 @@ DEV = [
     "mkdocs>=1.6,<2",
     "mkdocstrings[python]>=0.26",
     "mypy>=1.10",
+    "pandas>=2.2",  # the tests give its tables to make_private
     # The last mkdocstrings for Python 3.10 knows no later ones.
     'pymdown-extensions<12; python_version < "3.11"',
     "pytest>=8",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from accounting.statement import privacy_statement as privacy_statement
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
+    from dpsgd.private_model import make_private as make_private
     from pipelines.batches.folder import read_certificate as read_certificate
     from pipelines.batches.folder import read_manifest as read_manifest
     from pipelines.batches.reader import read_batches as read_batches
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from trainer.experiments.compare import compare as compare
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
-    from trainer.keras_model import make_private as make_private
     from trainer.model.layers.function_model import FunctionModel as FunctionModel
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict

@@ -387,16 +387,8 @@ def _write_manifest(
             f"Expected {layout.num_groups} batch files in {out}; {len(done)} are "
             "there. Run the same command again to finish."
         )
-    files = tuple(layout.file(group) for group in range(layout.num_groups))
-    manifest = Manifest(
-        plan=layout.plan,
-        columns=layout.columns,
-        physical_batch_size=layout.physical_batch_size,
-        batches_id=batches_id,
-        dataset=dataset.description,
-        files=files,
-    )
-    checksums = {file.name: done[group] for group, file in enumerate(files)}
+    manifest = layout.manifest(dataset.description, batches_id)
+    checksums = {file.name: done[group] for group, file in enumerate(manifest.files)}
     write_manifest(
         out,
         manifest,

@@ -25,7 +25,7 @@ import numpy as np
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.batch_format import encode_batch
 from pipelines.core.batches.columns import Column, check_record, row_bytes
-from pipelines.core.batches.manifest import BatchFile, FileChecksum
+from pipelines.core.batches.manifest import BatchFile, FileChecksum, Manifest
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.tfrecord import write_record
 from pipelines.files.sink import Sink
@@ -108,6 +108,24 @@ class Layout:
             name=f"batches-{steps[0]:09d}-{steps[-1]:09d}.tfrecord",
             first_step=steps[0],
             num_steps=len(steps),
+        )
+
+    def manifest(
+        self, description: Mapping[str, Any], batches_id: str = ""
+    ) -> Manifest:
+        """Returns the manifest of the batches, which is known before they are made.
+
+        Args:
+          description: The data set's own description.
+          batches_id: Commitment to the sampling key; empty before there is one.
+        """
+        return Manifest(
+            plan=self.plan,
+            columns=self.columns,
+            physical_batch_size=self.physical_batch_size,
+            batches_id=batches_id,
+            dataset=dict(description),
+            files=tuple(self.file(group) for group in range(self.num_groups)),
         )
 
 

@@ -90,7 +90,7 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
       InputError: the model mixes examples, draws random numbers or changes state; or
         shape or range of its outputs do not suit the loss.
     """
-    _check_inputs(model, manifest)
+    check_inputs(model, manifest)
     _check_outside_of_strategies(model.network)
     _check_layers(model.network)
     # Before any code of the model runs on numbers:
@@ -115,7 +115,16 @@ def _check_examples(model: TrainableModel) -> None:
             return  # check_differentiable says which, after what explains it
 
 
-def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
+def check_inputs(model: TrainableModel, manifest: Manifest) -> None:
+    """Checks that the columns of batches are what the model takes.
+
+    Args:
+      model: Network; the loss is not looked at.
+      manifest: Manifest of the batches.
+
+    Raises:
+      InputError: a column is missing, or has another shape.
+    """
     shapes = {column.name: column.shape for column in manifest.columns}
     names, network = set(shapes), model.network
     labels = set(model.label_names)

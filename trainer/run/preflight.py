@@ -362,6 +362,8 @@ def is_finished(run: pathlib.Path) -> bool:
 def check_run_folder(run: pathlib.Path) -> bool:
     """Returns whether the folder holds an unfinished run.
 
+    Batches that `dpsgd.make_private` made in ``private`` are no run yet.
+
     Raises:
       InputError: the folder holds something else.
     """
@@ -370,7 +372,7 @@ def check_run_folder(run: pathlib.Path) -> bool:
         return False
     names = {path.name for path in run.iterdir()} if run.is_dir() else {""}
     check_unfinished(run, names)
-    return True
+    return bool(read_run_id(run))
 
 
 def check_unfinished(run: StrPath, names: Set[str]) -> None:

@@ -157,7 +157,7 @@ table, made = out + "/train", out + "/schema.toml"
 schema([table, "--label", "label", "--out", made], standalone_mode=False)
 again = ["--input", table, "--schema", made, "--out", out + "/again"]
 prepare(again, standalone_mode=False)
-heavy = {{"apache_beam", "tensorflow", "keras", "pandas", "scipy"}}
+heavy = {{"apache_beam", "tensorflow", "keras", "scipy"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     done = subprocess.run(

@@ -1,0 +1,229 @@
+"""``make_private``: a Keras model that trains privately on data in memory, or Parquet.
+
+    model = make_private(network, {"x": x, "label": y}, batch_size=256, epochs=3,
+                         epsilon=3)
+
+The batch job of `dpsgd batches` samples the batches of the whole run, in a process of
+its own.  They lie in the private folder of the run, since they are the rows:
+
+    RUN/private/data.parquet   the columns, if they were in memory
+    RUN/private/batches/       the batches
+    RUN/private/made_of.json   digests of data and settings, which they are made of
+
+Formal guarantees:
+  - The columns are those that the model takes, before anything is written.
+  - Batches are made once.  A call with the same data and settings finishes them, or
+    takes them as they are; with others it is refused, as models may wait for them.
+  - Nothing outside of RUN/private depends on a row, until the model trains.
+
+Public: sizes, columns and settings.  Sensitive: the files above.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from accounting.core.plan import TRUNCATED_POISSON
+from accounting.core.validation import InputError
+from dpsgd.fit_stages import default_delta, sizes
+from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files import separate_process, storage
+from pipelines.files.folders import make_private_folder
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.locks import locked
+from pipelines.inputs.input_files import check_outside
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.type_kinds import seems_user_column
+from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from pipelines.job.sizing import make_layout
+from pipelines.tables import memory
+from trainer import keras_model, models
+from trainer.gradients.model_check import check_inputs
+from trainer.keras_model import PrivateModel
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import one_line_errors
+from trainer.model.user_rows import of_one_row
+from trainer.model.views import Views, of_one_view
+from trainer.run.preflight import check_run_folder
+from trainer.settings.request import check_local
+
+
+def make_private(
+    model: Any,
+    data: Any = None,
+    *,
+    batches: str | os.PathLike[str] | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    sampler: str = TRUNCATED_POISSON,
+    run: str | os.PathLike[str] = "run",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    **training: Any,
+) -> PrivateModel:
+    """Returns a Keras model that trains privately on ``data``, or on ``batches``.
+
+    A row of the data is what is protected.  ``fit`` then takes no data:
+
+        model = make_private(network, {"x": x, "label": y}, epsilon=3)
+        model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+        model.fit(validation_data=(x_of_others, y_of_others))
+        print(model.privacy_statement().to_text())
+
+    Args:
+      model: A Keras model whose inputs are named like columns of the data, or a
+        ``tf.Module`` to call on a dict of columns; its weights are trained in place.  A
+        single input needs no name.
+      data: A pandas DataFrame of numbers, a pyarrow Table, a dict of arrays of shape
+        (rows, ...), or the path of Parquet files; with a column ``label``.
+      batches: Folder that ``dpsgd batches`` wrote, in place of data.
+      batch_size: Expected rows of a step; that of `dpsgd fit` if None.
+      epochs: Rounds of rows / batch_size steps; those of `dpsgd fit` if None.
+      sampler: How rows are assigned to steps, as in ``BatchSettings``.
+      run: Folder of the run: new, or that of the same call before, which goes on.
+      epsilon: Target for the whole plan, which determines the noise.
+      delta: Delta of the target and of the statement; for data, if None, the largest
+        power of ten that is at most 0.1 / rows.
+      **training: As of ``trainer.keras_model.make_private``: ``noise_multiplier`` in
+        place of epsilon, ``l2_norm_clip``, ``clip_quantile``, ``method`` and its own
+        settings, ``views``, ``augment``, and more.
+
+    Raises:
+      InputError: an argument is refused.
+    """
+    if (data is None) == (batches is None):
+        raise InputError(
+            "Expected either data or batches, a folder that `dpsgd batches` wrote; got "
+            f"{'neither' if data is None else 'both'}."
+        )
+    if batches is None:
+        run = pathlib.Path(run)
+        check_local(run=run)
+        check_run_folder(run)
+        rows = _Rows(data, run)
+        count = rows.dataset.num_examples
+        usual_size, usual_epochs = sizes(count)
+        settings = BatchSettings(
+            expected_batch_size=usual_size if batch_size is None else batch_size,
+            num_epochs=usual_epochs if epochs is None else epochs,
+            sampler=sampler,
+            # Not the target itself: another one may be tried on the same batches.
+            epsilon=max(BatchSettings.epsilon, epsilon or 0),
+        )
+        batches = rows.sampled(settings, model, training)
+        if delta is None and (epsilon or training.get("noise_multiplier")):
+            delta = default_delta(count)
+    elif (batch_size, epochs, sampler) != (None, None, TRUNCATED_POISSON):
+        raise InputError(
+            "Expected no batch_size, epochs and sampler with batches, which have them."
+        )
+    return keras_model.make_private(
+        model, batches=batches, run=run, epsilon=epsilon, delta=delta, **training
+    )
+
+
+class _Rows:
+    """The rows of a run, and its batches.
+
+    Args:
+      data: As in ``make_private``.
+      run: Folder of the run.
+
+    Attributes:
+      dataset: Columns and number of the rows.
+    """
+
+    def __init__(self, data: Any, run: pathlib.Path) -> None:
+        self._run, self._private = run, run / PRIVATE_NAME
+        self._columns: Mapping[str, np.ndarray] | None = None
+        if isinstance(data, str | os.PathLike):
+            self._source = os.fspath(data)
+            check_outside(self._source, str(self._batches), MANIFEST_NAME)
+            self.dataset = list_blocks(self._source)
+            self._digest = self.dataset.digest
+        else:
+            self._source = str(self._private / "data.parquet")
+            self._columns = memory.columns_of(data)
+            self.dataset = memory.described(self._columns, self._source)
+            self._digest = memory.digest(self._columns)
+        name = None if self.dataset.bounded else seems_user_column(self.dataset.columns)
+        if name is not None:
+            warnings.warn(
+                f"Column {name} seems to name users; the model protects single rows. "
+                "To protect all rows of a user, first bound them by `dpsgd bound`.",
+                stacklevel=3,
+            )
+
+    @property
+    def _batches(self) -> pathlib.Path:
+        return self._private / "batches"
+
+    def sampled(
+        self, settings: BatchSettings, model: Any, training: Mapping[str, Any]
+    ) -> pathlib.Path:
+        """Returns the folder of the batches, which it makes unless they are there.
+
+        Args:
+          settings: How to sample.
+          model: As in ``make_private``.
+          training: As in ``make_private``.
+
+        Raises:
+          InputError: the model takes other columns, or the folder holds other batches.
+        """
+        plan = settings.plan(self.dataset.num_examples)
+        planned = make_layout(plan, self.dataset).manifest(self.dataset.description)
+        _check_columns(model, planned, training)
+        made_of = {"data": self._digest, "settings": planned.fingerprint}
+        self._check_made_of(made_of)
+        if (self._batches / MANIFEST_NAME).exists():
+            return self._batches
+        self._run.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._private, remedy="Choose another run=.")
+        with locked(self._private, self._run):
+            self._check_made_of(made_of)  # of another process in the meantime
+            storage.write_atomically(self._record, pretty_json(made_of), mode=0o600)
+            if self._columns is not None and not os.path.exists(self._source):
+                memory.write_columns(pathlib.Path(self._source), self._columns)
+            separate_process.call(
+                MAKE_BATCHES, self._source, str(self._batches), settings
+            )
+        return self._batches
+
+    @property
+    def _record(self) -> pathlib.Path:
+        return self._private / "made_of.json"
+
+    def _check_made_of(self, made_of: Mapping[str, str]) -> None:
+        """Refuses the folder of a run whose batches are of something else."""
+        found = read_json(self._record) if self._record.exists() else made_of
+        for name, value in made_of.items():
+            if found.get(name) != value:
+                raise InputError(
+                    f"Expected the {name} of which the batches in run={self._run} were "
+                    "sampled; these are others. Give the same, or another run=."
+                )
+
+
+def _check_columns(model: Any, planned: Manifest, training: Mapping[str, Any]) -> None:
+    """Refuses columns that the model does not take, as ``compile`` would.
+
+    Args:
+      model: As in ``make_private``.
+      planned: Manifest of the batches.
+      training: As in ``make_private``.
+    """
+    rows = of_one_row(planned)
+    views = Views(number=training.get("views", 1), augment=training.get("augment"))
+    with one_line_errors("the model"):
+        network = models.as_functional(model, rows)
+    columns = of_one_view(rows.columns, network, views)
+    trainable = TrainableModel(network=network, description={}, columns=columns)
+    check_inputs(trainable, models.manifest_of(trainable, rows))
