@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import pathlib
 import re
@@ -33,6 +32,7 @@ import pyarrow.parquet as pq
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from accounting.core.versioned_json import header, read_fields
+from pipelines.core.files.local_files import digest_of
 from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json
@@ -47,8 +47,6 @@ _FIELDS = ("dataset", "settings", "files", FOOTERS, "fingerprint")
 
 #: Maximum bytes of a row group: the batch job holds a few at a time.
 ROW_GROUP_BYTES = 64 << 20
-#: Bytes of a file that are hashed at a time.
-_DIGEST_BYTES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,7 +229,7 @@ def _check_file(
 ) -> Iterator[str]:
     """Yields the findings about a file."""
     try:
-        if _digest(root / name) != record.sha256:
+        if digest_of(root / name) != record.sha256:
             yield f"Expected {name} to be byte for byte as it was written."
             return
         footer = pq.read_metadata(root / name)
@@ -253,13 +251,5 @@ def _file_record(path: pathlib.Path) -> FileRecord:
     return FileRecord(
         num_rows=pq.read_metadata(path).num_rows,
         size=path.stat().st_size,
-        sha256=_digest(path),
+        sha256=digest_of(path),
     )
-
-
-def _digest(path: pathlib.Path) -> str:
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_DIGEST_BYTES):
-            total.update(block)
-    return total.hexdigest()

@@ -3,7 +3,7 @@
     RUN/saved_model/   TensorFlow, in any of its languages and servers:
                        ``tf.saved_model.load(p).signatures["serving_default"](**columns)``
     RUN/model.keras    Keras: ``keras.models.load_model(p)(columns)``
-    RUN/serving.json   names, types and shapes of columns and predictions
+    RUN/serving.json   names, types and shapes of columns and predictions; digests
 
 A SavedModel also has ``signatures["outputs"]``, the outputs of the network before any
 sigmoid or softmax, and ``weights``, its trainable variables in the order of a run's
@@ -23,6 +23,7 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -47,7 +48,7 @@ from trainer.model.trainable_model import (
     named_inputs,
     nested_inputs,
 )
-from trainer.report.run_files import exported_names
+from trainer.report.run_files import SERVING_NAME, exported_names
 from trainer.tf_compat import keras, tf
 
 #: Names of the two signatures of a SavedModel.
@@ -118,7 +119,11 @@ def export(
         run / tensorflow_name,
         lambda path: _save_tensorflow(network, model.network, path),
     )
-    serving.write(run, serving_of(network, manifest, model.loss.task))
+    signature = serving_of(network, manifest, model.loss.task)
+    others = serving.read(run).digests if (run / SERVING_NAME).exists() else {}
+    digest = serving.digest_of_folder(run / tensorflow_name)
+    digests = {**others, tensorflow_name: digest}
+    serving.write(run, dataclasses.replace(signature, digests=digests))
 
 
 def serving_of(network: Any, manifest: Manifest, task: str) -> Serving:

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.files.local_files import digest_of
 from pipelines.core.users.bounded import Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import (
@@ -64,9 +65,6 @@ _Files = list[tuple[pathlib.Path, str]]
 
 #: Rows per forward pass.
 _BATCH_ROWS = 8192
-
-#: Bytes per read.
-_DIGEST_BYTES = 1 << 22
 
 
 class HeldOut:
@@ -106,11 +104,7 @@ class HeldOut:
         """SHA-256 over names and contents of the files, as hex digits."""
         total = hashlib.sha256()
         for path, name in self._files:
-            with path.open("rb") as file:
-                part = hashlib.sha256()
-                while block := file.read(_DIGEST_BYTES):
-                    part.update(block)
-            total.update(f"{name}\n{part.hexdigest()}\n".encode())
+            total.update(f"{name}\n{digest_of(path)}\n".encode())
         return total.hexdigest()
 
     def check_others(self, names: Sequence[str]) -> None:

@@ -35,6 +35,7 @@ from trainer.averaging.custom_aggregate import CustomAggregate
 from trainer.averaging.uncertainty import interval_columns
 from trainer.core.run.withheld import withhold_values
 from trainer.core.step.pure_graph import check_pure
+from trainer.export import serving
 from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
@@ -99,7 +100,10 @@ class _ExportedModel:
         self._chosen = chosen
         self._check = check
         self._names = [column.name for column in chosen.serving.inputs]
+        digest = chosen.serving.digests.get(chosen.model.name)
         try:
+            if serving.digest_of_folder(chosen.model) != digest:
+                raise ValueError("another digest")
             self._loaded = _loaded(chosen.model)
             given = {
                 name: self._loaded.signatures[name]
@@ -108,8 +112,9 @@ class _ExportedModel:
             self._weights = list(self._loaded.weights)
         except Exception as error:  # of many kinds, if a file is damaged
             raise InputError(
-                f"Expected {chosen.model} to be a model that this release exported: "
-                f"{type(error).__name__}. Restore it, or train again."
+                f"Expected {chosen.model} to be a model that this release exported, "
+                f"with all of its files: {type(error).__name__}. Restore it, or train "
+                "again."
             ) from None
         if one_by_one:
             for give in given.values():

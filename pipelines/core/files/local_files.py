@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import stat
@@ -21,6 +22,19 @@ from typing import cast
 from accounting.core.validation import InputError
 
 StrPath = str | os.PathLike[str]
+
+
+#: Bytes of a file that are read at once.
+_BLOCK_BYTES = 1 << 22
+
+
+def digest_of(path: StrPath) -> str:
+    """Returns the SHA-256 of a file, as hex digits."""
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            total.update(block)
+    return total.hexdigest()
 
 
 def hidden_path(path: str) -> str:

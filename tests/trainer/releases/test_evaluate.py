@@ -32,6 +32,7 @@ from tests.trainer.conftest import (
 from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.metrics_text import metrics_text
 from trainer.cli.releases.evaluate_commands import evaluate_command
+from trainer.export import serving
 from trainer.model import evaluation
 from trainer.model.metrics import binary_metrics
 from trainer.prediction import exported_model
@@ -345,7 +346,7 @@ def test_a_model_that_remembers_rows_is_refused(
 ) -> None:
     """Seen: an edited SavedModel, by which one row moved a sum by 432 times its bound.
 
-    Nothing says that the files of a model are as the run wrote them.
+    Digests find accidents: who edits a model can edit them.
     """
     model = _Counting(tf.saved_model.load(str(run / "saved_model")))
     predict = tf.function(model.predict).get_concrete_function(
@@ -356,6 +357,8 @@ def test_a_model_that_remembers_rows_is_refused(
     tf.saved_model.save(model, str(run / "edited"), signatures)
     shutil.rmtree(run / "saved_model")
     (run / "edited").rename(run / "saved_model")
+    digests = {"saved_model": serving.digest_of_folder(run / "saved_model")}
+    serving.write(run, dataclasses.replace(serving.read(run), digests=digests))
     with pytest.raises(InputError, match="has a state of its own"):
         evaluated()
     assert not (run / "metrics.json").exists()
