@@ -31,11 +31,7 @@ from accounting.core import neighboring_relation
     show_default=True,
 )
 @shared_options.max_examples_per_user(
-    "Largest number of examples of a user; several numbers are swept over.",
-    type=NumberList(int, example="1,2,5"),
-    metavar="K1,K2,...",
-    default=(1,),
-    show_default="1",
+    "Largest number of examples of a user.", default=1, show_default=True
 )
 @shared_options.truncated_batch_size(
     "Cap on the examples of a step; auto: the least of negligible privacy cost."
@@ -45,11 +41,11 @@ from accounting.core import neighboring_relation
     type=click.Choice(
         (
             "batch-size", "epsilon", "epochs", "delta", "noise-multiplier",
-            "num-steps", "num-examples",
+            "num-steps", "num-examples", "max-examples-per-user",
         )
     ),
-    help="Vary one parameter, and show where the order of two samplers flips.  At "
-    "given noise the answer is epsilon, or delta in a sweep over epsilon.",
+    help="Vary one parameter.  At given noise the answer is epsilon, or delta in a "
+    "sweep over epsilon.",
 )  # fmt: skip
 @click.option(
     "--values",
@@ -96,7 +92,7 @@ def plan_command(**flags: Any) -> None:
     The noise that users with up to 10 examples need:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8 --sampler truncated-poisson \\
-          --max-examples-per-user 1,2,5,10 --plot users.png
+          --sweep max-examples-per-user --values 1,2,5,10 --plot users.png
     What tuning with 16 runs costs, if all are shown and if only the best one is:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 3 --delta 2.7e-8 --runs 16

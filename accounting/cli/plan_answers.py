@@ -14,7 +14,7 @@ from accounting.core import accountant, deltas, neighboring_relation, sampler_re
 from accounting.core import plan as plans
 from accounting.core.validation import InputError
 from accounting.planning import axes, comparison, sweeps, tuning
-from accounting.planning.axes import TOTAL_NOISE_AXIS, USERS_AXIS
+from accounting.planning.axes import TOTAL_NOISE_AXIS
 from accounting.planning.comparison import Answer, Question
 from accounting.planning.sweeps import Point, Sweep, SweepLine
 from accounting.planning.tuning import Price, Tuning
@@ -27,7 +27,6 @@ def print_answers(flags: dict[str, Any]) -> None:
       InputError: flags that contradict each other, or a value out of range.
     """
     _check_flags(flags)
-    flags = _over_users(flags)
     question = _question(flags)
     shared_options.warn(question.delta, question.num_examples)
     plot, as_json = flags["plot"], flags["as_json"]
@@ -85,9 +84,7 @@ def _lines(
             for name in chosen
             for steps in dict.fromkeys(numbers)
         )
-    plain = tuple(
-        line for name in chosen for line in _for_users(name, _several_counts(flags))
-    )
+    plain = tuple(SweepLine(sampler=name) for name in chosen)
     # If no sampler has such a theorem, the first one is kept for its error.
     analysed = set(sampler_registry.poisson_samplers())
     mixed = [name for name in chosen if name in analysed] or chosen[:1]
@@ -96,30 +93,6 @@ def _lines(
         for name in mixed
         for label, theorem in theorems.items()
     )
-
-
-def _several_counts(flags: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the values of ``--max-examples-per-user``; none if there is only one."""
-    counts = tuple(dict.fromkeys(flags["max_examples_per_user"]))
-    return counts if len(counts) > 1 else ()
-
-
-def _for_users(sampler: str, counts: tuple[int, ...]) -> list[SweepLine]:
-    """Returns a line for each number of examples per user; one if there are none."""
-    return [
-        SweepLine(sampler=sampler, label=f"k={count}", max_examples_per_user=count)
-        for count in counts
-    ] or [SweepLine(sampler=sampler)]
-
-
-def _over_users(flags: dict[str, Any]) -> dict[str, Any]:
-    """Returns flags with several numbers of examples per user turned into a sweep."""
-    counts = _several_counts(flags)
-    if not counts or flags["sweep"] is not None:
-        return flags
-    values = tuple(map(float, counts))
-    swept = {"sweep": USERS_AXIS, "values": values, "max_examples_per_user": (1,)}
-    return {**flags, **swept}
 
 
 def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[str, ...]:
@@ -181,8 +154,6 @@ def _sweep(question: Question, flags: dict[str, Any]) -> None:
             deltas.check(value, allow_large=flags["allow_large_delta"])
     holds = flags["tan"] and axis == TOTAL_NOISE_AXIS
     asked = [question if holds else axes.at(question, axis, v) for v in values]
-    counts = _several_counts(flags)
-    asked += [axes.at(question, USERS_AXIS, count) for count in counts]
     lines = _lines(asked, flags, sweeps.default_samplers())
     with Progress() as progress:
         found = sweeps.sweep(
@@ -255,7 +226,7 @@ def _check_flags(flags: dict[str, Any]) -> None:
         raise InputError(
             "Expected --tan or --mix-width, not both: TAN is for DP-SGD. Omit one."
         )
-    if flags["tan"] and max(flags["max_examples_per_user"]) > 1:
+    if flags["tan"] and flags["max_examples_per_user"] > 1:
         raise InputError(
             "Expected --tan or users with several examples, not both: TAN is for one "
             "example. Omit --max-examples-per-user."
@@ -275,7 +246,6 @@ def _check_tuning(flags: dict[str, Any]) -> None:
     given = [f"--{name}" for name in others if flags[name] not in (None, False)]
     given += ["--mix-width"] if model_mix.theorems(flags) else []
     given += ["several --sampler"] if len(flags["samplers"]) > 1 else []
-    given += ["several --max-examples-per-user"] if _several_counts(flags) else []
     if given:
         raise InputError(
             f"Expected --runs or {given[0]}, not both: a price is for one plan. Omit "
@@ -315,10 +285,7 @@ def _question(flags: dict[str, Any]) -> Question:
         holds_steps=flags["num_steps"] is not None,
         truncated_batch_size=given,
         neighboring_relation=flags["relation"],
-        # Of several, each line has its own.
-        max_examples_per_user=(
-            1 if _several_counts(flags) else flags["max_examples_per_user"][0]
-        ),
+        max_examples_per_user=flags["max_examples_per_user"],
     )
 
 

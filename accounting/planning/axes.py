@@ -157,8 +157,6 @@ AXES = {
 }
 #: The axis along which total noise can be held.
 TOTAL_NOISE_AXIS = "noise-multiplier"
-#: The axis along which the unit of privacy changes.
-USERS_AXIS = "max-examples-per-user"
 
 
 def at(question: Question, axis: str, value: float) -> Question:

@@ -15,7 +15,7 @@ from accounting.core.neighboring_relation import NAMES
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.planning import tan
-from accounting.planning.axes import USERS_AXIS, at, at_total_noise, check_values
+from accounting.planning.axes import at, at_total_noise, check_values
 from accounting.planning.comparison import (
     DELTA,
     EPSILON,
@@ -35,11 +35,9 @@ class SweepLine(Line):
     Attributes:
       total_noise_steps: Steps of a line along which batch sizes grow with the noise, so
         that the total noise is that of the question; None where it is not held.
-      max_examples_per_user: k of this line; None for that of the question.
     """
 
     total_noise_steps: int | None = None
-    max_examples_per_user: int | None = None
 
     def at(self, question: Question, axis: str, value: float) -> Question:
         """Returns what is asked of this line.
@@ -52,8 +50,6 @@ class SweepLine(Line):
         Raises:
           InputError: a value out of range.
         """
-        if self.max_examples_per_user is not None:
-            question = at(question, USERS_AXIS, self.max_examples_per_user)
         if self.total_noise_steps is not None:
             return at_total_noise(question, value, self.total_noise_steps)
         return at(question, axis, value)
@@ -139,7 +135,7 @@ def _held(
     held += [] if eta is None else [f"total noise 1/eta with eta={eta:.4g}"]
     rest = [text for name, text in schedule.items() if text and name not in varied]
     unit = f"{NAMES[question.neighboring_relation]} relation"
-    if count > 1 and axis != USERS_AXIS:
+    if count > 1 and axis != "max-examples-per-user":
         unit += f", users with at most {count} examples"
     return f"{asks_for} at {', '.join(held)}", f"{', '.join(rest)}, {unit}"
 

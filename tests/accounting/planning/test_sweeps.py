@@ -66,17 +66,6 @@ def test_users_are_refused_before_anything_is_answered_where_nothing_is_proven(
     assert not started
 
 
-def test_a_line_of_users_asks_about_them() -> None:
-    line = SweepLine(sampler="deterministic", max_examples_per_user=3)
-    swept = sweeps.sweep(QUESTION, "epsilon", (line, *DETERMINISTIC), values=(2.0,))
-    users, one = (points[0].answer.proven for points in swept.points)
-    assert users is not None
-    assert one is not None
-    # Of a fixed order the examples of a user are in one sum.
-    assert users == pytest.approx(3 * one, rel=1e-6)
-    assert "users" not in swept.title
-
-
 def eta_of(question: Question) -> float:
     noise = question.noise_multiplier
     assert noise is not None
