@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.plan import TRUNCATED_POISSON
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_float
 from dpsgd.fit_stages import default_delta, sizes
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
@@ -42,11 +42,14 @@ from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.inputs.type_kinds import seems_user_column
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from pipelines.job.job_folder import JOB_NAME
 from pipelines.job.sizing import make_layout
 from pipelines.tables import memory
 from trainer import keras_model, models
+from trainer.claims.workers import launch
 from trainer.gradients.model_check import check_inputs
 from trainer.keras_model import PrivateModel
+from trainer.model.metrics import LABEL
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
 from trainer.model.user_rows import of_one_row
@@ -106,6 +109,9 @@ def make_private(
     if batches is None:
         run = pathlib.Path(run)
         check_local(run=run)
+        _check_alone()
+        if epsilon is not None:
+            check_float("epsilon", epsilon, above=0)
         check_run_folder(run)
         rows = _Rows(data, run)
         count = rows.dataset.num_examples
@@ -142,7 +148,7 @@ class _Rows:
 
     def __init__(self, data: Any, run: pathlib.Path) -> None:
         self._run, self._private = run, run / PRIVATE_NAME
-        self._columns: Mapping[str, np.ndarray] | None = None
+        self._columns: dict[str, np.ndarray] | None = None
         if isinstance(data, str | os.PathLike):
             self._source = os.fspath(data)
             check_outside(self._source, str(self._batches), MANIFEST_NAME)
@@ -151,6 +157,9 @@ class _Rows:
         else:
             self._source = str(self._private / "data.parquet")
             self._columns = memory.columns_of(data)
+            label = self._columns.get(LABEL)
+            if label is not None and label.shape[1:] == (1,):  # as Keras takes it, too
+                self._columns[LABEL] = label.ravel()
             self.dataset = memory.described(self._columns, self._source)
             self._digest = memory.digest(self._columns)
         name = None if self.dataset.bounded else seems_user_column(self.dataset.columns)
@@ -183,7 +192,8 @@ class _Rows:
         _check_columns(model, planned, training)
         made_of = {"data": self._digest, "settings": planned.fingerprint}
         self._check_made_of(made_of)
-        if (self._batches / MANIFEST_NAME).exists():
+        is_begun = (self._batches / PRIVATE_NAME / JOB_NAME).exists()
+        if (self._batches / MANIFEST_NAME).exists() and not is_begun:
             return self._batches
         self._run.mkdir(parents=True, exist_ok=True)
         make_private_folder(self._private, remedy="Choose another run=.")
@@ -212,6 +222,16 @@ class _Rows:
                 )
 
 
+def _check_alone() -> None:
+    """Refuses several workers, each of which would sample its own batches."""
+    _, count = launch.announced(os.environ)
+    if count > 1:
+        raise InputError(
+            f"Expected one process to sample the batches of data, not {count}. Make "
+            "them before, by `dpsgd batches`, and give batches=."
+        )
+
+
 def _check_columns(model: Any, planned: Manifest, training: Mapping[str, Any]) -> None:
     """Refuses columns that the model does not take, as ``compile`` would.
 
@@ -220,6 +240,8 @@ def _check_columns(model: Any, planned: Manifest, training: Mapping[str, Any]) -
       planned: Manifest of the batches.
       training: As in ``make_private``.
     """
+    if isinstance(model, PrivateModel):
+        return  # the trainer says what to give in its place
     rows = of_one_row(planned)
     views = Views(number=training.get("views", 1), augment=training.get("augment"))
     with one_line_errors("the model"):

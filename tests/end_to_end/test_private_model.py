@@ -77,6 +77,7 @@ def test_the_same_batches_come_of_every_kind_of_data(jobs: list[Any]) -> None:
     for name, data in {
         "frame": pd.DataFrame(arrays(), index=range(ROWS, 0, -1)),
         "table": pa.table(arrays()),
+        "labels of Keras": {**arrays(), "label": arrays()["label"][:, None]},
         "file": "rows/data.parquet",
         "folder": pathlib.Path("rows"),
         "glob": "rows/*.parquet",
@@ -123,7 +124,9 @@ def test_the_same_call_again_takes_or_finishes_the_same_batches(
         made(arrays(seed=1))
     made(arrays())
     wanted = batches_of("run")
-    made(pd.DataFrame(arrays()), noise_multiplier=2.0)
+    model = made(pd.DataFrame(arrays()), noise_multiplier=2.0)
+    with pytest.raises(InputError, match=r"private already.*\.network"):
+        dpsgd.make_private(model, arrays(), **SIZES, **NOISE)
     assert batches_of("run") == wanted
     assert len(jobs) == 1
     for changes in ({"batch_size": 31}, {"epochs": 3}, {"sampler": "poisson"}):
@@ -148,6 +151,8 @@ def test_the_same_call_again_takes_or_finishes_the_same_batches(
         ),
         ({"data": {**arrays(), "age": np.zeros((ROWS, 2))}}, "input 'age'.*shape"),
         ({"data": "rows"}, "Expected files at"),
+        ({"epsilon": "3"}, "epsilon"),
+        ({"epsilon": float("nan")}, "epsilon"),
         ({"batch_size": 0}, "expected_batch_size"),
         ({"batch_size": ROWS + 1}, "expected_batch_size"),
         ({"epochs": 0}, "epochs=0"),
@@ -167,6 +172,16 @@ def test_what_cannot_train_is_refused_before_anything_is_written(
     with pytest.raises(InputError, match=message):
         made(**{"data": arrays(), **changes})
     assert {path.name for path in tmp_path.iterdir()} == {"full"}
+    assert not jobs
+
+
+def test_several_workers_do_not_each_sample_batches(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(InputError, match=r"one process.*dpsgd batches"):
+        made(arrays())
     assert not jobs
 
 
