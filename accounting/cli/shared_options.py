@@ -1,7 +1,7 @@
 """Flags that several commands share, each declared once.
 
 A command gives a flag its help; name and type are the same everywhere.  The flags that
-all experiments share are in ``trainer.cli.experiments.experiment_flags``.
+all commands of many runs share are in ``trainer.cli.experiments.experiment_flags``.
 
 Formal guarantees:
   - A delta out of range is refused while flags are parsed, before any work.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 from accounting.core import sampler_registry
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
@@ -28,12 +26,9 @@ OPTIMISTIC = "optimistic"
 NOISE_RULES = (SAME, OWN, OPTIMISTIC)
 
 
-_E = TypeVar("_E", bound="Experiment")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """The settings that comparisons and simulations share.
+    """Where the runs of a comparison, or of a benchmark, read and write.
 
     Attributes:
       source: Training Parquet: a folder, a file or a quoted glob.
@@ -57,22 +52,6 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_declared(self)
-
-    @property
-    def all_trained(self) -> tuple[TrainSettings, ...]:
-        """The training settings of all runs."""
-        raise NotImplementedError
-
-    def train_as(
-        self: _E, change: Callable[[TrainSettings], TrainSettings], **fields: Any
-    ) -> _E:
-        """Returns the same experiment with changed settings.
-
-        Args:
-          change: Changes the training settings of every run.
-          **fields: Other fields to replace.
-        """
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,17 +106,6 @@ class ComparisonSettings(Experiment):
                 f"noise_multiplier={given[0]!r} is that of all samplers. Omit --noise, "
                 "or give --epsilon in place of --noise-multiplier."
             )
-
-    @property
-    def all_trained(self) -> tuple[TrainSettings, ...]:
-        return self.trained
-
-    def train_as(
-        self, change: Callable[[TrainSettings], TrainSettings], **fields: Any
-    ) -> ComparisonSettings:
-        return dataclasses.replace(
-            self, trained=tuple(map(change, self.trained)), **fields
-        )
 
     @property
     def deltas(self) -> list[float]:

@@ -124,8 +124,8 @@ def test_flags_and_settings_ask_for_the_same(
     """All lists at once, as flags and as settings."""
     asked: list[ComparisonSettings] = []
     monkeypatch.setattr(
-        "trainer.cli.experiments.experiment_body.run",
-        lambda experiment, settings, *, as_json: asked.append(settings),
+        "trainer.cli.experiments.compare_body.run",
+        lambda settings, *, as_json: asked.append(settings),
     )
     settings = make_settings()
     result = _compare(

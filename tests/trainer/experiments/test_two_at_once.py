@@ -9,8 +9,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files import locks
-from trainer.cli.experiments import experiment_body
-from trainer.experiments.compare import compare
+from trainer.cli.experiments import compare_body
 
 
 def test_of_two_at_once_the_second_is_refused(tmp_path: pathlib.Path) -> None:
@@ -18,7 +17,7 @@ def test_of_two_at_once_the_second_is_refused(tmp_path: pathlib.Path) -> None:
         out = tmp_path / "new" / "out"
 
     def work(settings: Any) -> None:
-        experiment_body.run(compare, settings, as_json=True)
+        compare_body.run(settings, as_json=True)
 
     # Without a lock the experiment begins, finds no settings, and leaves nothing.
     with pytest.raises(AttributeError):

@@ -1,1 +1,1 @@
-"""Commands of many runs: compare, simulate, bias, variance, shift."""
+"""``dpsgd compare``, and flags that commands of many runs share."""

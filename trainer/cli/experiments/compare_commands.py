@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
+from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.cli.registered import Registered
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
@@ -15,7 +16,7 @@ from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags, setting_flags
 from trainer.cli.experiments import experiment_flags
-from trainer.cli.experiments.experiment_flags import experiment, listed
+from trainer.cli.experiments.experiment_flags import listed
 from trainer.cli.setting_flags import NumberOr
 from trainer.settings import methods
 from trainer.settings.comparison_settings import (
@@ -28,7 +29,7 @@ from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
 
 
-@experiment("trainer.experiments.compare:compare")
+@click.command(cls=Grouped, context_settings=PASSES_ON)
 @setting_flags.settings(ComparisonSettings)
 @registered.sampler(
     "Samplers.",
@@ -75,7 +76,9 @@ from trainer.settings.train_settings import TrainSettings
     metavar="METHOD FLAGS",
     help="Flags of `dpsgd train` for one method only; may be repeated.",
 )
-def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
+@shared_options.as_json
+@click.pass_context
+def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Trains with several samplers, methods and settings, and compares the models.
 
     Answers two questions of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205): which
@@ -103,6 +106,13 @@ def compare(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
           --l2-norm-clip 3,10 --learning-rate 0.1,0.3 --for model-mix \\
           "--optimizer sgd --learning-rate 1,3 --mix-width 0.01,0.1"
     """
+    settings = _settings(flags, tuple(ctx.args))
+    from trainer.cli.experiments import compare_body  # after --help
+
+    compare_body.run(settings, as_json=as_json)
+
+
+def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     own = _flags_of_methods(flags)
     requests = [
         request

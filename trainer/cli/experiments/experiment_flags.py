@@ -6,17 +6,13 @@ Formal guarantees:
 
 from __future__ import annotations
 
-import functools
-import importlib
 import itertools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from accounting.cli import shared_options
-from accounting.cli.grouped import PASSES_ON, Grouped
 from accounting.core.validation import InputError
 from trainer.cli.commands import train_request
 from trainer.cli.setting_flags import Listed
@@ -28,38 +24,6 @@ _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
     "--delta", "--init-seed",
 )  # fmt: skip
-
-
-def experiment(
-    place: str, cls: type[click.Command] = Grouped
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes the command of an experiment.
-
-    The decorated function takes the flags of the command, and further arguments for
-    `dpsgd train`, and returns the settings of the experiment.
-
-    Args:
-      place: "module:function" of the experiment; see ``experiment_body.run``.
-      cls: Class of the command.
-    """
-
-    def made(settings_of: Callable[..., Any]) -> click.Command:
-        @functools.wraps(settings_of)
-        def command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
-            settings = settings_of(flags, tuple(ctx.args))
-            from trainer.cli.experiments import experiment_body
-
-            module, function = place.split(":")
-            carried_out = getattr(importlib.import_module(module), function)
-            experiment_body.run(carried_out, settings, as_json=as_json)
-
-        declared = vars(command).pop("__click_params__", [])
-        shared_options.as_json(command)
-        vars(command)["__click_params__"] += declared
-        declare = click.command(cls=cls, context_settings=PASSES_ON)
-        return declare(click.pass_context(command))
-
-    return made
 
 
 def listed(kind: click.ParamType) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_choice
@@ -59,10 +59,12 @@ from trainer.run.preflight import (
     is_finished,
     with_loss,
 )
-from trainer.settings.comparison_settings import AUTO_METRIC, Experiment
+from trainer.settings.comparison_settings import (
+    AUTO_METRIC,
+    ComparisonSettings,
+    Experiment,
+)
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
-
-_E = TypeVar("_E", bound=Experiment)
 
 #: Called with each line of progress.
 Say = Callable[[str], None]
@@ -248,7 +250,7 @@ def train_here(request: Request) -> None:
     train(request)
 
 
-def training_data(experiment: Experiment) -> Dataset:
+def training_data(experiment: ComparisonSettings) -> Dataset:
     """Returns the training examples, which the held-out ones must match.
 
     Training would refuse others, but only after the batches are made.
@@ -261,36 +263,37 @@ def training_data(experiment: Experiment) -> Dataset:
     columns = columns_of_row(dataset.columns, dataset.description)
     footers = dataset.footers.values()
     check_files(experiment.held_out, columns, dataset.description, footers)
-    for settings in experiment.all_trained:
+    for settings in experiment.trained:
         check_views(settings, columns)
     return dataset
 
 
-def settled(experiment: _E) -> _E:
-    """Returns an experiment whose "auto" loss and metric are replaced by the label's.
+def settled(experiment: ComparisonSettings) -> ComparisonSettings:
+    """Returns a comparison whose "auto" loss and metric are replaced by the label's.
 
     Raises:
       InputError: there is no such metric or no training data, or a folder is not on
         this machine.
     """
     _check(experiment)
-    if all(each.loss != AUTO_LOSS for each in experiment.all_trained):
+    if all(each.loss != AUTO_LOSS for each in experiment.trained):
         return _with_metric(experiment)
     dataset = list_blocks(experiment.source).description
-    found = _with_metric(experiment.train_as(lambda each: with_loss(each, dataset)))
+    trained = tuple(with_loss(each, dataset) for each in experiment.trained)
+    found = _with_metric(dataclasses.replace(experiment, trained=trained))
     _check(found)
     return found
 
 
-def _with_metric(experiment: _E) -> _E:
+def _with_metric(experiment: ComparisonSettings) -> ComparisonSettings:
     if experiment.metric != AUTO_METRIC:
         return experiment
-    (first, *_) = experiment.all_trained
+    (first, *_) = experiment.trained
     return dataclasses.replace(experiment, metric=METRICS[first.task][0])
 
 
-def _check(experiment: Experiment) -> None:
-    for settings in experiment.all_trained:
+def _check(experiment: ComparisonSettings) -> None:
+    for settings in experiment.trained:
         Runs(experiment, silent).request(Trial(name="", batches="", settings=settings))
         check_files_of(settings)
         check_choice("metric", experiment.metric, (*_metrics(settings), AUTO_METRIC))

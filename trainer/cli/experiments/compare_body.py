@@ -1,6 +1,6 @@
-"""The work of a command that carries out an experiment of many runs.
+"""The work of ``dpsgd compare``, after its flags.
 
-Public: what is printed, except by ``bias``.
+Public: what is printed.
 """
 
 from __future__ import annotations
@@ -8,40 +8,26 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
 
 import click
 
 from pipelines.files.folders import usable_folder
 from pipelines.files.locks import LOCK_NAME, locked
 from pipelines.files.output_folder import make_parents, remove_empty
-from trainer.report.report import Report
+from trainer.experiments.compare import compare
+from trainer.settings.comparison_settings import ComparisonSettings
 
 
-class _HasFolder(Protocol):
-    @property
-    def out(self) -> pathlib.Path: ...
-
-
-_Settings = TypeVar("_Settings", bound=_HasFolder)
-
-
-def run(
-    experiment: Callable[[_Settings, Callable[[str], None]], Report],
-    settings: _Settings,
-    *,
-    as_json: bool,
-) -> None:
-    """Carries out an experiment, and prints its report.  Errors are the experiment's.
+def run(settings: ComparisonSettings, *, as_json: bool) -> None:
+    """Carries out a comparison, and prints its report.  Errors are those of `compare`.
 
     Args:
-      experiment: Takes settings, and a function for lines of progress.
-      settings: Settings of the experiment.
+      settings: What to compare.
       as_json: Whether to print only JSON.
     """
     with _alone(settings.out):
-        report = experiment(settings, _say)
+        report = compare(settings, _say)
         fields = report.write(settings.out)
     if as_json:
         click.echo(json.dumps(fields, indent=2))
@@ -52,7 +38,7 @@ def run(
 
 @contextlib.contextmanager
 def _alone(out: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes out of the folder of an experiment.
+    """Keeps other processes out of the folder of a comparison.
 
     A folder that was made for the lock alone is removed again.
     """
