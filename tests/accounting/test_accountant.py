@@ -215,6 +215,26 @@ def test_more_steps_than_are_accounted_for_are_refused_everywhere(small_plan):
 
 
 @pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"num_epochs": 3}, "num_epochs=3"),  # does not divide 200 steps
+        ({"num_epochs": 400}, "num_epochs=400"),
+        ({"num_steps": 0}, "num_steps=0"),
+        ({"expected_batch_size": 10_001}, "expected_batch_size=10001"),
+        ({"truncated_batch_size": 200}, "truncated_batch_size=200"),
+        ({"sampler": "truncated-poisson"}, "truncated_batch_size=None"),
+        (
+            {"sampler": "truncated-poisson", "truncated_batch_size": 99},
+            "truncated_batch_size=99",
+        ),
+    ],
+)
+def test_plans_that_cannot_be_followed_are_refused(small_plan, changes, name):
+    with pytest.raises(InputError, match=name):
+        small_plan(**{"sampler": "poisson", **changes})
+
+
+@pytest.mark.parametrize(
     ("epochs", "num_steps", "message"),
     [
         (None, None, "exactly one"),
