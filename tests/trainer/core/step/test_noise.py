@@ -13,6 +13,7 @@ from randomgen import AESCounter
 
 from pipelines.core.keys import derive
 from pipelines.files.key_files import insecure_key
+from trainer.core.step import noise
 from trainer.core.step.noise import (
     LaterNoise,
     NoiseStream,
@@ -69,6 +70,22 @@ def test_noise_has_the_stated_deviation_neither_more_nor_less() -> None:
         expected = math.erfc(point / math.sqrt(2))
         deviation = math.sqrt(expected * (1 - expected) / n)
         assert abs((np.abs(values) > point).mean() - expected) < 5 * deviation
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_block_of_noise_is_drawn_by_one_worker(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = [(950,), (7, 100), (30,)]
+    monkeypatch.setattr(noise, "_BLOCK", 100)
+    whole = step_noise(KEY, 0, shapes, 1.0, UNIT)
+    assert all(np.count_nonzero(values) == values.size for values in whole)
+    shares = [
+        step_noise(KEY, 0, shapes, 1.0, UNIT, (rank, count)) for rank in range(count)
+    ]
+    for values, *drawn in zip(whole, *shares, strict=True):
+        assert np.array_equal(sum(drawn), values)
+        assert np.count_nonzero(drawn) == values.size
 
 
 def test_mixing_coefficients_are_uniform() -> None:
