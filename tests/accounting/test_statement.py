@@ -138,6 +138,18 @@ def test_a_bound_by_a_theorem_outside_of_the_core_says_so(small_plan, sampler, c
         assert f"relies on   the {name}: {claims.RELIANCES[name]}." in text
 
 
+def test_batches_that_nothing_certified_are_relied_on(small_plan):
+    said = make(small_plan)
+    for certified, relied in (
+        (None, ()),  # a plan without batches
+        (True, ()),
+        (False, (claims.BATCH_JOB,)),
+    ):
+        found = dataclasses.replace(said, batches_certified=certified)
+        assert found.relies_on == relied
+        assert found.to_text().count("relies on   the batch job") == len(relied)
+
+
 def test_a_theorem_behind_the_attacks_alone_is_named():
     """The epsilon is by the revealed order; the rates at small epsilons by clones."""
     plan = make_plan("dynamic-shuffle", 400, 50, 8, epochs=1)
