@@ -15,9 +15,11 @@ import pytest
 
 from trainer.core.step import per_example
 from trainer.core.step.per_example import (
+    ExampleGradients,
     cap_coordinates,
     clip_scale,
     clip_to_norm,
+    clipped,
     concat_in_chunks,
     keep_rows,
     real_rows,
@@ -162,6 +164,36 @@ def test_a_cap_is_on_both_sides_of_every_coordinate() -> None:
     values = tf.constant([[-3.0, -0.5], [0.5, 3.0]])
     np.testing.assert_array_equal(cap_coordinates(values, 1.0), [[-1, -0.5], [0.5, 1]])
     assert cap_coordinates(values, None) is values
+
+
+class _Ones:
+    """Gradients of norm 1."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def norms(self) -> Any:
+        return tf.ones(self._num_rows)
+
+    def scaled_sum(self, scale: Any, cap: float | None) -> list[Any]:
+        return [tf.reduce_sum(scale)]
+
+
+def test_a_sum_is_of_rows_that_loss_and_gradients_both_accept() -> None:
+    model: Any = _AcceptsBits()
+    model.variables = [tf.Variable(0.0)]
+
+    def of_rows(columns: dict[str, Any], real: Any) -> tuple[_Ones, Any]:
+        return _Ones(real.shape[0]), columns["kept"]
+
+    gradients = ExampleGradients(model, of_rows, relies_on=["views"])
+    columns = {
+        "label": tf.constant([0, 1, 2, 0, 1]),  # 2 is none of the loss
+        "kept": tf.constant([True, True, True, True, False]),
+    }
+    weight = tf.constant([1.0, 1.0, 1.0, 0.0, 1.0])
+    [found] = clipped(gradients, l2_norm_clip=1.0)(columns, weight)
+    assert float(found) == 2.0
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 3, 5, 8])
