@@ -53,6 +53,7 @@ SHARED_BATCHES = (
     "nothing is proven."
 )
 EARLIER_RUNS = "hyper-parameter search and earlier runs on the same data"
+OTHER_RUNS = "runs on the same data other than the {count} of the claim"
 #: Outputs of a training run that no privacy statement covers.
 NOT_COVERED = (
     "training losses and metrics, clip fractions and batch statistics",
@@ -161,7 +162,9 @@ class PrivacyStatement(Claim):
         """Outputs of the run that the claim does not cover."""
         words = self._own_words
         of_method = words.not_covered if words else ()
-        earlier = words.earlier if words and words.earlier else EARLIER_RUNS
+        of_one = words.earlier if words and words.earlier else EARLIER_RUNS
+        several = OTHER_RUNS.format(count=self.of_runs)
+        earlier = of_one if self.of_runs == 1 else several
         known = (earlier if each == EARLIER_RUNS else each for each in NOT_COVERED)
         return (*known, *of_method, *self.learned_before)
 
@@ -186,7 +189,7 @@ class PrivacyStatement(Claim):
         if self.theorem is not None:
             return TradeOff(((epsilon, self.delta),))
         return trade_off_bounds.of_claim(
-            self.plan,
+            self.plan_of_all,
             noise_multiplier=self.noise_multiplier,
             epsilon=epsilon,
             delta=self.delta,
@@ -200,7 +203,8 @@ class PrivacyStatement(Claim):
         if self.is_guarantee:
             weakness = self.weakness
             return (
-                f"The released model is ({upper_text(self.epsilon.guarantee)}, "
+                f"The released model is {self._one_of}"
+                f"({upper_text(self.epsilon.guarantee)}, "
                 f"{self.delta!r})-differentially private under the "
                 f"{relations.NAMES[self.neighboring_relation]} relation"
                 f"{self._for_users}, {self._bound}."
@@ -215,6 +219,26 @@ class PrivacyStatement(Claim):
             )
         return (
             f"No guarantee is claimed: no finite epsilon is proven at {self.delta!r}."
+        )
+
+    @property
+    def _one_of(self) -> str:
+        if self.of_runs == 1:
+            return ""
+        return (
+            f"that of one of at most {self.of_runs:,} runs of this plan on this table, "
+            "which together are "
+        )
+
+    @property
+    def runs(self) -> str | None:
+        """What epsilon of several runs is of, in words; None for one run."""
+        if self.of_runs == 1:
+            return None
+        return (
+            f"at most {self.of_runs:,}, declared before the first, with this plan and "
+            "noise, each on batches of its own, whether they are made or not; they are "
+            f"one run of {self.plan_of_all.num_steps:,} steps"
         )
 
     @property
@@ -258,6 +282,8 @@ class PrivacyStatement(Claim):
             "sampling": self._wording.sampling,
             "plan": self.plan.to_json(),
             "plan_fingerprint": self.plan.fingerprint,
+            "of_runs": self.of_runs,
+            "runs": self.runs,
             "sampling_probability": str(self.plan.sampling_probability),
             "noise_multiplier": self.noise_multiplier,
             "l2_norm_clip": self.l2_norm_clip,
@@ -284,6 +310,7 @@ class PrivacyStatement(Claim):
             f"  steps       T={plan.num_steps:,} in {plan.epochs_in_words}, "
             f"q={plan.sampling_probability}, "
             f"expected batch size {plan.expected_batch_size:,}{self._cap()}.",
+            *([] if self.runs is None else [f"  runs        {self.runs}."]),
             f"  noise       multiplier {self.noise_multiplier!r}, clip "
             f"{'not stated' if self.l2_norm_clip is None else self.l2_norm_clip}.",
             f"  bound       {fields['bound']}: {fields['theorem']}.",
@@ -336,8 +363,9 @@ def privacy_statement(
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
     unit: str | None = None,
+    of_runs: int = 1,
 ) -> PrivacyStatement:
-    """Returns the statement for a run that executed ``plan``.
+    """Returns the statement for a run that executed ``plan``, or for several.
 
     Args:
       plan: What was executed.
@@ -354,10 +382,11 @@ def privacy_statement(
       max_examples_per_user: k; above 1 the privacy unit is a user.
       unit: The privacy unit in words, if the batches record it: a user with at most k
         examples after `dpsgd bound`.  Else None.
+      of_runs: Number of runs of the plan that epsilon is of, all together.
 
     Raises:
       InputError: a value out of range, a clip norm other than the theorem's, a relation
-        that is not accounted for, or a sampler without wording.
+        or a number of runs that is not accounted for, or a sampler without wording.
     """
     # Refused before epsilon is computed, which may take seconds.
     _wording(plan, neighboring_relation, max_examples_per_user)
@@ -371,5 +400,6 @@ def privacy_statement(
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
         unit=unit,
+        of_runs=of_runs,
     )
     return PrivacyStatement(**vars(found), gradients=gradients)

@@ -31,6 +31,7 @@ import click
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
 from accounting.core.intervals import upper_text
+from accounting.core.plan import MOST_RUNS
 from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages
 from pipelines.cli.data_commands import kind_options
@@ -50,7 +51,7 @@ _OF_SCHEMA = ("label", "classes", *_KINDS, "ranges", "header", "delimiter")
 _NO_CHOICE = ("out", "dry_run")
 #: Flags of `dpsgd train` that stages set; a second value would override.
 _SET_BY_STAGES = (
-    "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta",
+    "--batches", "--out", "--epsilon", "--noise-multiplier", "--delta", "--of-runs",
     "--input", "--score", "--runs", "--epsilon-of-score", "--delta-of-score", "--by",
     "--json",
 )  # fmt: skip
@@ -152,9 +153,15 @@ def _check_runs(text: str, flags: Mapping[str, Any]) -> None:
     Raises:
       InputError: its flags are refused, or the number, unit or candidates of a search.
     """
+    check_int("of_runs", flags["of_runs"], at_least=1, at_most=MOST_RUNS)
     if flags["runs"] is None:
         fit_stages.single_run(flags)
         return
+    if flags["of_runs"] != 1:
+        raise InputError(
+            "Expected --runs or --of-runs, not both: the theorem of a search gives one "
+            "epsilon, of which those of several searches add. Omit one."
+        )
     from accounting.claims.selection.number_of_runs import MOST_AS_GOOD  # after --help
     from trainer.run import privacy
 
@@ -176,7 +183,9 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
     of_fit = {
         name: value
         for name, value in sorted(flags.items())
-        if value not in (None, "", (), False) and name not in _NO_CHOICE
+        if value not in (None, "", (), False)
+        and (name, value) != ("of_runs", 1)  # the default
+        and name not in _NO_CHOICE
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in of_fit.items()]
     files = {"fit.toml": "".join(lines), "schema.toml": text}
@@ -245,6 +254,9 @@ def _together(
         return ""
     *first, last = names
     what = f"{', '.join(first)} and {last}".capitalize()
+    if flags["of_runs"] != 1:
+        count = f"{flags['of_runs']:,}"
+        what += f" of at most {count} such fits of this table, by one plan and split,"
     # Of a search the model has a little less than what all were given.
     epsilon = upper_text(max(privacy["epsilon"], flags["epsilon"]))
     unit, they = "row, which is", "it trains, is evaluated, or gives"
@@ -311,6 +323,10 @@ def _together(
     "--train says by lists and --or what is tried; by default the defaults of dpsgd "
     "train, and three learning rates.",
 )  # fmt: skip
+@shared_options.of_runs(
+    "Noise for so many such fits of this table together, declared before the first: "
+    "each in a folder of its own, by the same plan and split."
+)
 @click.option(
     "--dry-run",
     is_flag=True,

@@ -235,7 +235,7 @@ def _train(
         out / "batches" / "manifest.json",
         ("batches", *of_batches),
     )
-    of_run = (*sizes.target, *shlex.split(flags["train"]))
+    of_run = (*sizes.target, *sizes.together, *shlex.split(flags["train"]))
     yield Stage(
         "train with differential privacy",
         out / "run" / _RECORD,
@@ -369,7 +369,7 @@ def _plan(sizes: _Sizes, flags: Mapping[str, Any]) -> tuple[str, ...]:
     of_runs = (f"--runs={flags['runs']}",) if flags["runs"] else ()
     return (
         "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.target,
-        *unit, "--sampler=truncated-poisson", *of_runs,
+        *sizes.together, *unit, "--sampler=truncated-poisson", *of_runs,
     )  # fmt: skip
 
 
@@ -383,7 +383,9 @@ def _ranges(
     if last.exists() or first.name == "data":
         return Stage(title)
     schema = _schema(out)
-    least = least_rows(schema, sizes.epsilon, sizes.delta, sizes.most)
+    least = least_rows(
+        schema, sizes.epsilon, sizes.delta, sizes.most, of_runs=sizes.of_runs
+    )
     found = _held_out_rows(first, "val", schema, sizes)
     if found < least:
         click.echo(
@@ -395,7 +397,7 @@ def _ranges(
         return Stage(title)
     given = (
         "statistics", f"--input={first}/val", f"--schema={out}/schema.toml",
-        f"--out={last}", *sizes.target,
+        f"--out={last}", *sizes.target, *sizes.together,
     )  # fmt: skip
     return Stage(title, last, given)
 
@@ -461,7 +463,8 @@ def _least_evaluated(schema: Any, sizes: _Sizes) -> int:
 
     task = OTHER if schema.label.task == REGRESSION else schema.label.task
     rows = kept_rows(task, schema.label.num_classes, most=sizes.most)
-    return least_rows(rows, gaussian_noise(sizes.epsilon, sizes.delta))
+    noise = gaussian_noise(sizes.epsilon, sizes.delta) * math.sqrt(sizes.of_runs)
+    return least_rows(rows, noise)
 
 
 def _columns(out: pathlib.Path) -> int:
@@ -511,6 +514,7 @@ class _Sizes:
     """Sizes that follow from the number of training rows, and flags of them.
 
     ``num_rows`` is the public bound on them where users have ``most`` rows at most.
+    ``of_runs`` such fits have ``epsilon`` and ``delta`` together.
     """
 
     num_rows: int
@@ -520,6 +524,7 @@ class _Sizes:
     batch: int
     epochs: int
     allowance: tuple[str, ...]
+    of_runs: int
 
     @classmethod
     def of(cls, folder: pathlib.Path, flags: Mapping[str, Any]) -> _Sizes:
@@ -539,6 +544,7 @@ class _Sizes:
             batch=flags["batch_size"] or batch,
             epochs=flags["epochs"] or epochs,
             allowance=tuple(shared_options.allowance(flags)),
+            of_runs=flags["of_runs"],
         )
 
     @property
@@ -552,6 +558,11 @@ class _Sizes:
         return (
             f"--epsilon={self.epsilon!r}", f"--delta={self.delta!r}", *self.allowance
         )  # fmt: skip
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """Flags of the number of fits that have them together."""
+        return () if self.of_runs == 1 else (f"--of-runs={self.of_runs}",)
 
     @property
     def half(self) -> _Sizes:

@@ -146,6 +146,7 @@ def make_private(
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    of_runs: int = 1,
     allow_large_delta: bool = False,
     method: str = DP_SGD,
     views: int = 1,
@@ -170,6 +171,8 @@ def make_private(
         ``epsilon``.
       epsilon: Target for the whole plan, which determines the noise; needs ``delta``.
       delta: Delta of the target and of the statement.
+      of_runs: Number of runs of this plan on this table, each on batches of its own,
+        that have the target together; declared before the first.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
       method: "dp-sgd", "bam", "non-private", or another that is registered and takes
         the optimizer of ``compile``.
@@ -200,6 +203,7 @@ def make_private(
         method=method,
         target_epsilon=epsilon,
         target_delta=delta,
+        of_runs=of_runs,
         allow_large_delta=allow_large_delta,
         noise_multiplier=noise_multiplier,
         l2_norm_clip=l2_norm_clip,

@@ -65,6 +65,7 @@ from accounting.core import neighboring_relation
     metavar="T1,T2,...",
     help="Also show such a sweep at other numbers of steps, with the same total noise.",
 )
+@shared_options.of_runs("Of so many runs together, each on batches of its own.")
 @click.option(
     "--runs",
     type=int,
@@ -93,6 +94,9 @@ def plan_command(**flags: Any) -> None:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8 --sampler truncated-poisson \\
           --sweep max-examples-per-user --values 1,2,5,10 --plot users.png
+    The noise of each of five runs that have epsilon 3 together:
+      dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
+          --epsilon 3 --delta 2.7e-8 --of-runs 5
     What tuning with 16 runs costs, if all are shown and if only the best one is:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 3 --delta 2.7e-8 --runs 16

@@ -12,7 +12,7 @@ from accounting.cli import model_mix, plan_tables, shared_options
 from accounting.cli.progress import Progress
 from accounting.core import accountant, deltas, neighboring_relation, sampler_registry
 from accounting.core import plan as plans
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_int
 from accounting.planning import axes, comparison, sweeps, tuning
 from accounting.planning.axes import TOTAL_NOISE_AXIS
 from accounting.planning.comparison import Answer, Question
@@ -110,9 +110,14 @@ def _is_supported(question: Question, sampler: str) -> bool:
     # Samplers that use every example once per epoch need whole epochs.
     steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
     whole = question.num_steps == question.num_epochs * steps
-    return neighboring_relation.is_supported(
-        sampler, question.neighboring_relation, question.max_examples_per_user
-    ) and (whole or not plans.goes_through_epochs(sampler))
+    composes = question.of_runs == 1 or sampler_registry.rules(sampler).composes
+    return (
+        composes
+        and neighboring_relation.is_supported(
+            sampler, question.neighboring_relation, question.max_examples_per_user
+        )
+        and (whole or not plans.goes_through_epochs(sampler))
+    )
 
 
 # -- tuning ----------------------------------------------------------------------------
@@ -209,6 +214,7 @@ def _check_flags(flags: dict[str, Any]) -> None:
         ("tan", "sweep", "--sweep"),
         ("also_num_steps", "tan", "--tan"),
     )
+    check_int("of_runs", flags["of_runs"], at_least=1, at_most=plans.MOST_RUNS)
     _check_tuning(flags)
     for flag, needed, name in needs:
         # By identity, since 0.0 equals False.
@@ -231,6 +237,10 @@ def _check_flags(flags: dict[str, Any]) -> None:
             "Expected --tan or users with several examples, not both: TAN is for one "
             "example. Omit --max-examples-per-user."
         )
+    if flags["tan"] and flags["of_runs"] != 1:
+        raise InputError(
+            "Expected --tan or --of-runs, not both: TAN is for one run. Omit one."
+        )
     if flags["also_num_steps"] and flags["sweep"] != TOTAL_NOISE_AXIS:
         raise InputError(
             f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
@@ -245,6 +255,7 @@ def _check_tuning(flags: dict[str, Any]) -> None:
     others = ("sweep", "tan", "plot")
     given = [f"--{name}" for name in others if flags[name] not in (None, False)]
     given += ["--mix-width"] if model_mix.theorems(flags) else []
+    given += ["--of-runs"] if flags["of_runs"] != 1 else []
     given += ["several --sampler"] if len(flags["samplers"]) > 1 else []
     if given:
         raise InputError(
@@ -286,6 +297,7 @@ def _question(flags: dict[str, Any]) -> Question:
         truncated_batch_size=given,
         neighboring_relation=flags["relation"],
         max_examples_per_user=flags["max_examples_per_user"],
+        of_runs=flags["of_runs"],
     )
 
 

@@ -37,7 +37,8 @@ def print_table(question: Question, rows: list[Answer]) -> None:
         table.add_column("padding", justify="right")
     for row in rows:
         table.add_row(*(_cells(row) if truncated else _cells(row)[:3]))
-    click.echo(f"{_claim(question)}\n{question.schedule}")
+    each = "" if question.of_runs == 1 else ", in each run"
+    click.echo(f"{_claim(question)}\n{question.schedule}{each}")
     Console(markup=False).print(table)
 
 
@@ -88,7 +89,8 @@ def _claim(question: Question) -> str:
     relation = neighboring_relation.NAMES[question.neighboring_relation]
     count = question.max_examples_per_user
     users = "" if count == 1 else f", users with at most {count} examples"
-    return f"{target}, delta={question.delta!r}, {relation} relation{users}"
+    runs = "" if question.of_runs == 1 else f", of {question.of_runs} runs together"
+    return f"{target}, delta={question.delta!r}, {relation} relation{users}{runs}"
 
 
 def _cells(row: Answer) -> list[str]:

@@ -70,6 +70,7 @@ truncated_batch_size = _declared(
 epsilon = _declared("--epsilon", type=float)
 noise_multiplier = _declared("--noise-multiplier", type=float)
 l2_norm_clip = _declared("--l2-norm-clip", type=float)
+of_runs = _declared("--of-runs", type=int, default=1, show_default=True)
 relation = _declared(
     "--relation",
     type=click.Choice(neighboring_relation.RELATIONS, case_sensitive=False),

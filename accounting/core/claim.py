@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from accounting.core import accountant, deltas, sampler_registry
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
-from accounting.core.plan import SAMPLERS, DpSgdPlan
+from accounting.core.plan import SAMPLERS, DpSgdPlan, together
 from accounting.core.validation import InputError, check_float
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Claim:
       batches_certified: Whether a certificate is about the batches of the run; None for
         a plan without batches.
       claims: What the run did by proofs of their own: name -> what is relied on.
+      of_runs: Number of runs of the plan that epsilon is of, all together.
     """
 
     plan: DpSgdPlan
@@ -76,6 +77,12 @@ class Claim:
     unit: str | None = None
     batches_certified: bool | None = None
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    of_runs: int = 1
+
+    @property
+    def plan_of_all(self) -> DpSgdPlan:
+        """The plan whose epsilon is that of all runs; see `plan.together`."""
+        return together(self.plan, self.of_runs)
 
     @property
     def is_guarantee(self) -> bool:
@@ -99,6 +106,25 @@ class Claim:
         claims = sampler_registry.get(self.plan.sampler).claims
         found = dict.fromkeys(claims[each] for each in self.methods if each in claims)
         return (*jobs, *found, *self.claims)
+
+
+def plan_of_all(plan: DpSgdPlan, of_runs: int, theorem: Theorem | None) -> DpSgdPlan:
+    """Returns the plan whose epsilon is that of several runs together.
+
+    Args:
+      plan: Of each run.
+      of_runs: Number of runs.
+      theorem: The theorem of the training method; None for DP-SGD's.
+
+    Raises:
+      InputError: it is not proven for several runs; see also `plan.together`.
+    """
+    if theorem is not None and of_runs != 1:
+        raise InputError(
+            f"Expected of_runs={of_runs} to be 1 for {theorem.name}: its theorem is of "
+            "one run with its settings, which other runs need not have. Omit --of-runs."
+        )
+    return together(plan, of_runs)
 
 
 def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:
@@ -151,8 +177,9 @@ def claim_of(
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
     unit: str | None = None,
+    of_runs: int = 1,
 ) -> Claim:
-    """Returns the claim for a run that executed ``plan``.
+    """Returns the claim for a run that executed ``plan``, or for several together.
 
     Args:
       plan: What was executed.
@@ -166,10 +193,11 @@ def claim_of(
         only zero-out.
       max_examples_per_user: k; above 1 the privacy unit is a user.
       unit: As in `Claim`.
+      of_runs: As in `Claim`.
 
     Raises:
       InputError: a value out of range, a clip norm other than the theorem's, or a
-        relation that is not accounted for.
+        relation or number of runs that is not accounted for.
     """
     deltas.check(delta, allow_large=allow_large_delta)
     if l2_norm_clip not in (None, AUTO_CLIP):
@@ -192,9 +220,14 @@ def claim_of(
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=l2_norm_clip,
         delta=float(delta),
-        epsilon=bound(plan, noise_multiplier=noise_multiplier, delta=delta),
+        epsilon=bound(
+            plan_of_all(plan, of_runs, theorem),
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+        ),
         theorem=theorem,
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
         unit=unit,
+        of_runs=of_runs,
     )

@@ -33,6 +33,8 @@ PLAN_VERSION = 1
 #: Beyond, the error of binomial tails exceeds `samplers.truncation.TAIL_SLACK`: it is
 #: 1e-7 at 10^16 examples.
 MOST_EXAMPLES = 10**12
+#: More runs are not declared together: each costs noise, whether it is made or not.
+MOST_RUNS = 1_000
 
 DETERMINISTIC = "deterministic"
 PERSISTENT_SHUFFLE = "persistent-shuffle"
@@ -178,6 +180,62 @@ class DpSgdPlan:
         """
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**read_fields(fields, names, kind="plan", version=PLAN_VERSION))
+
+
+def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
+    """Returns the one plan whose epsilon is that of several runs together.
+
+    N runs of a plan of T steps in E epochs are one run of N T steps in N E epochs.
+
+    Theorem.  Let number of runs, plan, noise and privacy unit be fixed before the first
+    run, and let each run sample by randomness of its own.  Let all else be chosen from
+    what earlier runs released: model, clip, learning rate, and whether to make a run at
+    all.  Then what all runs release is private with every (epsilon, delta) that the
+    accountant proves for the returned plan.
+
+    Proof.  A plan is E rounds of T / E steps.  Where the sampler ``composes``, the rows
+    of a round are drawn independently of those of other rounds, by the same law (or,
+    without chance, are fixed).  The accountant's bounds hold whatever the steps
+    compute, if it has a sensitivity of one clip norm and was chosen from earlier
+    releases.  So the rounds of N runs, one after another, are N E rounds such as those
+    of the returned plan: that a new run begins there, with another model, is such a
+    choice, and clip norms only set the unit.  Runs that are not made, or end early,
+    release a function of what they would have released otherwise.
+
+    Runs at the same time are covered, too: where none reads results of another that has
+    not ended, they are in some order; and steps of Poisson sampling are rounds of their
+    own, in whatever order they are.
+
+    The epochs are N times E, and not those that N T steps would fill: each run uses a
+    row once in each of its own epochs.  A shuffle that one run repeats is another one
+    in the next run, which no plan of repeated shuffles describes: it is refused.
+
+    Args:
+      plan: Of each run.
+      num_runs: N, from 1 to `MOST_RUNS`.
+
+    Raises:
+      InputError: a number out of range, or a sampler whose runs do not compose.
+
+    Example:
+      >>> plan = DpSgdPlan(
+      ...     sampler="balls-and-bins", num_examples=100, expected_batch_size=10,
+      ...     num_steps=20, num_epochs=2)
+      >>> together(plan, 3).num_steps, together(plan, 3).num_epochs
+      (60, 6)
+    """
+    check_int("of_runs", num_runs, at_least=1, at_most=MOST_RUNS)
+    if num_runs == 1:
+        return plan
+    if not sampler_registry.rules(plan.sampler).composes:
+        raise InputError(
+            f"Expected of_runs={num_runs} to be 1 for sampler={plan.sampler!r}: its "
+            "runs are not proven to be one run of all their epochs, such as where each "
+            "repeats an order of its own. Take --sampler truncated-poisson, or omit "
+            "--of-runs."
+        )
+    steps, epochs = plan.num_steps * num_runs, plan.num_epochs * num_runs
+    return dataclasses.replace(plan, num_steps=steps, num_epochs=epochs)
 
 
 def goes_through_epochs(sampler: str) -> bool:

@@ -66,12 +66,15 @@ class PlanRules:
       num_shuffles: Plan -> number of uniformly random orders of all rows that a run
         draws and cuts into steps; epoch e uses order ``e % num_shuffles``.  0 without
         shuffling.
+      composes: Whether runs that sample each by itself have, one after another, the law
+        of one run of all their epochs: no draw of a run is used in two epochs.
     """
 
     once_per_epoch: bool
     largest_batch_size: Callable[[DpSgdPlan], int | None]
     truncates: bool = False
     num_shuffles: Callable[[DpSgdPlan], int] = no_shuffle
+    composes: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,13 +251,15 @@ def _once_per_epoch(plan: DpSgdPlan) -> int:
     return plan.num_epochs
 
 
-_BY_CHANCE = PlanRules(once_per_epoch=False, largest_batch_size=by_chance)
-_EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches)
+_BY_CHANCE = PlanRules(
+    once_per_epoch=False, largest_batch_size=by_chance, composes=True
+)
+_EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches, composes=True)
 
 _BUILT_IN = {
     "deterministic": (_EQUAL, "core.samplers.deterministic:SAMPLER"),
     "persistent-shuffle": (
-        dataclasses.replace(_EQUAL, num_shuffles=_once_per_run),
+        dataclasses.replace(_EQUAL, num_shuffles=_once_per_run, composes=False),
         "claims.shuffles.shuffle:PERSISTENT",
     ),
     "dynamic-shuffle": (
@@ -263,8 +268,8 @@ _BUILT_IN = {
     ),
     "poisson": (_BY_CHANCE, "core.samplers.poisson:SAMPLER"),
     "truncated-poisson": (
-        PlanRules(
-            once_per_epoch=False, largest_batch_size=truncated_batches, truncates=True
+        dataclasses.replace(
+            _BY_CHANCE, largest_batch_size=truncated_batches, truncates=True
         ),
         "core.samplers.truncated_poisson:SAMPLER",
     ),

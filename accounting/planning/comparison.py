@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accounting.accountant import smallest_truncated_batch_size, truncation_of
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
+from accounting.core.claim import plan_of_all
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_float
@@ -56,6 +57,7 @@ class Question:
         negligible privacy cost.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
+      of_runs: Number of runs that the answer is of, all together.
     """
 
     num_examples: int
@@ -69,6 +71,7 @@ class Question:
     truncated_batch_size: int | None = None
     neighboring_relation: str = REPLACE_SPECIAL
     max_examples_per_user: int = 1
+    of_runs: int = 1
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise_multiplier is None:
@@ -247,18 +250,19 @@ def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
     Args:
       question: What is asked.
       line: The sampler and theorem.
-      plan: The plan that `checked_plan` returned.
+      plan: The plan that `checked_plan` returned, of a run.
     """
     noise, epsilon, delta = question.noise_multiplier, question.epsilon, question.delta
     proof: Any = accountant if line.theorem is None else line.theorem
     # A theorem is about one example under zero-out: `checked_plan`.
     unit = question.unit if line.theorem is None else {}
+    of_all = plan_of_all(plan, question.of_runs, line.theorem)
     if noise is None:
-        found = proof.noise_multiplier(plan, epsilon=epsilon, delta=delta, **unit)
+        found = proof.noise_multiplier(of_all, epsilon=epsilon, delta=delta, **unit)
     elif epsilon is None:
-        found = proof.epsilon(plan, noise_multiplier=noise, delta=delta, **unit)
+        found = proof.epsilon(of_all, noise_multiplier=noise, delta=delta, **unit)
     else:
-        found = proof.delta(plan, noise_multiplier=noise, epsilon=epsilon, **unit)
+        found = proof.delta(of_all, noise_multiplier=noise, epsilon=epsilon, **unit)
     return Answer(plan=plan, asked=question.asks_for, bounds=found, line=line)
 
 
@@ -279,6 +283,7 @@ def checked_plan(question: Question, line: Line) -> DpSgdPlan:
     plans.check_epochs(plan)
     if line.theorem is not None:
         line.theorem.check_plan(plan)
+    plan_of_all(plan, question.of_runs, line.theorem)  # or refuses
     return plan
 
 

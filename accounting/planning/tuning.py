@@ -3,7 +3,7 @@
 Formal guarantees:
   - every epsilon is an upper bound for all that the mode releases together, and every
     noise multiplier was itself verified to meet the target.
-  - several runs with one plan are one run with as many times its steps.
+  - several runs with one plan are one run: see `plan.together`.
   - *not* covered: a score of private rows without noise.
 
 Public: everything.
@@ -24,7 +24,7 @@ from accounting.composition import parts
 from accounting.composition.profile import Profile
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
-from accounting.core.plan import DpSgdPlan
+from accounting.core.plan import DpSgdPlan, together
 from accounting.core.validation import InputError, check_int
 
 ONE, ALL, BEST = "one", "all", "best"
@@ -102,9 +102,7 @@ class Tuning:
 
     def _together(self, mode: str) -> DpSgdPlan:
         """Returns the plan of all runs of ``ONE`` or ``ALL``, one after another."""
-        count = self.num_runs if mode == ALL else 1
-        steps, epochs = self.plan.num_steps * count, self.plan.num_epochs * count
-        return dataclasses.replace(self.plan, num_steps=steps, num_epochs=epochs)
+        return together(self.plan, self.num_runs if mode == ALL else 1)
 
     def at_noise(
         self, mode: str, noise_multiplier: float, runs: NumberOfRuns | None = None

@@ -227,7 +227,11 @@ def test_a_dry_run_takes_every_flag_of_train(
         ("max_examples_per_user", "delta", "batch_size", "epochs", "runs",
          "allow_large_delta"),
     )  # fmt: skip
-    flags |= {"epsilon": 3.0, "train": "--eval=test --noise-key-file=key --hidden 7"}
+    flags |= {
+        "epsilon": 3.0,
+        "of_runs": 1,
+        "train": "--eval=test --noise-key-file=key --hidden 7",
+    }
     assert fit_stages._time_of_run(prepared, flags) == "(7,)"
     with pytest.raises(InputError, match="set for every run"):
         fit_stages._time_of_run(prepared, {**flags, "runs": 2})
@@ -247,11 +251,21 @@ def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
     done = run(
         tmp_path, "rides.csv", "--schema=rides.toml", "--max-examples-per-user=2",
         "--num-examples=9000", "--epsilon=9", "--delta=1e-4", "--batch-size=256",
-        "--epochs=1", "--train=--hidden 2", "--json",
+        "--epochs=1", "--train=--hidden 2", "--of-runs=2", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["together"].startswith("Model, metrics and ranges together are (9.0")
+    assert found["together"].startswith(
+        "Model, metrics and ranges of at most 2 such fits of this table, by one plan "
+        "and split, together are (9.0"
+    )
+    assert found["privacy"]["of_runs"] == 2
+    assert "relation, users with at most 2 examples, of 2 runs" in done.stderr
+    assert "At most 2 such statistics are together (9.0" in done.stderr
+    assert "metrics of at most 2 such runs" in found["metrics"]["evaluation"]["claim"]
+    assert (
+        "of at most 2 runs together" in (tmp_path / "rides-fit/report.html").read_text()
+    )
     assert "private for one user, whose rows are in one part" in found["together"]
     assert set(found["metrics"]["intervals"]) == {
         "mean_squared_error", "mean_absolute_error"
@@ -320,7 +334,7 @@ def test_evaluation_and_page_get_the_noise_key_of_the_run() -> None:
 def test_parts_with_too_few_rows_give_no_ranges(
     prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = {"epsilon": 3.0, "delta": 1e-5, "allow_large_delta": False}
+    flags = {"epsilon": 3.0, "delta": 1e-5, "allow_large_delta": False, "of_runs": 1}
     flags |= dict.fromkeys(("batch_size", "epochs", "max_examples_per_user"))
     sizes = fit_stages._Sizes.of(prepared / "data", flags)
     with pytest.MonkeyPatch.context() as patch:
@@ -340,7 +354,7 @@ def search_flags(**changes: Any) -> dict[str, Any]:
     flags = dict.fromkeys((*names, "allow_large_delta", "on_bad_row"))
     return flags | {
         "table": "census.csv", "epsilon": 8.0, "delta": 1e-5, "runs": 4, "train": "",
-        "batch_size": 512, "epochs": 1, **changes,
+        "batch_size": 512, "epochs": 1, "of_runs": 1, **changes,
     }  # fmt: skip
 
 
@@ -447,8 +461,8 @@ def test_flags_of_runs_that_cannot_be_made_are_refused_before_any_work(
 def test_a_search_of_users_is_refused_before_any_work() -> None:
     text = '[columns.who]\nkind = "user"\n'
     with pytest.raises(InputError, match=r"without users: .* or omit --runs"):
-        _check_runs(text, {"runs": 2, "train": ""})
-    _check_runs(text, {"runs": None, "train": ""})
+        _check_runs(text, {"runs": 2, "of_runs": 1, "train": ""})
+    _check_runs(text, {"runs": None, "of_runs": 1, "train": ""})
 
 
 def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(

@@ -5,6 +5,7 @@ Public: everything.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from accounting import cross_check
 from accounting.core import deltas
+from accounting.core.claim import plan_of_all
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.validation import InputError
@@ -26,6 +28,7 @@ from trainer.settings import methods
 from trainer.settings.method_settings import DP_SGD, complete, gradients_text
 
 Said = tuple[dict[str, Any], str]
+_NOISE = "noise_multiplier"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,8 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     if more.cross_check:
         most = max(count, privacy.count_of(manifest.dataset))
         theorem = privacy.theorem_of_run(record)
-        cross_check.check_plan(manifest.plan, theorem, relation, most)
+        plan = plan_of_all(manifest.plan, record.of_runs, theorem)
+        cross_check.check_plan(plan, theorem, relation, most)
     statement = privacy.run_statement(
         record,
         manifest,
@@ -81,7 +85,8 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
     were seen (Dwork and Roth 2014, Theorem 3.16, and Rogers et al. 2016,
     arXiv:1605.08294), if each samples by itself: a row that was drawn once for two runs
     shows more of itself.  The total has to be fixed before the first run: adding until
-    a result pleases has no epsilon that was proven beforehand.
+    a result pleases has no epsilon that was proven beforehand.  At most N runs that
+    were declared together (``of_runs``), with one plan and noise, count once.
 
     Args:
       runs: Folders that ``dpsgd train`` wrote.
@@ -110,8 +115,13 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
             "their key, so that rows were drawn once and not twice, and epsilons do "
             "not add. Omit one of them: together with it nothing is proven."
         )
-    epsilon = sum(_proven(name, fields) for name, fields in each.items())
-    delta = sum(fields["delta"] for fields in each.values())
+    declared = collections.Counter(
+        (_proven(name, f), f["delta"], f["of_runs"], f["plan_fingerprint"], f[_NOISE])
+        for name, f in each.items()
+    )
+    shares = [(-(-count // key[2]), key) for key, count in declared.items()]
+    epsilon = sum(times * key[0] for times, key in shares)
+    delta = sum(times * key[1] for times, key in shares)
     deltas.check(delta, allow_large=flags["allow_large_delta"])
     units = {(f["privacy_unit"], f["neighboring_relation"]) for f in each.values()}
     if len(units) > 1:
@@ -206,7 +216,7 @@ def _said(statement: PrivacyStatement, more: More) -> Said:
         _draw(found, statement.claim, more.plot)
     if more.cross_check:
         opinion = cross_check.second_opinion(
-            statement.plan,
+            statement.plan_of_all,
             noise_multiplier=statement.noise_multiplier,
             delta=statement.delta,
             neighboring_relation=statement.neighboring_relation,
@@ -222,7 +232,7 @@ def _trade_off(statement: PrivacyStatement) -> TradeOff:
         # Only the claim itself is proven.
         return statement.trade_off or TradeOff(())
     return bounds.trade_off(
-        statement.plan,
+        statement.plan_of_all,
         noise_multiplier=statement.noise_multiplier,
         neighboring_relation=statement.neighboring_relation,
         max_examples_per_user=statement.max_examples_per_user,

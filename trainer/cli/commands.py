@@ -247,7 +247,7 @@ def account(
 
     Of several runs on one table it states that of all together, whatever was chosen
     from earlier ones, for a total that was fixed before the first: epsilons and deltas
-    add.
+    add, and runs that were declared together by --of-runs count once.
 
     \b
     Examples, for a run, for two, and for a plan:

@@ -20,6 +20,7 @@ from trainer.run import privacy
 from trainer.settings import methods
 
 _AGAIN = "Anyone, from the numbers on this page alone: compute epsilon again."
+_TOGETHER = "The {count} runs together are one run of as many steps or epochs."
 _AS_WRITTEN = (
     "With the run's folder and its noise key: check that record and manifest are as "
     "they were written, and state the epsilon of what was executed."
@@ -31,7 +32,6 @@ _COMPARE = "Compare the files of the run with the fingerprints on this page."
 def to_verify(
     name: str,
     record: RunRecord,
-    plan: DpSgdPlan,
     statement: PrivacyStatement | None,
     files: Iterable[str],
 ) -> list[dict[str, str]]:
@@ -40,14 +40,15 @@ def to_verify(
     Args:
       name: Name of the run's folder.
       record: Record of the run.
-      plan: Plan of the run.
       statement: Statement of the report; None for none.
       files: Names of the files in it whose fingerprints are on the page.
     """
     run = shlex.quote(name)
     found = []
     if statement is not None and not record.selection:
-        found.append((_AGAIN, _account(record, plan, statement)))
+        several = _TOGETHER.format(count=statement.of_runs)
+        text = _AGAIN if statement.of_runs == 1 else f"{_AGAIN} {several}"
+        found.append((text, _account(record, statement)))
     if statement is not None:
         delta = _delta(record, statement)
         found.append((_AS_WRITTEN, f"dpsgd account {run}{delta}"))
@@ -60,7 +61,8 @@ def to_verify(
     return [{"purpose": text, "command": command} for text, command in found]
 
 
-def _account(record: RunRecord, plan: DpSgdPlan, statement: PrivacyStatement) -> str:
+def _account(record: RunRecord, statement: PrivacyStatement) -> str:
+    plan = statement.plan_of_all
     flags: dict[str, Any] = {
         "sampler": plan.sampler,
         "num-examples": plan.num_examples,

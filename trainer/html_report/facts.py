@@ -86,9 +86,7 @@ def collect(
         "training": _training(record),
         "evaluation": _evaluation(run, record, verified, noise_key_file),
         "audit": audit and attachments.read_audit(audit, record, manifest),
-        "commands": commands.to_verify(
-            run.resolve().name, record, plan, statement, files
-        ),
+        "commands": commands.to_verify(run.resolve().name, record, statement, files),
         "software": record.versions,
         "files": files,
     }

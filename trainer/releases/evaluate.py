@@ -16,6 +16,8 @@ Formal guarantees:
   - a prediction is a function of its own row, whatever the model does with a batch:
     rows are predicted one at a time.
   - a run that was edited is refused, and one whose noise key is not given.
+  - of runs that were declared together (``of_runs``), all of this is of the metrics of
+    all of them, and of all models.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
     nothing is shown before they are on disk.
   - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a
@@ -143,7 +145,9 @@ def check(
     of_run = stated.epsilon.guarantee
     asked = of_run if epsilon is None else epsilon
     check_float("epsilon", asked, above=0)
-    price = Price.of_one(asked, stated.delta, of_run=of_run, bounded=bounded)
+    price = Price.of_one(
+        asked, stated.delta, of_run=of_run, bounded=bounded, of_runs=record.of_runs
+    )
     return EvaluateRequest(
         held_out=held_out,
         chosen=chosen,

@@ -1,7 +1,10 @@
 """What an evaluation costs, and the claim that it makes.
 
 Formal guarantees:
-  - noise is that of one Gaussian mechanism with the stated epsilon and delta.
+  - noise is that of one Gaussian mechanism with the stated epsilon and delta or, of N
+    runs that were declared together, of N of them, which together have these: N
+    Gaussian releases of one sensitivity are exactly one, with the noise of each divided
+    by the root of N.
   - the claim of models and metrics is the larger one of both, at one delta: a row that
     was trained on changes models alone, and a held-out one metrics alone, if it neither
     scored runs nor gave statistics.
@@ -117,7 +120,7 @@ class Price:
     """What an evaluation costs.
 
     Attributes:
-      epsilon: Of the metrics.
+      epsilon: Of the metrics; of those of all runs that were declared together.
       delta: Of metrics and models.
       noise_multiplier: Noise standard deviation over the sensitivity of all sums.
       claim: The claim in two sentences.
@@ -159,29 +162,35 @@ class Price:
         *,
         of_run: float,
         bounded: Bounded | None = None,
+        of_runs: int = 1,
     ) -> Price:
         """Returns the price of a run's only evaluation.
 
         Args:
-          epsilon: Of the metrics, above 0.
+          epsilon: Of the metrics of all runs, above 0.
           delta: In (0, 1).
-          of_run: Epsilon of the model, at that delta.
+          of_run: Epsilon of the models of all runs, at that delta.
           bounded: How the users of held-out rows are bounded; None if the unit is a
             row.
+          of_runs: Number of runs that were declared together.
         """
         both = upper_text(max(epsilon, of_run))
         unit, one = _units(bounded)
+        metrics, models = "These metrics", "Model"
+        if of_runs != 1:
+            metrics = f"The metrics of at most {of_runs:,} such runs together"
+            models = "Their models"
         claim = (
-            f"These metrics are ({upper_text(epsilon)}, {delta!r})-differentially "
-            f"private for {unit}. Model and metrics together are ({both}, {delta!r})"
+            f"{metrics} are ({upper_text(epsilon)}, {delta!r})-differentially "
+            f"private for {unit}. {models} and metrics together are ({both}, {delta!r})"
             f"-differentially private for one {one}, {_APART}."
         )
         of_rows = delta * _OF_ROWS if bounded else 0.0
-        noise = gaussian_noise(epsilon, delta - of_rows)
+        noise = gaussian_noise(epsilon, delta - of_rows) * math.sqrt(of_runs)
         return cls(
             epsilon=epsilon,
             delta=delta,
             noise_multiplier=noise,
             claim=claim,
-            of_rows=of_rows,
+            of_rows=of_rows / of_runs,  # each may fall short
         )

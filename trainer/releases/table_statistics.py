@@ -11,6 +11,9 @@ Formal guarantees:
   - the statistics are (epsilon, delta)-private for one unit of the input under
     zero-out: they are functions of one Gaussian release, for half of delta if there are
     vocabularies, whose thresholds have the other half: see `vocabularies`.
+  - N statistics that were declared together are one Gaussian release, of the root of N
+    times the noise, and have the threshold of N times the columns: given that no text
+    of one unit was released so far, the next chance does not depend on it.
   - what is counted depends on the schema and the columns of the table alone, which are
     public; whether a column's logarithm is taken, on released counts.
   - the privacy unit is a row or, of rows that `dpsgd bound` kept, a user, by whose
@@ -41,8 +44,9 @@ import numpy as np
 
 from accounting.core import deltas
 from accounting.core.intervals import upper_text
+from accounting.core.plan import MOST_RUNS
 from accounting.core.pld.gaussian import gaussian_noise
-from accounting.core.validation import InputError, check_float
+from accounting.core.validation import InputError, check_float, check_int
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
 from pipelines.files.output_file import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
@@ -78,13 +82,15 @@ class Price:
 
     Attributes:
       counted: What is counted.
-      epsilon: For one unit, above 0.
-      delta: In (0, 1).
+      epsilon: For one unit, above 0; of all such statistics.
+      delta: In (0, 1); of all such statistics.
+      of_runs: Number of such statistics that have them together.
     """
 
     counted: Counted
     epsilon: float
     delta: float
+    of_runs: int = 1
 
     @property
     def of_thresholds(self) -> float:
@@ -94,7 +100,8 @@ class Price:
     @functools.cached_property
     def noise_multiplier(self) -> float:
         """Noise standard deviation over the sensitivity of all sums."""
-        return gaussian_noise(self.epsilon, self.delta - self.of_thresholds)
+        noise = gaussian_noise(self.epsilon, self.delta - self.of_thresholds)
+        return noise * math.sqrt(self.of_runs)
 
     def stddev(self, name: str) -> float:
         """Returns the standard deviation of the noise of each value of a sum."""
@@ -108,7 +115,9 @@ class Price:
             return 0
         stddev = self.stddev(f"values {next(iter(texts))}")
         most = self.counted.most or 1
-        return threshold(stddev, len(texts), self.of_thresholds, most=most)
+        # By the theorem of thresholds, for the columns of all statistics.
+        columns = len(texts) * self.of_runs
+        return threshold(stddev, columns, self.of_thresholds, most=most)
 
     @functools.cached_property
     def beyond(self) -> float:
@@ -132,7 +141,11 @@ class Price:
 
 
 def least_rows(
-    schema: Schema, epsilon: float, delta: float, most: int | None = None
+    schema: Schema,
+    epsilon: float,
+    delta: float,
+    most: int | None = None,
+    of_runs: int = 1,
 ) -> int:
     """Returns the number of rows, without texts, from which on ranges are found.
 
@@ -141,9 +154,11 @@ def least_rows(
       epsilon: For one of these rows, or users, above 0.
       delta: In (0, 1).
       most: Largest number of rows of one user; None if the unit is a row.
+      of_runs: Number of such statistics that have them together.
     """
     counted = Counted.of(schema, most=most)
-    return Price(counted=counted, epsilon=epsilon, delta=delta).least_rows
+    price = Price(counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs)
+    return price.least_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,8 +183,11 @@ class StatisticsRequest:
         price, bounded = self.price, self.dataset.bounded
         unit = "one row of --input" if bounded is None else bounded.unit
         others = "rows" if bounded is None else "users"
+        these = "These statistics are"
+        if price.of_runs != 1:
+            these = f"At most {price.of_runs:,} such statistics are together"
         return (
-            f"These statistics are ({upper_text(price.epsilon)}, {price.delta!r})"
+            f"{these} ({upper_text(price.epsilon)}, {price.delta!r})"
             f"-differentially private for {unit}, under {relations(bounded)}. A model "
             f"of other {others} adds nothing to that; other statistics of these "
             f"{others} add their epsilon and delta."
@@ -183,6 +201,7 @@ def check(
     *,
     epsilon: float,
     delta: float,
+    of_runs: int = 1,
     allow_large_delta: bool = False,
 ) -> StatisticsRequest:
     """Returns the checked request; arguments as for `statistics`.
@@ -190,6 +209,8 @@ def check(
     Args:
       epsilon: For one row, above 0.
       delta: In (0, 1).
+      of_runs: Number of such statistics of these rows that have epsilon and delta
+        together, declared before the first.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
 
     Raises:
@@ -197,6 +218,7 @@ def check(
     """
     check_float("epsilon", epsilon, above=0)
     deltas.check(delta, allow_large=allow_large_delta)
+    check_int("of_runs", of_runs, at_least=1, at_most=MOST_RUNS)
     path = pathlib.Path(out)
     check_new(path)
     read = Schema.read(schema)
@@ -214,7 +236,7 @@ def check(
             "or --input to hold values of a category; there is neither, and nothing "
             "is to be found. Go on with this schema, or prepare --keep-values."
         )
-    price = Price(counted=counted, epsilon=epsilon, delta=delta)
+    price = Price(counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs)
     _check_rows(price, dataset.num_examples)
     return StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
 
@@ -406,6 +428,8 @@ def _written(
     price = request.price
     epsilon = upper_text(price.epsilon)
     where = f"  # by dpsgd statistics, epsilon {epsilon}, delta {price.delta!r}"
+    if price.of_runs != 1:
+        where += f", of at most {price.of_runs:,} together"
     texts = {
         name: [f"vocabulary = {_words(each['shares'])}{where}"]
         for name, each in vocabularies.items()

@@ -246,6 +246,11 @@ def _settled(
                 f"Expected method={each.method!r} to have the theorem of DP-SGD, from "
                 "which that of the best of several runs follows. Take another --method."
             )
+        if each.of_runs != 1:
+            raise InputError(
+                f"Expected of_runs={each.of_runs} to be 1 of a search: its theorem "
+                "gives one epsilon, of which those of several searches add. Omit it."
+            )
         if each.noise_multiplier is not None:
             raise InputError(
                 "Expected --epsilon of the search, and no --noise-multiplier. Omit it."

@@ -80,7 +80,7 @@ def threshold(stddev: float, num_columns: int, delta: float, *, most: int = 1) -
 
     Args:
       stddev: Standard deviation s of the noise of each count.
-      num_columns: Number c of columns with unknown values, at least 1.
+      num_columns: Number c of columns with unknown values, at least 1; of all releases.
       delta: The chance delta_v that it may cost, in (0, 1).
       most: Largest number k of rows of one unit.
 

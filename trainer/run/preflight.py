@@ -19,6 +19,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
+from accounting.core import claim
 from accounting.core.validation import InputError
 from pipelines.batches import first_use
 from pipelines.batches.folder import (
@@ -319,8 +320,15 @@ def check_unused(
       shared: Whether such batches are accepted.
 
     Raises:
-      InputError: as ``first_use.check``.
+      InputError: as ``first_use.check``; or they are accepted, and the run is one of
+        several that were declared together.
     """
+    if shared and settings.of_runs != 1:
+        raise InputError(
+            f"Expected of_runs={settings.of_runs} to be 1 beside batches_used_before: "
+            "each of the runs has batches of its own. Make others, by `dpsgd batches` "
+            "with another --out."
+        )
     if settings.method != NON_PRIVATE and not shared:
         first_use.check(batches, read_run_id(run))
 
@@ -434,6 +442,8 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
     """
     if settings.method == NON_PRIVATE:
         return None
+    theorem = privacy.theorem_of_settings(settings)
+    claim.plan_of_all(manifest.plan, settings.of_runs, theorem)  # or refuses
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier
     assert settings.target_epsilon is not None  # checked by the settings
@@ -442,8 +452,9 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
         manifest.plan,
         epsilon=settings.target_epsilon,
         delta=settings.target_delta,
-        theorem=privacy.theorem_of_settings(settings),
+        theorem=theorem,
         description=manifest.dataset,
+        of_runs=settings.of_runs,
     )
 
 
@@ -466,6 +477,7 @@ def _statement(
         ),
         theorem=theorem,
         allow_large_delta=settings.allow_large_delta,
+        of_runs=settings.of_runs,
         **privacy.unit_of(manifest.dataset, manifest.plan, theorem),
     )
 

@@ -123,8 +123,8 @@ def no_search_of_users() -> InputError:
     """Returns the refusal of the best of several runs of a table with users."""
     return InputError(
         "Expected examples without users: the best of several runs is accounted for by "
-        "the profile of a run for one row, not by that for all rows of a user. Omit "
-        "--runs, or make single runs, whose epsilons add."
+        "the profile of a run for one row, not by that for all rows of a user. Give "
+        "--of-runs, which covers users, or omit --runs."
     )
 
 
@@ -173,6 +173,7 @@ def noise_bounds(
     delta: float,
     theorem: Theorem | None = None,
     bounded: UserBound | None = None,
+    of_runs: int = 1,
 ) -> NoiseBounds:
     """Returns bounds on the noise with which ``plan`` is (epsilon, delta)-private.
 
@@ -182,12 +183,13 @@ def noise_bounds(
       delta: Target, in (0, 1).
       theorem: Theorem of a method with its own accounting; None for DP-SGD's.
       bounded: How users are bounded; None if the unit is an example.
+      of_runs: Number of runs of the plan that are private together.
 
     Raises:
-      InputError: nothing is proven for the plan's sampler or unit, or no noise
-        suffices.
+      InputError: nothing is proven for the plan's sampler or unit or for several runs,
+        or no noise suffices.
     """
-    count = _count(bounded)
+    plan, count = claim.plan_of_all(plan, of_runs, theorem), _count(bounded)
     if theorem is not None:
         claim.check_unit(theorem, count)
     relation = relation_of(plan, bounded, theorem)
@@ -211,6 +213,7 @@ def noise_multiplier(
     delta: float,
     theorem: Theorem | None = None,
     description: dict[str, Any] | None = None,
+    of_runs: int = 1,
 ) -> float:
     """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
 
@@ -220,14 +223,18 @@ def noise_multiplier(
       delta: Target, in (0, 1).
       theorem: Theorem of a method with its own accounting; None for DP-SGD's.
       description: The data set's own; None if the unit is an example.
+      of_runs: As for `noise_bounds`.
 
     Raises:
-      InputError: nothing is proven for the plan's sampler or unit, or no noise
-        suffices.
+      InputError: as `noise_bounds`.
     """
-    bounded = Bounded.of(description or {})
     return noise_bounds(
-        plan, epsilon=epsilon, delta=delta, theorem=theorem, bounded=bounded
+        plan,
+        epsilon=epsilon,
+        delta=delta,
+        theorem=theorem,
+        bounded=Bounded.of(description or {}),
+        of_runs=of_runs,
     ).guarantee
 
 
@@ -340,6 +347,7 @@ def run_statement(
         ),
         theorem=theorem,
         allow_large_delta=allow_large_delta,
+        of_runs=record.of_runs,
         **unit,
     )
     whole = dataclasses.replace(

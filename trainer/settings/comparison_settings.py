@@ -129,11 +129,16 @@ class ComparisonSettings(Experiment):
 
 
 def check_seed(training: TrainSettings) -> None:
-    """Refuses a seed, which an experiment chooses for every run.
+    """Refuses a seed, which an experiment chooses, and runs that share no batches.
 
     Raises:
-      InputError: a seed is given.
+      InputError: a seed is given, or the run is one of several declared together.
     """
+    if training.of_runs != 1:
+        raise InputError(
+            f"Expected of_runs={training.of_runs} to be 1: runs of an experiment share "
+            "batches, and no epsilon covers them together. Omit it."
+        )
     if training.init_seed:
         raise InputError(
             f"init_seed={training.init_seed!r} is set for every run. Omit it."

@@ -9,7 +9,7 @@ from typing import Any
 
 from accounting.core import deltas
 from accounting.core.claim import AUTO_CLIP
-from accounting.core.plan import DpSgdPlan
+from accounting.core.plan import MOST_RUNS, DpSgdPlan
 from accounting.core.validation import InputError
 from trainer.model.metrics import LOSSES, OTHER
 from trainer.settings import methods
@@ -113,6 +113,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
       target_delta: Well below 1 / number of examples.
       allow_large_delta: Accept a delta of 0.01 or more, which protects next to nothing.
       noise_multiplier: Instead of --epsilon.
+      of_runs: Noise for so many runs of this plan on this table together, each on
+        batches of its own, declared before the first: epsilon is that of all of them.
       l2_norm_clip: Bound on the norm of one example's gradient.  auto: follows a
         quantile of the norms, at the same epsilon.  [default: auto]
       clip_quantile: Share of the norms that the automatic clip exceeds; lower ones
@@ -169,6 +171,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     target_delta: float | None = setting(None, group=PRIVACY, flag="delta")
     allow_large_delta: bool = setting(False, group=PRIVACY)
     noise_multiplier: float | None = setting(None, group=PRIVACY, at_least=0)
+    of_runs: int = setting(1, group=PRIVACY, at_least=1, at_most=MOST_RUNS)
     l2_norm_clip: float | str | None = setting(
         None, group=PRIVACY, at_least=_LEAST_CLIP, word=AUTO_CLIP
     )
@@ -340,6 +343,11 @@ class TrainSettings(MethodSettings, AggregationSettings):
             raise InputError(
                 "method='non-private' has no --epsilon, --delta, --noise-multiplier, "
                 "--l2-norm-clip or --clip-quantile. Omit them."
+            )
+        if self.of_runs != 1:
+            raise InputError(
+                f"Expected of_runs={self.of_runs} to be 1 for method='non-private': "
+                "it has no epsilon to share. Omit --of-runs."
             )
 
     def _check_private(self) -> None:

@@ -24,7 +24,13 @@ from accounting.core.neighboring_relation import (
     RELATIONS,
     REPLACE_SPECIAL,
 )
-from accounting.core.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
+from accounting.core.plan import (
+    SAMPLERS,
+    DpSgdPlan,
+    check_epochs,
+    goes_through_epochs,
+    together,
+)
 from accounting.core.pld import gaussian
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
@@ -299,6 +305,7 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
         lambda plan: theorem.check_sampler(plan),
         "'poisson' or 'truncated-poisson': amplification by mixing",
     ),
+    ("several runs", lambda plan: together(plan, 2), "of_runs=2 to be 1 for sampler"),
     (
         "total noise",
         lambda plan: tan.Configuration(plan=plan, noise_multiplier=2.0),

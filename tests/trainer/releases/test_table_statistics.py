@@ -120,6 +120,17 @@ def test_the_statistics_are_functions_of_one_gaussian_release(
     assert {each.bound for each in sums.values()} == {1}
 
 
+def test_statistics_that_are_declared_together_are_one_release(
+    found_in: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    found = found_in(of_runs=4)
+    assert found["noise_multiplier"] == 2 * gaussian_noise(3.0, 1e-6)
+    assert found["claim"].startswith("At most 4 such statistics are together (3.0000")
+    assert "epsilon 3.0000, delta 1e-06, of at most 4 together" in (
+        (tmp_path / "out.toml").read_text()
+    )
+
+
 def test_ranges_hold_nearly_all_values(
     found_in: Callable[..., Any], tmp_path: pathlib.Path
 ) -> None:

@@ -22,7 +22,7 @@ from trainer.settings.request import Request
 #: Flags of `dpsgd train` that every experiment sets; a second value would override.
 _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
-    "--delta", "--init-seed",
+    "--delta", "--of-runs", "--init-seed",
 )  # fmt: skip
 
 

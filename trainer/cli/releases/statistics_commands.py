@@ -35,6 +35,7 @@ from trainer.report.progress import Terminal
 )
 @shared_options.epsilon("For one row of --input.", required=True)
 @shared_options.delta("For one row of --input.", required=True)
+@shared_options.of_runs("Of so many such statistics of these rows together.")
 @shared_options.as_json
 def statistics_command(as_json: bool, **flags: Any) -> None:
     """Find ranges, vocabularies and shares of classes, with an epsilon for them.

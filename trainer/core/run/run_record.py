@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from accounting.core.claim import AUTO_CLIP
-from accounting.core.plan import DpSgdPlan
+from accounting.core.plan import MOST_RUNS, DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, installed_version, read_fields
 from pipelines.core.batches.manifest import Manifest
@@ -112,6 +112,8 @@ class RunRecord:
         their number, as of `accounting.claims.selection.selected`; empty for others.
       batches_used_before: Whether another run may have used the batches: nothing is
         proven for both together.
+      of_runs: Number of runs of the plan that were declared together, with this one:
+        epsilon is that of all of them.
 
     Raises:
       InputError: a value is out of range or of another type.
@@ -136,10 +138,12 @@ class RunRecord:
     key_name: str = ""
     selection: dict[str, Any] = dataclasses.field(default_factory=dict)
     batches_used_before: bool = False
+    of_runs: int = 1
 
     def __post_init__(self) -> None:
         check_int("num_steps_executed", self.num_steps_executed, at_least=0)
         check_int("expected_batch_size", self.expected_batch_size, at_least=1)
+        check_int("of_runs", self.of_runs, at_least=1, at_most=MOST_RUNS)
         self._check_mechanism()
         if self.target_delta is not None:
             check_float("target_delta", self.target_delta, above=0, below=1)

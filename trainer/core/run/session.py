@@ -402,6 +402,7 @@ class Session:
             model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
             versions=run_record.versions(),
             selection=settings.selection_described,
+            of_runs=settings.of_runs,
             batches_used_before=self.batches_used_before,
         )
 

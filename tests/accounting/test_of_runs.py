@@ -1,0 +1,174 @@
+"""Several runs that are declared together are one run of all their epochs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import dp_accounting
+import pytest
+from click.testing import CliRunner
+from dp_accounting.pld import PLDAccountant
+
+from accounting.claims.model_mix.theorem import Mixing
+from accounting.cli.commands import plan_command
+from accounting.core import accountant
+from accounting.core.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+)
+from accounting.core.plan import MOST_RUNS, DpSgdPlan, together
+from accounting.core.pld.gaussian import gaussian_epsilon
+from accounting.core.validation import InputError
+from accounting.statement import privacy_statement
+
+RUNS, NOISE, DELTA = 4, 1.3, 1e-5
+#: Of 3 epochs; with all of their runs, written out.
+PLAN = {"num_examples": 400, "expected_batch_size": 20, "num_steps": 60}
+OF_ALL = {**PLAN, "num_steps": 240, "num_epochs": 12}
+USERS = {"neighboring_relation": ADD_OR_REMOVE_ONE, "max_examples_per_user": 3}
+CASES = [
+    ("poisson", {}),
+    ("poisson", USERS),
+    ("poisson", {"neighboring_relation": REPLACE_ONE}),
+    ("truncated-poisson", {}),
+    ("truncated-poisson", USERS),
+    ("deterministic", {}),
+    ("deterministic", {"max_examples_per_user": 2}),
+    ("dynamic-shuffle", {}),
+    ("balls-and-bins", {}),
+]
+
+
+def _plan(sampler: str, **fields: int) -> DpSgdPlan:
+    cap = {"truncated_batch_size": 40} if sampler == "truncated-poisson" else {}
+    return DpSgdPlan(sampler=sampler, **{**PLAN, "num_epochs": 3, **cap, **fields})
+
+
+@pytest.mark.parametrize(("sampler", "unit"), CASES)
+def test_the_statement_is_that_of_one_run_of_all_steps_and_epochs(sampler, unit):
+    plan, of_all = _plan(sampler), _plan(sampler, **OF_ALL)
+    asked = {"noise_multiplier": NOISE, "delta": DELTA, **unit}
+    found = privacy_statement(plan, of_runs=RUNS, **asked)
+    whole, alone = (privacy_statement(each, **asked) for each in (of_all, plan))
+    assert found.epsilon == whole.epsilon
+    assert found.trade_off == whole.trade_off
+    assert alone.epsilon.guarantee < found.epsilon.guarantee
+    # It is about a run: what is executed is its own plan.
+    assert found.plan == plan
+    assert found.to_json()["of_runs"] == RUNS
+    assert "one of at most 4 runs of this plan on this table" in found.claim
+    text = found.to_text()
+    assert "at most 4, declared before the first" in text
+    assert "one run of 240 steps" in text
+    assert "runs on the same data other than the 4 of the claim" in text
+    assert " runs of this plan" not in alone.claim
+    assert "of the claim" not in alone.to_text()
+
+
+def test_a_row_of_batches_by_epochs_is_used_once_in_each_epoch_of_each_run():
+    plan = _plan("deterministic")
+    found = privacy_statement(plan, noise_multiplier=NOISE, delta=DELTA, of_runs=RUNS)
+    exact = gaussian_epsilon(NOISE / math.sqrt(3 * RUNS), DELTA)
+    assert found.epsilon.guarantee == pytest.approx(exact, rel=1e-9)
+    # Steps that make no whole epochs are one round, of all rows, in each run.
+    odd = _plan("deterministic", num_steps=30, num_epochs=1)
+    assert together(odd, 2) == _plan("deterministic", num_steps=60, num_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("relation", "num_runs"), [(REPLACE_SPECIAL, 2), (ADD_OR_REMOVE_ONE, 7)]
+)
+def test_epsilon_and_noise_are_those_of_dp_accounting(relation, num_runs):
+    """Its own composition of the steps of each run, one run after another.
+
+    Of Poisson batches both relations have one pair, which it knows by the second.
+    """
+    plan, unit = _plan("poisson"), {"neighboring_relation": relation}
+
+    def exact(noise):
+        step = dp_accounting.PoissonSampledDpEvent(
+            0.05, dp_accounting.GaussianDpEvent(noise)
+        )
+        found = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        for _ in range(num_runs):
+            found.compose(dp_accounting.SelfComposedDpEvent(step, plan.num_steps))
+        return found.get_epsilon(DELTA)
+
+    asked = {"noise_multiplier": NOISE, "delta": DELTA, "of_runs": num_runs, **unit}
+    found = privacy_statement(plan, **asked).epsilon.guarantee
+    assert found == pytest.approx(exact(NOISE), rel=1e-3)
+    noise = accountant.noise_multiplier(
+        together(plan, num_runs), epsilon=2.0, delta=DELTA, **unit
+    ).guarantee
+    assert exact(noise) == pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("num_runs", [0, MOST_RUNS + 1, True, 1.5])
+def test_a_number_of_runs_out_of_range_is_refused(num_runs):
+    with pytest.raises(InputError, match="of_runs="):
+        together(_plan("poisson"), num_runs)
+
+
+def test_what_is_proven_of_one_run_alone_is_refused():
+    persistent = _plan("persistent-shuffle")
+    assert together(persistent, 1) == persistent
+    with pytest.raises(InputError, match="of_runs=2 to be 1 for sampler='persistent"):
+        together(persistent, 2)
+    once = dataclasses.replace(persistent, num_steps=20, num_epochs=1)
+    with pytest.raises(InputError, match="of_runs=2 to be 1"):
+        together(once, 2)  # whose plan of all would repeat one order
+    mixing = Mixing(mix_width=0.1, l2_norm_clip=1.0)
+    asked = {"noise_multiplier": NOISE, "delta": DELTA, "l2_norm_clip": 1.0}
+    with pytest.raises(InputError, match="of_runs=2 to be 1 for ModelMix"):
+        privacy_statement(_plan("poisson"), theorem=mixing, of_runs=2, **asked)
+
+
+# -- the command -----------------------------------------------------------------------
+
+FLAGS = [
+    "--num-examples=400", "--batch-size=20", "--epochs=3", f"--delta={DELTA}",
+    "--noise-multiplier=1.3",
+]  # fmt: skip
+
+
+def _run(*arguments: str) -> str:
+    result = CliRunner().invoke(plan_command, [*FLAGS, *arguments])
+    if isinstance(result.exception, InputError):
+        raise result.exception
+    return result.stdout
+
+
+def test_the_plan_of_several_runs_is_answered_for_all_of_them():
+    found = json.loads(_run("--of-runs=4", "--json"))
+    assert found["question"]["of_runs"] == RUNS
+    answers = {each["sampler"]: each for each in found["answers"]}
+    assert "persistent-shuffle" not in answers
+    for sampler in ("deterministic", "poisson", "balls-and-bins"):
+        exact = accountant.epsilon(
+            _plan(sampler, **OF_ALL), noise_multiplier=NOISE, delta=DELTA
+        )
+        assert answers[sampler]["epsilon"] == exact.to_json()
+        assert answers[sampler]["plan"] == _plan(sampler).to_json()
+    text = _run("--of-runs=4", "--sampler=deterministic")
+    assert "relation, of 4 runs together" in text
+    assert "T=60 steps, 3 epochs, in each run" in text
+    swept = ("--sampler=deterministic", "--sweep=epochs", "--values=3", "--json")
+    [line] = json.loads(_run("--of-runs=4", *swept))["lines"]
+    assert line["points"][0]["epsilon"] == answers["deterministic"]["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--of-runs=2 --runs=3", "--runs or --of-runs"),
+        ("--of-runs=2 --tan --sweep=epochs --values=1", "--tan or --of-runs"),
+        ("--of-runs=2 --sampler=persistent-shuffle", "of_runs=2 to be 1"),
+        ("--of-runs=2 --mix-width=0.1 --l2-norm-clip=1", "of_runs=2 to be 1"),
+    ],
+)
+def test_a_question_that_is_not_proven_for_several_runs_is_refused(flags, message):
+    with pytest.raises(InputError, match=message):
+        _run(*flags.split())
