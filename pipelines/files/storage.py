@@ -188,7 +188,10 @@ def create(path: StrPath, data: bytes, *, mode: int = 0o644) -> bool:
     """Writes a whole file unless there is one; returns whether it did.
 
     Of several that create one file at once, one does, and the others return False; in a
-    store other than S3 several may, of which the last one's file stays.
+    store other than S3 several may, of which the last one's file stays.  On this
+    machine the file then survives a loss of power.  A store that fails is asked again
+    for about a minute: where its first answer was lost, it may return False though the
+    file is this one.
 
     Args:
       path: Path in an existing folder.
@@ -208,6 +211,7 @@ def create(path: StrPath, data: bytes, *, mode: int = 0o644) -> bool:
         return False
     finally:
         os.unlink(whole)
+    flush_to_disk(os.path.dirname(os.path.abspath(path)))
     return True
 
 

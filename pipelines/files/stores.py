@@ -291,15 +291,19 @@ def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
 
 def create(path: str, data: bytes) -> bool:
     """Writes an object unless there is one: see ``storage.create``."""
-    with plain_errors(path):
+
+    def write() -> bool:
         files = file_system(path)
         if files.scheme() == "s3":
             return _s3_create(files, path, data)
         if files.exists(path):
             return False
-    with new_file(path) as write:
-        write(data)
-    return True
+        with new_file(path) as write:
+            write(data)
+        return True
+
+    with plain_errors(path):
+        return _repeated(write, _MOST_RETRIES)()
 
 
 def _s3_create(files: Any, path: str, data: bytes) -> bool:
