@@ -204,22 +204,21 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
 
 
 def _published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns "metrics" and "privacy" of the run, which nobody edited.
+    """Returns "metrics" and "privacy" of the run.
 
     Raises:
-      InputError: somebody did, or the noise key is not there.
+      InputError: a file is missing or damaged.
     """
-    from trainer.core.run.run_record import read_noise_key, read_run
+    from trainer.core.run.run_record import read_run
     from trainer.report.metrics_files import read_metrics
     from trainer.report.run_files import METRICS_NAME
     from trainer.run import privacy  # after --help: the accountant
 
-    file = fit_stages.noise_key_file(flags)
-    record, manifest = read_run(run, noise_key_file=file)
+    record, manifest = read_run(run)
     large = flags["allow_large_delta"]
     _, said = privacy.stated(run, record, manifest, allow_large_delta=large)
     path = run / METRICS_NAME
-    metrics = read_metrics(path, read_noise_key(run, file)) if path.exists() else {}
+    metrics = read_metrics(path) if path.exists() else {}
     return {"metrics": metrics, "privacy": said}
 
 

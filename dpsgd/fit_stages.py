@@ -170,13 +170,11 @@ def _stages(
         yield _search(out, flags, sizes, of_val)
     else:
         yield from _train(out, flags, sizes)
-    file = noise_key_file(flags)
-    key = () if file is None else (f"--noise-key-file={file}",)
-    yield _evaluate(out, home, (*key, *sizes.allowance), is_evaluated)
+    yield _evaluate(out, home, sizes.allowance, is_evaluated)
     page = out / "report.html"
     name = pathlib.PurePath(flags["table"].rstrip("/*")).name
     given = (f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}")
-    yield Stage("write the page", page, ("report", *given, *key))
+    yield Stage("write the page", page, ("report", *given))
 
 
 def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
@@ -400,17 +398,6 @@ def _ranges(
         f"--out={last}", *sizes.target, *sizes.together,
     )  # fmt: skip
     return Stage(title, last, given)
-
-
-def noise_key_file(flags: Mapping[str, Any]) -> pathlib.Path | None:
-    """Returns the file of the run's noise key; None if it is in the run.
-
-    Args:
-      flags: The flags of the command.
-    """
-    if flags["runs"]:  # which have keys of their own
-        return None
-    return single_run(flags).noise_key_file
 
 
 def _evaluate(

@@ -9,20 +9,28 @@
 loop could receive any data set, repeated, truncated or shuffled, and would see single
 physical batches, while noise is added per step.
 
+It is the one trainer: ``dpsgd train`` builds a model of this class, and calls its
+``fit``.  The loop is ``trainer.training``.
+
 An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
 integer.  Every call of ``fit`` trains for ``epochs - initial_epoch`` epochs from the
 current step on or, without ``epochs``, to the end of the plan, for which the noise was
 chosen.  A batch, for callbacks, is a step of the plan.
 
+A process that is killed is gone on from by running the same code again: the model opens
+the folder at its last checkpoint, calls of ``fit`` that had ended return at once, and
+the one that had not ends.  Callbacks begin anew; what they keep in Python is lost.
+
 Formal guarantees:
-  - Steps, batches, noise, record and statement are those of ``dpsgd train``: every step
-    of the plan is consumed at most once and in order, however often ``fit`` is called.
-  - The record on disk counts all executed steps, also if ``fit`` ends early.
+  - Every step of the plan is consumed at most once and in order, however often ``fit``
+    is called.
+  - A state is committed before anything else sees it: validation, callbacks at the end
+    of an epoch, files, and the code after ``fit``, also after Ctrl-C.  (Code that reads
+    weights within a step is not covered.)
+  - A run whose callbacks see every batch, or that computes metrics of training
+    examples, goes on in no other process.  Neither does one that an error has ended.
   - A run that stopped early has a statement, with the epsilon of the whole plan, unless
     metrics of training examples may have stopped it.
-  - After an exception within a step the run cannot continue: the noise of that step may
-    have been released, and is not used twice.
-  - A run folder is used by one object: no noise is drawn twice from one run id.
   - A private run marks its batches before its first noise is drawn, and is refused if
     another one has: see ``pipelines.batches.first_use``.
   - No run begins at weights that another one of the process trained on the same rows.
@@ -32,9 +40,6 @@ Formal guarantees:
     callback of Keras's may decide by them.
   - Weights of examples and classes enter the loss before its gradient is clipped.
   - Metrics of validation data are in the run's files, for `dpsgd report`.
-
-Noise is added to every row of an embedding table at every step.  Only ``dpsgd train``
-has lazy noise, DP-SAT, ModelMix, averages and checkpoints that survive the process.
 
 TensorBoard's callback needs the package ``tensorboard``.
 
@@ -49,30 +54,29 @@ import functools
 import inspect
 import os
 import pathlib
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from accounting.core.plan import steps_per_epoch
 from accounting.core.validation import InputError, check_int
 from pipelines.batches.folder import read_certificate, read_manifest
-from pipelines.batches.stored import stored
+from pipelines.core.batches.manifest import Manifest
 from pipelines.files.paths import StrPath
+from pipelines.tables import memory
 from trainer import models
+from trainer.claims.lazy_tables import is_plain_sgd
 from trainer.claims.workers import launch
 from trainer.core.run.batches import Element
-from trainer.core.run.session import Session, StepInputs
 from trainer.core.run.withheld import withhold_values
-from trainer.core.step.dp_step import Step
 from trainer.export.export import check_export, export, save_tensorflow
 from trainer.export.own_numbers import own_numbers
-from trainer.fitting.callbacks import check_callbacks
+from trainer.fitting.callbacks import check_callbacks, see_every_step
 from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
 from trainer.fitting.validation_curve import ValidationCurve
-from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import initial_weights as initial_weights_files
 from trainer.model.layers.function_model import as_keras
@@ -82,17 +86,30 @@ from trainer.model.trainable_model import TrainableModel, nested_inputs
 from trainer.model.user_code import one_line_errors
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
+from trainer.report.progress import Silent
 from trainer.run import preflight, privacy
 from trainer.settings.method_settings import DP_SGD
 from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, raw_variable, tf
+from trainer.training import Training
 
 _PREFIX = "non_private_"
 _RUN_STAYS = (
     "Give a folder here, such as 'run', and copy it once the run is complete; `dpsgd "
     "train --out` takes a store."
 )
+#: Fields of ``TrainSettings`` that are arguments of ``make_private`` by name, or that
+#: ``compile``, ``fit`` and the model take the place of.
+_NOT_MORE = {
+    "method", "method_settings", "target_epsilon", "target_delta", "allow_large_delta",
+    "noise_multiplier", "l2_norm_clip", "clip_quantile", "initial_weights",
+    "initial_weights_are_public", "views", "augment", "optimizer", "learning_rate",
+    "adam_floor", "learning_rate_schedule", "warmup_steps", "model", "loss", "metric",
+    "final_learning_rate_fraction", "embedding_dim", "hidden", "init_seed",
+    "eval_every", "selection", "of_runs",
+}  # fmt: skip
+_MORE = {field.name for field in dataclasses.fields(TrainSettings)} - _NOT_MORE
 
 #: Arguments of Keras's ``compile`` that have one value here.
 _SET_HERE = [("jit_compile", False), ("auto_scale_loss", False)]
@@ -151,11 +168,11 @@ def make_private(
     method: str = DP_SGD,
     views: int = 1,
     augment: Any = None,
-    noise_key_file: str | os.PathLike[str] | None = None,
     initial_weights: str | os.PathLike[str] | None = None,
     initial_weights_are_public: bool = False,
     batches_used_before: bool = False,
-    **method_settings: Any,
+    checkpoint_every: int | None = None,
+    **more: Any,
 ) -> PrivateModel:
     """Returns a Keras model that trains privately on ``batches``.
 
@@ -163,7 +180,7 @@ def make_private(
       model: A Keras model whose inputs are named like columns of the batches, or a
         ``tf.Module`` to call on a dict of columns; its weights are trained in place.
       batches: Folder that ``dpsgd batches`` wrote, here or in a store (``s3://``).
-      run: New folder for the key, the record and the copy of the manifest.
+      run: Folder of the run, new or of this run, unfinished.
       l2_norm_clip: Bound on the L2 norm of one example's gradient; "auto", the
         default, follows a quantile of the norms, at the same epsilon.
       clip_quantile: Share of the norms that the automatic clip exceeds; 0.9 if None.
@@ -174,25 +191,26 @@ def make_private(
       of_runs: Number of runs of this plan on this table, each on batches of its own,
         that have the target together; declared before the first.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
-      method: "dp-sgd", "bam", "non-private", or another that is registered and takes
-        the optimizer of ``compile``.
+      method: "dp-sgd", "bam", "dp-sat", "model-mix", "non-private", or another that is
+        registered.
       views: Views per example, whose mean loss is used: columns (views, ...) of the
         batches, or made by ``augment``.
       augment: A function (columns of one example, seed) -> columns of one view, or
         layers of Keras, such as a Sequential of RandomFlip.
-      noise_key_file: File of the noise key, made if missing; in ``run`` if None.
       initial_weights: File of weights to start at, which record and statement then
         name; those of ``model`` if None.
       initial_weights_are_public: Declares that file public; required with it.
       batches_used_before: Accepts batches that another private run has used.  Nothing
         is proven for both runs together, and the privacy statement says so.
-      **method_settings: The method's own settings, such as ``bam_radius=0.02``.
+      checkpoint_every: Steps between checkpoints, besides those at the end of each
+        epoch; one per minute if None.
+      **more: The method's own settings, such as ``bam_radius=0.02``; averages of the
+        iterates, such as ``ema_decay=0.999`` (see ``AggregationSettings``);
+        ``embedding_noise``.
 
     Raises:
       InputError: an argument is refused.
     """
-    if registry.hooks_of(method).optimizer is not None:
-        raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
     model = as_keras(model)
     if isinstance(model, PrivateModel):
         raise InputError(
@@ -212,23 +230,83 @@ def make_private(
             None if initial_weights is None else os.fspath(initial_weights)
         ),
         initial_weights_are_public=initial_weights_are_public,
-        method_settings=method_settings,
+        method_settings={n: value for n, value in more.items() if n not in _MORE},
         views=views,
+        optimizer="sgd",  # until compile
+        **{name: value for name, value in more.items() if name in _MORE},
     )
     if augment is not None and not callable(augment):
         raise InputError(
             "Expected augment to be a function (columns, seed), or layers of Keras."
         )
-    key = pathlib.Path(noise_key_file) if noise_key_file is not None else None
-    return PrivateModel(
+    return _made(
         model,
         settings,
         batches,
         pathlib.Path(run),
-        noise_key_file=key,
         augment=augment,
         batches_used_before=batches_used_before,
+        checkpoint_every=checkpoint_every,
     )
+
+
+def _made(
+    model: Any,
+    settings: TrainSettings,
+    batches: StrPath,
+    run: pathlib.Path,
+    *,
+    augment: Any,
+    batches_used_before: bool,
+    checkpoint_every: int | None,
+) -> PrivateModel:
+    """Does what ``make_private`` does, with settings."""
+    manifest = _checked(settings, batches, run, augment=augment)
+    resumes = preflight.check_run_folder(run)
+    preflight.check_unused(batches, run, settings, shared=batches_used_before)
+    with one_line_errors("the model"):
+        network = models.as_functional(model, of_one_row(manifest))
+    workers = launch.of_this_process()
+    training = Training(
+        settings=settings,
+        manifest=manifest,
+        noise_multiplier=preflight.noise_multiplier_of(settings, manifest),
+        batches=batches,
+        run=run,
+        workers=workers,
+        reporter=_Printing() if workers.is_chief else Silent(),
+        checkpoint_every=checkpoint_every,
+        batches_used_before=batches_used_before,
+    )
+    return PrivateModel(
+        network,
+        training,
+        views=_views(settings, augment),
+        initial=_start_at(settings, network),
+        resumes=resumes,
+    )
+
+
+def _checked(
+    settings: TrainSettings, batches: StrPath, run: pathlib.Path, *, augment: Any
+) -> Manifest:
+    """Returns the manifest of batches that a run can use."""
+    check_batches(batches)
+    check_local(_RUN_STAYS, run=run)
+    manifest = read_manifest(batches)
+    preflight.check_files(batches, manifest)
+    preflight.check_users(settings, manifest, augment=augment)
+    preflight.check_initial_weights(settings, manifest)
+    settings.check_steps(manifest.plan.num_steps)
+    return manifest
+
+
+class _Printing(Silent):
+    """Prints the lines that a user of ``make_private`` must not miss."""
+
+    def say(self, text: str) -> None:
+        """Prints one line."""
+        print(text)
 
 
 class PrivateModel(keras.Model):
@@ -240,59 +318,31 @@ class PrivateModel(keras.Model):
     def __init__(
         self,
         network: Any,
-        settings: TrainSettings,
-        batches: StrPath,
-        run: pathlib.Path,
+        training: Training,
         *,
-        noise_key_file: pathlib.Path | None = None,
-        augment: Any = None,
-        batches_used_before: bool = False,
+        views: Views,
+        initial: initial_weights_files.InitialWeights | None = None,
+        resumes: bool = False,
+        held: contextlib.ExitStack | None = None,
     ) -> None:
-        check_batches(batches)
-        check_local(_RUN_STAYS, run=run)
-        check_local(noise_key_file=noise_key_file)
-        preflight.check_key(run, noise_key_file)
         super().__init__(name=network.name)
-        manifest = read_manifest(batches)
-        preflight.check_files(batches, manifest)
-        preflight.check_users(settings, manifest, augment=augment)
-        if preflight.check_run_folder(run):
-            raise InputError(
-                f"Expected run={run} to be new or empty; a run of another process "
-                "cannot go on here. Choose another folder, and make other batches, or "
-                "use `dpsgd train`, whose runs go on."
-            )
-        preflight.check_initial_weights(settings, manifest)
-        preflight.check_unused(batches, run, settings, shared=batches_used_before)
-        of_rows = of_one_row(manifest)
-        with one_line_errors("the model"):
-            self.network = models.as_functional(network, of_rows)
-        self._initial = _start_at(settings, self.network)
-        self._views = _views(settings, augment)
+        self.network = network
+        self._training, self._session = training, training.session
+        self._workers = training.session.workers
+        self._initial, self._views, self._resumes = initial, views, resumes
+        manifest = of_one_row(training.session.manifest)
         # The model of one view, for evaluation, export and prediction.
         self._manifest = dataclasses.replace(
-            manifest, columns=of_one_view(of_rows.columns, self.network, self._views)
+            training.session.manifest,
+            columns=of_one_view(manifest.columns, network, views),
         )
-        self._session = Session(
-            settings=settings,
-            manifest=manifest,
-            noise_multiplier=preflight.noise_multiplier_of(settings, manifest),
-            batches=stored(batches),
-            run=run,
-            noise_key_file=noise_key_file,
-            take_batches=functools.partial(
-                preflight.take_batches,
-                batches=batches,
-                folder=run,
-                settings=settings,
-                shared=batches_used_before,
-                say=warnings.warn,
-            ),
-            batches_used_before=batches_used_before,
-            workers=launch.alone(),
-        )
-        self._curve = ValidationCurve(run, settings.method)
-        self._held = contextlib.ExitStack()  # the lock of the run's folder
+        self._curve = ValidationCurve(self._session.run, self._session.settings.method)
+        #: What holds the lock of the folder.  If None, each ``fit`` does, and the one
+        #: that takes the last step ends the run.
+        self._held = held
+        self._num_fits = 0
+        #: Calls of ``fit`` that this process has begun.
+        self._num_begun_here = 0
         # Not named _trainable, an attribute of Keras's.
         self._checked_model: TrainableModel | None = None
         self._trained_model: TrainableModel | None = None
@@ -356,9 +406,14 @@ class PrivateModel(keras.Model):
         model, session = self._compiled(), self._session
         if filepath is not None:
             save_tensorflow(model, self._manifest, os.fspath(filepath))
-        elif session.is_identified:
+        elif session.is_open:
+            if not self._workers.is_chief:
+                return
             session.check_folder()
             export(model, self._manifest, session.run)
+            for name in self._training.averages:
+                with self._training.averages.swapped(name):
+                    export(model, self._manifest, session.run, average=name)
         else:
             raise InputError("Expected fit before export to the folder of the run.")
 
@@ -432,6 +487,7 @@ class PrivateModel(keras.Model):
         models.check_model(trainable, self._manifest)
         check_export(trainable, self._manifest)
         optimizer = optimizer_of_keras(optimizer)
+        settings = self._compiled_settings(optimizer)
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -440,26 +496,60 @@ class PrivateModel(keras.Model):
             jit_compile=False,
             auto_scale_loss=False,
         )
-        self._checked_model = trainable
-        self._train_by(trainable)
+        described = {
+            "name": settings.optimizer,
+            "class": type(optimizer).__name__,
+            "ema_decay": settings.ema_decay,
+            **settings.describe_past(),
+            **settings.describe_feedback(),
+        }
+        self.train_with(trainable, settings, optimizer, described)
 
-    def _train_by(self, trainable: TrainableModel) -> None:
+    def _compiled_settings(self, optimizer: Any) -> TrainSettings:
+        """Returns the settings with the name of the optimizer, which methods check."""
+        kind = type(optimizer)
+        name = (
+            "sgd" if is_plain_sgd(optimizer) else f"{kind.__module__}:{kind.__name__}"
+        )
+        return dataclasses.replace(self._session.settings, optimizer=name)
+
+    def train_with(
+        self,
+        model: TrainableModel,
+        settings: TrainSettings,
+        optimizer: Any,
+        described: Mapping[str, Any],
+    ) -> TrainableModel:
+        """Sets what ``fit`` trains; ``compile`` and ``dpsgd train`` call it.
+
+        Args:
+          model: A model that ``check_model`` accepted.
+          settings: Settings of the run, with the name of the optimizer.
+          optimizer: Keras optimizer.
+          described: Its entry in the record.
+
+        Returns:
+          The model of a step, over all views or rows of an example.
+        """
+        self._checked_model = model
+        self._compiled_by = (settings, optimizer, described)
+        return self._train(model)
+
+    def _train(self, model: TrainableModel) -> TrainableModel:
         """Makes the step of the compiled optimizer and the loss, weighted or not."""
-        manifest = self._session.manifest
-        trained = models.make_trained(trainable, manifest, self._views)
-        session, plan = self._session, manifest.plan
-        bounded = registry.step_sum(
-            trained, session.settings, plan, session.noise_multiplier
+        trained = models.make_trained(model, self._session.manifest, self._views)
+        sizes = (int(np.prod(v.shape)) for v in model.variables)
+        description = {**trained.description, "num_parameters": sum(sizes)}
+        settings, optimizer, described = self._compiled_by
+        self._training.use(
+            model,
+            dataclasses.replace(trained, description=description),
+            settings=settings,
+            optimizer=optimizer,
+            description=described,
         )
-        step = Step(trainable.optimized, bounded, self.optimizer)
-        num_parameters = sum(int(np.prod(v.shape)) for v in trainable.variables)
-        self._session.use(
-            step,
-            optimizer={"name": type(self.optimizer).__name__},
-            model={**trained.description, "num_parameters": num_parameters},
-            seeds=trained.seeds,
-        )
-        self._trained_model = trainable
+        self._trained_model = model
+        return trained
 
     # -- training ------------------------------------------------------------------
 
@@ -503,8 +593,10 @@ class PrivateModel(keras.Model):
           callbacks: Callbacks of Keras.  A batch is a step of the plan.  Values that
             they decide by must be released, as metrics of validation data are.
           verbose: As in Keras.
-          validation_data: ``(x, y)``, ``(x, y, sample_weight)`` or a data set.  Whether
-            it holds training examples is not checked; their metrics are not private.
+          validation_data: ``(x, y)``, ``(x, y, sample_weight)`` or a data set; or a
+            DataFrame, an Arrow table or a dict of arrays with the label among its
+            columns.  Whether it holds training examples is not checked; their metrics
+            are not private.
           validation_freq: Epochs between validations.
           class_weight: Class -> weight of its examples' losses, 1 for other classes.
             Must be public, not computed from the training labels.
@@ -518,41 +610,158 @@ class PrivateModel(keras.Model):
           InputError: fewer steps are left, or an argument is not supported.
         """
         self._check_fit(x, y, more)
-        size = self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch
-        plan = plan_epochs(
-            epochs=epochs,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=size,
-            done=self.num_steps_executed,
-            num_steps=self._session.num_steps,
-        )
+        self._training.check_goes_on()
         check_int("validation_freq", validation_freq, at_least=1)
         check_callbacks(callbacks, validates=validation_data is not None)
+        validation_data = self._pair_of(validation_data)
+        if not self._workers.is_chief:
+            callbacks, validation_data, verbose = None, None, 0
         weights = ExampleWeights(
             class_weight={} if class_weight is None else class_weight,
             sample_weight=sample_weight,
         )
-        self._weigh(weights)
-        listed = keras.callbacks.CallbackList(
-            callbacks, add_history=True, add_progbar=verbose != 0, model=self,
-            verbose=1 if verbose == "auto" else verbose,
-            epochs=plan[-1].index + 1, steps=size,
-        )  # fmt: skip
-        self._open_run(weights, non_private_training_metrics)
+        if weights != self._weights_of(self._trained_model):
+            self._train(weighted(self._compiled(), weights))
+        if non_private_training_metrics:
+            self._training.check_no_tables()
+        size = self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch
+        validate = functools.partial(self._validate, validation_data, validation_freq)
+        given = {
+            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": size,
+            "non_private_training_metrics": bool(non_private_training_metrics),
+        }  # fmt: skip
+        with self._opened({**given, **weights.describe()}) as (begun, plan):
+            listed = keras.callbacks.CallbackList(
+                callbacks, add_history=True, add_progbar=verbose != 0, model=self,
+                verbose=1 if verbose == "auto" else verbose,
+                epochs=plan[-1].index + 1, steps=size,
+            )  # fmt: skip
+            if not begun["ended"]:
+                closed = non_private_training_metrics or see_every_step(callbacks)
+                self._num_begun_here = self._num_fits + 1
+                with self._training.attempt(plan[-1].end, closed=closed):
+                    self._run(begun, plan, listed, validate)
+            self._num_fits += 1
+            is_last = self._num_fits == len(self._session.fits)
+            if self._is_complete and is_last and self._held is None:
+                self._training.finish()
+        return self.history
+
+    def _pair_of(self, data: Any) -> Any:
+        """Returns columns with the label among them as ``(x, y)``, else ``data``."""
+        if not (isinstance(data, Mapping | pa.Table) or hasattr(data, "to_numpy")):
+            return data
+        columns, model = memory.columns_of(data), self._compiled()
+        for column in (*model.input_names, *model.label_names):
+            if column not in columns:
+                raise InputError(
+                    f"Expected validation_data with a column {column!r}; it has "
+                    f"{', '.join(sorted(columns))}. Add it, or give (x, y)."
+                )
+        x = {name: columns[name] for name in model.input_names}
+        return x, model.labels(columns)
+
+    @contextlib.contextmanager
+    def _opened(
+        self, given: Mapping[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], list[Epoch]]]:
+        """Holds the folder of the run; yields the entry of ``fit``, and its epochs."""
+        with contextlib.ExitStack() as own:
+            held = own if self._held is None else self._held
+            is_known = self._session.is_open or not self._resumes
+            if not is_known:
+                self._open(held)
+            begun = self._begun(**given)
+            plan = self._epochs_of(begun)
+            if is_known:  # refused before anything is written
+                self._open(held)
+            yield begun, plan
+
+    def _open(self, held: contextlib.ExitStack) -> None:
+        """Opens the folder of the run, at its last commit."""
+        run, resumes = self._session.run, self._resumes
+        # The chief's folder is none of the others' business.
+        is_new = self._workers.is_chief and not self._session.is_open
+        if is_new and preflight.check_run_folder(run) != resumes:
+            raise InputError(f"Expected run={run} to be as when the model was made.")
+        settings, _, described = self._compiled_by
+        model = self._compiled()
+        identity = {
+            **dataclasses.asdict(settings), "loss": model.loss.name,
+            "optimizer_settings": described,
+            # Not the name of their file, whose contents the record tells.
+            "initial_weights": model.description.get("initial_weights"),
+        }  # fmt: skip
+        self._training.open(held, resumes=resumes, settings=identity)
+
+    def _begun(self, **given: Any) -> dict[str, Any]:
+        """Returns the entry of this call of ``fit``, which an earlier process may have.
+
+        Raises:
+          InputError: that process called it with other arguments.
+        """
+        fits, number = self._session.fits, self._num_fits
+        if number == len(fits):
+            fits.append(
+                {**given, "first_step": self.num_steps_executed, "ended": False}
+            )
+        begun = fits[number]
+        for name, value in given.items():
+            if begun[name] != value and self._num_begun_here > number:
+                begun["ended"] = True  # this process interrupted it
+                self._num_fits += 1
+                return self._begun(**given)
+            if begun[name] != value:
+                raise InputError(
+                    f"Expected {name}={value!r} of this call of fit to be "
+                    f"{begun[name]!r}, as when the run in {self._session.run} was "
+                    "interrupted. Give the same as before."
+                )
+        return begun
+
+    def _epochs_of(self, begun: Mapping[str, Any]) -> list[Epoch]:
+        try:
+            return plan_epochs(
+                epochs=begun["epochs"],
+                initial_epoch=begun["initial_epoch"],
+                steps_per_epoch=begun["steps_per_epoch"],
+                done=begun["first_step"],
+                num_steps=self._session.num_steps,
+            )
+        except InputError:
+            del self._session.fits[self._num_fits :]  # it was not begun
+            raise
+
+    def _run(
+        self,
+        begun: dict[str, Any],
+        plan: list[Epoch],
+        listed: Any,
+        validate: Callable[[Epoch], dict[str, Any]],
+    ) -> None:
+        """Takes the steps of a call of ``fit`` that are left."""
+        training, session = self._training, self._session
+        training.share()
+        training.commit()
         self.stop_training, logs = False, dict[str, Any]()
         listed.on_train_begin()
-        with self._recorded(), self._session.steps(end=plan[-1].end) as steps:
-            for epoch in plan:
-                listed.on_epoch_begin(epoch.index)
-                logs = self._epoch(steps, epoch, listed, non_private_training_metrics)
-                initial_weights_files.note(self.network)
-                if (epoch.index + 1) % validation_freq == 0:
-                    logs |= self._validate(validation_data)
-                listed.on_epoch_end(epoch.index, logs)
-                if self.stop_training:
-                    break
+        for epoch in plan:
+            place = f"{self._num_fits}.{epoch.index}"
+            if max(training.shown, session.num_steps_executed - 1) >= epoch.end:
+                self.history.on_epoch_end(epoch.index, training.logs.get(place))
+                continue  # an earlier process has taken and shown it
+            listed.on_epoch_begin(epoch.index)
+            logs = self._epoch(epoch, listed, begun["non_private_training_metrics"])
+            training.logs[place] = validate(epoch)
+            logs |= training.logs[place]
+            listed.on_epoch_end(epoch.index, logs)
+            training.shown = session.num_steps_executed
+            if training.agrees(self.stop_training):
+                break
         listed.on_train_end(logs)
-        return self.history
+        begun["ended"] = True
+        if session.num_steps_executed < session.num_steps:
+            training.commit()
 
     def privacy_statement(self) -> Any:
         """Returns the statement of the executed steps; ``to_text()`` formats it.
@@ -578,46 +787,43 @@ class PrivateModel(keras.Model):
         for name in _changed(keras.Model.fit, more):
             why = _OF_THE_PLAN.get(name, "omit it")
             raise InputError(f"Expected no {name} in fit; {why}.")
-        if self._session.is_within_step:
-            raise InputError(
-                f"Expected steps to end; step {self.num_steps_executed} was "
-                "interrupted, and its noise may not be used twice. Start again with "
-                "make_private, in another folder and on other batches."
-            )
         self._compiled()
-
-    def _weigh(self, weights: ExampleWeights) -> None:
-        if weights != self._weights_of(self._trained_model):
-            self._train_by(weighted(self._compiled(), weights))
 
     @staticmethod
     def _weights_of(model: TrainableModel | None) -> ExampleWeights:
         return model.weights if isinstance(model, WeightedModel) else ExampleWeights()
 
-    def _epoch(
-        self, steps: Iterator[StepInputs], epoch: Epoch, listed: Any, non_private: bool
-    ) -> dict[str, Any]:
+    def _epoch(self, epoch: Epoch, listed: Any, non_private: bool) -> dict[str, Any]:
+        """Takes and commits the steps of an epoch that are left."""
         logs: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         self.reset_metrics()
-        while self.num_steps_executed < epoch.end and not self.stop_training:
-            index = self.num_steps_executed - epoch.begin
-            listed.on_train_batch_begin(index)
-            noise, parts = next(steps)
-            found: dict[str, Any] = {}
-            observe = functools.partial(self._evaluate_batch, found)
-            self._session.execute(
-                noise, parts, observe=observe if non_private else None
-            )
-            logs = found or logs
-            listed.on_train_batch_end(index, logs)
+
+        def before() -> None:
+            found.clear()
+            listed.on_train_batch_begin(self.num_steps_executed - epoch.begin)
+
+        def after() -> bool:
+            logs.update(found)
+            listed.on_train_batch_end(self.num_steps_executed - epoch.begin - 1, logs)
+            return bool(self.stop_training)
+
+        observe = functools.partial(self._evaluate_batch, found)
+        self._training.take_steps(
+            epoch.end,
+            observe=observe if non_private else None,
+            before=before,
+            after=after,
+        )
         return dict(logs)
 
-    def _validate(self, data: Any) -> dict[str, Any]:
-        if data is None:
+    def _validate(self, data: Any, every: int, epoch: Epoch) -> dict[str, Any]:
+        if data is None or (epoch.index + 1) % every:
             return {}
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         found = self.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True)
-        self._curve.add(self.num_steps_executed, found, data)
+        points = self._training.points
+        self._curve.add(points, self.num_steps_executed, found, data)
         return {f"val_{name}": value for name, value in found.items()}
 
     def _evaluate_batch(self, logs: dict[str, Any], batch: Element) -> None:
@@ -631,8 +837,7 @@ class PrivateModel(keras.Model):
         columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
-        captured = self._session.captured()
-        with unchanged(self._state, captured, "metrics of training examples"):
+        with unchanged(self._state, "metrics of training examples"):
             # Not test_on_batch, which begins with new metrics.
             found = self.test_step(
                 (model.inputs(columns), model.labels(columns), weights)
@@ -642,8 +847,8 @@ class PrivateModel(keras.Model):
     @property
     def _state(self) -> list[Any]:
         """All variables of the model and of its steps, also unknown to Keras."""
-        used = self._session.traced().graph.variables
-        return [*self.network.variables, *self.optimizer.variables, *used]
+        of_keras = [*self.network.variables, *self.optimizer.variables]
+        return [*of_keras, *self._training.state]
 
     # -- the run -------------------------------------------------------------------
 
@@ -651,45 +856,6 @@ class PrivateModel(keras.Model):
         if self._checked_model is None:
             raise InputError("Expected compile before fit.")
         return self._checked_model
-
-    def _open_run(self, weights: ExampleWeights, non_private: bool) -> None:
-        """Records this call of ``fit``, before its first step."""
-        with one_line_errors("the step of compile"):
-            used = self._session.traced().graph.variables
-        batches = self._session.batches.place
-        initial_weights_files.take(self.network, used, batches, self._session)
-        if not self._session.is_identified:
-            self._begin_run()
-        self._session.fits.append(
-            {
-                "first_step": self.num_steps_executed,
-                **weights.describe(),
-                "non_private_training_metrics": bool(non_private),
-            }
-        )
-        self._session.write_record(complete=False)
-
-    def _begin_run(self) -> None:
-        if preflight.check_run_folder(self._session.run):
-            raise InputError(f"Expected run={self._session.run} to be new or empty.")
-        self._session.open(self._held)
-        # The id identifies the run: no other process continues it.
-        identity = {
-            "manifest": self._session.manifest.fingerprint,
-            "batches": preflight.digest_of_batches(self._session.batches.place),
-        }
-        self._session.identify(identity, model=models.identity(self._compiled()))
-
-    @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Writes the record of the executed steps, also if ``fit`` ends early."""
-        try:
-            yield
-        finally:
-            initial_weights_files.note(self.network)
-            self._session.write_record(complete=self._is_complete)
-            if self._is_complete:
-                self._held.close()
 
     @property
     def _is_complete(self) -> bool:

@@ -19,7 +19,6 @@ Formal guarantees:
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -254,18 +253,3 @@ def _of_all_columns(network: Any, manifest: Manifest) -> Any:
         )
     outputs = network(*inputs.values())
     return keras.Model(inputs, outputs, name=network.name)
-
-
-def identity(model: TrainableModel) -> str:
-    """Returns text that differs if sizes, weights or vocabularies differ.
-
-    ``origin`` covers what the layers compute.
-    """
-    shapes = [(v.dtype, tuple(v.shape)) for v in model.network.weights]
-    weights = hashlib.sha256()
-    for variable in model.network.weights:
-        weights.update(np.ascontiguousarray(variable.numpy()).tobytes())
-    for layer in model.network._flatten_layers():
-        if hasattr(layer, "get_vocabulary"):
-            weights.update(repr(layer.get_vocabulary()).encode())
-    return f"{model.description} {shapes} {weights.hexdigest()}"

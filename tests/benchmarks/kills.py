@@ -1,14 +1,13 @@
-"""Kills training runs at random moments and holds what they end with against others.
+"""Kills training runs at random moments, and checks what they end with.
 
     python -m tests.benchmarks.kills --kills 300
 
-For every configuration one run is left alone.  Then runs of the same request are killed
-(SIGKILL) and the same request is given again, until a run completes; then the next one
-begins, until so many kills were done.  A moment is drawn at random: in one of eight any
-time before the first step; else some steps after the start of this process (up to
-``_MOST_STEPS``), and any time within the two steps after; where the run has no more
-steps, any time while results are written.  Weights, kept iterates, metrics, curves and
-statements of a completed run have to be those of the undisturbed one, byte for byte.
+Runs of one request are killed (SIGKILL) and the same request is given again, until a
+run completes; then the next one begins, until so many kills were done.  A moment is
+drawn at random: a call of a function that commits, publishes, or completes lazy tables;
+or any time before the first step; or some steps after the start of this process (up to
+``_MOST_STEPS``), and any time within the two steps after, or while results are written.
+The public files of a completed run have to be functions of its commits: see ``check``.
 
 A run is a child that is forked from this process, which has imported TensorFlow but
 never used it: no context and no thread pool, which is checked before each fork.
@@ -27,9 +26,11 @@ import multiprocessing
 import os
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
+import traceback
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,21 +40,31 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool would not survive
 import h5py
 import numpy as np
 
-from pipelines.files.key_files import create_key_file
+from pipelines.files import storage
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.flat_settings import train_settings
+from trainer.averaging.iterates import Iterates
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.core.run.checkpoints import Checkpoints
+from trainer.core.run.session import Session
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.train import train
 
 _FORK = multiprocessing.get_context("fork")
-_NUM_STEPS = 400
+_NUM_STEPS = 120
+_EVAL_EVERY = 25
 #: Between two looks at the steps of a child.
 _LOOK_SECONDS = 0.002
 #: Steps that a process may do before it is killed.
-_MOST_STEPS = 40
-#: Share of the kills that come before the first step.
-_EARLY = 1 / 8
+_MOST_STEPS = 20
+#: Share of the kills that come before the first step, and at a call.
+_EARLY, _AT_CALL = 1 / 8, 1 / 2
+#: Functions between whose calls a state is committed and published.
+_PLACES: tuple[tuple[Any, str], ...] = (
+    (Checkpoints, "commit"), (storage, "create"), (Session, "write_record"),
+    (Iterates, "keep"), (LazyNoise, "flush"), (LazyNoise, "_add_noise"),
+)  # fmt: skip
 
 #: name -> (settings, rows of a physical batch; None for one batch per step)
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], int | None]] = {
@@ -61,21 +72,14 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int | None]] = {
         {"optimizer": "sgd", "embedding_noise": "lazy", "learning_rate": 0.5},
         None,
     ),
-    "adam-cosine": (
-        {
-            "optimizer": "adam",
-            "learning_rate_schedule": "cosine",
-            "warmup_steps": 3,
-            "learning_rate": 0.02,
-        },
-        None,
-    ),
     "averages": (
         {
             "ema_decay": 0.9,
             "tail": 3,
             "train_over": "ema",
-            "keep_last": 3,
+            "optimizer": "adam",
+            "learning_rate_schedule": "cosine",
+            "warmup_steps": 3,
             "uncertainty": 0.9,
         },
         None,
@@ -104,39 +108,34 @@ class Tally:
     kills: int = 0
     kills_after_a_step: int = 0
     runs: int = 0
-    different: int = 0
+    wrong: int = 0
     seconds: float = 0.0
 
 
 def make_inputs(folder: pathlib.Path) -> None:
-    """Writes batches of both kinds, held-out examples and a key."""
+    """Writes batches of both kinds, and held-out examples."""
     steps = [make_rows(4 + seed % 9, seed) for seed in range(_NUM_STEPS)]
     write_batches(folder / "whole", steps)
     write_batches(
         folder / "parts", steps, physical_batch_size=6, truncated_batch_size=None
     )
     write_held_out(folder / "held_out", make_rows(300, seed=99))
-    create_key_file(folder / "noise.key")
 
 
 def request(folder: pathlib.Path, name: str, run: pathlib.Path) -> Request:
-    """Returns the request of a configuration, for a run with the one id of all."""
+    """Returns the request of a configuration."""
     changes, parts = CONFIGURATIONS[name]
     settings = train_settings(
         embedding_dim=2, hidden=(4,), noise_multiplier=0.8, l2_norm_clip=1.0,
-        target_delta=1e-3, eval_every=70, **changes,
+        target_delta=1e-3, eval_every=_EVAL_EVERY, keep_last=3, **changes,
     )  # fmt: skip
-    private = run / "private"
-    private.mkdir(parents=True, mode=0o700)
-    # Runs draw ids of their own; here they have to be the same run.
-    (private / "run.id").write_text("5" * 32 + "\n")
     return Request(
         settings=settings,
         batches=folder / ("whole" if parts is None else "parts"),
         held_out=folder / "held_out",
         run=run,
-        noise_key_file=folder / "noise.key",
         checkpoint_every=3,
+        batches_used_before=True,  # by the others
     )
 
 
@@ -177,11 +176,19 @@ class Pace:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """When a process is killed: after so many steps, and a share of what comes."""
+    """When a process is killed: after so many steps, and a share of what comes.
+
+    Attributes:
+      num_steps: Steps of the process.
+      share: Share of what comes then.
+      spares_results: Whether it is not killed while it writes results.
+      place: Index of a function at whose call it is killed instead; None for none.
+    """
 
     num_steps: int
     share: float
     spares_results: bool
+    place: int | None = None
 
     def seconds(self, pace: Pace, steps: _Steps) -> float | None:
         """Returns how long to wait when the steps are done; None to the end."""
@@ -197,7 +204,8 @@ def draw_moment(draw: random.Random) -> Moment:
     early = draw.random() < _EARLY
     num_steps = 0 if early else draw.randint(1, _MOST_STEPS)
     # Else a busy machine might never write results as fast as they are killed.
-    return Moment(num_steps, draw.random(), draw.random() < 0.5)
+    place = draw.randrange(len(_PLACES)) if draw.random() < _AT_CALL else None
+    return Moment(num_steps, draw.random(), draw.random() < 0.5, place)
 
 
 def execute(asked: Request, moment: Moment, pace: Pace) -> tuple[int, int]:
@@ -206,9 +214,10 @@ def execute(asked: Request, moment: Moment, pace: Pace) -> tuple[int, int]:
     Returns:
       The exit status, and the number of steps that were done.
     """
-    child, steps = _start(asked)
-    _wait(child, lambda: steps.reached(moment.num_steps))
-    child.join(moment.seconds(pace, steps))
+    child, steps = _start(asked, moment)
+    if moment.place is None:
+        _wait(child, lambda: steps.reached(moment.num_steps))
+    child.join(None if moment.place is not None else moment.seconds(pace, steps))
     if child.is_alive():
         child.kill()
         child.join()
@@ -231,10 +240,31 @@ def execute_whole(asked: Request) -> Pace:
     return Pace(before, between / (_NUM_STEPS - 1), after)
 
 
-def _start(asked: Request) -> tuple[Any, _Steps]:
+def _train(asked: Request, steps: _Steps, moment: Moment | None) -> None:
+    """Trains in a child, which is killed at a call and keeps the arrays of commits."""
+    Checkpoints._remove = lambda *_: None  # type: ignore[method-assign]
+    if moment is not None and moment.place is not None:
+        owner, name = _PLACES[moment.place]
+        original, calls = getattr(owner, name), itertools.count()
+        last, after = moment.num_steps // 2, moment.share < 0.5
+
+        def die(*arguments: Any, **more: Any) -> Any:
+            is_last = next(calls) == last
+            if is_last and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = original(*arguments, **more)
+            if is_last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        setattr(owner, name, die)
+    train(asked, steps)
+
+
+def _start(asked: Request, moment: Moment | None = None) -> tuple[Any, _Steps]:
     _check_threads()
     steps = _Steps()
-    child = _FORK.Process(target=train, args=(asked, steps))
+    child = _FORK.Process(target=_train, args=(asked, steps, moment))
     child.start()
     return child, steps
 
@@ -287,17 +317,61 @@ def _weights(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
     yield from sorted(found.items())
 
 
+def check(run: pathlib.Path, settings: Any) -> None:
+    """Checks that the public files of a complete run are functions of its commits.
+
+    Args:
+      run: Folder of the run, whose commits have all of their arrays.
+      settings: Settings of the run.
+    """
+    folder = run / "private" / "checkpoints"
+    commits = [json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+    steps = [commit["step"] for commit in commits]
+    assert steps == sorted(steps)
+    assert steps[-1] == _NUM_STEPS
+    record = json.loads((run / "run_record.json").read_bytes())
+    assert (record["num_commits"], record["complete"]) == (len(commits), True)
+    assert record["num_steps_executed"] == _NUM_STEPS
+    weights: dict[int, list[bytes]] = {}
+    for commit in commits:
+        arrays = np.load(folder / commit["arrays"])
+        names = [name for name in arrays if name.startswith("weight_")]
+        found = [arrays[name].tobytes() for name in names]
+        # A state that is committed again is the same one.
+        assert weights.setdefault(commit["step"], found) == found
+    kept = sorted((run / "iterates").iterdir())
+    wanted = settings.kept_steps(_NUM_STEPS)
+    assert [path.name for path in kept] == [f"step-{step:08d}.npz" for step in wanted]
+    for step, path in zip(wanted, kept, strict=True):
+        assert [a.tobytes() for a in np.load(path).values()] == weights[step]
+    exported = [array.tobytes() for _, array in _weights(run / "model.keras")]
+    assert sorted(exported) == sorted(weights[_NUM_STEPS])
+    points = json.loads((run / "curve.json").read_bytes())["points"]
+    evaluated = [*range(0, _NUM_STEPS, _EVAL_EVERY), _NUM_STEPS]
+    assert [point["step"] for point in points] == evaluated
+    for commit in commits:  # what was published stays
+        seen = commit["public"]["points"]
+        assert seen == points[: len(seen)]
+    metrics = json.loads((run / "metrics.json").read_bytes())
+    assert metrics["log_loss"] == points[-1]["log_loss"]
+    assert not list(run.rglob(".*"))
+
+
 def torture(folder: pathlib.Path, name: str, kills: int, draw: random.Random) -> Tally:
     """Does ``kills`` kills to runs of one configuration."""
-    start = time.monotonic()
-    whole = folder / f"{name}-whole"
-    pace = execute_whole(request(folder, name, whole))
-    wanted, tally = results(whole), Tally()
+    start, tally = time.monotonic(), Tally()
+    asked = request(folder, name, folder / f"{name}-whole")
+    pace = execute_whole(asked)
+    check(asked.run, asked.settings)
     while tally.kills < kills:
-        run = folder / f"{name}-{tally.runs}"
-        _complete(request(folder, name, run), kills, tally, pace, draw)
+        asked = request(folder, name, folder / f"{name}-{tally.runs}")
+        _complete(asked, kills, tally, pace, draw)
         tally.runs += 1
-        tally.different += results(run) != wanted
+        try:
+            check(asked.run, asked.settings)
+        except AssertionError:
+            traceback.print_exc()
+            tally.wrong += 1
     tally.seconds = time.monotonic() - start
     return tally
 
@@ -318,7 +392,7 @@ def _complete(
 
 
 def main() -> None:
-    """Prints a table; ends with status 1 if a run ended in another way."""
+    """Prints a table; ends with status 1 if a run ended with wrong files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=300, help="In all.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
@@ -326,7 +400,7 @@ def main() -> None:
     flags = parser.parse_args()
     names = flags.only or list(CONFIGURATIONS)
     draw = random.Random(flags.seed)
-    print("| configuration | kills | after a step | runs completed | different | s |")
+    print("| configuration | kills | after a step | runs completed | wrong | s |")
     print("|---|---|---|---|---|---|", flush=True)
     tallies = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -341,10 +415,10 @@ def main() -> None:
         "kills": sum(tally.kills for tally in tallies),
         "kills_after_a_step": sum(tally.kills_after_a_step for tally in tallies),
         "runs": sum(tally.runs for tally in tallies),
-        "different": sum(tally.different for tally in tallies),
+        "wrong": sum(tally.wrong for tally in tallies),
     }
     print(json.dumps(totals))
-    sys.exit(totals["different"] > 0)
+    sys.exit(totals["wrong"] > 0)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import dataclasses
 import os
 import pathlib
 import random
-import re
 import sys
 import tempfile
 from typing import Any
@@ -131,9 +130,6 @@ def _together(
             runs.append(home / fault.name.replace(" ", "-"))
             run_with_fault(cluster, given, fault, runs[-1], after)
             row.survived.append(fault.name)
-        if faults:
-            _tell(f"{workers} workers: one with other threads")
-            _refuse_threads(cluster, given, home / "refused")
         row.identical = all(jobs.same(run, wanted) for run in runs)
     return row
 
@@ -157,15 +153,6 @@ def _check_listening(hosts: Hosts, host: str, pid: int, run: pathlib.Path) -> No
         raise InputError(
             f"Expected {host} to listen on {hosts.address(host)} alone, not on {found}."
         )
-
-
-def _refuse_threads(cluster: Cluster, given: Input, run: pathlib.Path) -> None:
-    variables = {"ON_worker1": "TF_NUM_INTRAOP_THREADS=2"}
-    job = cluster.train("refused", given.arguments(run), variables)
-    status, log = job.wait(), job.log.read_text()
-    expected = r"error: Expected the same threads intra_op .*; worker 1 on worker1 "
-    if status != 2 or not re.search(expected, log):
-        raise InputError(f"Expected worker 1 to be refused by name: {log[-500:]}")
 
 
 def _show(rows: list[Row]) -> None:

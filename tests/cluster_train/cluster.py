@@ -70,7 +70,13 @@ class Cluster:
         addresses = map(self.hosts.address, self.hosts.workers)
         launcher = ["-launcher", "ssh", "-launcher-exec", str(self._shell)]
         where = ["-hosts", ",".join(addresses), "-ppn", "1", "-iface", DEVICE]
-        command = [str(self._on_host), str(PYTHON), "-m", "dpsgd", "train", *arguments]
+        command = [
+            str(self._on_host),
+            str(PYTHON),
+            "-m",
+            "tests.cluster_train.one_secret",
+            *arguments,
+        ]
         return self.hosts.start(
             HEAD,
             name,

@@ -9,15 +9,12 @@ import time
 
 import numpy as np
 
-from pipelines.files.key_files import create_key_file
 from tests.benchmarks.kills import results
 from tests.engines.harness.hosts import Process
 from tests.engines.harness.polling import wait_for
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
-from trainer.core.run.checkpoints import CHECKPOINT_NAME
+from trainer.core.run.checkpoints import FOLDER_NAME
 
-#: Runs draw ids of their own; here they have to be the same run.
-_RUN_ID = "5" * 32
 #: With them the default model has 213,000 weights.
 BUCKETS = 1000
 #: Of Zipf's law for categories: 65,536 examples have 184,000 distinct ones in 26
@@ -29,7 +26,7 @@ _FRESH_STEPS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """Batches, held-out examples and a key.
+    """Batches and held-out examples.
 
     Attributes:
       folder: Of all of it.
@@ -46,19 +43,16 @@ class Input:
     more: tuple[str, ...] = ()
 
     def arguments(self, run: pathlib.Path, *more: str) -> list[str]:
-        """Returns arguments of `dpsgd train` for a new run, which has the one id.
+        """Returns arguments of `dpsgd train` for a new run.
 
         Args:
           run: New folder.
           *more: Further arguments.
         """
         every = self.num_steps // self.num_evaluations
-        (run / "private").mkdir(parents=True, mode=0o700)
-        (run / "private" / "run.id").write_text(_RUN_ID + "\n")
         return [
             f"--batches={self.folder / 'batches'}",
             f"--eval={self.folder / 'held_out'}",
-            f"--noise-key-file={self.folder / 'noise.key'}",
             f"--out={run}",
             "--noise-multiplier=0.8",
             "--delta=1e-6",
@@ -115,7 +109,6 @@ def make_input(
         num_examples=1000 * batch_size,
     )
     write_held_out(folder / "held_out", make_rows(300, seed=99), dataset)
-    create_key_file(folder / "noise.key")
     return Input(folder, batch_size, num_steps, num_evaluations, more)
 
 
@@ -133,11 +126,10 @@ def same(left: pathlib.Path, right: pathlib.Path) -> bool:
 
 def num_evaluations(run: pathlib.Path) -> int:
     """How often a run was evaluated, by its checkpoint: once before the first step."""
-    try:
-        with np.load(run / "private" / CHECKPOINT_NAME) as arrays:
-            return len(json.loads(arrays["header"].tobytes())["points"])
-    except FileNotFoundError:
-        return 0
+    commits = sorted((run / "private" / FOLDER_NAME).glob("*.json"))
+    return (
+        len(json.loads(commits[-1].read_text())["public"]["points"]) if commits else 0
+    )
 
 
 def speed(job: Process, run: pathlib.Path, given: Input) -> float:

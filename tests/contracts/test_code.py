@@ -95,7 +95,7 @@ SHARED_FLAGS = {
     "--allow-large-delta", "--batch-size", "--batches", "--data-is-public", "--delta",
     "--epochs", "--epsilon", "--eval", "--json", "--key-file",
     "--l2-norm-clip", "--max-examples-per-user", "--memory-limit", "--method",
-    "--noise-key-file", "--noise-multiplier", "--num-examples", "--num-steps", "--plot",
+    "--noise-multiplier", "--num-examples", "--num-steps", "--plot",
     "--relation", "--runner", "--sample", "--sampler", "--threads", "--user-column",
 }  # fmt: skip
 COMMAND_MODULES = [path for path in SOURCES if "cli" in path.parts]

@@ -189,7 +189,6 @@ def test_the_workers_of_a_run_are_started_as_they_take_it() -> None:
     assert request.batches == "s3://BUCKET/batches"  # no file system is shared for it
     for path in (request.held_out, request.run):
         assert f"/{path.parts[1]}" in mounts
-    assert str(request.noise_key_file.parent) in mounts
     # MPI keeps to one device, and to as many threads as the pod has cores.
     assert line[line.index("UCX_NET_DEVICES") - 1 :][:3:2] == ["-genv", "eth0"]
     cores = worker["containers"][0]["resources"]["requests"]["cpu"]
@@ -197,7 +196,7 @@ def test_the_workers_of_a_run_are_started_as_they_take_it() -> None:
         assert line[line.index(f"TF_NUM_{kind}OP_THREADS") + 1] == cores
 
 
-def test_nobody_but_the_workers_of_a_run_reaches_them_and_they_have_the_key() -> None:
+def test_nobody_but_the_workers_of_a_run_reaches_them() -> None:
     (policy,) = (v for v in objects(TRAIN) if v["kind"] == "NetworkPolicy")
     (job,) = (v for v in objects(TRAIN) if v["kind"] == "MPIJob")
     ours = {"podSelector": policy["spec"]["podSelector"]}
@@ -214,9 +213,6 @@ def test_nobody_but_the_workers_of_a_run_reaches_them_and_they_have_the_key() ->
     line = replicas["Launcher"]["template"]["spec"]["containers"][0]["args"]
     assert line[line.index("-n") + 1] == str(replicas["Worker"]["replicas"])
     launcher, worker = pods(TRAIN)
-    assert "initContainers" not in launcher, "it needs no key"
-    (copy,) = worker["initContainers"]
-    assert copy["command"][:3] == ["install", "-m", "0400"]
     for pod in (launcher, worker):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["serviceAccountName"] == "dpsgd"  # which may read the bucket

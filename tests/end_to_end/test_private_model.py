@@ -201,8 +201,14 @@ def test_a_frame_trains_a_model_with_an_input_of_each_column(jobs: list[Any]) ->
     model = dpsgd.make_private(plain, frame, **SIZES, **NOISE)
     model.compile(keras.optimizers.Adam(0.1), "mse", ["mae"])
     columns = dict(held_out.drop(columns="label"))
-    history = model.fit(validation_data=(columns, held_out["label"]), verbose=0)
+    with pytest.raises(InputError, match="with a column 'hours'; it has age, label"):
+        model.fit(validation_data=held_out.drop(columns="hours"))
+    history = model.fit(validation_data=held_out, verbose=0)
     assert len(history.history["val_mae"]) == 2
+    pairs = columns, held_out["label"]
+    assert model.evaluate(*pairs, return_dict=True, verbose=0)["mae"] == pytest.approx(
+        history.history["val_mae"][-1]
+    )
     model.export("saved")
     saved = tf.saved_model.load("saved")
     given = {name: values.to_numpy("float32") for name, values in columns.items()}

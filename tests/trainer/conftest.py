@@ -26,12 +26,11 @@ from pipelines.core.batches.manifest import BatchFile, FileChecksum, Manifest
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.tfrecord import write_record
 from pipelines.core.users.bounded import BOUNDED
-from pipelines.files.key_files import create_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.inputs.source_table import SourceTable, keep_table
 from trainer import models
-from trainer.core.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
+from trainer.core.run.run_record import RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
 DATASET = {"name": "criteo", "num_buckets": NUM_BUCKETS}
@@ -178,11 +177,10 @@ def make_record(manifest: Manifest, **changes: Any) -> RunRecord:
 def write_run_folder(
     root: pathlib.Path, batches: BatchFolder, **changes: Any
 ) -> pathlib.Path:
-    """A new folder with the key, the manifest and the record of a run."""
-    root.mkdir()
-    key = create_key_file(root / "private" / NOISE_KEY_NAME)
+    """A new folder with the manifest and the record of a run."""
+    (root / "private").mkdir(parents=True)
     record = make_record(batches.manifest, **changes)
-    write_run(root, record, batches.manifest, key)
+    write_run(root, record, batches.manifest)
     return root
 
 

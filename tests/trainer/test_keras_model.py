@@ -21,7 +21,6 @@ from trainer.core.run.run_record import (
     RECORD_NAME,
     RunRecord,
     read_run,
-    read_unverified,
 )
 from trainer.core.step.dp_step import Step
 from trainer.export import serving
@@ -30,7 +29,6 @@ from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
 from trainer.model.layers.function_model import FunctionModel
 from trainer.model.trainable_model import TrainableModel
-from trainer.run.preflight import check_run_folder
 from trainer.run.privacy import run_statement
 from trainer.tf_compat import keras, tf
 
@@ -69,33 +67,13 @@ def data(rows: Any) -> Any:
     return {"integers": table["integers"]}, table["label"]
 
 
-def test_a_process_that_a_launcher_started_with_others_is_refused(
-    private: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_in_a_store_is_refused(
+    small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")
-    with pytest.raises(InputError, match="without mpiexec"):
-        private()
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_key_beside_what_a_run_publishes_is_refused(
-    private: Any, tmp_path: pathlib.Path
-) -> None:
-    """Seen to fail: the key was written there, beside the record."""
-    with pytest.raises(InputError, match=r"noise\.key outside of --out"):
-        private("run", noise_key_file=tmp_path / "run" / "noise.key")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("name", ["run", "noise_key_file"])
-def test_a_path_in_a_store_is_refused(
-    name: str, small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    paths = {"batches": small_batches.path, "run": tmp_path / "run"}
-    with pytest.raises(InputError, match=f"{name}=s3:/bucket/x on this machine"):
+    with pytest.raises(InputError, match="run=s3:/bucket/x on this machine"):
         make_private(
-            _network(), noise_multiplier=0.8, l2_norm_clip=1.0,
-            **{**paths, name: "s3://bucket/x"},
+            _network(), batches=small_batches.path, run="s3://bucket/x",
+            noise_multiplier=0.8, l2_norm_clip=1.0,
         )  # fmt: skip
 
 
@@ -228,8 +206,6 @@ def test_early_stopping_leaves_the_best_weights_and_a_statement_of_the_whole_pla
     assert "after 8 of T=10 steps; epsilon is of all T" in stopped.to_text()
     assert stopped.to_json()["num_steps_executed"] == 8
     _check_export(model, data[0], tmp_path)
-    with pytest.raises(InputError, match="holds a run of make_private"):
-        check_run_folder(tmp_path / "run")  # as `dpsgd train` does
     model.fit(verbose=0)  # the steps that are left, of the same plan
     whole = model.privacy_statement()
     assert "stopped" not in whole.to_text()
@@ -277,7 +253,7 @@ _REFUSED_CALLBACKS = (
         "validation_data in fit",
     ),
     (lambda: keras.callbacks.CallbackList([_Own()]), "not a CallbackList"),
-    (lambda: keras.callbacks.BackupAndRestore("x"), "ModelCheckpoint"),
+    (lambda: keras.callbacks.BackupAndRestore("x"), "checkpoints of its own"),
     (
         lambda: keras.callbacks.TensorBoard(write_steps_per_second=True),
         "write_steps_per_second=False",
@@ -320,14 +296,9 @@ def test_class_weights_of_fit_are_within_the_clip_and_in_the_record(
     zeros = change("e", 1.0, class_weight={0: 0.0, 1: 0})
     assert not zeros.any()
     record, _ = read_run(tmp_path / "a")
-    assert record.fits == [
-        {
-            "first_step": 0,
-            "class_weight": {"0": 3.0, "1": 3.0},
-            "sample_weight": None,
-            "non_private_training_metrics": False,
-        }
-    ]
+    [fit] = record.fits
+    assert fit["class_weight"] == {"0": 3.0, "1": 3.0}
+    assert (fit["first_step"], fit["sample_weight"]) == (0, None)
 
 
 def test_sample_weight_names_a_column_of_the_batches(
@@ -526,17 +497,12 @@ def test_training_metrics_are_not_computed_unless_asked_for_and_named_non_privat
     assert len(computed) == 9  # one step is empty
 
 
-def test_metrics_of_training_rows_leave_tables_that_steps_read_alone(
+def test_metrics_of_training_rows_are_refused_beside_tables_that_steps_read(
     private: Any,
 ) -> None:
     """Seen to fail: weights held the sum of outputs for rows, without noise."""
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
     key = tf.constant([0], tf.int64)
-
-    class Thief(keras.metrics.Mean):
-        def update_state(self, _: Any, outputs: Any, sample_weight: Any = None) -> Any:
-            table.insert(key, [tf.reduce_sum(outputs) + 1])
-            return super().update_state(outputs)
 
     def loss(labels: Any, outputs: Any) -> Any:
         return (1 + table.lookup(key)[0]) * tf.nn.sigmoid_cross_entropy_with_logits(
@@ -544,45 +510,125 @@ def test_metrics_of_training_rows_leave_tables_that_steps_read_alone(
         )
 
     model = private()
-    model.compile("sgd", loss, metrics=[Thief()])
-    with pytest.raises(InputError, match="change no variable of the model, and no"):
+    model.compile("sgd", loss)
+    with pytest.raises(InputError, match="without lookup tables"):
         model.fit(verbose=0, non_private_training_metrics=True)
+    model.fit(verbose=0)
 
 
-def test_stopping_between_steps_is_no_loss_and_within_a_step_the_end(
-    private: Any,
+def test_an_interrupted_step_is_taken_again_with_new_noise(
+    private: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.model.stop_training = True
+    """The noise of a step that was lost is in no weight, and never used again."""
+    drawn: list[bytes] = []
+    begin, finish = Step.begin, Step.finish
 
-    class Fail(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def noted(self: Step, noise: Any, later: Any = None) -> None:
+        drawn.append(noise[0].tobytes())
+        begin(self, noise, later)
+
+    def interrupted(self: Step, *settle: Any) -> Any:
+        found = finish(self, *settle)
+        if len(drawn) == 6:
             raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Step, "begin", noted)
+    monkeypatch.setattr(Step, "finish", interrupted)
+    model = _compiled(private())
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(verbose=0)
+    assert model.num_steps_executed == 4  # the end of the first epoch
+    committed = model.get_weights()
+    # As the same cell in a new process: another model, of other initial weights.
+    again = _compiled(private())
+    again.fit(verbose=0)
+    assert len(drawn) == len(set(drawn)) == 6 + 6
+    record, _ = read_run(tmp_path / "run")
+    assert (record.num_steps_executed, record.complete) == (10, True)
+    assert again.history.epoch == [0, 1, 2]
+    assert any(
+        (a != b).any() for a, b in zip(committed, again.get_weights(), strict=True)
+    )
+
+
+def test_the_same_cell_goes_on_where_a_kill_left_it(
+    private: Any, data: Any, tmp_path: pathlib.Path
+) -> None:
+    """Calls of fit that had ended return at once; the one that had not ends."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            epochs.append(epoch)
+            if len(epochs) == 2:
+                raise KeyboardInterrupt
+
+    def cell() -> Any:
+        model = _compiled(private())
+        model.fit(epochs=1, verbose=0)
+        history = model.fit(validation_data=data, callbacks=[Kill()], verbose=0)
+        return model, history.history
+
+    epochs: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        cell()
+    model, history = cell()
+    assert model.num_steps_executed == 10
+    assert epochs == [0, 1, 1]  # what followed the commit is done again
+    assert len(history["val_loss"]) == 2
+    points = read_json(tmp_path / "run" / "curve.json")["points"]
+    assert [point["step"] for point in points] == [8, 10]
+    with pytest.raises(InputError, match="finished run"):
+        cell()
+
+
+def test_callbacks_see_no_row_of_a_lazy_table_without_its_noise(
+    batch_folder: Any, rows: Any, tmp_path: pathlib.Path
+) -> None:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    flat = keras.layers.Flatten()(keras.layers.Embedding(7, 2)(ids))
+    model = make_private(
+        keras.Model(ids, keras.layers.Dense(1)(flat)),
+        batches=batch_folder([rows(2, seed) for seed in range(4)]).path,
+        run=tmp_path / "run", noise_multiplier=1.0, l2_norm_clip=1.0, delta=1e-3,
+        embedding_noise="lazy",
+    )  # fmt: skip
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    seen: list[int] = []
+
+    def look(*_: Any, **logs: Any) -> None:
+        seen.append(model._training._lazy.num_pending)
+
+    hooks = {"on_train_batch_end": look, "on_epoch_end": look}
+    model.fit(callbacks=[keras.callbacks.LambdaCallback(**hooks)], verbose=0)
+    assert seen == [0] * 5
+
+
+@pytest.mark.parametrize("moment", ["on_epoch_end", "on_train_batch_end"])
+def test_an_error_ends_the_run_for_good(private: Any, moment: str) -> None:
+    def fail(place: int, logs: Any = None) -> None:
+        if place == 1:
+            raise RuntimeError("planted")
 
     model = _compiled(private())
-    model.fit(callbacks=[Stop()], verbose=0)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(callbacks=[Fail()], verbose=0)
-    assert model.num_steps_executed == 1
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, "finish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(verbose=0)
-    with pytest.raises(InputError, match="step 1 was interrupted"):
+    stop = keras.callbacks.LambdaCallback(**{moment: fail})
+    with pytest.raises(RuntimeError, match="planted"):
+        model.fit(callbacks=[stop], verbose=0)
+    done = {"on_epoch_end": 8, "on_train_batch_end": 2}[moment]
+    assert model.num_steps_executed == done
+    assert f"after {done} of T=10" in model.privacy_statement().to_text()
+    with pytest.raises(InputError, match="has ended"):
         model.fit(verbose=0)
+    with pytest.raises(InputError, match="ended for good"):
+        _compiled(private()).fit(verbose=0)
 
 
 @pytest.mark.parametrize(
     ("moment", "refusal"),
     [
-        ("on_epoch_end", "step 4 to follow the last one; there were 8"),
+        ("on_epoch_end", "fit to end before"),
         # Seen to fail: step 4 had the noise of step 0.
-        ("on_epoch_begin", "step 0 to follow the last one; there were 4"),
+        ("on_epoch_begin", "fit to end before"),
     ],
 )
 def test_a_fit_within_a_fit_uses_no_noise_twice(
@@ -603,23 +649,21 @@ def test_a_fit_within_a_fit_uses_no_noise_twice(
     monkeypatch.setattr(Step, "begin", begin)
     with pytest.raises(InputError, match=refusal):
         model.fit(callbacks=[nested], verbose=0)
-    model.fit(verbose=0)  # nothing was begun: the run goes on
-    assert model.num_steps_executed == len(drawn) == len(set(drawn)) == 10
+    assert model.num_steps_executed == len(drawn) == len(set(drawn))
 
 
 def test_a_folder_in_which_another_run_has_begun_is_refused(
     private: Any, tmp_path: pathlib.Path
 ) -> None:
     """Seen to fail: it held a record of noise 4 beside a model of noise 0.5."""
-    given = {"noise_key_file": tmp_path / "noise.key"}
-    first = _compiled(private(noise_multiplier=4.0, **given))
+    first = _compiled(private(noise_multiplier=4.0))
     first.fit(epochs=1, verbose=0)
     shutil.rmtree(tmp_path / "run")
-    _compiled(private(noise_multiplier=0.5, **given)).fit(verbose=0)
+    _compiled(private(noise_multiplier=0.5)).fit(verbose=0)
     for use in (lambda: first.fit(verbose=0), first.export):
         with pytest.raises(InputError, match="another one has begun there"):
             use()
-    record, _ = read_run(tmp_path / "run", **given)
+    record, _ = read_run(tmp_path / "run")
     assert (record.noise_multiplier, record.complete) == (0.5, True)
 
 
@@ -814,7 +858,7 @@ def test_a_function_without_variables_is_refused() -> None:
 def test_without_a_clip_norm_it_adapts_in_fit(private: Any, tmp_path: Any) -> None:
     model = _compiled(private(l2_norm_clip=None))
     model.fit(epochs=1, verbose=0)
-    record = read_unverified(tmp_path / "run")[0]
+    record = read_run(tmp_path / "run")[0]
     assert (record.l2_norm_clip, record.clip_quantile) == ("auto", 0.9)
     adaptive = model._session._step.bounded.adaptive
     assert int(adaptive._position) != 32 * 1024  # that of the first step
@@ -1045,6 +1089,7 @@ def test_what_is_not_supported_is_refused_in_one_line(
         with pytest.raises(InputError, match=message):
             call()
     assert not (tmp_path / "run").exists()
-    model.fit(epochs=1, verbose=0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "theirs").touch()
     with pytest.raises(InputError, match="new or empty"):
         private()

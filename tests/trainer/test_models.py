@@ -16,7 +16,6 @@ from trainer.models import (
     TrainableModel,
     as_functional,
     check_model,
-    identity,
     make_model,
 )
 from trainer.tf_compat import keras, tf
@@ -62,38 +61,8 @@ def test_a_python_branch_on_a_tensor_is_refused_with_its_line(manifest: Any) -> 
 
 def test_sizes_are_described(manifest: Any) -> None:
     model = _click_model(manifest)
-    assert model.description["num_parameters"] == sum(
-        int(np.prod(v.shape)) for v in model.variables
-    )
-    assert identity(model) != identity(_click_model(manifest, hidden=(5,)))
-
-
-def test_models_of_other_initial_weights_are_told_apart(manifest: Any) -> None:
-    def scaled(factor: float) -> str:
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(0)
-        model = _click_model(manifest)
-        model.network.set_weights([factor * w for w in model.network.get_weights()])
-        return identity(model)
-
-    assert scaled(1.0) == scaled(1.0)
-    assert scaled(1.0) != scaled(3.0)
-
-
-def test_models_of_other_vocabularies_are_told_apart(manifest: Any) -> None:
-    # The entries of a table are neither weights nor in the traced step.
-    def looked_up(*vocabulary: int) -> str:
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(0)
-        ids = keras.Input((26,), dtype="int32", name="categories")
-        known = keras.layers.IntegerLookup(vocabulary=list(vocabulary))(ids)
-        values = keras.layers.Embedding(4, 1)(known)
-        output = keras.layers.Dense(1)(keras.layers.Flatten()(values))
-        network = keras.Model(ids, output)
-        return identity(TrainableModel(network=network, description={}))
-
-    assert looked_up(1, 2, 3) == looked_up(1, 2, 3)
-    assert looked_up(1, 2, 3) != looked_up(1, 3, 2)
+    sizes = [int(np.prod(v.shape)) for v in model.variables]
+    assert model.description["num_parameters"] == sum(sizes)
 
 
 def test_data_of_another_kind_is_refused(manifest: Any) -> None:

@@ -20,6 +20,10 @@ class Together:
     def one(self, rank: int) -> Worker:
         return Worker(self, rank)
 
+    def break_all(self) -> None:
+        """Ends the exchanges of all workers by an error."""
+        self._arrived.abort()
+
     def exchange(self, rank: int, value: Any) -> list[Any]:
         self.given[rank] = value
         self._arrived.wait()
@@ -32,6 +36,10 @@ class Worker(Group):
     def __init__(self, together: Together, rank: int) -> None:
         self.rank, self.count = rank, len(together.given)
         self._together = together
+
+    def fail(self, status: int = 2) -> None:
+        """The others no longer wait for this one."""
+        self._together.break_all()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         assert values.dtype == np.int64

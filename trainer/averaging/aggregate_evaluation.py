@@ -2,9 +2,8 @@
 
 Formal guarantees:
   - Every kept iterate is read at most twice, one at a time, oldest first: memory does
-    not depend on their number (a user's aggregate gets all at once, read a third time),
-    and a resumed run gives the same results.  A few numbers are kept per held-out
-    example, output and class.
+    not depend on their number (a user's aggregate gets all at once, read a third time).
+    A few numbers are kept per held-out example, output and class.
   - The weights of the model are left unchanged, bit for bit.
 
 Public: all results, if the held-out examples need no protection.

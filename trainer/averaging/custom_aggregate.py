@@ -19,8 +19,7 @@ Formal guarantees:
     or numbers that are not finite, or if it returns other bits for the same iterates
     after a call with others.  Later calls are checked for the first two.
 
-Not covered: a function that depends on the time, or on a file that changes.  Its source
-and imports are part of the run's origin.
+Not covered: a function that depends on the time, or on a file that changes.
 
 Public: everything here, if the iterates are public.
 

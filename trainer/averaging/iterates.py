@@ -6,25 +6,24 @@ An iterate is as public as the model: the guarantee of a private run is for all 
 iterates together.  Optimizer slots and noise are not in it.  ``numpy.load`` reads it;
 its arrays, in order, are the ``trainable_weights`` of the exported Keras model.
 
-Formal guarantees:
-  - The kept steps are known before the run: their number bounds the disk space, and
-    nothing has to be removed.
-  - A file is complete or absent, and a replayed step writes the same bytes.
-  - An iterate that is missing, edited, of another run or of another step is refused.
+The kept steps are known before the run: their number bounds the disk space.  A file is
+complete or absent, and is written when its state is committed.
 
-Public: iterates.  Sensitive: the key that authenticates them.
+Public: iterates.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import pathlib
+import zipfile
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.core.run import authenticated_arrays
+from pipelines.files.storage import write_atomically
 from trainer.report.run_files import ITERATES_NAME
 
 
@@ -34,12 +33,10 @@ class Iterates:
 
     Attributes:
       run: The folder of the run.
-      run_key: Sub-key of the noise key that authenticates the iterates.  Sensitive.
       steps: Numbers of steps after which an iterate is kept, ascending.
     """
 
     run: pathlib.Path
-    run_key: bytes = dataclasses.field(repr=False)
     steps: tuple[int, ...]
 
     def path(self, step: int) -> pathlib.Path:
@@ -50,40 +47,25 @@ class Iterates:
         """Writes the ``weights`` after ``step`` steps; see `load`."""
         path = self.path(step)
         path.parent.mkdir(exist_ok=True)
-        arrays = {f"weight_{index}": array for index, array in enumerate(weights)}
-        authenticated_arrays.write(
-            path, arrays, key=self.run_key, label=f"iterate {step}"
-        )
+        buffer = io.BytesIO()
+        np.savez(buffer, **{f"weight_{i}": array for i, array in enumerate(weights)})
+        write_atomically(path, buffer.getvalue())
 
     def load(self, step: int) -> list[np.ndarray]:
         """Returns the weights after ``step`` steps.
 
         Raises:
-          InputError: the file is missing, or this run did not write it.
+          InputError: the file is missing or damaged.
         """
         path = self.path(step)
         try:
-            arrays = authenticated_arrays.read(
-                path, key=self.run_key, label=f"iterate {step}"
-            )
-        except (FileNotFoundError, authenticated_arrays.DamagedError):
+            with np.load(path, allow_pickle=False) as arrays:
+                return [arrays[f"weight_{index}"] for index in range(len(arrays))]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise InputError(
                 f"Expected {path} to be the iterate that this run wrote; it is missing "
-                "or was changed. Restore it, or start again in an empty --out folder."
+                "or damaged. Restore it, or begin a new run in an empty folder."
             ) from None
-        return [arrays[f"weight_{index}"] for index in range(len(arrays))]
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         return map(self.load, self.steps)
-
-    def recover(self, num_steps_executed: int) -> None:
-        """Removes leftovers of a kill; checks that all iterates up to a step exist.
-
-        Raises:
-          InputError: an iterate is missing or was changed.
-        """
-        for leftover in (self.run / ITERATES_NAME).glob(".step-*"):
-            leftover.unlink()  # of a write that was killed
-        for step in self.steps:
-            if step <= num_steps_executed:
-                self.load(step)

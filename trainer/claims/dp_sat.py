@@ -12,7 +12,7 @@ Formal guarantees:
     export sees moved weights.
   - ``radius`` 0 gives DP-SGD.
 
-The previous noisy gradient is part of the state, since a resumed run needs it.  It has
+The previous noisy gradient is part of the state, since the next step needs it.  It has
 a value for every weight, so that noise cannot be lazy.
 
 Public: everything here follows from released noisy gradients.
@@ -31,7 +31,6 @@ import numpy as np
 from accounting.core.validation import check_float
 from trainer.methods import dp_sgd
 from trainer.methods.base import Hooks
-from trainer.methods.optimizers import make_optimizer
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import raw_variable, tf
 
@@ -113,10 +112,10 @@ class SharpnessAwareOptimizer:
 
 
 def _optimizer_of(
-    settings: TrainSettings, num_steps: int, variables: Sequence[Any]
+    settings: TrainSettings, optimizer: Any, variables: Sequence[Any]
 ) -> SharpnessAwareOptimizer:
     return SharpnessAwareOptimizer(
-        make_optimizer(settings, num_steps),
+        optimizer,
         variables,
         radius=settings.method_settings["sat_radius"],
     )

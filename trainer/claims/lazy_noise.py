@@ -22,8 +22,7 @@ Formal guarantees:
   - Noise and gradients of a row are added as integers.
   - No drawn value is used twice: a stream belongs to one block of rows of one (step,
     table) or one flush, and no row occurs twice in it.
-  - Draws depend only on key, step, table and block, and the steps of flushes are fixed
-    beforehand: a replayed step is the same release.
+  - Draws depend only on secret, step, table and block.
   - Weights are the same bits for any number of workers, and any split of a step.
   - ``flush`` completes every row; ``num_pending`` counts the rows that are not.
   - In a flush each block is drawn by one worker.  Workers take turns by chunks of
@@ -54,6 +53,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from trainer.claims.workers.agreement import Group
+from trainer.core.run.withheld import withhold_values
 from trainer.core.step import tensor_memory
 from trainer.core.step.aligned_arrays import aligned
 from trainer.core.step.bounded_sum import StepSum
@@ -216,8 +216,13 @@ class LazyNoise:
         chunks = self._chunks()
         while some := [*itertools.islice(chunks, self._workers.count)]:
             self._flush_chunks(some, draw)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets all steps since the last flush, to whose weights a run goes back."""
         self._total, self._last_rate = 0.0, np.float32(0)
         self._least_rate = math.inf
+        self._just_read = self._no_rows()
         for reached, rates in zip(self._reached, self._rates, strict=True):
             reached[:], rates[:] = 0, 0
 
@@ -296,8 +301,13 @@ class LazyNoise:
 
     def _rows_of_all(self, batches: Sequence[Batch]) -> list[np.ndarray]:
         """Returns the sorted rows that any worker reads in a step, by table."""
-        of_batches = [[ids.numpy() for ids in self._ids(*batch)] for batch in batches]
-        read = self._distinct(of_batches)
+
+        def of_batches() -> list[np.ndarray]:
+            found = [[ids.numpy() for ids in self._ids(*batch)] for batch in batches]
+            return self._distinct(found)
+
+        # The graph is the user's, and may refuse a value at one worker alone.
+        read = self._workers.together(withhold_values(of_batches))
         if not isinstance(self._workers, Group):
             return read
         counts = np.array([len(ids) for ids in read])
@@ -418,6 +428,8 @@ def _variable(shape: Sequence[int | None], dtype: Any) -> Any:
 def _distinct(ids: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
     """Returns the sorted distinct values of arrays, each in [0, num_rows)."""
     together = np.concatenate([np.zeros(0, np.int64), *ids])
+    if together.size and not 0 <= together.min() <= together.max() < num_rows:
+        raise IndexError  # where arrays of that size may not fit into memory
     if len(together) < num_rows // _SPARSE:
         return np.unique(together)
     mask = np.zeros(num_rows, bool)

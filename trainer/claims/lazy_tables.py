@@ -1,4 +1,4 @@
-"""Which embedding tables get lazy noise (see ``lazy_noise``), and when it is flushed.
+"""Which embedding tables get lazy noise (see ``lazy_noise``).
 
 Formal guarantees:
   - ``choose`` takes a table only under these conditions: plain SGD without momentum,
@@ -59,41 +59,12 @@ def _obstacle(
         return "the optimizer is not plain SGD"
     if reads is None:
         return "the model has no Embedding whose rows are known before it is read"
+    if model.prepare is not None:
+        return "an augmentation may change which rows an example reads"
     # Of any weight: its function may read a table, of which rows lack noise.
     if any(one.constraint is not None for one in model.optimized):
         return "the model has a constraint, which may read or change other rows"
     return None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FlushSteps:
-    """The steps after which all rows are completed, which are fixed before the run.
-
-    Attributes:
-      every: Steps between further flushes; 0 for none.
-      eval_steps: Steps between evaluations.
-      kept_steps: Steps after which an iterate is kept.
-      num_steps: Number of steps of the run.
-
-    Example:
-      >>> steps = FlushSteps(every=4, eval_steps=6, kept_steps=(7,), num_steps=13)
-      >>> [step for step in range(1, 14) if steps.contain(step)]
-      [4, 6, 7, 8, 12, 13]
-    """
-
-    every: int
-    eval_steps: int
-    kept_steps: tuple[int, ...]
-    num_steps: int
-
-    def contain(self, step: int) -> bool:
-        """Whether all rows are completed after ``step`` steps."""
-        return (
-            step % self.eval_steps == 0
-            or step in self.kept_steps
-            or step == self.num_steps
-            or bool(self.every and step % self.every == 0)
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +74,7 @@ class Choice:
     Attributes:
       reads: The tables with lazy noise, and the rows that a step reads; None if all
         noise is dense.
-      flush_every: ``FlushSteps.every``.
+      flush_every: Steps that cost many times a flush; 0 without lazy tables.
       message: Line for the user, or empty.
     """
 
@@ -118,7 +89,6 @@ def choose(
     settings: TrainSettings,
     *,
     manifest: Manifest,
-    checkpoint_every: int | None,
 ) -> Choice:
     """Returns which tables of a run get lazy noise.
 
@@ -127,7 +97,6 @@ def choose(
       optimizer: Optimizer of the run.
       settings: Settings of the run; ``embedding_noise`` is what the user asked for.
       manifest: Manifest of the batches.
-      checkpoint_every: Steps between checkpoints; None if they are made by time.
 
     Raises:
       InputError: ``settings`` ask for lazy noise where it is not exact.
@@ -155,14 +124,12 @@ def choose(
         reads = _worthwhile(reads, step_rows)
     if not reads.tables:
         return Choice()
-    every = checkpoint_every or _flush_every(model, reads, step_rows)
     return Choice(
         reads=reads,
-        flush_every=every,
+        flush_every=_flush_every(model, reads, step_rows),
         message=(
             f"embedding noise: lazy for {_num_values(reads.tables):,} values; all rows "
-            f"are completed every {every} steps, and before anything but a step reads "
-            "them"
+            "are completed before anything but a step reads them"
         ),
     )
 
@@ -193,10 +160,7 @@ def _worthwhile(reads: TableReads, step_rows: int) -> TableReads:
 
 
 def _flush_every(model: TrainableModel, reads: TableReads, step_rows: int) -> int:
-    """Returns the steps between flushes, so that these cost a fraction of the steps.
-
-    It depends on shapes alone, so that a resumed run flushes after the same steps.
-    """
+    """Returns the steps between flushes, so that these cost a fraction of the steps."""
     lazy = _num_values(reads.tables)
     read = sum(
         min(table.shape[0], count * step_rows) * table.shape[1]

@@ -31,10 +31,11 @@ guarantee.  The paper does not define w_{-1}.  Here it is w_0 plus or minus tau_
 public random signs, so that the first mixture has the smallest width and adds no bias
 that all coordinates share.
 
-The coefficients must stay secret, as the noise must; both come from the noise key.  The
-theorem is about Gaussian noise; here noise is rounded to a grid (see ``step.grid``)
-before it is added to the mixture.  Within seven standard deviations, and at noise
-multipliers above 0.01, this changes no density by more than one part in a million.
+The coefficients must stay secret, as the noise must; both come from the secret of an
+attempt.  The theorem is about Gaussian noise; here noise is rounded to a grid (see
+``step.grid``) before it is added to the mixture.  Within seven standard deviations, and
+at noise multipliers above 0.01, this changes no density by more than one part in a
+million.
 
 Public: iterates.  Sensitive: mixing coefficients and gradients.
 
@@ -53,7 +54,6 @@ from accounting.core.validation import InputError, check_float
 from trainer.core.step.noise import mixing_coefficients
 from trainer.methods import dp_sgd
 from trainer.methods.base import Hooks
-from trainer.methods.optimizers import learning_rate
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import raw_variable, tf
@@ -66,7 +66,7 @@ class MixingOptimizer:
     is about releasing iterates alone.
 
     Args:
-      learning_rate: A number, or a Keras schedule.
+      optimizer: Keras's plain SGD, which has the learning rate and counts the steps.
       variables: The trainable variables of Keras, with their initial values.
       mix_width: tau over the learning rate, above 0.
       init_seed: Public seed of the signs of ``w_{-1} - w_0``.
@@ -77,7 +77,7 @@ class MixingOptimizer:
 
     def __init__(
         self,
-        learning_rate: Any,
+        optimizer: Any,
         variables: Sequence[Any],
         *,
         mix_width: float,
@@ -86,9 +86,7 @@ class MixingOptimizer:
         check_float("mix_width", mix_width, above=0)
         _check_unconstrained(variables)
         variables = [raw_variable(variable) for variable in variables]
-        self._learning_rate = learning_rate
-        self._width = mix_width
-        self._count = tf.Variable(tf.zeros((), tf.int64), trainable=False)
+        self._optimizer, self._width = optimizer, mix_width
         signs, tau = np.random.default_rng(init_seed), mix_width * self._rate()
         self._previous = [
             tf.Variable(
@@ -102,8 +100,8 @@ class MixingOptimizer:
 
     @property
     def variables(self) -> list[Any]:
-        """The number of steps, and the previous iterate."""
-        return [self._count, *self._previous]
+        """Rate and number of steps of SGD, and the previous iterate."""
+        return [*map(raw_variable, self._optimizer.variables), *self._previous]
 
     @property
     def buffers(self) -> list[Any]:
@@ -144,11 +142,10 @@ class MixingOptimizer:
             moved = mixture - rate * tf.cast(gradient, tf.float64)
             variable.assign(tf.cast(moved, variable.dtype))
             before.assign(latest)
-        self._count.assign_add(1)
+        self._optimizer.iterations.assign_add(1)
 
     def _rate(self) -> Any:
-        rate = self._learning_rate
-        return tf.cast(rate(self._count) if callable(rate) else rate, tf.float64)
+        return tf.cast(self._optimizer.learning_rate, tf.float64)
 
 
 def separated_gap(latest: Any, previous: Any, width: Any) -> Any:
@@ -191,10 +188,10 @@ def _linf_factor(model: TrainableModel, settings: TrainSettings) -> float:
 
 
 def _optimizer_of(
-    settings: TrainSettings, num_steps: int, variables: Sequence[Any]
+    settings: TrainSettings, optimizer: Any, variables: Sequence[Any]
 ) -> MixingOptimizer:
     return MixingOptimizer(
-        learning_rate(settings, num_steps),
+        optimizer,
         variables,
         mix_width=settings.method_settings["mix_width"],
         init_seed=settings.init_seed,

@@ -22,7 +22,7 @@ from accounting.trade_off import bounds
 from accounting.trade_off.bounds import TradeOff
 from pipelines.batches.folder import read_certificate
 from trainer.cli import method_flags, plan_flags
-from trainer.core.run.run_record import read_unverified
+from trainer.core.run.run_record import read_run
 from trainer.run import privacy
 from trainer.settings import methods
 from trainer.settings.method_settings import DP_SGD, complete, gradients_text
@@ -97,16 +97,16 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
       InputError: a run is refused or named twice, runs share batches, the units
         differ, or the deltas add up to a large one.
     """
-    if more != More() or flags["noise_key_file"] is not None:
+    if more != More():
         raise InputError(
-            "Expected no --cross-check, --trade-off, --plot or --noise-key-file of "
-            "several runs: they are of one. Omit them, or name one run."
+            "Expected no --cross-check, --trade-off or --plot of several runs: they "
+            "are of one. Omit them, or name one run."
         )
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("Expected each run once. Omit the second.")
     said = {str(run): of_run(run, flags, more) for run in runs}
     each = {name: fields for name, (fields, _) in said.items()}
-    records = [read_unverified(run)[0] for run in runs]
+    records = [read_run(run)[0] for run in runs]
     keys = [record.key_name for record in records if record.key_name]
     ids = [record.batches_id for record in records]
     if any(len({*names}) < len(names) for names in (ids, keys)):

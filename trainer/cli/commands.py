@@ -72,7 +72,7 @@ class _Train(Grouped):
     "--out",
     type=paths.FOLDER_OR_URL,
     required=True,
-    help="New folder, here or in a store; in a store --noise-key-file is required.",
+    help="New folder, here or in a store, or of this run, interrupted.",
 )
 @setting_flags.config()
 @click.option(
@@ -90,7 +90,8 @@ def train_command(**flags: Any) -> None:
     At the end it prints the metrics and the claim; `dpsgd account` prints the whole
     privacy statement.
 
-    To resume an interrupted run, give the same command again.  Under `mpiexec -n 3
+    An interrupted run goes on from its last checkpoint when you give the same command
+    again.  Under `mpiexec -n 3
     dpsgd train ...`, three workers share each step, with the same results as one.
 
     \b
@@ -108,8 +109,8 @@ def train_command(**flags: Any) -> None:
           --method model-mix --mix-width 0.15 --linf-factor 100
     """
     as_json = flags.pop("as_json")
-    joined = launch.joined(flags.pop("worker_timeout"))
-    with joined as workers, _folder_here(flags):
+    workers = launch.of_this_process(flags.pop("worker_timeout"))
+    with launch.ending_together(workers), _folder_here(flags):
         request = workers.together(lambda: _request(flags))
         if not workers.is_chief:
             _help_chief(request, workers)
@@ -120,21 +121,18 @@ def train_command(**flags: Any) -> None:
         return
     if summary.metrics:
         click.echo(metrics_text(summary.metrics))
-    click.echo(_in_short(summary, request.noise_key_file))
+    click.echo(_in_short(summary))
     click.echo(f"results in {summary.run}")
 
 
-def _in_short(summary: Summary, noise_key_file: Path | None) -> str:
+def _in_short(summary: Summary) -> str:
     """Returns the statement in three lines; without a claim, why there is none."""
     fields = summary.statement
     if "claim" not in fields:
         return str(fields["reason"])
     whole = f"{summary.run}/{PRIVACY_TEXT_NAME}"
     if not is_remote(summary.run):
-        words = ["dpsgd", "account", str(summary.run)]
-        if noise_key_file is not None:
-            words += ["--noise-key-file", str(noise_key_file)]
-        whole = shlex.join(words)
+        whole = shlex.join(["dpsgd", "account", str(summary.run)])
     return (
         f"{fields['claim']}\n"
         f"  unit        {fields['privacy_unit']}.\n"

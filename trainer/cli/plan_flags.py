@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from accounting.cli import paths, registered, shared_options
+from accounting.cli import registered, shared_options
 from accounting.core import plan as plans
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
@@ -17,16 +17,9 @@ from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord
 from trainer.report.run_files import read_finished
 
-
-def noise_key_file(text: str) -> Callable[..., Any]:
-    """Returns a decorator that adds ``--noise-key-file`` with a help text."""
-    return click.option("--noise-key-file", type=paths.FILE, help=text)
-
-
 #: Adds the flags of a run and of a plan to a command.
 options = shared_options.together(
     shared_options.delta("For a run, by default the one it was trained for."),
-    noise_key_file("The noise key, if it is not in the run."),
     registered.sampler("Sampler of a plan."),
     shared_options.num_examples("Number of examples or slots in the data set."),
     shared_options.batch_size("Expected batch size."),
@@ -37,7 +30,7 @@ options = shared_options.together(
 )
 
 #: Flags that are allowed beside a run, whose record has the rest.
-_BESIDE_A_RUN = ("delta", "allow_large_delta", "noise_key_file")
+_BESIDE_A_RUN = ("delta", "allow_large_delta")
 
 
 def read_run(
@@ -48,7 +41,7 @@ def read_run(
     Args:
       run: A folder that `dpsgd train` wrote.
       flags: Flags of the command.
-      allowed: Flags allowed beside a run, in addition to delta and the key file.
+      allowed: Flags allowed beside a run, in addition to delta.
 
     Raises:
       InputError: other flags are given, or the run is unfinished or was edited.
@@ -60,7 +53,7 @@ def read_run(
                 "say what was executed. Omit it."
             )
     read_finished(run)
-    return run_record.read_run(run, noise_key_file=flags["noise_key_file"])
+    return run_record.read_run(run)
 
 
 def check_complete(
@@ -74,7 +67,7 @@ def check_complete(
       command: Name of the command.
 
     Raises:
-      InputError: a required flag is missing, or a key is given without a run.
+      InputError: a required flag is missing.
     """
     for name in names:
         if flags[name] is None:
@@ -82,8 +75,6 @@ def check_complete(
                 f"--{name.replace('_', '-')} is missing. Name a run, or give the flags "
                 f"of a plan: see `dpsgd {command} --help`."
             )
-    if flags["noise_key_file"] is not None:
-        raise InputError("--noise-key-file needs a run. Name it, or omit the key.")
 
 
 def plan(flags: dict[str, Any]) -> DpSgdPlan:

@@ -97,7 +97,7 @@ if keras.backend.backend() != "tensorflow":
 
 # Grappler's remapper sometimes fails on a graph ("Node Relu_2 has an empty op name")
 # and leaves it unchanged.  Whether kernels are fused would then depend on chance, and
-# a resumed run might differ in the last bits.
+# workers might differ in the last bits.
 tf.config.optimizer.set_experimental_options({"remapping": False})
 
 # AutoGraph warns about built-in Python functions whose source it cannot find.

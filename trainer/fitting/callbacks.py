@@ -7,7 +7,7 @@ not released, nor is the duration of a step, which depends on its number of exam
 Formal guarantees:
   - A callback that decides by a metric (``monitor``) decides by one of validation data.
   - TensorBoard writes neither times of single steps nor profiles.
-  - No callback of Keras's continues a run in another process.
+  - No callback of Keras's goes back to a state of its own.
 
 The user's own callbacks are not inspected: the privacy statement does not cover what
 they read in addition to weights and ``logs``.
@@ -22,6 +22,11 @@ from accounting.core.validation import InputError
 from trainer.tf_compat import keras
 
 _VALIDATION = "val_"
+#: Callbacks that see no more of a batch than its number.
+_OF_NUMBERS = (keras.callbacks.ProgbarLogger, keras.callbacks.TerminateOnNaN)
+_OF_BATCHES = (
+    "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"
+)  # fmt: skip
 
 
 def check_callbacks(callbacks: Any, *, validates: bool) -> None:
@@ -50,12 +55,36 @@ def check_callbacks(callbacks: Any, *, validates: bool) -> None:
             )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise InputError(
-                f"Expected no {name}: a run of make_private goes on in no other "
-                "process. Give ModelCheckpoint, or use `dpsgd train`, which resumes."
+                f"Expected no {name}: the run has checkpoints of its own, from which "
+                "the same cell goes on. Omit it."
             )
         if isinstance(callback, keras.callbacks.TensorBoard):
             _check_tensorboard(callback)
         _check_monitor(callback, name, validates)
+
+
+def see_every_step(callbacks: Any) -> bool:
+    """Whether a callback sees steps that are not committed yet.
+
+    Args:
+      callbacks: One callback, a sequence of them, or None.
+    """
+    listed = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    return any(map(_sees_every_step, filter(None, listed)))
+
+
+def _sees_every_step(callback: Any) -> bool:
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_freq != "epoch")
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return bool(callback.update_freq != "epoch")
+    if type(callback) in (
+        keras.callbacks.ProgbarLogger,
+        keras.callbacks.TerminateOnNaN,
+    ):
+        return False  # they see the step's number alone
+    hooks = (getattr(callback, name) for name in _OF_BATCHES)
+    return any(not hasattr(hook, "_is_default") for hook in hooks)  # set by Keras
 
 
 def _check_tensorboard(callback: Any) -> None:

@@ -38,12 +38,18 @@ class ValidationCurve:
     def __init__(self, run: pathlib.Path, method: str) -> None:
         self._run = run
         self._method = method
-        self._points: list[dict[str, Any]] = []
 
-    def add(self, step: int, metrics: Mapping[str, Any], data: Any) -> None:
+    def add(
+        self,
+        points: list[dict[str, Any]],
+        step: int,
+        metrics: Mapping[str, Any],
+        data: Any,
+    ) -> None:
         """Adds a point, and writes both files.
 
         Args:
+          points: The points so far.
           step: Number of executed steps.
           metrics: Name -> value, as Keras's ``evaluate`` returns them.
           data: The validation data of ``fit``.
@@ -54,11 +60,9 @@ class ValidationCurve:
             for name, value in metrics.items()
             if np.ndim(value) == 0
         }
-        self._points.append(
-            {**numbers, "step": step, "num_examples": num_examples(data)}
-        )
-        curve = {"examples": "held-out", "points": self._points}
-        last = {"examples": "held-out", "method": self._method, **self._points[-1]}
+        points.append({**numbers, "step": step, "num_examples": num_examples(data)})
+        curve = {"examples": "held-out", "points": points}
+        last = {"examples": "held-out", "method": self._method, **points[-1]}
         last |= {"aggregates": {}, "uncertainty": None}
         for name, found in ((CURVE_NAME, curve), (METRICS_NAME, last)):
             write_atomically(self._run / name, pretty_json(found))

@@ -22,8 +22,8 @@ from trainer.settings import methods
 _AGAIN = "Anyone, from the numbers on this page alone: compute epsilon again."
 _TOGETHER = "The {count} runs together are one run of as many steps or epochs."
 _AS_WRITTEN = (
-    "With the run's folder and its noise key: check that record and manifest are as "
-    "they were written, and state the epsilon of what was executed."
+    "With the run's folder: check that record and manifest belong together, and state "
+    "the epsilon of what was executed."
 )
 _ATTACK = "Attack the mechanism itself, and bound its epsilon from below."
 _COMPARE = "Compare the files of the run with the fingerprints on this page."

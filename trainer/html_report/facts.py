@@ -7,11 +7,9 @@
 
 Formal guarantees:
   - Nothing sensitive: all values are named fields of these public files, or functions
-    of such fields.  The private folder only tells whether the record was verified.
+    of such fields.
   - The privacy unit is the one that the batches record; without a note of `dpsgd bound`
     it is a row.
-  - With the noise key an edited run is refused, and edited metrics of ``evaluate``;
-    without it the report says that the record was not verified.
   - Epsilon is computed from record and manifest, as by ``dpsgd account``.
   - Curves and metrics are taken only from files that say they are of held-out examples.
   - An audit of another run is refused.
@@ -57,7 +55,6 @@ def collect(
     audit: pathlib.Path | None = None,
     delta: float | None = None,
     allow_large_delta: bool = False,
-    noise_key_file: pathlib.Path | None = None,
 ) -> dict[str, Any]:
     """Returns the content of a report, JSON-serialisable.
 
@@ -67,7 +64,7 @@ def collect(
       InputError: the run is not finished or was edited, or a file is of another run.
     """
     read_finished(run)
-    record, manifest, verified = privacy.read(run, noise_key_file)
+    record, manifest = run_record.read_run(run)
     plan = manifest.plan
     statement = _statement(
         record, manifest, delta, allow_large_delta, read_certificate(run)
@@ -77,14 +74,14 @@ def collect(
         "format": "dpsgd-report",
         "version": REPORT_VERSION,
         "title": title or f"Privacy report: {run.resolve().name}",
-        "run": _run(run, record, verified),
+        "run": _run(run, record),
         "target": _target(manifest),
         "unit": unit,
         "privacy": _privacy(record, statement, "users" if unit["of_users"] else "rows"),
         "plan": _plan(plan),
         "batches": _batches(manifest),
         "training": _training(record),
-        "evaluation": _evaluation(run, record, verified, noise_key_file),
+        "evaluation": _evaluation(run, record),
         "audit": audit and attachments.read_audit(audit, record, manifest),
         "commands": commands.to_verify(run.resolve().name, record, statement, files),
         "software": record.versions,
@@ -137,13 +134,12 @@ def _statement(
     return found
 
 
-def _run(run: pathlib.Path, record: RunRecord, verified: bool) -> dict[str, Any]:
+def _run(run: pathlib.Path, record: RunRecord) -> dict[str, Any]:
     return {
         "name": run.resolve().name,
         "method": record.method,
         "method_settings": record.method_settings,
         "num_steps_executed": record.num_steps_executed,
-        "record_verified": verified,
     }
 
 
@@ -224,12 +220,7 @@ def _training(record: RunRecord) -> dict[str, Any]:
     return {**fields, **settings}
 
 
-def _evaluation(
-    run: pathlib.Path,
-    record: RunRecord,
-    verified: bool,
-    noise_key_file: pathlib.Path | None,
-) -> dict[str, Any] | None:
+def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
     """Returns metrics, curves and averages; None if the run was not evaluated.
 
     "by_fit" says whether `fit` of ``make_private`` measured them, and "step" is the
@@ -237,14 +228,13 @@ def _evaluation(
     """
     if not (run / METRICS_NAME).exists():
         return None
-    key = run_record.read_noise_key(run, noise_key_file) if verified else None
-    metrics, curve = read_metrics(run / METRICS_NAME, key), run / CURVE_NAME
+    metrics, curve = read_metrics(run / METRICS_NAME), run / CURVE_NAME
     names = _in_order(metric_names(metrics))
     points = read_curve(curve, names) if curve.exists() else []
     guess = metrics.get("guessing")
     return {
         "num_examples": metrics["num_examples"],
-        "by_fit": bool(record.fits) and "evaluation" not in metrics,
+        "by_fit": not {"guessing", "evaluation"} & set(metrics),
         "step": metrics.get("step", record.num_steps_executed),
         "last_clip": metrics.get("l2_norm_clip"),
         "metrics": {name: metrics[name] for name in names},

@@ -42,7 +42,6 @@ def write_report(
     audit: StrPath | None = None,
     delta: float | None = None,
     allow_large_delta: bool = False,
-    noise_key_file: StrPath | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes the privacy report of a run, and returns its content, JSON-serialisable.
@@ -54,7 +53,6 @@ def write_report(
       audit: File with the output of ``dpsgd audit RUN --json``; None for none.
       delta: Delta to state epsilon at; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
-      noise_key_file: File of the noise key, if not in the run.
       overwrite: Whether the page may replace another file.
 
     Raises:
@@ -73,7 +71,6 @@ def write_report(
         audit=_path(audit),
         delta=delta,
         allow_large_delta=allow_large_delta,
-        noise_key_file=_path(noise_key_file),
     )
     with output_file(path, overwrite=overwrite) as write:
         write(render(found).encode())

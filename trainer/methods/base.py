@@ -70,8 +70,8 @@ class Hooks:
         without privacy, whose gradients are summed as they are.
       linf_factor: (model, settings) -> p: each coordinate of a clipped gradient is
         clipped to the clip norm over the root of p; None for no bound.
-      optimizer: (settings, num_steps, variables) -> the method's own optimizer; None
-        for the optimizer of the settings.
+      optimizer: (settings, Keras optimizer, variables) -> the method's own optimizer;
+        None for the Keras optimizer.
       draw: Draws the arrays for ``before_step``, as a function of the run's key and
         the step; None if there are none.
 
@@ -83,7 +83,7 @@ class Hooks:
     choose_path: Callable[[TrainableModel, TrainSettings], str]
     gradients: Callable[[TrainableModel, TrainSettings], ExampleGradients] | None
     linf_factor: Callable[[TrainableModel, TrainSettings], float] | None = None
-    optimizer: Callable[[TrainSettings, int, Sequence[Any]], MethodOptimizer] | None = (
+    optimizer: Callable[[TrainSettings, Any, Sequence[Any]], MethodOptimizer] | None = (
         None
     )
     draw: DrawStep | None = None

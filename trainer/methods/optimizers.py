@@ -10,8 +10,8 @@ optimizer; the learning rate is a number or a Keras schedule.
 
 Formal guarantees:
   - The rate of a step is a function of the settings, the number of steps and the step.
-    The step is a variable of the optimizer, which a checkpoint holds: a resumed run
-    continues with the same rates.
+    The step is a variable of the optimizer, which a checkpoint holds: a run that
+    goes on has the same rates.
   - ``learning_rates`` are the rates that the optimizer uses, up to float32 rounding.
 
 Public: everything here.

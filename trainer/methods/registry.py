@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from accounting.core.claim import AUTO_CLIP
@@ -32,26 +31,6 @@ def hooks_of(method: str) -> Hooks:
             f"{type(found).__name__}. Register it with them."
         )
     return found
-
-
-def modules_of(method: str) -> set[str]:
-    """Returns the names of the modules whose functions a step of the method calls.
-
-    Raises:
-      InputError: as ``hooks_of``.
-    """
-    hooks = hooks_of(method)
-    of_sum = (hooks.choose_path, hooks.gradients, hooks.linf_factor)
-    called = (*of_sum, hooks.optimizer, hooks.draw)
-    found = (getattr(_innermost(each), "__module__", None) for each in called)
-    return {module for module in found if module is not None}
-
-
-def _innermost(function: Any) -> Any:
-    """Returns the function of a partial one, whose own module is Python's."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
 
 
 def choose_path(model: TrainableModel, settings: TrainSettings) -> str:

@@ -12,7 +12,7 @@ A network is trained in place: a second run of it in the same process would begi
 the weights of the first, which its epsilon does not cover.
 
 Formal guarantees:
-  - ``take`` refuses a run that trains or reads a variable which another run on rows of
+  - ``check`` refuses a run that trains or reads a variable which another run on rows of
     the same files trains, in whichever network it is; or one with a value that a
     variable had at the end of an epoch of ``make_private``, such as a copied weight.
   - Weights of other shapes, weights that are not finite, and files that need a pickle
@@ -29,7 +29,6 @@ import dataclasses
 import hashlib
 import io
 import pathlib
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,36 +125,51 @@ def _of_keras(path: pathlib.Path) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.trainable_variables]
 
 
-def take(network: Any, used: Sequence[Any], batches: StrPath, run: object) -> None:
-    """Notes that a run trains a network, before its next step.
+def check(network: Any, used: Sequence[Any], batches: StrPath, run_id: str) -> None:
+    """Refuses weights that another run of this process trained on the same rows.
 
     Args:
-      network: Keras model.
+      network: Keras model that a run is to train.
       used: TensorFlow variables of the step, also those of no layer: an augmentation,
         a constraint or an optimizer may read another network.
       batches: Folder of the batches of the run, here or in a store.
-      run: What stands for the run in this process; it is not kept alive.
+      run_id: Random id of the run; empty before it has one.
 
     Raises:
       InputError: another run has trained one of the variables on the same rows.
     """
-    files, ours = read_checksums(batches).inputs, weakref.ref(run)
-    rows = dict.fromkeys((read_manifest(batches).batches_id, *files), ours)
+    rows = _rows_in(batches)
     trained = [raw_variable(variable) for variable in network.weights]
     for variable in {id(each): each for each in (*trained, *used)}.values():
         of_value = _TRAINED.get(_digest(variable), {}) if _TRAINED else {}
         for others in (_rows_of(variable), of_value):
-            if any(others.get(row, ours) is not ours for row in rows):
+            if any(others.get(row, run_id) != run_id for row in rows):
                 raise InputError(
                     "Expected a network that no other run has trained on rows of the "
                     "same files, and that reads none: this run would use weights of "
                     "theirs, which the stated epsilon does not cover. Build the "
                     "networks anew for each run."
                 )
-    for variable in trained:
+
+
+def take(network: Any, batches: StrPath, run_id: str) -> None:
+    """Notes that a run trains a network, before its next step.
+
+    Args:
+      network: Keras model that ``check`` accepted.
+      batches: Folder of the batches of the run, here or in a store.
+      run_id: Random id of the run.
+    """
+    rows = dict.fromkeys(_rows_in(batches), run_id)
+    for variable in map(raw_variable, network.weights):
         setattr(variable, _ROWS, {**_rows_of(variable), **rows})
         if not hasattr(variable, _START):
             setattr(variable, _START, _digest(variable))
+
+
+def _rows_in(batches: StrPath) -> tuple[str, ...]:
+    """Returns what names the rows of batches."""
+    return (read_manifest(batches).batches_id, *read_checksums(batches).inputs)
 
 
 def note(network: Any) -> None:

@@ -22,7 +22,6 @@ example alone.
 Formal guarantees:
   - A view is a function of its example and its seed: the augmentation is computed for
     one view at a time, and one with a random state of its own is refused.
-  - A repeated step has the same views, bit for bit.
   - Evaluation, export and prediction see one view: the first of columns (K, ...), or
     the example without augmentation.
 

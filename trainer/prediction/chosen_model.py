@@ -17,9 +17,10 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
 from trainer.export import serving
 from trainer.export.serving import Serving
-from trainer.model import target, user_sources
+from trainer.model import target
 from trainer.model.metrics import VOTE_METRICS
 from trainer.model.target import Target
+from trainer.model.user_code import check_function
 from trainer.report.run_files import ITERATES_NAME, exported_names, read_finished
 from trainer.settings.aggregation_settings import (
     OMV,
@@ -127,7 +128,7 @@ def _check_aggregate(
                 f"Expected no {name}={value!r} beside aggregate={aggregate!r}, whose "
                 f"weights predict. Omit --{name} or --aggregate."
             )
-    user_sources.check_function(aggregate, "aggregate")
+    check_function(aggregate, "aggregate")
     return PAST_CUSTOM
 
 

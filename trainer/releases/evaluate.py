@@ -15,7 +15,7 @@ Formal guarantees:
     noticed.
   - a prediction is a function of its own row, whatever the model does with a batch:
     rows are predicted one at a time.
-  - a run that was edited is refused, and one whose noise key is not given.
+  - a run whose record was damaged is refused.
   - of runs that were declared together (``of_runs``), all of this is of the metrics of
     all of them, and of all models.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
@@ -87,7 +87,6 @@ class EvaluateRequest:
       price: What it costs.
       largest_loss: Losses above it count as it; None for the default of the task.
       unit: Of a regression whose labels have a public range, half of it; else None.
-      noise_key_file: File of the run's noise key; in the run if None.
     """
 
     held_out: HeldOut
@@ -96,7 +95,6 @@ class EvaluateRequest:
     price: Price
     largest_loss: float | None
     unit: float | None
-    noise_key_file: str | os.PathLike[str] | None = None
 
 
 def check(
@@ -109,7 +107,6 @@ def check(
     allow_large_delta: bool = False,
     average: str | None = None,
     largest_loss: float | None = None,
-    noise_key_file: str | os.PathLike[str] | None = None,
 ) -> EvaluateRequest:
     """Returns the checked request; other arguments as for `evaluate`.
 
@@ -121,14 +118,13 @@ def check(
       largest_loss: Public bound: losses above it count as it.  None for 4, and more
         for more than two classes; of a regression the squared range of its labels, in
         whose units it is.
-      noise_key_file: File of the run's noise key; in the run if None.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
     folder = pathlib.Path(run)
     chosen = choose(folder, average=average)
-    record, manifest = run_record.read_run(folder, noise_key_file=noise_key_file)
+    record, manifest = run_record.read_run(folder)
     if largest_loss is not None:
         check_float("largest_loss", largest_loss, above=0)
     check_task(chosen, manifest, largest_loss)
@@ -155,7 +151,6 @@ def check(
         price=price,
         largest_loss=largest_loss,
         unit=unit_of(manifest),
-        noise_key_file=noise_key_file,
     )
 
 
@@ -269,9 +264,8 @@ def evaluate_checked(request: EvaluateRequest, reporter: Reporter) -> dict[str, 
     run = request.chosen.run
     with locked(run / PRIVATE_NAME, run):
         _check_new(run)
-        key = run_record.read_noise_key(run, request.noise_key_file)
         metrics = _fields(request, *estimated(request, reporter))
-        write_private(run, metrics, key)
+        write_private(run, metrics)
     return metrics
 
 

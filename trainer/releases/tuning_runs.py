@@ -48,9 +48,9 @@ from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.core.run import run_record
-from trainer.model import user_sources
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import LOWER_IS_BETTER
+from trainer.model.user_code import digest_of_source, functions_of
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
 from trainer.releases.tuning import (
@@ -172,8 +172,9 @@ def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
 
 def _made_of(request: TuneRequest) -> str:
     """Returns a digest of the noise, rows, weights and code of a search.  Sensitive."""
-    named = [user_sources.named_in(each).values() for each in request.candidates]
-    modules = {spec.partition(":")[0] for specs in named for spec in specs}
+    specs = {
+        spec for each in request.candidates for spec in functions_of(each).values()
+    }
     files = {each.initial_weights for each in request.candidates} - {None}
     weights = {str(file): pathlib.Path(file).read_bytes() for file in files if file}
     return fingerprint(
@@ -181,7 +182,7 @@ def _made_of(request: TuneRequest) -> str:
             "described": request.described,
             "rows": list_row_groups(request.source).digest,
             "scored": list_row_groups(os.fspath(request.scored)).digest,
-            "code": user_sources.digests(modules),
+            "code": {spec: digest_of_source(spec) for spec in specs},
             "weights": {n: hashlib.sha256(d).hexdigest() for n, d in weights.items()},
         }
     )
@@ -237,7 +238,7 @@ def _scored(request: TuneRequest, state: _State) -> tuple[float | None, dict[str
 def _score(
     request: TuneRequest, run: pathlib.Path, batches: pathlib.Path
 ) -> tuple[float | None, dict[str, Any]]:
-    _, manifest = run_record.read_unverified(run)
+    _, manifest = run_record.read_run(run)
     inputs = read_checksums(batches).inputs
     chosen = choose(run)
     evaluate.check_task(chosen, manifest)

@@ -4,28 +4,21 @@ Formal guarantees:
   - What is returned has the fields and types that a run writes.
   - The epsilon of a private evaluation is that of its noise, or more.
   - Numbers of other than held-out examples are refused: they are not private.
-  - With the noise key ``read_metrics`` refuses private metrics that differ in one value
-    from what ``write_private`` wrote, or lack their claim.
 
-Public: everything here but the noise key.
+Public: everything here.
 """
 
 from __future__ import annotations
 
-import hmac
 import pathlib
 from collections.abc import Collection
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.files.json_files import pretty_json, read_json, read_known
+from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
-from trainer.core.run.authenticated_arrays import mac
 from trainer.report.run_files import METRICS_NAME
 
-#: Of the authentication code.
-_LABEL = "metrics"
 _HELD_OUT = "held-out"
 _WORDS = ("examples", "method")
 _OF_INTERVALS = ("level", "mean_width")
@@ -36,12 +29,11 @@ _ROUNDING = 1e-9
 _RESTORE = "Restore it, or train again."
 
 
-def read_metrics(path: pathlib.Path, key: bytes | None = None) -> dict[str, Any]:
+def read_metrics(path: pathlib.Path) -> dict[str, Any]:
     """Returns the metrics of a finished run.
 
     Args:
       path: Its ``metrics.json``.
-      key: Its noise key, which tells whether private metrics were edited.  Sensitive.
 
     Raises:
       InputError: missing, damaged, edited, or not of held-out examples.
@@ -61,33 +53,17 @@ def read_metrics(path: pathlib.Path, key: bytes | None = None) -> dict[str, Any]
         sound = False
     if not sound:
         raise _edited(path)
-    is_private = private is not None or _mac_path(path.parent).exists()
-    if key is not None and is_private:
-        _check_written(path, found, key)
     return found
 
 
-def write_private(run: pathlib.Path, metrics: dict[str, Any], key: bytes) -> None:
-    """Writes the metrics of a private evaluation, and their authentication code.
+def write_private(run: pathlib.Path, metrics: dict[str, Any]) -> None:
+    """Writes the metrics of a private evaluation.
 
     Args:
       run: Folder of the run, which the caller has locked.
       metrics: JSON-serialisable.
-      key: Noise key of the run.  Sensitive.
     """
-    data = pretty_json(metrics)
-    write_atomically(_mac_path(run), mac(data, key, _LABEL), mode=0o600)
-    write_atomically(run / METRICS_NAME, data)
-
-
-def _check_written(path: pathlib.Path, found: dict[str, Any], key: bytes) -> None:
-    written = read_known(_mac_path(path.parent), remedy=_RESTORE)
-    if not hmac.compare_digest(written, mac(pretty_json(found), key, _LABEL)):
-        raise _edited(path)
-
-
-def _mac_path(run: pathlib.Path) -> pathlib.Path:
-    return run / PRIVATE_NAME / "metrics.mac"
+    write_atomically(run / METRICS_NAME, pretty_json(metrics))
 
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pathlib
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
-from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_unverified
+from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 
 CURVE_NAME = "curve.json"
@@ -43,15 +43,15 @@ RUN_NAMES = (
 
 
 def read_finished(run: pathlib.Path) -> RunRecord:
-    """Returns the record of a finished run, without verifying it by the key.
+    """Returns the record of a finished run, or of one that stopped early.
 
     Raises:
       InputError: there is no record, or the run is incomplete.
     """
-    record = read_unverified(run)[0]
-    if not record.complete and not record.fits:
+    record = read_run(run)[0]
+    if not (record.complete or (record.fits and record.fits[-1]["ended"])):
         raise InputError(
             f"Expected {run} to hold a finished run; it stopped after step "
-            f"{record.num_steps_executed}. Give its `dpsgd train` command again."
+            f"{record.num_steps_executed}. Give its command again to end it."
         )
     return record

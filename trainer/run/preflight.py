@@ -5,16 +5,14 @@ Formal guarantees:
   - Its result is consistent: the manifest is unchanged, the batch files exist, the
     held-out examples have its columns and are in none of the files that the batches
     were sampled from, the noise multiplier meets the target for its plan, and the
-    output folder is new, or that of an unfinished run that began with the same user's
-    code, software and processor.
+    output folder is new, or that of an unfinished run.
 
-Public: everything except digests of the checksums, which commit to the examples.
+Public: everything.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
@@ -23,7 +21,6 @@ from accounting.core import claim
 from accounting.core.validation import InputError
 from pipelines.batches import first_use
 from pipelines.batches.folder import (
-    CHECKSUMS_NAME,
     MANIFEST_NAME,
     PRIVATE_NAME,
     check_certificate,
@@ -34,20 +31,18 @@ from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.folders import check_folder
 from pipelines.files.json_files import read_json
-from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, join
-from pipelines.files.storage import read_bytes, sizes
+from pipelines.files.storage import sizes
 from pipelines.tables.schema.schema import DATASET_NAME
-from trainer.core.run import origin
+from trainer.core.run import arithmetic
 from trainer.core.run.run_record import (
     RECORD_NAME,
     RunRecord,
-    noise_key_path,
     read_run_id,
 )
-from trainer.model import user_sources
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
+from trainer.model.user_code import check_function, functions_of
 from trainer.model.user_rows import has_users, of_one_row, rows_per_user
 from trainer.report.run_files import RUN_NAMES
 from trainer.run import privacy
@@ -74,8 +69,6 @@ class Checked:
       statement: The privacy of the run once it is complete; None if it is not private,
         or if no delta was given.
       resumes: Whether the run folder holds this run, unfinished.
-      here: The part of the run's origin known without TensorFlow.  Sensitive.
-      began_under: The recorded origin of a resumed run; None for a new run.
     """
 
     request: Request
@@ -84,8 +77,6 @@ class Checked:
     noise_multiplier: float | None
     statement: Any
     resumes: bool
-    here: origin.Origin = dataclasses.field(repr=False)
-    began_under: origin.Origin | None = dataclasses.field(repr=False)
 
 
 def check(request: Request, *, chief: bool = True) -> Checked:
@@ -95,6 +86,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
       request: The request.
       chief: Whether this worker evaluates and writes the folder of the run.
     """
+    arithmetic.variables()
     check_folder(request.batches, "--batches")
     manifest = read_manifest(request.batches)
     request = dataclasses.replace(
@@ -111,13 +103,6 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     check_files(request.batches, manifest)
     held_out = _held_out(request, of_rows, chief=chief)
     resumes = chief and check_run_folder(request.run)
-    batches = manifest.fingerprint, digest_of_batches(request.batches)
-    here = origin.here(request.settings, *batches)
-    began_under = origin.read(request.run) if resumes else None
-    if began_under is not None:
-        edited = user_sources.edited_files(began_under["code"])
-        origin.check_here(began_under, here, edited)
-    check_key(request.run, request.noise_key_file)
     if chief:
         check_unused(
             request.batches,
@@ -135,8 +120,6 @@ def check(request: Request, *, chief: bool = True) -> Checked:
         noise_multiplier=noise_multiplier,
         statement=_statement(request.settings, manifest, noise_multiplier),
         resumes=resumes,
-        here=here,
-        began_under=began_under,
     )
 
 
@@ -201,8 +184,8 @@ def check_files_of(settings: TrainSettings) -> None:
     """
     if settings.initial_weights is not None:
         _check_weights_file(pathlib.Path(settings.initial_weights))
-    for option, spec in user_sources.named_in(settings).items():
-        user_sources.check_function(spec, option)
+    for option, spec in functions_of(settings).items():
+        check_function(spec, option)
 
 
 def _check_weights_file(path: pathlib.Path) -> None:
@@ -403,31 +386,6 @@ def check_unfinished(run: StrPath, names: Set[str]) -> None:
         record = RunRecord.from_json(read_json(join(run, RECORD_NAME)))
         if record.complete:
             raise InputError(f"{refusal} It holds a finished run.")
-        if record.fits:
-            raise InputError(
-                f"{refusal} It holds a run of make_private, which goes on in its own "
-                "process alone."
-            )
-
-
-def check_key(run: pathlib.Path, given: pathlib.Path | None) -> None:
-    """Refuses a noise key beside what a run publishes, or one that is no key.
-
-    Args:
-      run: Folder of the run.
-      given: The user's file of the key; None for the run's own.
-
-    Raises:
-      InputError: the file is in the folder, or holds no key.
-    """
-    if given and given.resolve().is_relative_to(run.resolve()):
-        raise InputError(
-            f"Expected --noise-key-file {given} outside of --out {run}; omit it to "
-            "keep the key in the run's private folder."
-        )
-    path = noise_key_path(run, given)
-    if path.exists():
-        read_key_file(path)
 
 
 def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | None:
@@ -480,9 +438,3 @@ def _statement(
         of_runs=settings.of_runs,
         **privacy.unit_of(manifest.dataset, manifest.plan, theorem),
     )
-
-
-def digest_of_batches(directory: StrPath) -> str:
-    """Returns the SHA-256 over the digests of all batch files.  Sensitive."""
-    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
-    return hashlib.sha256(read_bytes(path)).hexdigest()

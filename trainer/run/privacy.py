@@ -20,7 +20,6 @@ from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.source_table import ORDERED_BY
 from trainer.core import claims
-from trainer.core.run import run_record
 from trainer.core.run.run_record import RunRecord, check_execution
 from trainer.report.run_files import PRIVACY_NAME, PRIVACY_TEXT_NAME
 from trainer.run import stopped
@@ -243,24 +242,6 @@ def noise_multiplier(
 plan_statement = functools.lru_cache(statement.privacy_statement)
 
 
-def read(
-    run: pathlib.Path, noise_key_file: pathlib.Path | None = None
-) -> tuple[RunRecord, Manifest, bool]:
-    """Returns record, manifest, and whether the noise key verified them.
-
-    Args:
-      run: Folder of the run.
-      noise_key_file: File of the key, if not in the run.
-
-    Raises:
-      InputError: as `run_record.read_run`, if there is a key.
-    """
-    key = run_record.noise_key_path(run, noise_key_file)
-    if noise_key_file is not None or key.exists():
-        return *run_record.read_run(run, noise_key_file=noise_key_file), True
-    return *run_record.read_unverified(run), False
-
-
 def check_run(
     record: RunRecord,
     manifest: Manifest,
@@ -303,7 +284,7 @@ def run_statement(
 ) -> Any:
     """Returns the privacy statement of a run.
 
-    It is a ``StoppedStatement`` for a run of ``make_private`` that stopped early.
+    It is a ``StoppedStatement`` for a run that stopped early.
 
     Args:
       record: Record of the run.
@@ -320,7 +301,7 @@ def run_statement(
       InputError: ``check_run`` or ``stopped.check`` refuses the run, or the certificate
         is about other batches.
     """
-    is_stopped = not record.complete and bool(record.fits)
+    is_stopped = not record.complete
     noise_multiplier, delta = check_run(
         record,
         manifest,

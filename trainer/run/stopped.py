@@ -1,4 +1,4 @@
-"""The statement of a run of ``make_private`` that stopped before its plan ended.
+"""The statement of a run that stopped before its plan ended.
 
 The weights after k of T steps are a function of the iterates after 1, ..., T steps.  So
 the epsilon of the whole plan bounds the release, even if released iterates, for example

@@ -1,16 +1,13 @@
 """A run whose folder is in a store: made in a folder here, and copied there.
 
-Formal guarantees:
-  - The objects of a finished run are the files of the same run here, byte for byte.
-  - A run that is killed at any moment goes on from its last checkpoint in the store, on
-    any machine that has the noise key, and ends with the same bytes.
-  - The id of the run is in the store before the first step; what a checkpoint needs is
-    there before the checkpoint, and all results before the record says "complete".
-  - The noise key is not copied.
-  - Of two runs that write to one folder, at most one goes on after its next checkpoint.
+Its checkpoints are in the store from the start (see ``trainer.training``); its
+public files are copied there after each commit.
 
-In a store with folders, such as Hadoop, no file is replaced in one step: a run killed
-between the two begins again at step 0, with the same bytes.  Its id is never replaced.
+Formal guarantees:
+  - A run that is killed at any moment goes on from its last checkpoint in the store, on
+    any machine.
+  - The record says "complete" when all results are there.
+  - Of two runs that write to one folder, at most one goes on after its next checkpoint.
 
 Public: what is outside of ``private``, as in the folder here.
 """
@@ -27,24 +24,21 @@ from pipelines.files import storage
 from pipelines.files.folders import check_folder, usable_folder
 from pipelines.files.locks import LOCK_NAME
 from pipelines.files.paths import is_remote, join
-from trainer.core.run.checkpoints import CHECKPOINT_NAME
-from trainer.core.run.run_record import MAC_NAME, RECORD_NAME, RUN_ID_NAME
+from trainer.core.run.checkpoints import FOLDER_NAME, MAY_GO_ON_NAME
+from trainer.core.run.run_record import RECORD_NAME, RUN_ID_NAME
+from trainer.core.run.withheld import InterruptedRunError
 from trainer.report.run_files import ITERATES_NAME
 from trainer.run.preflight import check_unfinished
 from trainer.settings.request import Request
 
-#: What a run goes on from.  The rest are results, which it makes again.
+#: What a run goes on with.  The rest are results, which it makes again.
 _STATE = (PRIVATE_NAME, ITERATES_NAME, MANIFEST_NAME, RECORD_NAME)
 _RUN_ID = f"{PRIVATE_NAME}/{RUN_ID_NAME}"
-#: Sent after all others, in this order.
-_LAST = (
-    f"{PRIVATE_NAME}/{CHECKPOINT_NAME}",
-    f"{PRIVATE_NAME}/{MAC_NAME}",
-    RECORD_NAME,
-)
+#: What is in the store alone.
+_OF_STORE = (FOLDER_NAME, MAY_GO_ON_NAME)
 
 
-class StoreError(InputError):
+class StoreError(InterruptedRunError):
     """The store does not accept the run."""
 
 
@@ -53,7 +47,7 @@ def fetch(request: Request) -> None:
 
     Raises:
       InputError: the folder in the store cannot be read, or holds something else than
-        an unfinished run; the folder here is not empty; the noise key is missing.
+        an unfinished run; the folder here is not empty.
     """
     store, folder = request.store, request.run
     if store is None:
@@ -69,24 +63,15 @@ def fetch(request: Request) -> None:
         if not paths:
             return
         check_unfinished(store, {path[0] for path in paths})
-        _check_key(request)
         for path in paths:
             if path[0] in _STATE:
                 _fetch(join(store, *path), folder.joinpath(*path))
 
 
 def _is_kept(path: tuple[str, ...]) -> bool:
-    """Whether a file is neither a lock nor left unfinished by a killed process."""
-    return not any(name.startswith(".") for name in path) and path[-1] != LOCK_NAME
-
-
-def _check_key(request: Request) -> None:
-    key = request.noise_key_file
-    if key is not None and not key.exists():
-        raise InputError(
-            f"Expected --noise-key-file {key} to exist: the run in {request.store} "
-            "began with its noise key. Copy that file here, or choose another --out."
-        )
+    """Whether a file is copied: no lock, no checkpoint, not left unfinished."""
+    hidden = any(name.startswith(".") for name in path)
+    return not (hidden or path[-1] == LOCK_NAME or set(path[1:2]) & {*_OF_STORE})
 
 
 def _fetch(source: str, path: pathlib.Path) -> None:
@@ -101,51 +86,50 @@ class StoredRun:
     Args:
       folder: The folder here.
       store: The folder in the store; None for a run that stays here.
-      resumes: Whether the folder here was fetched from the store.
     """
 
-    def __init__(
-        self, folder: pathlib.Path, store: str | None, *, resumes: bool
-    ) -> None:
+    def __init__(self, folder: pathlib.Path, store: str | None) -> None:
         self._folder = folder
         self._store = store
-        # What was fetched is sent once more: some of it may be new.
-        fetched = self._files() if store and resumes else ()
-        self._sent: dict[str, tuple[int, ...]] = {name: () for name, _ in fetched}
+        self._sent: dict[str, tuple[int, ...]] = {}
 
-    def send(self) -> None:
-        """Copies the files that are new or changed since the last call; deletes others.
+    def send(self, *, complete: bool) -> None:
+        """Copies the files that are new or changed since the last call.
+
+        Args:
+          complete: Whether the run is; then its record is copied last, else first.
 
         Raises:
-          StoreError: the store failed or refused access, or another run has the folder.
+          StoreError: the store failed or refused access.
         """
         if self._store is None:
             return
-        with self._plain_errors():
+        with self.plain_errors():
             found = dict(self._files())
-            if self._has_id(self._store):
-                self._sent[_RUN_ID] = found[_RUN_ID]
-            for name in sorted(found, key=_order):
+            for name in sorted(
+                found, key=lambda name: ((name == RECORD_NAME) is complete, name)
+            ):
                 if self._sent.get(name) != found[name]:
                     self._copy(name, self._store)
                     self._sent[name] = found[name]
-            for name in self._sent.keys() - found.keys():
-                storage.delete(join(self._store, name))
-                del self._sent[name]
 
-    def _has_id(self, store: str) -> bool:
-        """Whether this run has the folder; a free one may still be taken."""
-        try:
-            found = storage.read_bytes(join(store, _RUN_ID), patient=True)
-        except FileNotFoundError:
-            found = b""
-        ours = (self._folder / _RUN_ID).read_bytes()
-        if found != ours and (found or self._sent):
-            raise StoreError(
-                f"Expected {store} to be of this run alone; another run has written to "
-                "it since, or its files were removed. Choose another --out."
-            )
-        return found == ours
+    def take(self) -> None:
+        """Takes a free folder in the store; refuses that of another run.
+
+        Raises:
+          StoreError: another run has the folder, or the store failed.
+        """
+        if self._store is None:
+            return
+        place, ours = join(self._store, _RUN_ID), (self._folder / _RUN_ID).read_bytes()
+        with self.plain_errors():
+            storage.make_folder(place.rpartition("/")[0])
+            storage.create(place, ours, mode=0o600)
+            if storage.read_bytes(place, patient=True) != ours:
+                raise StoreError(
+                    f"Expected {self._store} to be of this run alone; another run has "
+                    "written to it. Choose another --out."
+                )
 
     def _files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yields the name of each file here, and what changes with its content."""
@@ -161,7 +145,8 @@ class StoredRun:
         storage.copy_to_store(self._folder / name, path)
 
     @contextlib.contextmanager
-    def _plain_errors(self) -> Iterator[None]:
+    def plain_errors(self) -> Iterator[None]:
+        """Says of errors of the store what the user can do."""
         try:
             yield
         except OSError as error:
@@ -172,9 +157,3 @@ class StoredRun:
                 "to it, and give the same command again: the run goes on from its last "
                 "checkpoint in the store."
             ) from None
-
-
-def _order(name: str) -> tuple[int, str]:
-    """Returns a key that sorts the id of the run first, and ``_LAST`` last."""
-    place = _LAST.index(name) + 1 if name in _LAST else -(name == _RUN_ID)
-    return place, name

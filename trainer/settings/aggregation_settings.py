@@ -175,8 +175,7 @@ class AggregationSettings:
     def kept_steps(self, num_steps: int) -> tuple[int, ...]:
         """Returns the numbers of steps after which an iterate is kept, in order.
 
-        They are known before the run, so that no file has to be removed and a resumed
-        run keeps the same iterates.
+        They are known before the run, so that no file has to be removed.
 
         Example:
           >>> AggregationSettings(keep_last=3, keep_every=20).kept_steps(100)

@@ -38,7 +38,6 @@ class Experiment:
       seeds: Number of repetitions, each with its own batches, initial weights and
         noise.
       metric: Held-out metric; auto: AUC, accuracy or the loss, depending on the label.
-      noise_key_file: Noise key of all runs, as in ``Request``.
       checkpoint_every: Steps between checkpoints; by time if None.
     """
 
@@ -47,7 +46,6 @@ class Experiment:
     out: pathlib.Path = setting(REQUIRED)
     seeds: int = setting(3, at_least=1)
     metric: str = setting(AUTO_METRIC)
-    noise_key_file: pathlib.Path | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ Formal guarantees:
   - A setting belongs to its method: a setting of another method or of none is refused,
     as is a missing one that the method needs.
   - ``method_settings`` is complete: it has a checked value for every setting of the
-    method, as have run record, resume identity and statement.
+    method, as have run record and statement.
 """
 
 from __future__ import annotations

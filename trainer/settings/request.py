@@ -68,8 +68,6 @@ class Request:
       run: Folder for the results: new, empty, or of this run, unfinished.
       store: Folder in a store (``s3://``) that keeps ``run``, which is then new or
         empty; None for a run that stays here.
-      noise_key_file: Secret noise key, made if missing.  [default:
-        OUT/private/noise.key]
       batches_used_before: Accept batches that another private run has used.  Nothing is
         proven for both runs together, and the privacy statement says so.
       checkpoint_every: Steps between checkpoints.  [default: one per minute]
@@ -80,19 +78,13 @@ class Request:
     held_out: pathlib.Path | None
     run: pathlib.Path
     store: str | None = None
-    noise_key_file: pathlib.Path | None = setting(None, group=PRIVACY)
     batches_used_before: bool = setting(False, group=PRIVACY)
     checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
 
     def __post_init__(self) -> None:
         check_batches(self.batches)
         check_local(_ONE_STORE, out=self.run)
-        if self.store is not None and self.noise_key_file is None:
-            raise InputError(
-                f"--out {self.store} does not keep the noise key, which must stay out "
-                "of a store. Add --noise-key-file, a file here, made if missing."
-            )
-        check_local(eval=self.held_out, noise_key_file=self.noise_key_file)
+        check_local(eval=self.held_out)
         self._check_evaluation()
         check_declared(self)
 

@@ -19,8 +19,8 @@ from trainer.settings.audit_settings import AuditSettings
 @pytest.fixture
 def weights_alone(lean_results: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that write no model, and nothing about averages: no audit reads them."""
-    monkeypatch.setattr(train._Training, "_export", lambda run: None)
-    monkeypatch.setattr(train._Training, "_finish_averages", lambda run: {})
+    monkeypatch.setattr(train._Run, "_export", lambda run: None)
+    monkeypatch.setattr(train._Run, "_finish_averages", lambda run: {})
 
 
 @pytest.fixture

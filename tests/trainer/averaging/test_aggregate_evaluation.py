@@ -54,7 +54,7 @@ def weight() -> Any:
 
 @pytest.fixture
 def iterates(tmp_path: pathlib.Path) -> Iterates:
-    kept = Iterates(run=tmp_path, run_key=bytes(32), steps=(1, 2, 3))
+    kept = Iterates(run=tmp_path, steps=(1, 2, 3))
     for step, value in ((1, -1.0), (2, 0.5), (3, 2.0)):
         kept.keep(step, [np.float32(value)])
     return kept

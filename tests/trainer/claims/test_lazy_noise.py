@@ -500,9 +500,7 @@ def _choose(model: TrainableModel, manifest: Any, **changes: Any) -> lazy_tables
     fields = {"optimizer": "sgd", **PRIVATE, **changes}
     settings = TrainSettings(**fields)
     optimizer = keras.optimizers.SGD(0.1)
-    return choose(
-        model, optimizer, settings, manifest=manifest, checkpoint_every=None
-    )  # fmt: skip
+    return choose(model, optimizer, settings, manifest=manifest)
 
 
 def test_large_tables_are_lazy_by_themselves_and_small_ones_are_not(

@@ -18,10 +18,10 @@ from trainer.claims.model_mix import HOOKS, MixingOptimizer, separated_gap
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import mixing_coefficients
 from trainer.gradients.clipping import clipped_sum
-from trainer.methods.optimizers import learning_rates
+from trainer.methods.optimizers import learning_rates, make_optimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import tf
+from trainer.tf_compat import keras, tf
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
@@ -38,7 +38,8 @@ def _settings(**changes: Any) -> TrainSettings:
 
 def _optimizer(model: TrainableModel, settings: TrainSettings) -> MixingOptimizer:
     assert HOOKS.optimizer is not None
-    made = HOOKS.optimizer(settings, NUM_STEPS, model.variables)
+    plain = make_optimizer(settings, NUM_STEPS)
+    made = HOOKS.optimizer(settings, plain, model.variables)
     assert isinstance(made, MixingOptimizer)
     return made
 
@@ -183,7 +184,9 @@ def test_every_coordinate_is_mixed_by_a_coefficient_of_its_own() -> None:
 
 def test_mixture_and_noise_are_rounded_once_where_tau_is_below_the_precision() -> None:
     weights = tf.Variable(tf.ones(100))
-    optimizer = MixingOptimizer(2.0**-30, [weights], mix_width=1.0, init_seed=0)
+    optimizer = MixingOptimizer(
+        keras.optimizers.SGD(2.0**-30), [weights], mix_width=1.0, init_seed=0
+    )
     coefficients = np.linspace(0, 1, 100, dtype=np.float32)
     optimizer.before_step([coefficients])
     # To the middle of two weights of float32: what is added to it decides.
@@ -201,13 +204,13 @@ def test_the_state_is_the_last_two_iterates_and_nothing_that_is_hidden() -> None
         optimizer.apply_gradients([(tf.ones_like(v), v) for v in model.variables])
         kept = [v.numpy() for v in optimizer.variables[-size:]]
         assert all(map(np.array_equal, kept, before))
-    assert len(optimizer.variables) == size + 1
-    assert optimizer.variables[0].numpy() == 3  # the count of steps
+    assert len(optimizer.variables) == size + 2  # SGD's count of steps, and its rate
+    assert optimizer.variables[0].numpy() == 3
 
 
 def test_a_width_of_0_is_refused() -> None:
     with pytest.raises(InputError, match="mix_width=0"):
-        MixingOptimizer(0.1, [], mix_width=0.0, init_seed=0)
+        MixingOptimizer(keras.optimizers.SGD(0.1), [], mix_width=0.0, init_seed=0)
 
 
 def test_a_cap_that_coordinates_cannot_reach_is_refused() -> None:
@@ -219,4 +222,6 @@ def test_a_cap_that_coordinates_cannot_reach_is_refused() -> None:
 def test_a_constraint_is_refused_since_no_mixture_would_keep_it() -> None:
     variable = tf.Variable([1.0, 2.0], constraint=tf.nn.relu, name="rates")
     with pytest.raises(InputError, match="no constraint on rates"):
-        MixingOptimizer(0.1, [variable], mix_width=0.1, init_seed=0)
+        MixingOptimizer(
+            keras.optimizers.SGD(0.1), [variable], mix_width=0.1, init_seed=0
+        )

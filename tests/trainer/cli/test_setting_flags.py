@@ -89,8 +89,10 @@ def test_the_record_of_a_run_has_it(
     )  # fmt: skip
     assert done.exception is None, done.output
     assert run_record.read_run(run)[0].optimizer["toy_share"] == 0.5
-    origin = json.loads((run / "private" / "origin.json").read_bytes())
-    assert origin["settings"]["toy_share"] == 0.5  # a resumed run has it unchanged
+    commits = run / "private" / "checkpoints"
+    first = json.loads((commits / "00000001.json").read_bytes())["public"]
+    # A run that goes on has it unchanged.
+    assert first["identity"]["settings"]["toy_share"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def users(rows: int, **more: Any) -> dict[str, Any]:
 FIT = {
     "first_step": 0, "class_weight": {}, "sample_weight": None,
     "non_private_training_metrics": False,
+    "ended": True,
 }  # fmt: skip
 FITTED = {"model": {"name": "model", "fits": [FIT]}}
 MIX = {

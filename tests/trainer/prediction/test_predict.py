@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import shutil
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
+from trainer.core.run.run_record import read_run, write_run
 from trainer.prediction import exported_model, predict, request
 from trainer.prediction.table_file import check_name
 from trainer.run.preflight import Request
@@ -300,7 +302,11 @@ def test_an_unfinished_run_and_one_without_a_model_are_refused(
 
     with pytest.raises(InputError, match="saved_model to exist"):
         check()
-    path = tmp_path / "run" / "run_record.json"
-    path.write_text(path.read_text().replace('"complete": true', '"complete": false'))
+    record, manifest = read_run(tmp_path / "run")
+    fits = [{**fit, "ended": False} for fit in record.fits]
+    unfinished = dataclasses.replace(
+        record, complete=False, model={**record.model, "fits": fits}
+    )
+    write_run(tmp_path / "run", unfinished, manifest)
     with pytest.raises(InputError, match="finished run"):
         check()

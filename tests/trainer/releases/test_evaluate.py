@@ -103,24 +103,14 @@ def test_the_metrics_are_private_by_one_gaussian_release(
     )
 
 
-def test_the_epsilon_of_an_edited_run_is_not_stated(
+def test_the_epsilon_of_a_damaged_run_is_not_stated(
     evaluated: Callable[..., Any], run: pathlib.Path
 ) -> None:
     fields = json.loads((run / "run_record.json").read_bytes())
     fields["noise_multiplier"] *= 10
     (run / "run_record.json").write_text(json.dumps(fields))
-    with pytest.raises(InputError, match="they were edited"):
+    with pytest.raises(InputError, match="have changed since"):
         evaluated()
-
-
-def test_a_run_is_verified_by_a_key_that_is_elsewhere(
-    evaluated: Callable[..., Any], run: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    """Seen: a record that nobody verified, since the run's folder had no key."""
-    key = (run / "private" / "noise.key").rename(tmp_path / "key")
-    with pytest.raises(InputError, match="by --noise-key-file"):
-        evaluated()
-    assert evaluated(noise_key_file=key)["evaluation"]["epsilon"] == 1.0
 
 
 def test_metrics_are_near_the_exact_ones(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.files.key_files import create_key_file
-from tests.trainer.run.whole_runs import Planted, private_settings
+from tests.trainer.run.whole_runs import ONE_SECRET, Chain, Planted, private_settings
+from trainer.core.run import session
 from trainer.core.step.dp_step import Step
 from trainer.run.preflight import Request
 from trainer.train import train
@@ -17,23 +17,31 @@ from trainer.train import train
 
 @pytest.fixture
 def request_for(small_batches: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
-    create_key_file(tmp_path / "noise.key")
-
-    def make(name: str = "run", *, run_id: str | None = None, **changes: Any) -> Any:
-        if run_id is not None:  # as if the run had been killed at once
-            private = tmp_path / name / "private"
-            private.mkdir(parents=True, exist_ok=True)
-            (private / "run.id").write_text(run_id + "\n")
+    def make(name: str = "run", **changes: Any) -> Any:
         fields = {
             "settings": private_settings(),
             "batches": small_batches.path,
             "held_out": held_out,
             "run": tmp_path / name,
-            "noise_key_file": tmp_path / "noise.key",
         }
         return Request(**{**fields, **changes})
 
     return make
+
+
+@pytest.fixture
+def one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attempts have one secret, and so the same noise in the same step.
+
+    Runs are then the same bit for bit if, and only if, they compute the same.
+    """
+    monkeypatch.setattr(session, "new_secret", lambda: ONE_SECRET)
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
+    """The commits of the runs of a test."""
+    return Chain(monkeypatch)
 
 
 @pytest.fixture
@@ -44,12 +52,12 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         count = 0
         finish = Step.finish
 
-        def finish_or_crash(self: Step) -> None:
+        def finish_or_crash(self: Step, settle: Any) -> Any:
             nonlocal count
             if count == step:
                 raise Planted
             count += 1
-            finish(self)
+            return finish(self, settle)
 
         with monkeypatch.context() as patch:
             patch.setattr(Step, "finish", finish_or_crash)

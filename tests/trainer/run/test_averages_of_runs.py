@@ -13,7 +13,6 @@ import pytest
 from tests.trainer.run.whole_runs import (
     AVERAGES,
     LINEAR,
-    ONE_ID,
     load_model,
     private_settings,
     same_results,
@@ -22,7 +21,7 @@ from trainer.model.evaluation import HeldOut
 from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.train import train
 
-pytestmark = pytest.mark.usefixtures("lean_results")
+pytestmark = pytest.mark.usefixtures("lean_results", "one_secret")
 
 
 def test_every_average_has_metrics_and_the_asked_ones_a_model(
@@ -98,7 +97,7 @@ def test_an_aggregate_of_ones_own_is_trained_over_kept_and_exported(
         keep_last=3, keep_every=1, export=("past_custom",), model=LINEAR,
     )  # fmt: skip
     whole, killed = (
-        request_for(name, settings=settings, run_id=ONE_ID, checkpoint_every=2)
+        request_for(name, settings=settings, checkpoint_every=2)
         for name in ("whole", "killed")
     )
     found = train(whole).metrics["aggregates"]
@@ -124,5 +123,3 @@ def test_an_aggregate_of_ones_own_is_trained_over_kept_and_exported(
             np.testing.assert_allclose(weight, value, rtol=1e-6)
     record = json.loads((whole.run / "run_record.json").read_text())
     assert record["optimizer"]["aggregate"] == "medians:median"
-    origin = json.loads((whole.run / "private" / "origin.json").read_text())
-    assert "medians" in origin["code"]

@@ -131,7 +131,7 @@ def test_a_run_records_its_batches_and_keeps_their_certificate(
     done = sealed.manifest.plan.num_steps
     session = open_session(step, sealed, run, settings, num_steps_executed=done)
     session.write_record(complete=True)
-    record, _ = read_run(run, noise_key_file=tmp_path / "noise.key")
+    record, _ = read_run(run)
     assert record.records_id == stored(sealed.path).records_id() != ""
     certificate = read_certificate(run)
     assert certificate == read_certificate(sealed.path)

@@ -18,9 +18,7 @@ from tests.trainer.thread_workers import Together
 from tests.trainer.zoo import make_model, one_id
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.claims import CLAIMS
-from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.run.run_record import RunRecord
-from trainer.core.run.session_state import SessionState
 from trainer.core.step.dp_step import Step
 from trainer.gradients.engine.table_reads import table_reads
 from trainer.methods import registry
@@ -87,24 +85,7 @@ def test_a_claim_of_no_release_and_an_older_record_are_refused(
     fields = make_record(small_batches.manifest).to_json()
     del fields["relies_on"]
     with pytest.raises(
-        InputError, match=r"version=4 to be 9\. Use the release"
+        InputError, match=r"version=4 to be 10\. Use the release"
     ) as error:
         RunRecord.from_json({**fields, "version": 4})
     assert "\n" not in str(error.value)
-
-
-def test_a_resumed_run_keeps_what_its_first_steps_relied_on(
-    tmp_path: pathlib.Path,
-) -> None:
-    """Two workers took the first steps, and one takes the others."""
-    checkpoints = Checkpoints(run=tmp_path, run_key=bytes(32))
-    (tmp_path / "private").mkdir()
-    state: dict[str, Any] = {"every": 1, "held_out": ""}
-    SessionState(checkpoints, [], relies_on=("workers",), **state).save(3)
-    later = SessionState(checkpoints, [], relies_on=("views",), **state)
-    assert later.restore() == 3
-    assert later.relies_on == ("views", "workers")
-    later.save(4)
-    again = SessionState(checkpoints, [], **state)
-    again.restore()
-    assert again.relies_on == ("views", "workers")

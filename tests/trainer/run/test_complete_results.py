@@ -15,7 +15,6 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import (
     LINEAR,
-    ONE_ID,
     SMALL,
     private_settings,
     same_results,
@@ -33,7 +32,7 @@ from trainer.train import train
 def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     request_for: Any,
 ) -> None:
-    request = request_for(noise_key_file=None)
+    request = request_for()
     summary = train(request)
     run = request.run
     averages = {*map(exported_names, WEIGHT_AVERAGES)}
@@ -45,10 +44,8 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     }
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - unasked
     assert {path.name for path in (run / "private").iterdir()} == {
-        "noise.key",
-        "origin.json",
+        "checkpoints",
         "run.id",
-        "run_record.mac",
     }
     for path in [run / "private", *(run / "private").iterdir()]:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077
@@ -84,18 +81,22 @@ def test_a_run_without_privacy_says_so(lean_results: None, request_for: Any) -> 
     request = request_for(settings=settings)
     train(request)
     assert "not private" in (request.run / "privacy.txt").read_text()
-    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    record, manifest = read_run(request.run)
     assert record.noise_multiplier is None
     with pytest.raises(InputError, match="no epsilon"):
         privacy.run_statement(record, manifest, delta=1e-3)
 
 
 def test_a_run_without_privacy_stops_where_rows_that_train_nothing_are_best(
-    lean_results: None, request_for: Any, crash: Any, tmp_path: pathlib.Path
+    lean_results: None,
+    one_secret: None,
+    request_for: Any,
+    crash: Any,
+    tmp_path: pathlib.Path,
 ) -> None:
     """Also after a kill; the rows for the evaluation have no say."""
     fast = TrainSettings(method="non-private", learning_rate=0.2, model=LINEAR)
-    whole = request_for("whole", run_id=ONE_ID, settings=fast)
+    whole = request_for("whole", settings=fast)
     train(whole)
     points = json.loads((whole.run / "curve.json").read_text())["points"]
     metrics = json.loads((whole.run / "metrics.json").read_text())
@@ -103,7 +104,7 @@ def test_a_run_without_privacy_stops_where_rows_that_train_nothing_are_best(
     assert points[-1].items() <= metrics.items()
     shown = metrics_text(metrics).splitlines()
     assert any(f"best iterate, step {metrics['step']} " in line for line in shown)
-    broken = request_for("broken", run_id=ONE_ID, settings=fast, checkpoint_every=3)
+    broken = request_for("broken", settings=fast, checkpoint_every=3)
     crash(broken, 9)
     train(broken)
     assert same_results(whole.run, broken.run)

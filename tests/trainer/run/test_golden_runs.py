@@ -1,20 +1,18 @@
-"""The bytes of runs with fixed keys, which are the same on every machine.
+"""The bytes of runs with a fixed secret, which are the same on every machine.
 
 ``golden_runs.json`` holds, of one run by DP-SGD, one by BAM and one by ModelMix: the
-bytes of the batch file, of what is drawn for every step (through the key of the run),
-and of what the steps are given; the run record, and the privacy statement.  A change
-of any is a change of what users rely on: say so in the changelog, and write the file
-anew with
+bytes of the batch file, of what is drawn for every step (from the secret), and of what
+the steps are given; the run record, and the privacy statement.  A change of any is a
+change of what users rely on: say so in the changelog, and write the file anew with
 
     python -m tests.trainer.run.test_golden_runs
 
-Weights are not golden: TensorFlow's kernels round as the processor has them, and the
-origin of a run (see ``trainer.core.run.origin``) is another on another machine.  That
-one machine gives the same weights twice is the subject of test_crashes_change_nothing.
+Weights are not golden: TensorFlow's kernels round as the processor has them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -31,7 +29,8 @@ from pipelines.sampling.samplers import BlockRows
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import ROW, BatchFolder, write_batches
 from tests.trainer.flat_settings import train_settings
-from tests.trainer.run.whole_runs import open_session
+from tests.trainer.run.whole_runs import ONE_SECRET, open_session
+from trainer.core.run import session as session_module
 from trainer.methods import registry
 from trainer.run import privacy
 
@@ -87,8 +86,8 @@ class Recorder(StandIn):
             self.given.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         self.given.update(weight.numpy().astype("<f4").tobytes())
 
-    def finish(self) -> None:
-        pass
+    def finish(self, settle: Any) -> Any:
+        return settle(lambda: None)
 
 
 def _run(folder: pathlib.Path, batches: BatchFolder, method: str) -> dict[str, Any]:
@@ -96,16 +95,21 @@ def _run(folder: pathlib.Path, batches: BatchFolder, method: str) -> dict[str, A
         noise_multiplier=0.8, l2_norm_clip=1.0, target_delta=1e-3, **METHODS[method]
     ).for_plan(batches.manifest.plan, 0.8)
     step = Recorder()
-    session = open_session(step, batches, folder / "run", settings, model="golden")
+    session = open_session(step, batches, folder / "run", settings)
     drawn_beside = hashlib.sha256()
-    with session.steps(draw=registry.hooks_of(method).draw) as steps:
-        for drawn, parts in steps:
+    draw = registry.hooks_of(method).draw
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as opened:
+        patch.setattr(session_module, "new_secret", lambda: ONE_SECRET)
+        for drawn, parts in opened.enter_context(session.steps(draw=draw)):
             for array in drawn[2:]:
                 drawn_beside.update(array.astype("<f4").tobytes())
             session.execute(drawn[:2], parts)
+    session.num_steps_committed = session.num_steps_executed
     record = session.record(complete=True)
     statement = privacy.run_statement(record, batches.manifest, delta=None)
-    fields = {k: v for k, v in record.to_json().items() if k != "versions"}
+    fields = {
+        k: v for k, v in record.to_json().items() if k not in ("versions", "checksum")
+    }
     return {
         "drawn_beside_noise": drawn_beside.hexdigest(),
         "noise_and_batches": step.given.hexdigest(),

@@ -74,7 +74,7 @@ def test_a_run_and_its_moving_average_start_at_the_weights_of_the_file(
         np.testing.assert_allclose(found[0], KERNEL, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(found[1], BIAS, rtol=1e-6, atol=1e-9)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    record, _ = read_run(request.run, noise_key_file=request.noise_key_file)
+    record, _ = read_run(request.run)
     assert record.model["initial_weights"] == {
         "sha256": digest,
         "declared_public": True,
@@ -146,7 +146,7 @@ def test_a_run_does_not_go_on_from_other_initial_weights(
     request = request_for(settings=settings, checkpoint_every=2)
     crash(request, 4)
     np.savez(tmp_path / "w.npz", KERNEL + 1, BIAS)
-    with pytest.raises(InputError, match="other initial weights"):
+    with pytest.raises(InputError, match="initial_weights="):
         train(request)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import signal
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +12,13 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
+from pipelines.files.stopping import StoppedError
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import (
-    ONE_ID,
-    child_of,
     private_settings,
     same_results,
     weights_of,
 )
-from tests.warm_processes import warm_python
 from trainer import train as module
 from trainer.averaging.iterates import Iterates
 from trainer.claims.lazy_noise import LazyNoise
@@ -33,9 +29,9 @@ from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.train import StoppedError, train
+from trainer.train import train
 
-pytestmark = pytest.mark.usefixtures("lean_results")
+pytestmark = pytest.mark.usefixtures("lean_results", "one_secret")
 
 
 def _settings(**changes: Any) -> TrainSettings:
@@ -59,7 +55,7 @@ def request_for(request_for: Any, batches: Any) -> Any:
     def make(name: str = "run", **changes: Any) -> Request:
         fields = {"settings": _settings(), "batches": batches.path}
         fields |= {"checkpoint_every": 4, **changes}
-        found: Request = request_for(name, run_id=ONE_ID, **fields)
+        found: Request = request_for(name, **fields)
         return found
 
     return make
@@ -89,7 +85,7 @@ def pending(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
     monkeypatch.setattr(LazyNoise, "__init__", remember)
     watch(Step, "finish", "step")
-    watch(Checkpoints, "save", "checkpoint")
+    watch(Checkpoints, "commit", "checkpoint")
     watch(Evaluator, "metrics", "evaluation")
     watch(Iterates, "keep", "kept iterate")
     watch(module, "export", "export")
@@ -124,8 +120,8 @@ def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
     with monkeypatch.context() as patch:
         patch.setattr(noise, "_generator", spy)
         train(request_for("whole"))
-    # Steps 0, 4, 8 and 10; 0, 7, 10 and the results of kept iterates; 5 and 10.
-    assert pending["checkpoint"] == [0] * 4
+    # Steps 0, 4, 5, 7, 8 and 10; 0, 7, 10 and the results of kept iterates; 5 and 10.
+    assert pending["checkpoint"] == [0] * 6
     assert set(pending["evaluation"]) == {0}
     assert pending["kept iterate"] == [0] * 2
     assert pending["export"] == [0]
@@ -146,8 +142,6 @@ def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
     with pytest.raises(StoppedError, match="step 7 of 10"):
         train(request, StopAtSix())
     assert set(pending["checkpoint"]) == {0}
-    with pytest.raises(InputError, match="another --checkpoint-every"):
-        train(dataclasses.replace(request, checkpoint_every=5))  # other flushes
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "stopped")
 
@@ -185,42 +179,4 @@ def test_a_refused_request_writes_nothing(
     request = request_for(settings=_settings(model="no_table:make"))
     with pytest.raises(InputError, match="no Embedding"):
         train(request)
-    assert [path.name for path in request.run.iterdir()] == ["private"]
-    assert [path.name for path in (request.run / "private").iterdir()] == ["run.id"]
-
-
-_KILLED = """
-    from trainer.core.step.dp_step import Step
-    from trainer.train import train
-
-    # Between two physical batches of a step.
-    count, add = 0, Step.add
-
-    def add_or_die(self, columns, weight):
-        global count
-        count += 1
-        if count == {batch}:
-            os.kill(os.getpid(), signal.SIGKILL)
-        add(self, columns, weight)
-
-    Step.add = add_or_die
-    train(request)
-"""
-
-
-@pytest.mark.thorough
-def test_a_run_killed_within_steps_ends_bit_identical(
-    request_for: Any, tmp_path: pathlib.Path, batches: Any
-) -> None:
-    train(request_for("whole"))
-    killed = request_for("killed")
-    random = np.random.default_rng()
-    places = [*(int(place) for place in random.integers(2, 9, 2)), 10**6]
-    for place in places:
-        done = subprocess.run(
-            child_of(killed, _KILLED.format(batch=place), warm_python()),
-            capture_output=True, check=False, text=True,
-        )  # fmt: skip
-        assert done.returncode == (0 if place == 10**6 else -signal.SIGKILL), places
-        assert done.stdout + done.stderr == ""
-    assert same_results(tmp_path / "whole", tmp_path / "killed"), places
+    assert not request.run.exists()

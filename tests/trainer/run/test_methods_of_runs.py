@@ -49,7 +49,7 @@ def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
     kind = method["method"].replace("-", "").upper()
     assert kind in summary.statement["mechanism"].replace("-", "").upper()
     assert "radius=0.25" in summary.statement["mechanism"]
-    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    record, manifest = read_run(request.run)
     assert record.method == method["method"]
     assert 0.25 in record.method_settings.values()
     of_dp_sgd = accountant.epsilon(manifest.plan, noise_multiplier=0.8, delta=1e-3)
@@ -81,7 +81,7 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
     settings = private_settings(**{**MIXED, **AVERAGES, "noise_multiplier": 0.4})
     request = request_for(settings=settings, batches=poisson_batches)
     summary = train(request)
-    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    record, manifest = read_run(request.run)
     assert record.method_settings == {"mix_width": 0.5, "linf_factor": 16}
     statement = privacy.run_statement(record, manifest, delta=None)
     assert statement.to_json() == summary.statement

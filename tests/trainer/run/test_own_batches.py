@@ -20,7 +20,7 @@ from tests.trainer.run.whole_runs import (
     private_settings,
 )
 from trainer.cli import account_body
-from trainer.core.run.run_record import read_unverified
+from trainer.core.run.run_record import read_run
 from trainer.html_report import page
 from trainer.keras_model import make_private
 from trainer.run.preflight import Request
@@ -99,14 +99,14 @@ def test_a_run_that_accepts_it_says_that_nothing_is_proven_together(
     front.train("first")
     found = front.train("second", batches_used_before=True)
     assert SHARED_BATCHES in found.partition("\n")[0]
-    assert read_unverified(tmp_path / "second")[0].batches_used_before
-    assert not read_unverified(tmp_path / "first")[0].batches_used_before
+    assert read_run(tmp_path / "second")[0].batches_used_before
+    assert not read_run(tmp_path / "first")[0].batches_used_before
     for name in ("first", "second"):
         page.write_report(tmp_path / name, tmp_path / f"{name}.html")
         text = " ".join((tmp_path / f"{name}.html").read_text().split())
         assert (SHARED_BATCHES in text) == (name == "second")
     flags = dict.fromkeys(("delta", "relation", "max_examples_per_user"))
-    flags |= {"allow_large_delta": False, "noise_key_file": None}
+    flags |= {"allow_large_delta": False}
     runs = [tmp_path / "first", tmp_path / "second"]
     with pytest.raises(InputError, match="epsilons do not add"):
         account_body.of_runs(runs, flags, account_body.More())
@@ -136,7 +136,7 @@ def test_a_run_that_was_killed_goes_on_and_no_other_one_begins(
     with pytest.raises(InputError, match=REFUSED):
         train(request("second"))
     assert train(request("first")).statement["is_guarantee"]
-    assert not read_unverified(tmp_path / "first")[0].batches_used_before
+    assert not read_run(tmp_path / "first")[0].batches_used_before
 
 
 def test_batches_are_marked_only_once_noise_is_drawn(

@@ -1,4 +1,4 @@
-"""Run records: what is refused, and what is authenticated."""
+"""Run records: what is refused."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from accounting.statement import privacy_statement
 from pipelines.core.batches.share import Share
 from pipelines.core.users.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
-from trainer.core.run import origin, run_record
+from trainer.core.run import run_record
 from trainer.core.run.run_record import (
-    MAC_NAME,
-    NOISE_KEY_NAME,
     RECORD_NAME,
     RunRecord,
     StepLedger,
@@ -28,7 +26,6 @@ from trainer.core.run.run_record import (
 )
 from trainer.run import privacy
 from trainer.run.privacy import run_statement
-from trainer.settings.train_settings import TrainSettings
 
 
 @pytest.fixture
@@ -45,21 +42,6 @@ def test_versions_say_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(run_record, "_PACKAGES", ("numpy", "no-such-package"))
     found = run_record.versions()
     assert found == {"numpy": np.__version__, "no-such-package": "not installed"}
-
-
-def test_a_run_goes_on_with_or_without_tf_privacy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """``test_tf_privacy`` shows that clip weights have the same bits."""
-    found = run_record.versions()
-    settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=1.0)
-    recorded = origin.here(settings, "batches")
-    monkeypatch.setattr(
-        run_record, "versions", lambda: {**found, "tensorflow-privacy": "another"}
-    )
-    assert origin.here(settings, "batches") == recorded
-    monkeypatch.setattr(run_record, "versions", lambda: {**found, "numpy": "another"})
-    assert origin.here(settings, "batches") != recorded
 
 
 def test_json_round_trip(small_batches: Any) -> None:
@@ -123,69 +105,19 @@ def test_a_run_is_read_as_it_was_written(run: pathlib.Path, small_batches: Any) 
     assert statement.noise_multiplier == 1.5
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"noise_multiplier": 9.0},
-        {"num_steps_executed": 9},
-        {"target_delta": 1e-2},
-        {"versions": {"numpy": "2"}},
-    ],
-)
-def test_an_edited_record_is_refused(
-    changes: dict[str, Any], run: pathlib.Path
+def test_a_record_or_manifest_that_was_edited_or_is_of_another_run_is_refused(
+    run: pathlib.Path, batch_folder: Any, small_batches: Any
 ) -> None:
-    _edit(run / RECORD_NAME, **changes)
-    with pytest.raises(InputError, match="edited"):
+    for change in ({"noise_multiplier": 9.0}, {"versions": {"numpy": "2"}}):
+        before = (run / RECORD_NAME).read_bytes()
+        _edit(run / RECORD_NAME, **change)
+        with pytest.raises(InputError, match="values have changed since"):
+            read_run(run)
+        (run / RECORD_NAME).write_bytes(before)
+    other = batch_folder(small_batches.steps, "other", batches_id="1" * 32)
+    (run / "manifest.json").write_bytes((other.path / "manifest.json").read_bytes())
+    with pytest.raises(InputError, match="used other batches"):
         read_run(run)
-
-
-def test_a_record_that_was_replaced_as_it_was_read_is_refused(
-    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen to fail: the files were read again, and verified as they were then."""
-    read = run_record.read_json
-
-    def replaced(path: pathlib.Path, **more: Any) -> Any:
-        change = {"noise_multiplier": 9.0} if path.name == RECORD_NAME else {}
-        return {**read(path, **more), **change}
-
-    monkeypatch.setattr(run_record, "read_json", replaced)
-    with pytest.raises(InputError, match="edited"):
-        read_run(run)
-
-
-def test_an_edited_manifest_copy_is_refused(run: pathlib.Path) -> None:
-    fields = json.loads((run / "manifest.json").read_text())
-    _edit(run / "manifest.json", plan={**fields["plan"], "num_examples": 2000})
-    with pytest.raises(InputError, match="edited"):
-        read_run(run)
-
-
-def test_a_record_from_another_run_is_refused(
-    run: pathlib.Path, tmp_path: pathlib.Path, small_batches: Any
-) -> None:
-    other = write_run_folder(tmp_path / "other", small_batches, noise_multiplier=9.0)
-    (run / RECORD_NAME).write_bytes((other / RECORD_NAME).read_bytes())
-    with pytest.raises(InputError, match="another run"):
-        read_run(run)
-
-
-def test_without_key_or_code_nothing_is_read(run: pathlib.Path) -> None:
-    code = run / "private" / MAC_NAME
-    data = code.read_bytes()
-    code.unlink()
-    with pytest.raises(InputError, match="verified"):
-        read_run(run)
-    code.write_bytes(data)
-    key = run / "private" / NOISE_KEY_NAME
-    key.rename(run.parent / "elsewhere.key")
-    with pytest.raises(InputError, match="--noise-key-file"):
-        read_run(run)
-    read_run(run, noise_key_file=run.parent / "elsewhere.key")
-    (run.parent / "elsewhere.key").chmod(0o644)
-    with pytest.raises(InputError, match="0600"):
-        read_run(run, noise_key_file=run.parent / "elsewhere.key")
 
 
 @pytest.mark.parametrize(
@@ -206,6 +138,9 @@ def test_another_execution_than_the_plan_is_refused(
     check_execution(make_record(manifest), manifest)
     with pytest.raises(InputError, match=message):
         check_execution(make_record(manifest, **changes), manifest)
+    if changes == {"complete": False}:  # it ended before its results were written
+        run_statement(make_record(manifest, **changes), manifest, delta=None)
+        return
     with pytest.raises(InputError, match=message):
         run_statement(make_record(manifest, **changes), manifest, delta=None)
 

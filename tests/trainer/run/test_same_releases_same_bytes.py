@@ -1,8 +1,8 @@
 """Runs of the same releases on other rows write the same files, and say the same.
 
 Whatever differs here is told beside the weights, and covered by no epsilon.  Gradients
-are 0 and the key is one, so that the weights are equal; the rows of a step need none to
-three physical batches, and some values are infinite.
+are 0 and the secret is one, so that the weights are equal; the rows of a step need none
+to three physical batches, and some values are infinite.
 
 Keyed names of the batches, dates and random names may differ.  Lazy noise is drawn for
 reads: its weights have one law, not the same bits.
@@ -25,7 +25,6 @@ from tests.trainer.export.test_own_numbers import (
     without_numbers,
 )
 from tests.trainer.run.whole_runs import private_settings
-from trainer.core.run import session
 from trainer.core.step.bounded_sum import BoundedSum
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
@@ -58,8 +57,6 @@ def releases_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         BoundedSum, "__call__", lambda *given: [*map(_zero, sum_of(*given))]
     )
-    # The key of a run is made of what identifies it, its batches among it.
-    monkeypatch.setattr(session, "fingerprint", lambda identity: "one run")
 
 
 def _public(run: pathlib.Path, start: int) -> dict[str, bytes]:
@@ -75,7 +72,8 @@ def _public(run: pathlib.Path, start: int) -> dict[str, bytes]:
         else:
             found[name] = without_numbers(path, start)
     record = found["run_record.json"]
-    found["run_record.json"] = re.sub(rb'(?<="records_id": )"\w+"', b"", record)
+    keyed = rb'(?<="records_id": |  "checksum": )"\w+"'
+    found["run_record.json"] = re.sub(keyed, b"", record)
     # Digests of files that are compared here, numbers of exports included.
     found["serving.json"] = re.sub(rb'"\w{64}"', b"", found["serving.json"])
     return {k: v for k, v in found.items() if not k.endswith(NAMES_AND_DATES)}
@@ -88,7 +86,7 @@ def _train(request: Request, start: int) -> tuple[dict[str, bytes], list[str]]:
     return _public(request.run, start), said.lines
 
 
-@pytest.mark.usefixtures("releases_are_equal")
+@pytest.mark.usefixtures("releases_are_equal", "one_secret")
 def test_files_and_messages_tell_nothing_beside_the_weights(
     request_for: Any, tmp_path: pathlib.Path
 ) -> None:

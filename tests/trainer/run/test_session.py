@@ -14,7 +14,9 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.bounded import StandIn, plan_of
-from tests.trainer.run.whole_runs import linear, open_session
+from tests.trainer.claims.workers.in_threads import outcomes
+from tests.trainer.run.whole_runs import ONE_SECRET, linear, open_session
+from trainer.claims.workers.agreement import AgreedError
 from trainer.core.run import session as module
 from trainer.core.run.batches import BatchSource
 from trainer.core.run.run_record import read_run
@@ -52,9 +54,11 @@ class StepOfTests(StandIn):
     def add(self, columns: Any, weight: Any) -> None:
         self.weights[-1].append(weight)
 
-    def finish(self) -> None:
+    def finish(self, settle: Any) -> Any:
+        settled = settle(lambda: None)
         if len(self.drawn) == self._fails_at:
             raise Failed
+        return settled
 
 
 @pytest.fixture
@@ -68,10 +72,9 @@ def parts(small_batches: Any, batch_folder: Callable[..., Any]) -> Any:
 @pytest.fixture
 def session(parts: Any, tmp_path: pathlib.Path) -> Callable[..., Session]:
     """``session(step, name="run")``: one run, by either object."""
-    identity = {"what": "else"}
 
     def make(step: Any, name: str = "run") -> Session:
-        return open_session(step, parts, tmp_path / name, SETTINGS, identity=identity)
+        return open_session(step, parts, tmp_path / name, SETTINGS)
 
     return make
 
@@ -82,16 +85,7 @@ def _execute(session: Session, **more: Any) -> None:
             session.execute(noise, batches)
 
 
-def test_the_key_of_a_run_is_the_one_that_earlier_releases_derived(
-    session: Any,
-) -> None:
-    made = session(StepOfTests())
-    key = made.identify({"what": "else"}, model="model").hex()
-    assert key == "f87656f8a701e58e241b5bd7d380cf1e616ec5016504a88dc03720297d24f44f"
-    for identity, model in (({"what": "other"}, "model"), ({"what": "else"}, "other")):
-        assert made.identify(identity, model=model).hex() != key
-
-
+@pytest.mark.usefixtures("one_secret")
 def test_every_step_gets_its_batches_and_the_noise_of_its_number(
     session: Any, parts: Any
 ) -> None:
@@ -99,23 +93,25 @@ def test_every_step_gets_its_batches_and_the_noise_of_its_number(
     made = session(step)
     _execute(made)
     assert made.num_steps_executed == 10
-    key = made.identify({"what": "else"}, model="model")
     for number, found in enumerate(step.drawn):
-        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, 2.0**-30)[0]
+        wanted = step_noise(ONE_SECRET, number, step.shapes, 0.8 * 2.0, 2.0**-30)[0]
         assert np.array_equal(found, wanted)
     for weights, rows in zip(step.weights, parts.steps, strict=True):
         assert sum(float(tf.reduce_sum(one)) for one in weights) == len(rows)
     assert max(map(len, step.weights)) > 1
 
 
-def test_a_run_in_pieces_is_the_run_at_once(session: Any) -> None:
-    whole, pieces = StepOfTests(), StepOfTests()
-    _execute(session(whole, "whole"))
-    made = session(pieces, "pieces")
-    for end in (1, 4, None):
+def test_every_attempt_draws_noise_of_its_own(session: Any) -> None:
+    """Condition C1: of a step that is taken again, too."""
+    step = StepOfTests()
+    made = session(step)
+    for end in (1, 4, 10):
         _execute(made, end=end)
-        assert made.num_steps_executed == (end or 10)
-    assert np.array_equal(whole.drawn, pieces.drawn)
+        assert made.num_steps_executed == end
+    made.go_back(4)
+    _execute(made)
+    assert made.num_steps_executed == 10
+    assert len({drawn.tobytes() for drawn in step.drawn}) == 10 + 6
 
 
 def test_a_copy_of_the_process_takes_no_step(session: Any) -> None:
@@ -152,11 +148,41 @@ def test_a_step_counts_once_it_is_finished(
     session: Any, tmp_path: pathlib.Path
 ) -> None:
     made = session(StepOfTests(fails_at=4))
-    with pytest.raises(Failed), made.recorded():
+    with pytest.raises(Failed):
         _execute(made)
-    assert made.num_steps_executed == 3
-    record, _ = read_run(tmp_path / "run", noise_key_file=tmp_path / "noise.key")
-    assert (record.num_steps_executed, record.complete) == (3, False)
+    assert (made.num_steps_executed, made.is_within_step) == (3, True)
+    with pytest.raises(InputError, match="noise of a step may not be used"):
+        _execute(made)
+    # The record counts those that are committed.
+    made.write_record(complete=False)
+    record, _ = read_run(tmp_path / "run")
+    assert (record.num_steps_executed, record.complete) == (0, False)
+
+
+def test_an_error_of_one_worker_within_a_step_is_one_of_all(
+    parts: Any, tmp_path: pathlib.Path
+) -> None:
+    """Also in what a step computes at its end; else the others might go on."""
+
+    class Fails(StepOfTests):
+        def finish(self, settle: Any) -> Any:
+            return settle(self.compute)
+
+        def compute(self) -> None:
+            if len(self.drawn) == 3 and self.workers.rank == 1:
+                raise ValueError("an example")
+
+    def work(workers: Any) -> None:
+        step = Fails()
+        step.workers = workers
+        made = open_session(step, parts, tmp_path / "run", SETTINGS, workers=workers)
+        _execute(made)
+
+    chief, other = outcomes(2, work)
+    assert type(chief) is AgreedError
+    assert "worker 1 on " in str(chief)
+    assert "an example" not in str(chief)
+    assert type(other) is SystemExit
 
 
 @pytest.mark.parametrize(
@@ -228,7 +254,7 @@ def test_train_and_make_private_keep_the_same_record(
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
     model.fit(verbose=0)
     records = [read_run(tmp_path / name)[0] for name in ("train", "keras")]
-    theirs = {"optimizer": {}, "model": {}}
+    theirs = {"optimizer": {}, "model": {}, "num_commits": 0}
     left, right = (dataclasses.replace(record, **theirs) for record in records)
     assert left == right
     sizes = {record.model["num_parameters"] for record in records}

@@ -1,7 +1,8 @@
-"""A run whose folder is in a store is the run here, also after kills and failures."""
+"""A run whose folder is in a store goes on from there, on any machine."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -15,11 +16,15 @@ from tests.pipelines.memory_stores import STORES
 from tests.trainer.run.whole_runs import (
     AVERAGES,
     LINEAR,
-    ONE_ID,
+    PUBLISHING,
+    Chain,
     Planted,
+    check_complete,
     private_settings,
 )
+from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
+from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.run.stored_run import StoreError, fetch
 from trainer.train import train
@@ -27,9 +32,9 @@ from trainer.train import train
 pytestmark = pytest.mark.usefixtures("lean_results")
 
 RECORD = "run_record.json"
-CHECKPOINT = "private/checkpoint.npz"
+CHECKPOINTS = "private/checkpoints"
 RUN_ID = "private/run.id"
-_SETTINGS = private_settings(optimizer="sgd", model=LINEAR)
+_SETTINGS = private_settings(**PUBLISHING)
 
 
 class Store:
@@ -39,8 +44,6 @@ class Store:
         self.url = f"{scheme}://host/{uuid.uuid4().hex}"
         self.kind = STORES[scheme]
         self.changes: list[str] = []
-        #: The files before each change, which a kill at it leaves.
-        self.before: list[dict[str, bytes]] = []
         self._killed_at: int | None = None
         # With folders a file appears under a hidden name, and is renamed.
         self._change = "rename" if self.kind.DIRS else "appear"
@@ -48,7 +51,6 @@ class Store:
     def __call__(self, operation: str, path: str) -> None:
         if operation not in (self._change, "delete") or not path.startswith(self.url):
             return
-        self.before.append(self.files)
         self.changes.append(path.removeprefix(f"{self.url}/"))
         if self._killed_at is not None and len(self.changes) >= self._killed_at:
             raise Planted
@@ -72,7 +74,6 @@ class Store:
         for name, data in files.items():
             self.put(name, data)
         self.changes.clear()
-        self.before = []
         self._killed_at = killed_at
 
     def put(self, name: str, data: bytes) -> None:
@@ -87,10 +88,9 @@ class Store:
 def store(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Store]:
-    """An empty folder in a store, which already knows the id of the run to come."""
+    """An empty folder in a store."""
     monkeypatch.setattr(retry.Clock, "sleep", lambda self, seconds: None)
     found = Store(getattr(request, "param", "memory"))
-    found.put(RUN_ID, f"{ONE_ID}\n".encode())
     found.kind.listeners.append(found)
     yield found
     found.kind.listeners.clear()
@@ -113,11 +113,6 @@ def stored(
     return make
 
 
-def without_models(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Files that do not name the time at which they were written."""
-    return {name: data for name, data in files.items() if "model" not in name}
-
-
 def files_of(folder: pathlib.Path) -> dict[str, bytes]:
     """Contents of a folder by name."""
     return {
@@ -127,75 +122,87 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
     }
 
 
+def public(files: dict[str, bytes]) -> dict[str, bytes]:
+    """All but the checkpoints, which are in the store alone."""
+    return {n: data for n, data in files.items() if not n.startswith(CHECKPOINTS)}
+
+
 def test_the_objects_of_a_finished_run_are_the_files_of_the_run_here(
-    stored: Any, store: Store, tmp_path: pathlib.Path
+    stored: Any, store: Store
 ) -> None:
-    """But for the noise key, which is not copied."""
     request = stored(settings=private_settings(**AVERAGES, model=LINEAR))
     summary = train(request)
-    assert store.files == files_of(request.run)
+    assert public(store.files) == files_of(request.run)
     assert summary.run == store.url
-    # An iterate comes before the checkpoint that needs it, the record after results.
-    iterate = store.changes.index("iterates/step-00000006.npz")
-    saves = [n for n, name in enumerate(store.changes) if name == CHECKPOINT]
-    assert saves[1] < iterate < saves[2]  # of steps 3 and 6
-    assert store.changes[-2:] == [RECORD, CHECKPOINT]  # which is deleted
-    key = (tmp_path / "noise.key").read_bytes().strip()
-    assert not [name for name, data in store.files.items() if key in data]
-    with pytest.raises(InputError, match="does not keep the noise key"):
-        stored(noise_key_file=None)
+    # A commit comes before its files, the record that the run is complete last.
+    changes = [name for name in store.changes if not name.endswith(".npz")]
+    commits = [n for n, name in enumerate(changes) if name.startswith(CHECKPOINTS)]
+    assert changes.index(RECORD) > commits[0]
+    assert [name for name in changes if not name.startswith("private")][-1] == RECORD
+    assert not any(name.endswith((".npz", "may_go_on")) for name in store.files if (
+        name.startswith("private")
+    ))  # fmt: skip
 
 
 def check_kills(
-    stored: Any, store: Store, here: Request, numbers: Callable[[int], Iterable[int]]
-) -> list[dict[str, bytes]]:
-    """Returns the files before each change of the whole run."""
-    train(here)
-    expected = without_models(files_of(here.run))
-    train(stored())
-    assert without_models(store.files) == expected
-    left, total = store.before, len(store.changes)
-    for number in numbers(total):
-        store.restart(left[number - 1])
-        train(stored())
-        assert without_models(store.files) == expected, number
-    with pytest.raises(InputError, match="a finished run"):
-        train(stored())
-    return left
-
-
-@pytest.fixture
-def here(request_for: Any) -> Request:
-    """The same run in a folder here."""
-    return request_for("here", run_id=ONE_ID, settings=_SETTINGS, checkpoint_every=3)
-
-
-def test_a_run_killed_at_any_moment_goes_on_elsewhere_with_the_same_bytes(
-    stored: Any, store: Store, here: Request
+    stored: Any, store: Store, chain: Chain, numbers: Callable[[int], Iterable[int]]
 ) -> None:
-    check_kills(stored, store, here, lambda total: (total // 2, total - 1))
+    """Kills a run at changes of the store; it goes on, each time on a new machine."""
+    first = store.files
+    train(stored())
+    for number in numbers(len(store.changes)):
+        chain.states.clear()
+        store.restart(first, killed_at=number)
+        with pytest.raises(Planted):
+            train(stored())
+        store.restart(store.files)
+        request = stored()
+        if json.loads(store.files.get(RECORD, b'{"complete": false}'))["complete"]:
+            with pytest.raises(InputError, match="a finished run"):
+                train(request)
+            continue
+        train(request)
+        check_complete(request.run, chain)
+        assert public(store.files) == files_of(request.run), number
+
+
+def test_a_run_that_is_killed_goes_on_on_another_machine(
+    stored: Any, store: Store, chain: Chain
+) -> None:
+    check_kills(stored, store, chain, lambda total: (total // 2, total - 3, total))
 
 
 @pytest.mark.thorough
 @in_each_store
 def test_a_run_killed_at_each_change_of_the_store_goes_on(
-    stored: Any, store: Store, here: Request
+    stored: Any, store: Store, chain: Chain
 ) -> None:
-    first = store.files
-    left = check_kills(stored, store, here, lambda total: range(1, total))
-    # A kill does leave what was there before the change.
-    store.restart(first, killed_at=len(left))
-    with pytest.raises(Planted):
-        train(stored())
-    assert without_models(store.files) == without_models(left[-1])
+    check_kills(stored, store, chain, lambda total: range(1, total + 1))
+
+
+def test_of_two_machines_that_go_on_one_is_stopped_at_its_commit(
+    stored: Any, store: Store, chain: Chain, crash: Any
+) -> None:
+    """While one is within a step, the other takes it over, and ends the run."""
+    crash(stored(), 5)
+    other, results = stored(), []
+
+    class Slow(Silent):
+        def advance(self, done: int) -> None:
+            if done == 5:
+                train(other)
+                results.append(store.files)
+
+    with pytest.raises(InterruptedRunError, match="another one has gone on"):
+        train(stored(), Slow())
+    check_complete(other.run, chain)
+    assert store.files == results[0]
 
 
 def test_the_id_is_in_the_store_before_the_first_step(
     stored: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del store.kind.objects[f"{store.url}/{RUN_ID}"]
-
-    def crash(self: Step) -> None:
+    def crash(self: Step, settle: Any) -> None:
         assert store.files[RUN_ID]
         raise Planted
 
@@ -208,11 +215,18 @@ def test_of_two_runs_in_one_folder_one_is_stopped(
     stored: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = b"4" * 32 + b"\n"
-    monkeypatch.setattr(Step, "finish", lambda self: store.put(RUN_ID, other))
+    finish = Step.finish
+
+    def overtaken(self: Step, settle: Any) -> Any:
+        store.put(RUN_ID, other)
+        return finish(self, settle)
+
+    monkeypatch.setattr(Step, "finish", overtaken)
     with pytest.raises(StoreError, match=f"{store.url}.*another run"):
         train(stored())
     assert store.files[RUN_ID] == other
-    assert store.changes.count(CHECKPOINT) == 1  # that before the first step
+    entries = [n for n in store.files if n.startswith(CHECKPOINTS) and "json" in n]
+    assert len(entries) == 1  # that before the first step
 
 
 def test_a_store_that_fails_is_asked_again_and_one_that_refuses_is_not(
@@ -238,10 +252,9 @@ def test_a_store_that_fails_is_asked_again_and_one_that_refuses_is_not(
 
 
 def test_what_cannot_be_the_folder_is_refused_before_any_work(
-    stored: Any, store: Store, tmp_path: pathlib.Path
+    stored: Any, store: Store
 ) -> None:
-    with pytest.raises(InputError, match=r"noise.key to exist"):
-        fetch(stored(noise_key_file=tmp_path / "other" / "noise.key"))
+    store.put(RUN_ID, b"1")
     store.put(RECORD, b"{}")
     with pytest.raises(InputError, match="run record"):
         fetch(stored())

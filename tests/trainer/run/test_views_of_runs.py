@@ -11,7 +11,7 @@ import pytest
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
+from tests.trainer.run.whole_runs import private_settings, same_results
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import SEEDS
@@ -20,7 +20,7 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
-pytestmark = pytest.mark.usefixtures("lean_results")
+pytestmark = pytest.mark.usefixtures("lean_results", "one_secret")
 
 
 def network(manifest: Any = None) -> Any:
@@ -50,14 +50,14 @@ def test_a_run_of_random_views_and_dropout_goes_on_with_the_same_bits(
     request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:
     settings = private_settings(**RANDOM)
-    given = {"run_id": ONE_ID, "settings": settings, "held_out": None}
+    given = {"settings": settings, "held_out": None}
     summary = train(request_for("whole", **given))
     request = request_for("broken", checkpoint_every=3, **given)
     crash(request, 5)
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "broken")
     # The record and the statement say what a gradient is of; epsilon is the same.
-    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    record, manifest = read_run(request.run)
     assert record.model["views"] == 2
     assert record.model["augment"].endswith(":jitter")
     assert "mean loss over 2 views" in summary.statement["mechanism"]

@@ -48,9 +48,10 @@ class Watch:
             self.steps = [step]
             self.committed.append(self.now)
 
-        def finished(step: Step) -> None:
-            finish(step)
+        def finished(step: Step, settle: Any) -> Any:
+            settled = finish(step, settle)
             self.committed.append(self.now)
+            return settled
 
         monkeypatch.setattr(Step, "__init__", make)
         monkeypatch.setattr(Step, "finish", finished)
@@ -78,7 +79,7 @@ def test_averages_iterates_checkpoints_metrics_and_exports_see_committed_weights
 ) -> None:
     watch = Watch(monkeypatch)
     outlets = (
-        (TrainingAverages, "after_step"), (Iterates, "keep"), (Checkpoints, "save"),
+        (TrainingAverages, "after_step"), (Iterates, "keep"), (Checkpoints, "commit"),
         (Evaluator, "metrics"), (module, "export"),
     )  # fmt: skip
     for owner, name in outlets:

@@ -170,7 +170,7 @@ def test_fit_withholds_what_is_raised_on_a_training_example(
     with pytest.raises(InputError) as error:
         model.fit(verbose=0, non_private_training_metrics=non_private)
     _assert_withheld(error.value, capfd)
-    with pytest.raises(InputError, match="was interrupted"):
+    with pytest.raises(InputError, match="for good"):
         model.fit(verbose=0)
 
 

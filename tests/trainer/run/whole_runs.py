@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import pickle
@@ -11,19 +12,25 @@ import textwrap
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pipelines.batches.stored import stored
 from tests.trainer.bounded import StandIn
-from tests.trainer.conftest import BatchFolder
+from tests.trainer.conftest import BatchFolder, make_rows
 from tests.trainer.flat_settings import train_settings
+from trainer.core.run.checkpoints import Checkpoints, State
+from trainer.core.run.run_record import read_run
 from trainer.core.run.session import Session
+from trainer.core.step.workers import Alone, Workers
+from trainer.model.metrics import binary_metrics
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
 
 SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
-ONE_ID = "5" * 32
+#: Secret of all attempts, of a test that compares runs.
+ONE_SECRET = b"5" * 32
 ROOT = pathlib.Path(__file__).parents[3]
 #: All averages and intervals; of ten steps 6, 8 and 10 are kept.
 AVERAGES: dict[str, Any] = {
@@ -36,8 +43,8 @@ AVERAGES: dict[str, Any] = {
 }
 
 
-class Planted(BaseException):
-    """A crash: no handler expects it."""
+class Planted(KeyboardInterrupt):
+    """A kill, as far as a run in the same process can tell."""
 
 
 class KillAt(Silent):
@@ -87,14 +94,10 @@ def open_session(
     run: pathlib.Path,
     settings: TrainSettings,
     *,
-    identity: dict[str, Any] | None = None,
-    model: str = "model",
     num_steps_executed: int = 0,
+    workers: Workers | None = None,
 ) -> Session:
-    """Returns a session of a fixed key and id, which uses ``step``."""
-    key = run.with_name("noise.key")
-    key.write_bytes(b"01" * 32 + b"\n")
-    key.chmod(0o600)
+    """Returns a session with a folder, which uses ``step``."""
     assert settings.noise_multiplier is not None
     session = Session(
         settings=settings,
@@ -102,19 +105,17 @@ def open_session(
         noise_multiplier=settings.noise_multiplier,
         batches=stored(batches.path),
         run=run,
-        noise_key_file=key,
         take_batches=lambda run_id: None,
         batches_used_before=False,
         num_steps_executed=num_steps_executed,
+        workers=workers or Alone(),
     )
     with contextlib.ExitStack() as held:
         session.open(held, resumes=run.exists())
-    (run / "private" / "run.id").write_text(ONE_ID + "\n")
-    session.identify(identity or {}, model=model)
     session.use(
         step.of(batches.manifest.plan),
         optimizer=settings.describe_optimizer(),
-        model={"name": model},
+        model={"name": "model"},
     )
     return session
 
@@ -151,3 +152,64 @@ def same_results(
         and sorted(names[0]) == sorted(names[1])
         and all((left / n).read_bytes() == (right / n).read_bytes() for n in names[0])
     )
+
+
+#: Settings of a run of ten steps that publishes after 4, 6, 8 and 10 of them.
+PUBLISHING: dict[str, Any] = {
+    "optimizer": "sgd", "model": LINEAR, "eval_every": 4, "keep_last": 3,
+    "keep_every": 2,
+}  # fmt: skip
+
+
+class Chain:
+    """The commits of a run, in all of its attempts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.states: list[State] = []
+        commit = Checkpoints.commit
+
+        def keep(checkpoints: Checkpoints, state: State) -> None:
+            commit(checkpoints, state)
+            self.states.append(state)
+
+        monkeypatch.setattr(Checkpoints, "commit", keep)
+
+    @property
+    def step(self) -> int:
+        return self.states[-1].step if self.states else -1
+
+    def weights(self, step: int) -> list[np.ndarray]:
+        """Weights after a step, of which there is one version."""
+        [first, *others] = (s.arrays for s in self.states if s.step == step)
+        names = [n for n in first if n.startswith("weight_")]
+        for other in others:
+            assert all(np.array_equal(first[n], other[n]) for n in names)
+        return [first[name] for name in names]
+
+
+def check_complete(run: pathlib.Path, chain: Chain) -> None:
+    """Checks that all public files are functions of the committed states."""
+    steps = [state.step for state in chain.states]
+    assert steps == sorted(steps)
+    record, _ = read_run(run)
+    assert (record.num_steps_executed, record.complete) == (10, True)
+    assert record.num_commits == len(chain.states)
+    kept = sorted((run / "iterates").iterdir())
+    assert [path.name for path in kept] == [f"step-{n:08d}.npz" for n in (6, 8, 10)]
+    for step, path in zip((6, 8, 10), kept, strict=True):
+        for name, array in zip(
+            np.load(path).values(), chain.weights(step), strict=True
+        ):
+            np.testing.assert_array_equal(name, array)
+    for found, array in zip(
+        load_model(run / "model.keras").get_weights(), chain.weights(10), strict=True
+    ):
+        np.testing.assert_array_equal(found, array)
+    points = json.loads((run / "curve.json").read_text())["points"]
+    assert [point["step"] for point in points] == [0, 4, 8, 10]
+    rows = make_rows(300, seed=99)
+    for point in points:
+        kernel, bias = chain.weights(point["step"])
+        logits = np.nan_to_num(rows["integers"]) / 8 @ kernel[:, 0] + bias
+        wanted = binary_metrics(rows["label"], logits)["log_loss"]
+        assert point["log_loss"] == pytest.approx(wanted, rel=1e-5)

@@ -5,15 +5,14 @@ Formal guarantees:
     it at every worker.  It names the first that failed, unless that is the chief or all
     failed alike.
   - ``compare`` refuses workers with a value that differs from the chief's, and names
-    workers and value.  They exchange keyed digests, never values or the key.
+    workers and value.  They exchange digests.
   - ``settle_step`` accepts a step only if the workers together have its parts 0, 1,
     ..., each once, as many as the plan says; others by a chance of one in 2^40.
   - If a worker has received a stop signal, ``settle_step`` returns it at every worker;
     once they stop by it, signals that reach others later change nothing.
   - The chief alone reports an error that all workers know of.
 
-Public: what is compared, and which workers differ.  Sensitive: the key and the parts of
-a step.
+Public: what is compared, and which workers differ.  Sensitive: the parts of a step.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import numpy as np
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.core.keys import derive
 from pipelines.files.stopping import StoppedError, ignore_signals
 from trainer.core.step.workers import Workers
 
@@ -40,10 +38,7 @@ _Result = TypeVar("_Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _REMEDIES = {
-    "noise key": "Give all of them the same file by --noise-key-file.",
     "batches": "Give all of them the same folder, or copies of it.",
-    "threads": "Give `export TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1` on "
-    "every host, or as many as each has cores.",
 }
 _REMEDY = "Start all of them by one command, with the same software and code."
 
@@ -87,13 +82,9 @@ class Group(Workers):
         """Returns the chief's ``value``, as `Workers.chiefs`."""
         return self.gather(value if self.is_chief else b"")[0]
 
-    def compare(self, values: Mapping[str, Any], key: bytes) -> None:
-        """Accepts equal values and keys; arguments as for `Workers.compare`."""
-        named = {"noise key": "", **_fields(values)}
-        digests = {
-            name: derive(key, "agreement", name, fingerprint([value])).hex()
-            for name, value in named.items()
-        }
+    def compare(self, values: Mapping[str, Any]) -> None:
+        """Accepts equal values; arguments as for `Workers.compare`."""
+        digests = {n: fingerprint([value]) for n, value in _fields(values).items()}
         found = [json.loads(one) for one in self.gather(json.dumps(digests).encode())]
         for name in dict.fromkeys(name for one in found for name in one):
             values_of = [one.get(name) for one in found]
@@ -107,12 +98,16 @@ class Group(Workers):
         parts: Sequence[int],
         parts_per_step: int | None,
         signal_number: int | None,
+        failure: InputError | None = None,
     ) -> int | None:
         """Accepts the parts of a step; arguments as for `Workers.settle_step`."""
         asked = [int(signal_number == one) for one in _SIGNALS]
+        failed = int(failure is not None)
         # Sums of marks need one exchange, and tell 0, 1, ... from all others.
-        mine = np.array([len(parts), sum(map(_mark, parts)), *asked], np.int64)
-        count, marks, *signals = self.sum(mine).tolist()
+        mine = np.array([len(parts), sum(map(_mark, parts)), failed, *asked], np.int64)
+        count, marks, failures, *signals = self.sum(mine).tolist()
+        if failures:
+            self.together(lambda: _raise(failure))
         if count != (parts_per_step or max(1, count)) or marks != sum(
             map(_mark, range(count))
         ):
@@ -125,6 +120,11 @@ class Group(Workers):
             int(one) for one, seen in zip(_SIGNALS, signals, strict=True) if seen
         ]
         return max(numbers, default=None)
+
+
+def _raise(failure: InputError | None) -> None:
+    if failure is not None:
+        raise failure
 
 
 def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:

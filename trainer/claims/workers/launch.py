@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
@@ -79,21 +80,6 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
     return int(environment.get(_RANK, "0")), int(environment.get(_SIZE, "1"))
 
 
-def alone() -> Alone:
-    """Returns this process as the only worker of a run.
-
-    Raises:
-      InputError: a launcher started others with it; each of them would train alone.
-    """
-    _, count = announced(os.environ)
-    if count > 1:
-        raise InputError(
-            f"Expected one process, not {count}: `dpsgd train` alone trains on several "
-            "workers. Start this one without mpiexec."
-        )
-    return Alone()
-
-
 def _keep_to_device(environment: MutableMapping[str, str], count: int) -> None:
     """Chooses loopback for workers on one host; otherwise the user names the device."""
     if environment.get(_DEVICES):
@@ -131,9 +117,9 @@ def _keep_memory() -> None:
             library.mallopt(setting, value)
 
 
-@contextlib.contextmanager
-def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
-    """Yields the workers of a run, of which this process is one.
+@functools.cache
+def of_this_process(timeout: float = DEFAULT_TIMEOUT) -> Workers:
+    """Returns the workers of a run, of which this process is one.
 
     Args:
       timeout: Seconds that a worker waits for the others, above 0.
@@ -145,8 +131,7 @@ def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
     check_float("worker_timeout", timeout, above=0)
     rank, count = announced(os.environ)
     if count == 1:
-        yield Alone()
-        return
+        return Alone()
     try:
         _keep_to_device(os.environ, count)
         start = _load_mpi(count)
@@ -155,9 +140,14 @@ def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
             raise SystemExit(2) from None
         raise
     _keep_memory()
-    workers = start(count=count, timeout=timeout)
+    return start(count=count, timeout=timeout)
+
+
+@contextlib.contextmanager
+def ending_together(workers: Workers) -> Iterator[None]:
+    """Ends all workers by an error that the others do not know of."""
     try:
-        yield workers
+        yield
     except (AgreedError, AgreedStopError, SystemExit):
         raise
     except BaseException as error:

@@ -31,6 +31,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from trainer.claims.workers.agreement import Group
+from trainer.core.run.withheld import InterruptedRunError
 
 mpi4py.rc.initialize = False  # ``_start`` initialises it, with a timeout
 from mpi4py import MPI  # noqa: E402
@@ -170,7 +171,7 @@ class MpiWorkers(Group):
 
     def _refuse(self, late: list[int]) -> None:
         names = " and ".join(f"worker {r} on {self.hosts[r]}" for r in late)
-        raise InputError(
+        raise InterruptedRunError(
             f"Expected all {self.count} workers within {self._timeout:g} seconds; "
             f"{names or 'the network'} did not answer. Look there, then give the same "
             "command again, with a larger --worker-timeout if it was at work."

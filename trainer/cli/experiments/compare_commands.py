@@ -122,8 +122,8 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSetting
     beside = [experiment_flags.beside(request) for request in requests]
     if any(each != beside[0] for each in beside):
         raise InputError(
-            "Expected --noise-key-file and --checkpoint-every to be those of all "
-            "methods. Give them outside of --for."
+            "Expected --checkpoint-every to be that of all methods. Give it outside of "
+            "--for."
         )
     return ComparisonSettings(
         **setting_flags.take(flags, ComparisonSettings),

@@ -133,5 +133,4 @@ def _tried() -> tuple[str, ...]:
 
 def beside(request: Request) -> dict[str, Any]:
     """Returns what all runs share in addition to their settings."""
-    names = ("noise_key_file", "checkpoint_every")
-    return {name: getattr(request, name) for name in names}
+    return {"checkpoint_every": request.checkpoint_every}

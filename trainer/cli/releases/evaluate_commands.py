@@ -9,7 +9,7 @@ import click
 
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
-from trainer.cli import plan_flags, run_flags
+from trainer.cli import run_flags
 from trainer.cli.metrics_text import metrics_text
 from trainer.report.progress import Terminal
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
@@ -45,7 +45,6 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
     help="Count larger losses as this one, which must not be chosen by the rows.  "
     "[default: 4 for two classes; of a regression the squared range of its labels]",
 )
-@plan_flags.noise_key_file("The noise key of RUN, if it is not in RUN.")
 @shared_options.as_json
 def evaluate_command(as_json: bool, **flags: Any) -> None:
     """Evaluate a run on held-out rows, with an epsilon for them.

@@ -21,7 +21,7 @@ from trainer.settings.train_settings import TrainSettings
 #: Flags of `dpsgd train` that would be shared by runs, or say more than the winner.
 _NOT_HERE = (
     "--batches", "--eval", "--epsilon", "--noise-multiplier", "--delta", "--of-runs",
-    "--noise-key-file", "--checkpoint-every",
+    "--checkpoint-every",
 )  # fmt: skip
 
 

@@ -3,10 +3,8 @@
     RUN/manifest.json           copy of the manifest of the batches; public
     RUN/run_record.json         what was executed; public
     RUN/certificate.json        copy of the certificate of the batches, if any; public
-    RUN/private/noise.key       the key of the noise, unless it is kept elsewhere
-    RUN/private/run.id          random id of the run, which its noise also depends on
-    RUN/private/origin.json     code and machine that the run began with
-    RUN/private/run_record.mac  message authentication code of the two files above
+    RUN/private/run.id          random id of the run
+    RUN/private/checkpoints/    see ``checkpoints``
     RUN/private/lock            locked by the process that trains
 
 Epsilon is computed from these two public files, never from flags.
@@ -15,17 +13,17 @@ Formal guarantees:
   - ``RunRecord`` holds public values only: nothing in it depends on an example.
   - ``from_json(to_json(record)) == record``; JSON with unknown, missing or ill-typed
     fields, or of another version, is refused.
-  - ``read_run`` refuses a record or a manifest that differs in one value from what
-    ``write_run`` wrote, unless the editor knows the noise key.
+  - ``read_run`` refuses a record or a manifest that was damaged by accident.  Whoever
+    can write the folder can write what they like: no key authenticates it.
   - ``check_execution`` accepts a record only if the run consumed every step of the
-    manifest's plan once and in order; for ``make_private``, also a prefix of the steps.
+    manifest's plan once and in order, or a prefix of the steps.
   - ``StepLedger`` accepts steps only in the order 0, 1, 2, ..., and the parts of each
     step only in the order 0, 1, 2, ...
   - ``open_run`` lets one process at a time write a folder.
   - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
     it is returned.
 
-Public: records.  Sensitive: the noise key; no message holds it.
+Public: records.  Sensitive: the id of the run.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import hmac
 import os
 import pathlib
 import re
@@ -50,20 +47,16 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import ALL, Share
 from pipelines.core.batches.stored import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.files.json_files import pretty_json, read_json
-from pipelines.core.files.key_files import read_key_file, read_or_create_key_file
 from pipelines.core.files.local_files import make_private_folder, write_atomically
 from pipelines.core.files.locks import in_use, locked
-from pipelines.core.keys import derive
 from trainer.core import claims
 from trainer.core.claims import NON_PRIVATE
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 9
+RUN_RECORD_VERSION = 10
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
-MAC_NAME = "run_record.mac"
-NOISE_KEY_NAME = "noise.key"
 RUN_ID_NAME = "run.id"
 _REMEDY = "Name a folder that `dpsgd train` wrote."
 _RUN_ID_BYTES = 16
@@ -89,7 +82,9 @@ class RunRecord:
     Attributes:
       method: One of ``methods.names()``.
       method_settings: The method's own settings, such as its radius.
-      num_steps_executed: Steps consumed, from step 0 on, each once and in order.
+      num_steps_executed: Steps consumed, from step 0 on, each once and in order: those
+        of the last commit.
+      num_commits: Number of commits; see ``checkpoints``.
       complete: Whether these are all steps of the plan.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; None without
         noise.
@@ -106,7 +101,7 @@ class RunRecord:
         their records and reveals nothing about them; empty without a seal.
       key_name: Public name of the key that sampled the batches, whatever their layout.
       optimizer: Its name and settings.
-      model: Its name and sizes; of make_private also ``fits``, see ``Session``.
+      model: Its name, sizes, and ``fits``: see ``Session``.
       versions: Name and version of the software that trained.
       selection: Of the best of several runs, ``num_runs`` and ``shape`` of the law of
         their number, as of `accounting.claims.selection.selected`; empty for others.
@@ -138,10 +133,12 @@ class RunRecord:
     key_name: str = ""
     selection: dict[str, Any] = dataclasses.field(default_factory=dict)
     batches_used_before: bool = False
+    num_commits: int = 0
     of_runs: int = 1
 
     def __post_init__(self) -> None:
         check_int("num_steps_executed", self.num_steps_executed, at_least=0)
+        check_int("num_commits", self.num_commits, at_least=0)
         check_int("expected_batch_size", self.expected_batch_size, at_least=1)
         check_int("of_runs", self.of_runs, at_least=1, at_most=MOST_RUNS)
         self._check_mechanism()
@@ -170,27 +167,36 @@ class RunRecord:
 
     @property
     def fits(self) -> list[dict[str, Any]]:
-        """The calls of ``fit`` of a run of ``make_private``; empty for other runs."""
+        """The calls of ``fit``; `dpsgd train` makes one."""
         found: list[dict[str, Any]] = self.model.get("fits", [])
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
-        return {
-            **header(**_HEADER),
-            **dataclasses.asdict(self),
-        }
+        fields = {**header(**_HEADER), **dataclasses.asdict(self)}
+        return {**fields, "checksum": _checksum(fields)}
 
     @classmethod
     def from_json(cls, fields: Any) -> RunRecord:
         """Returns the record that ``to_json`` wrote.
 
         Raises:
-          InputError: there are unknown or missing fields, ill-typed values, or another
-            version.
+          InputError: there are unknown or missing fields, ill-typed values, another
+            version, or other values than the checksum's.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**read_fields(fields, names, kind="run record", **_HEADER))
+        names = [*(field.name for field in dataclasses.fields(cls)), "checksum"]
+        found = read_fields(fields, names, kind="run record", **_HEADER)
+        checksum = found.pop("checksum")
+        if checksum != _checksum({**header(**_HEADER), **found}):
+            raise InputError(
+                f"Expected checksum={checksum!r} to be that of the run record; its "
+                "values have changed since. Restore it, or train again."
+            )
+        return cls(**found)
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(pretty_json(fields)).hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -277,14 +283,30 @@ class StepLedger:
             )
 
 
-def read_unverified(run: pathlib.Path) -> tuple[RunRecord, Manifest]:
-    """Returns record and manifest of a run, without verifying them by the key.
+def read_run(run: str | os.PathLike[str]) -> tuple[RunRecord, Manifest]:
+    """Returns record and manifest of a run.
+
+    Args:
+      run: A folder that ``dpsgd train`` or ``make_private`` wrote.
 
     Raises:
-      InputError: a file is missing or damaged.
+      InputError: a file is missing or damaged, or they are of different runs.
     """
-    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
-    return record, Manifest.from_json(read_json(run / MANIFEST_NAME, remedy=_REMEDY))
+    root = pathlib.Path(run)
+    record = RunRecord.from_json(read_json(root / RECORD_NAME, remedy=_REMEDY))
+    manifest = Manifest.from_json(read_json(root / MANIFEST_NAME, remedy=_REMEDY))
+    _check_manifest(record, manifest)
+    return record, manifest
+
+
+def _check_manifest(record: RunRecord, manifest: Manifest) -> None:
+    for name in ("manifest_fingerprint", "batches_id"):
+        expected = getattr(manifest, name.removeprefix("manifest_"))
+        if getattr(record, name) != expected:
+            raise InputError(
+                f"Expected {name}={getattr(record, name)} of the run record to be "
+                f"{expected}, that of the manifest. The run used other batches."
+            )
 
 
 def check_execution(
@@ -301,13 +323,7 @@ def check_execution(
       InputError: the run used other batches, fewer or more steps, or another divisor.
     """
     plan: DpSgdPlan = manifest.plan
-    for name in ("manifest_fingerprint", "batches_id"):
-        expected = getattr(manifest, name.removeprefix("manifest_"))
-        if getattr(record, name) != expected:
-            raise InputError(
-                f"Expected {name}={getattr(record, name)} of the run record to be "
-                f"{expected}, that of the manifest. The run used other batches."
-            )
+    _check_manifest(record, manifest)
     is_whole = record.num_steps_executed == plan.num_steps and record.complete
     is_prefix = record.num_steps_executed <= plan.num_steps and not record.complete
     if not (is_whole or (allow_stopped and is_prefix)):
@@ -322,86 +338,34 @@ def check_execution(
         )
 
 
-def _mac(noise_key: bytes, record: bytes, manifest: bytes) -> str:
-    digests = (hashlib.sha256(data).hexdigest() for data in (record, manifest))
-    return derive(noise_key, "run-record", *digests).hex()
-
-
 def write_run(
-    run: str | os.PathLike[str],
-    record: RunRecord,
-    manifest: Manifest,
-    noise_key: bytes,
+    run: str | os.PathLike[str], record: RunRecord, manifest: Manifest
 ) -> None:
-    """Writes record, manifest copy and their authentication code into a folder.
+    """Writes record and manifest copy into a folder.
 
     Args:
       run: Folder of the run.
       record: Record of the run.
       manifest: Manifest of the batches.
-      noise_key: Key that authenticates both.  Sensitive.
     """
     root = pathlib.Path(run)
-    files = [pretty_json(part.to_json()) for part in (record, manifest)]
-    (root / PRIVATE_NAME).mkdir(mode=0o700, exist_ok=True)
-    mac = _mac(noise_key, *files).encode() + b"\n"
-    # A kill between two of these leaves a run that is refused, not a wrong record.
-    write_atomically(root / PRIVATE_NAME / MAC_NAME, mac, mode=0o600)
-    for name, data in zip((RECORD_NAME, MANIFEST_NAME), files, strict=True):
-        write_atomically(root / name, data)
-
-
-def read_run(
-    run: str | os.PathLike[str],
-    *,
-    noise_key_file: str | os.PathLike[str] | None = None,
-) -> tuple[RunRecord, Manifest]:
-    """Returns the record and the manifest of a run, as they were written.
-
-    Args:
-      run: A folder that ``dpsgd train`` wrote.
-      noise_key_file: File of the noise key, if not in the run's ``private``.
-
-    Raises:
-      InputError: a file is missing, damaged, edited, or of another run or key.
-    """
-    root = pathlib.Path(run)
-    record, manifest = read_unverified(root)
-    key = read_noise_key(root, noise_key_file)
-    try:
-        written = (root / PRIVATE_NAME / MAC_NAME).read_text(encoding="ascii").strip()
-        # Not the files, which another process may have replaced meanwhile.
-        files = [pretty_json(part.to_json()) for part in (record, manifest)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"Expected {root / PRIVATE_NAME / MAC_NAME} to be readable: "
-            f"{type(error).__name__}. Without it the run cannot be verified."
-        ) from None
-    if not hmac.compare_digest(written, _mac(key, *files)):
-        raise InputError(
-            f"Expected {RECORD_NAME} and {MANIFEST_NAME} in {root} to be as they were "
-            "written under this noise key; they were edited, or belong to another run. "
-            "Restore them, or train again."
-        )
-    return record, manifest
+    for name, part in ((MANIFEST_NAME, manifest), (RECORD_NAME, record)):
+        write_atomically(root / name, pretty_json(part.to_json()))
 
 
 @contextlib.contextmanager
-def open_run(
-    run: pathlib.Path, noise_key_file: pathlib.Path | None, *, resumes: bool = False
-) -> Iterator[bytes]:
-    """Makes the folder of a run, or cleans an existing one; yields the noise key.
+def open_run(run: pathlib.Path, *, resumes: bool = False) -> Iterator[None]:
+    """Makes the folder of a run, or cleans an existing one.
 
     Other processes are refused until the context or this process ends.
 
     Args:
       run: The folder.
-      noise_key_file: File of the noise key, made if missing; in the folder if None.
       resumes: Whether the run is resumed.
 
     Raises:
-      InputError: the key is refused, another process runs in the folder, or it has
-        begun or finished a run there since the folder was checked.
+      InputError: another process runs in the folder, or it has begun or finished a run
+        there since the folder was checked.
     """
     private = run / PRIVATE_NAME
     run.mkdir(parents=True, exist_ok=True)
@@ -413,7 +377,7 @@ def open_run(
         ):
             raise in_use(run)
         _remove_leftovers(run)
-        yield read_or_create_key_file(noise_key_path(run, noise_key_file))
+        yield
 
 
 def _remove_leftovers(run: pathlib.Path) -> None:
@@ -423,20 +387,6 @@ def _remove_leftovers(run: pathlib.Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def noise_key_path(
-    run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
-) -> pathlib.Path:
-    """Returns the path of the noise key of a run.
-
-    Args:
-      run: Folder of the run.
-      noise_key_file: The user's file; None for the run's own.
-    """
-    if noise_key_file is not None:
-        return pathlib.Path(noise_key_file)
-    return run / PRIVATE_NAME / NOISE_KEY_NAME
 
 
 def read_or_create_run_id(run: pathlib.Path) -> str:
@@ -470,20 +420,3 @@ def read_run_id(run: pathlib.Path) -> str:
             "or start again in an empty --out folder."
         )
     return found.decode().strip()
-
-
-def read_noise_key(
-    run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
-) -> bytes:
-    """Returns the noise key of a run; arguments as for `noise_key_path`.
-
-    Raises:
-      InputError: there is no key, or it is refused.
-    """
-    path = noise_key_path(run, noise_key_file)
-    if not path.exists():
-        raise InputError(
-            f"Expected noise key file {path} to exist. Give the key that the run was "
-            "trained with by --noise-key-file."
-        )
-    return read_key_file(path)

@@ -1,9 +1,6 @@
-"""One run: its key, its steps with their noise, and its record.
-
-``train`` and ``make_private`` share it:
+"""One run: its steps with their noise, and its record.
 
     session.open(held)
-    session.identify(what_else_the_run_is, model=...)
     session.use(step, optimizer=..., model=...)
     with session.steps() as steps:
         for noise, parts in steps:
@@ -13,22 +10,23 @@
 Formal guarantees:
   - ``steps`` yields every remaining step of the plan, once and in order, or raises; so
     do several calls of it, one within the other.
+  - Each call of ``steps`` draws a secret of its own.  The noise of a step is a function
+    of it and of the step, so that a step that is taken again has new noise (condition
+    C1 of ``checkpoints``).  The secret is never written.  With several workers the
+    chief sends it to the others.
   - A copy of the process (a fork) takes no step.
-  - The key of a run is derived from the noise key, the noise multiplier, the model, the
-    random id of the run and everything else that its caller names, so that no two runs
-    share noise.
-  - The noise of a step is derived from the key of the run and the number of the step.
   - No noise is drawn before ``take_batches`` gave the run its batches.
-  - The seeds of its rows are derived from the key of the run, the step, its physical
-    batch and the position of the row in it.
-  - A step counts as executed, also in the record, once the weights include it.
-  - The workers of a run share one run key, and each physical batch of a step belongs to
-    one worker.
+  - The seeds of its rows are derived from the secret, the step, its physical batch and
+    the position of the row in it.
+  - A step counts as executed once the weights include it; the record counts those of
+    the last commit.
+  - Each physical batch of a step belongs to one worker.  An error of one worker in a
+    step is an error of all.
   - Only the chief writes, and no other process writes the folder at the same time.
   - Steps compute in float32, whatever the process was told (see ``arithmetic``).
   - No error of a step quotes an example.
 
-Public: the record.  Sensitive: keys, noise and batches.
+Public: the record.  Sensitive: secrets, noise and batches.
 """
 
 from __future__ import annotations
@@ -38,24 +36,23 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from pipelines.core import keys
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.share import Share
 from pipelines.core.batches.stored import CERTIFICATE_NAME, StoredBatches
 from pipelines.core.files.local_files import write_atomically
+from pipelines.core.keys import KEY_BYTES
 from trainer.core import claims
 from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
-from trainer.core.run.captured_state import CapturedState
 from trainer.core.run.run_record import RunRecord, StepLedger
-from trainer.core.run.withheld import withhold_values
+from trainer.core.run.withheld import InterruptedRunError, withhold_values
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import SEEDS, DrawStep, LaterNoise, row_seeds
@@ -78,13 +75,14 @@ class Session:
       noise_multiplier: Noise standard deviation over the clip norm; None without noise.
       batches: The batches, here or in a store.
       run: Folder of the run.
-      noise_key_file: File of the noise key, made if missing; in ``run`` if None.
       take_batches: Called with the random id of the run; raises if the batches are
         another run's.
       batches_used_before: Whether another run may have used the batches.
-      num_steps_executed: Number of steps in the weights; set on resuming.
+      num_steps_executed: Number of steps in the weights.
+      num_steps_committed: Number of steps in the last commit.
+      num_commits: Number of commits.
       workers: The workers that share each step.
-      relied_on: Claims of the executed steps; set on resuming.
+      relied_on: Claims of the executed steps.
       is_within_step: Whether a step was begun that is not executed.
       fits: For every call of ``fit``, its first step, weights and metrics, as JSON.
     """
@@ -94,18 +92,17 @@ class Session:
     noise_multiplier: float | None
     batches: StoredBatches
     run: pathlib.Path
-    noise_key_file: pathlib.Path | None
     take_batches: Callable[[str], None]
     batches_used_before: bool
     num_steps_executed: int = 0
+    num_steps_committed: int = 0
+    num_commits: int = 0
     workers: Workers = dataclasses.field(default_factory=Alone)
     relied_on: tuple[str, ...] = ()
     is_within_step: bool = False
     fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    _noise_key: bytes = dataclasses.field(init=False)
-    _run_key: bytes | None = dataclasses.field(default=None, init=False)
+    _secret: bytes = dataclasses.field(init=False)
     _step: Step = dataclasses.field(init=False)
-    _captured: CapturedState | None = dataclasses.field(default=None, init=False)
     _optimizer: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
@@ -119,82 +116,52 @@ class Session:
 
     # -- identity ------------------------------------------------------------------
 
-    def open(self, held: contextlib.ExitStack, *, resumes: bool = False) -> None:
+    def open(
+        self,
+        held: contextlib.ExitStack,
+        *,
+        resumes: bool = False,
+        agreed: Mapping[str, Any] | None = None,
+    ) -> None:
         """Makes the folder of the run, or cleans that of a resumed run.
 
         Args:
-          held: What keeps other processes out of the folder until it is closed.
+          held: What keeps other processes out of the folder until it is closed; then it
+            may be opened again.
           resumes: Whether the run is resumed.
+          agreed: What must be the same at all workers, as JSON.
 
         Raises:
-          InputError: the noise key is refused, a worker has none, or another
-            process writes the folder.
+          InputError: another process writes the folder, or a worker differs.
         """
-        chief = self.workers.is_chief
-        # The key is never sent: the chief makes it, and the others read its file.
-        self.workers.together(lambda: self._open(held, resumes) if chief else None)
-        self.workers.together(lambda: None if chief else self._open(held, resumes))
-
-    def _open(self, held: contextlib.ExitStack, resumes: bool) -> None:
-        if self.workers.is_chief:
-            self._noise_key = held.enter_context(
-                run_record.open_run(self.run, self.noise_key_file, resumes=resumes)
-            )
-            return
-        path = run_record.noise_key_path(self.run, self.noise_key_file)
-        if not path.exists():
-            raise InputError(
-                f"Expected the noise key at {path}, which is not sent to workers. Give "
-                "--noise-key-file with a file that all hosts have or share."
-            )
-        self._noise_key = run_record.read_noise_key(self.run, self.noise_key_file)
-
-    def identify(self, identity: Mapping[str, Any], *, model: str) -> bytes:
-        """Returns the key of the run, from which all of its noise derives.  Sensitive.
-
-        Args:
-          identity: Everything else that identifies the run, as JSON.  A run that may
-            resume in another process names everything that its steps depend on.
-          model: ``models.identity`` of its model.
-
-        Raises:
-          InputError: the id of the run was changed.
-        """
-        named = {
-            **identity,
-            "noise_multiplier": self.noise_multiplier,
-            "model": model,
-            "run_id": self._run_id(),
-        }
-        self._id = named["run_id"]
-        self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
+        found = self.workers.together(lambda: self._open(held, resumes))
+        self._id = self.workers.chiefs(found.encode()).decode()
         self._records_id = self.batches.records_id()
         self._key_name = self.batches.key_name()
-        self.compare({"run": self._run_key.hex(), "batches": self._records_id})
-        return self._run_key
+        self.workers.compare({"batches": self._records_id, **(agreed or {})})
 
-    def _run_id(self) -> str:
-        found = self.workers.together(
-            lambda: (
-                run_record.read_or_create_run_id(self.run)
-                if self.workers.is_chief
-                else ""
-            ),
-        )
-        return self.workers.chiefs(found.encode()).decode()
-
-    def compare(self, values: Mapping[str, Any]) -> None:
-        """Checks that all workers have the same values and the same noise key.
-
-        Raises:
-          InputError: a worker differs; the error names it and the value.
-        """
-        self.workers.compare(values, self._noise_key)
+    def _open(self, held: contextlib.ExitStack, resumes: bool) -> str:
+        if not self.workers.is_chief:
+            return ""
+        self.check_folder()
+        resumes = resumes or self.is_open
+        held.enter_context(run_record.open_run(self.run, resumes=resumes))
+        return run_record.read_or_create_run_id(self.run)
 
     @property
-    def is_identified(self) -> bool:
-        """Whether the run has its key."""
-        return self._run_key is not None
+    def is_open(self) -> bool:
+        """Whether the run has its folder."""
+        return bool(self._id)
+
+    @property
+    def run_id(self) -> str:
+        """Random id of an open run; empty before.  Sensitive."""
+        return self._id
+
+    @property
+    def records_id(self) -> str:
+        """Public name of the batches of an open run; see ``RunRecord``."""
+        return self._records_id
 
     # -- steps ---------------------------------------------------------------------
 
@@ -219,22 +186,12 @@ class Session:
         """
         self._check_step(step.bounded)
         self._step, self._optimizer, self._model = step, optimizer, model
-        self._seeds, self._captured = seeds, None
+        self._seeds = seeds
 
     def traced(self) -> Any:
         """Returns the ``ConcreteFunction`` of a step of one batch, which steps use."""
         spec = element_spec(self.manifest, self._seeds)
         return self._step.traced(spec["columns"], spec["weight"])
-
-    def captured(self) -> CapturedState:
-        """Returns what that step captures, of which its graph is read once.
-
-        Raises:
-          InputError: it captures what no run may.
-        """
-        if self._captured is None:
-            self._captured = CapturedState(self.traced())
-        return self._captured
 
     def _check_step(self, bounded: StepSum) -> None:
         is_private = self.noise_multiplier is not None
@@ -268,13 +225,14 @@ class Session:
         Raises:
           InputError: another run has the batches.
         """
-        assert self._run_key is not None
+        assert self.is_open
         chief = self.workers.is_chief
         self.workers.together(lambda: self.take_batches(self._id) if chief else None)
+        self._secret = self.workers.chiefs(new_secret() if chief else b"")
         arithmetic.settle()
         end = self.num_steps if end is None else end
         remaining = range(self.num_steps_executed, end)
-        with self._step.noise(self._run_key, remaining, draw) as noise:
+        with self._step.noise(self._secret, remaining, draw) as noise:
             yield self._with_batches(iter(noise), remaining)
 
     def _with_batches(
@@ -332,21 +290,29 @@ class Session:
           InputError: the workers together do not have all parts of the step.
         """
         self._step.begin(noise, self.later_noise())
-        numbers = []
-        for batch in parts:
-            self._add(batch, observe)
-            numbers.append(int(batch["part"]))
-        stop = self.workers.settle_step(
-            self.num_steps_executed,
-            numbers,
-            self.manifest.parts_per_step,
-            stop,
-        )
-        withhold_values(self._step.finish)()
+        numbers: list[int] = []
+
+        def add() -> None:
+            for batch in parts:
+                self._add(batch, observe)
+                numbers.append(int(batch["part"]))
+
+        failure = _failure_of(add)
+
+        def settle(compute: Callable[[], None]) -> int | None:
+            return self.workers.settle_step(
+                self.num_steps_executed,
+                numbers,
+                self.manifest.parts_per_step,
+                stop,
+                failure or _failure_of(withhold_values(compute)),
+            )
+
+        stop_of_all: int | None = withhold_values(self._step.finish)(settle)
         self.relied_on = self.relies_on  # a later step may be another one
         self.num_steps_executed += 1
         self.is_within_step = False
-        return stop
+        return stop_of_all
 
     @withhold_values
     def _add(self, batch: Element, observe: Callable[[Element], None] | None) -> None:
@@ -361,16 +327,23 @@ class Session:
 
     def _drawn(self, batch: Element) -> np.ndarray:
         """Returns the seeds of the rows of a physical batch.  Sensitive."""
-        assert self._run_key is not None
         assert self._seeds is not None
         shape = (self.manifest.physical_batch_size, *self._seeds)
         step, part = int(batch["step"]), int(batch["part"])
-        return row_seeds(self._run_key, step, part, shape)
+        return row_seeds(self._secret, step, part, shape)
 
     def later_noise(self) -> LaterNoise:
         """Returns the later noise of lazy tables.  Sensitive."""
-        assert self._run_key is not None
-        return self._step.later_noise(self._run_key, self.num_steps_executed)
+        return self._step.later_noise(self._secret, self.num_steps_executed)
+
+    def go_back(self, num_steps_executed: int) -> None:
+        """Counts the steps of a restored state; later ones are taken again.
+
+        Args:
+          num_steps_executed: Steps of that state.
+        """
+        self.num_steps_executed = num_steps_executed
+        self.is_within_step = False
 
     # -- record --------------------------------------------------------------------
 
@@ -380,13 +353,14 @@ class Session:
         return claims.check([*self.relied_on, *self._step.relies_on])
 
     def record(self, *, complete: bool) -> RunRecord:
-        """Returns the record of the executed steps; ``complete`` if these are all."""
+        """Returns the record of the committed steps; ``complete`` if these are all."""
         settings, manifest = self.settings, self.manifest
         bounded = self._step.bounded
         return RunRecord(
             method=settings.method,
             method_settings=dict(settings.method_settings),
-            num_steps_executed=self.num_steps_executed,
+            num_steps_executed=self.num_steps_committed,
+            num_commits=self.num_commits,
             complete=complete,
             noise_multiplier=bounded.noise_multiplier,
             l2_norm_clip=bounded.l2_norm_clip,
@@ -422,26 +396,31 @@ class Session:
         certificate = self.batches.certificate()
         if certificate is not None:
             write_atomically(self.run / CERTIFICATE_NAME, certificate)
-        run_record.write_run(
-            self.run, self.record(complete=complete), self.manifest, self._noise_key
-        )
+        run_record.write_run(self.run, self.record(complete=complete), self.manifest)
 
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Writes the record of an incomplete run, also if it ends early."""
-        self.write_record(complete=False)
-        try:
-            yield
-        except BaseException:
-            self.write_record(complete=False)
-            raise
+
+def new_secret() -> bytes:
+    """Returns the secret of an attempt, for its noise.  Sensitive."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def _failure_of(work: Callable[[], None]) -> InputError | None:
+    """Returns the error of a step's values, by which all workers end."""
+    try:
+        work()
+    except InterruptedRunError:
+        raise  # of this worker's machine: the others lose it
+    except InputError as error:
+        return error
+    return None
 
 
 class _Steps:
     """The physical batches of a worker, step by step, checked by a ledger."""
 
     def __init__(self, source: Iterable[Element], ledger: StepLedger) -> None:
-        self._steps = itertools.groupby(source, lambda batch: int(batch["step"]))
+        batches = _readable(source)
+        self._steps = itertools.groupby(batches, lambda batch: int(batch["step"]))
         self._ledger = ledger
         self._next = next(self._steps, None)
 
@@ -464,3 +443,11 @@ class _Steps:
         if self._next is not None:
             next(self._entered(self._next[1]))
         self._ledger.finish()
+
+
+def _readable(source: Iterable[Element]) -> Iterator[Element]:
+    """Yields the batches; an error of their files has nothing to do with values."""
+    try:
+        yield from source
+    except InputError as error:
+        raise InterruptedRunError(str(error)) from None

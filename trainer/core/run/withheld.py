@@ -16,6 +16,16 @@ from typing import Any
 
 from accounting.core.validation import InputError
 
+#: Errors of too little memory.
+_OF_MEMORY = ("ResourceExhaustedError", "MemoryError")
+
+
+class InterruptedRunError(InputError):
+    """An error of memory, disk, network or batches, which tells nothing about values.
+
+    A run may go on after it: see ``checkpoints``.
+    """
+
 
 def withhold_values(
     function: Callable[..., Any], kind: type[Exception] = Exception
@@ -39,7 +49,9 @@ def withhold_values(
         except InputError as error:
             refusal = error
         except kind as error:
-            refusal = InputError(_without_text(error))
+            is_short = type(error).__name__ in _OF_MEMORY
+            made = InterruptedRunError if is_short else InputError
+            refusal = made(_without_text(error))
         # Outside the handlers: an error raised within one is chained to the other.
         refusal.__cause__ = refusal.__context__ = None
         raise refusal
@@ -52,7 +64,7 @@ def _without_text(error: Exception) -> str:
     remedy = (
         "Look for ids outside the range of an embedding, and into code of your own."
     )
-    if name in ("ResourceExhaustedError", "MemoryError"):
+    if name in _OF_MEMORY:
         remedy = "Memory is short: make batches with a smaller --physical-batch-size."
     elif theirs:
         remedy = f"Fix {theirs[-1].filename}, line {theirs[-1].lineno}."

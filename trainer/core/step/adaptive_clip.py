@@ -18,8 +18,8 @@ Formal guarantees:
     accounting, which lets a step depend on earlier releases, holds unchanged.
   - C_t is one of ``CLIPS``, and changes by a bounded factor per step, whatever the
     noise.
-  - All of it is in one integer variable, which the step reads and writes: a resumed run
-    has the same clips, and so have all workers.
+  - All of it is in one integer variable, which the step reads and writes, and a
+    checkpoint holds: all workers have the same clips.
 
 Proof of the first.  If r_i <= tau, nothing is clipped: |v_i|^2 = r_i^2 + a^2 <= tau^2 +
 a^2 <= c^2.  Otherwise the count has 0, and the clipped gradient has at most c.  The

@@ -26,6 +26,8 @@ Formal guarantees:
     number of workers, even if some workers have no batch of a step.
   - Memory does not depend on the number of batches of a step, except that with lazy
     tables the batches are held: the rows of all are completed before the first is used.
+  - ``finish`` settles the step once each worker has computed all that values of its
+    examples may make fail: no worker waits for one that such an error has ended.
   - Nothing is compiled after the first step of one batch and the first of several.
 
 Public: the updated weights, which are the mechanism's output, except lazy tables that
@@ -38,7 +40,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +56,10 @@ from trainer.core.tf_compat import raw_variable, tf
 
 if TYPE_CHECKING:
     from trainer.claims.lazy_noise import LazyNoise
+
+
+def _call(compute: Callable[[], None]) -> None:
+    compute()
 
 
 class Step:
@@ -216,28 +222,45 @@ class Step:
             self._add_held()
         self._held = columns, weight
 
-    def finish(self) -> None:
-        """Updates the variables."""
+    def finish(self, settle: Callable[[Callable[[], None]], Any] = _call) -> Any:
+        """Updates the variables.
+
+        Args:
+          settle: Calls its argument, which computes what is left of this worker's sums,
+            and raises an error unless all workers have theirs.
+
+        Returns:
+          What ``settle`` returned.
+        """
         if self._lazy is not None:
             if self._later is None:
                 raise ValueError("Expected LaterNoise for a step of lazy tables.")
             self._lazy.complete_reads(self._batches, self._later.of_read)
-            for batch in self._batches:
-                self._hold(*batch)
             # Before the update, after which a schedule gives the next step's.
             rate = np.float32(self._optimizer.learning_rate)
+        settled = settle(self._compute)
         self._finish_sums()
         self._held = None
         if self._lazy is not None:
             self._lazy.count_step(rate)
+        return settled
+
+    def _compute(self) -> None:
+        """Computes this worker's sums: an error after this one would leave others."""
+        for batch in self._batches:
+            self._hold(*batch)
+        if self.workers.count > 1:
+            self._add_held()
+            self._held = None
 
     def _finish_sums(self) -> None:
         alone = self.workers.count == 1
         if alone and self._held is not None and not self._num_added:
             self._whole(*self._held, self._noise)
             return
-        self._add_held()
-        if not alone:
+        if alone:
+            self._add_held()
+        else:
             self._sum_over_workers()
         self._close()
 

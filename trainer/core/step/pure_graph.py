@@ -12,6 +12,7 @@ Formal guarantees:
   - It finds operations that call Python or use files, which TensorFlow may take for
     stateless: a file may be another one in the next step, or when a step is repeated.
     So it does those that wait for other calls, whose rows they take together.
+  - ``check_state`` finds the same in a step, except assignments of variables.
   - An assertion is no finding: it writes nothing.  It ends the run, as a division of
     integers by zero does.
 
@@ -32,6 +33,9 @@ VARIABLE_READS = frozenset(
     ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
      "VariableShape")
 )  # fmt: skip
+
+#: How the operations begin that write a variable.
+_VARIABLE_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 
 #: Operations that read a lookup table.
 TABLE_READS = frozenset(("LookupTableFindV2", "LookupTableSizeV2"))
@@ -114,6 +118,45 @@ def impurity(graph: Any) -> str | None:
             why, remedy = _reason(kind)
             return f"{kind} ({name}) {why}. {remedy}"
     return None
+
+
+def variables_read(graph: Any) -> list[Any]:
+    """Returns the variables that a traced function reads, in the order of its reads.
+
+    ``graph.variables`` has the order of their addresses, another one in each process.
+
+    Args:
+      graph: Graph of a traced function.
+    """
+    places = {id(handle): place for place, (handle, _) in enumerate(graph.captures)}
+    found = [one for one in graph.variables if id(one.handle) in places]
+    return sorted(found, key=lambda one: places[id(one.handle)])
+
+
+def check_state(graph: Any) -> None:
+    """Checks that a traced step keeps its state in variables alone.
+
+    Args:
+      graph: Graph of a traced step, which may assign variables.
+
+    Raises:
+      InputError: an operation has other state, which no checkpoint holds.
+    """
+    for kind, name in _operations(graph):
+        if kind in OUTSIDE or (
+            _has_state(graph, kind) and not kind.startswith(_VARIABLE_WRITES)
+        ):
+            raise InputError(
+                "Expected a step whose state is in variables, which a checkpoint "
+                f"holds; {kind} ({name}) has state elsewhere. Keep it in a "
+                "tf.Variable, and draw random numbers by tf.random.stateless_..., in "
+                "an optimizer with its iterations as the seed."
+            )
+
+
+def reads_tables(graph: Any) -> bool:
+    """Whether a traced function looks up tables."""
+    return any(kind in TABLE_READS for kind, _ in _operations(graph))
 
 
 def _operations(graph: Any) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ Formal guarantees of every implementation:
   - ``sum`` is exact, and returns the same bits to every worker.
   - A worker that is lost, or that another one disagrees with, is an error at all
     others, never a smaller sum.
+  - An error within a step that one worker reports to ``settle_step`` is raised at all.
   - ``settle_step`` accepts a step only if the workers together have its parts 0, 1,
     ..., each once, as many as the plan says.
 
@@ -43,6 +44,10 @@ class Workers(abc.ABC):
         return self.rank == 0
 
     @abc.abstractmethod
+    def fail(self, status: int = 2) -> None:
+        """Makes the end of this process end all workers, with an exit status."""
+
+    @abc.abstractmethod
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Returns the sum of all workers' ``values``.  Sensitive.
 
@@ -70,12 +75,11 @@ class Workers(abc.ABC):
         """
 
     @abc.abstractmethod
-    def compare(self, values: Mapping[str, Any], key: bytes) -> None:
-        """Accepts workers with the same values and the same key.
+    def compare(self, values: Mapping[str, Any]) -> None:
+        """Accepts workers with the same values.
 
         Args:
           values: JSON values by name; each field of an object is compared by itself.
-          key: Noise key, 32 bytes.  Sensitive.
 
         Raises:
           InputError: names the first value that differs, and the workers.
@@ -88,6 +92,7 @@ class Workers(abc.ABC):
         parts: Sequence[int],
         parts_per_step: int | None,
         signal_number: int | None,
+        failure: InputError | None = None,
     ) -> int | None:
         """Accepts a step if the workers together have each of its parts once.
 
@@ -97,12 +102,13 @@ class Workers(abc.ABC):
           parts_per_step: Number of parts of every step; None if it depends on the data.
           signal_number: Number of a stop signal that this worker received; None for
             none.
+          failure: Error of this worker within the step; None for none.
 
         Returns:
           Number of a stop signal that a worker received; None for none.
 
         Raises:
-          InputError: a part is missing, or is there twice.
+          InputError: a worker failed, or a part is missing, or is there twice.
         """
 
 
@@ -111,6 +117,9 @@ class Alone(Workers):
 
     rank = 0
     count = 1
+
+    def fail(self, status: int = 2) -> None:
+        """Does nothing: there are no others."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Returns its argument."""
@@ -124,7 +133,7 @@ class Alone(Workers):
         """Returns its argument."""
         return value
 
-    def compare(self, values: Mapping[str, Any], key: bytes) -> None:
+    def compare(self, values: Mapping[str, Any]) -> None:
         """Accepts everything; arguments as for `Workers.compare`."""
 
     def settle_step(
@@ -133,8 +142,11 @@ class Alone(Workers):
         parts: Sequence[int],
         parts_per_step: int | None,
         signal_number: int | None,
+        failure: InputError | None = None,
     ) -> int | None:
         """Returns the signal; arguments and errors as for `Workers.settle_step`."""
+        if failure is not None:
+            raise failure
         if sorted(parts) != [*range(parts_per_step or max(1, len(parts)))]:
             raise InputError(
                 f"Expected the batches to have each part of step {step} once; they do "

@@ -12,7 +12,7 @@ Formal guarantees:
   - Finished batches are used only if they have the requested plan, rows of the same
     table, and a key of their own.
   - A finished run is used only if it was made with the settings and folders of the
-    trial and with the current code of the user.
+    trial.
   - What is stated of a run is computed from its record, as by ``dpsgd account``.
 
 Public: what the runs publish.
@@ -42,9 +42,8 @@ from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.core.run import origin
+from trainer.core.run.run_record import read_run
 from trainer.experiments.comparison.case import Trial
-from trainer.model import user_sources
 from trainer.model.evaluation import check_files
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
@@ -154,7 +153,7 @@ class Runs:
           InputError: a file is missing or was edited.
         """
         run = self.request(trial).run
-        record, manifest, _ = privacy.read(run, self._experiment.noise_key_file)
+        record, manifest = read_run(run)
         large = trial.settings.allow_large_delta
         _, said = privacy.stated(run, record, manifest, allow_large_delta=large)
         return {"metrics": read_metrics(run / METRICS_NAME), "privacy": said}
@@ -171,7 +170,6 @@ class Runs:
             batches=self._batches(trial.batches),
             held_out=experiment.held_out,
             run=experiment.out / "runs" / trial.name,
-            noise_key_file=experiment.noise_key_file,
             batches_used_before=True,  # by other trials: an experiment, not a release
             checkpoint_every=experiment.checkpoint_every,
         )
@@ -194,13 +192,10 @@ def is_unfinished(request: Request) -> bool:
     """Whether a run is left to train.
 
     Raises:
-      InputError: the run was made or begun with other settings or other code.
+      InputError: the run was made or begun with other settings.
     """
     _check_same(request)
-    if not is_finished(request.run):
-        return True
-    check_code(request.run)
-    return False
+    return not is_finished(request.run)
 
 
 def _check_same(request: Request) -> None:
@@ -224,21 +219,6 @@ def note(request: Request) -> None:
     path = settings_path(request.run)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, pretty_json(describe(request)))
-
-
-def check_code(run: pathlib.Path) -> None:
-    """Refuses a run if the user's code was edited since it began.
-
-    Raises:
-      InputError: names the edited files.
-    """
-    began_under = origin.read(run)
-    edited = began_under and user_sources.edited_files(began_under["code"])
-    if edited:
-        raise InputError(
-            f"Expected {run} to be a run of your current code, which was edited since: "
-            f"{', '.join(edited)}. Restore it, or give another --out."
-        )
 
 
 def train_here(request: Request) -> None:

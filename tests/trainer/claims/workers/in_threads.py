@@ -1,4 +1,4 @@
-"""Outcomes of workers that are threads, and what they send."""
+"""Outcomes of workers that are threads."""
 
 from __future__ import annotations
 
@@ -6,37 +6,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.trainer.thread_workers import Together, Worker
+from tests.trainer.thread_workers import Together
 from trainer.core.step.workers import Workers
 
 
-class Heard(Worker):
-    """A worker whose gathered values are recorded."""
-
-    def __init__(self, together: Together, rank: int, sent: list[bytes]) -> None:
-        super().__init__(together, rank)
-        self._sent = sent
-
-    def gather(self, value: bytes) -> list[bytes]:
-        self._sent.append(value)
-        return super().gather(value)
-
-
-def outcomes(
-    count: int, work: Callable[[Workers], Any], sent: list[bytes] | None = None
-) -> list[Any]:
+def outcomes(count: int, work: Callable[[Workers], Any]) -> list[Any]:
     """Returns what each worker's ``work`` returns or raises, by rank.
 
     Args:
       count: Number of workers.
       work: Work of one worker.
-      sent: List to which the workers' gathered values are appended.
     """
-    together, heard = Together(count), [] if sent is None else sent
+    together = Together(count)
 
     def one(rank: int) -> Any:
         try:
-            return work(Heard(together, rank, heard))
+            return work(together.one(rank))
         except BaseException as error:
             return error
 

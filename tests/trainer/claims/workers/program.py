@@ -111,7 +111,8 @@ def main(name: str, timeout: str) -> None:
     if name == "late" and launch.announced(os.environ)[0]:
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
-        with launch.joined(float(timeout)) as workers:
+        workers = launch.of_this_process(float(timeout))
+        with launch.ending_together(workers):
             globals()[name](workers)
     except agreement.AgreedStopError as error:
         sys.exit(error.exit_status)

@@ -11,7 +11,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from trainer.claims.workers import launch
-from trainer.claims.workers.launch import alone, announced, joined
+from trainer.claims.workers.launch import announced, of_this_process
 from trainer.core.step.workers import Alone
 
 
@@ -32,14 +32,9 @@ def test_launchers_say_how_many_they_started(
     assert announced(variables) == place
 
 
-def test_a_program_for_one_process_is_not_started_with_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")
-    with pytest.raises(InputError, match="without mpiexec"):
-        alone()
-    monkeypatch.setenv("PMI_SIZE", "1")
-    assert alone().count == 1
+@pytest.fixture(autouse=True)
+def asked_anew() -> None:
+    of_this_process.cache_clear()
 
 
 def test_another_mpi_is_refused() -> None:
@@ -69,8 +64,7 @@ def test_mpi_keeps_to_the_device_that_was_named() -> None:
 def test_a_process_alone_loads_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_SIZE", "1")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with joined() as workers:
-        assert type(workers) is Alone
+    assert type(of_this_process()) is Alone
 
 
 def test_workers_without_mpi_are_refused_with_what_to_install(
@@ -82,11 +76,11 @@ def test_workers_without_mpi_are_refused_with_what_to_install(
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("UCX_NET_DEVICES", "")  # the launch sets it
-    with pytest.raises(InputError, match="pip install mpi4py mpich"), joined():
-        pass
+    with pytest.raises(InputError, match="pip install mpi4py mpich"):
+        of_this_process()
     monkeypatch.setenv("PMI_RANK", "1")  # rank 0 reported it
-    with pytest.raises(SystemExit), joined():
-        pass
+    with pytest.raises(SystemExit):
+        of_this_process()
 
 
 #: Prints the bytes that the system gets back when vectors of 16 MiB are freed.
@@ -101,11 +95,11 @@ def resident():
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 launch._load_mpi = lambda count: lambda **_: Alone()
-with launch.joined():
-    vectors = [np.ones(1 << 21, np.int64) for _ in range(8)]
-    held = resident()
-    del vectors
-    print(held - resident())
+launch.of_this_process()
+vectors = [np.ones(1 << 21, np.int64) for _ in range(8)]
+held = resident()
+del vectors
+print(held - resident())
 """
 
 
@@ -122,8 +116,8 @@ def test_workers_keep_the_memory_of_vectors_that_are_freed() -> None:
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
 def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
-    with pytest.raises(InputError, match="worker_timeout"), joined(timeout):
-        pass
+    with pytest.raises(InputError, match="worker_timeout"):
+        of_this_process(timeout)
 
 
 def test_mpi_is_imported_by_the_launch_alone() -> None:

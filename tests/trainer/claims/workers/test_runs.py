@@ -14,10 +14,11 @@ import pytest
 
 from tests.engines.harness.polling import wait_for
 from tests.trainer.conftest import make_rows
-from tests.trainer.run.whole_runs import ONE_ID, same_results
+from tests.trainer.run.whole_runs import ONE_SECRET, same_results
 from tests.warm_processes import warm_python
 from trainer.cli.commands import train_request
-from trainer.run import threads
+from trainer.core.run import session
+from trainer.core.run.run_record import read_run
 from trainer.train import train
 
 pytest.importorskip("mpi4py", reason="no MPI: pip install mpi4py mpich")
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec: pip install
 
 SETTINGS = [
     "--noise-multiplier=0.8", "--delta=1e-3", "--l2-norm-clip=1", "--embedding-dim=2",
-    "--hidden=4", "--worker-timeout=120",
+    "--hidden=4", "--worker-timeout=120", "--batches-used-before",
 ]  # fmt: skip
 #: A metric that tells of an evaluation, the first of which is before the first step.
 TOLD = """
@@ -37,6 +38,23 @@ def mean(labels, predictions):
     pathlib.Path("evaluated").touch()
     return float(predictions.mean())
 """
+
+
+#: A model whose table has fewer rows than one example asks for.
+OWN_TABLES = """
+import keras
+
+def make(manifest):
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    table = keras.layers.Embedding(1000, 1)
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+"""
+
+
+@pytest.fixture(autouse=True)
+def of_one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs in this process, as of those that ``start`` starts."""
+    monkeypatch.setattr(session, "new_secret", lambda: ONE_SECRET)
 
 
 @pytest.fixture
@@ -50,29 +68,31 @@ def arguments(batch_folder: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
     )
 
     def make(run: str, batches: Any = folder.path) -> list[str]:
-        # The id of a run is random: this one resumes a run that was killed at once.
-        private = tmp_path / run / "private"
-        private.mkdir(parents=True)
-        (private / "run.id").write_text(ONE_ID + "\n")
         return [
             f"--batches={batches}", f"--eval={held_out}", *SETTINGS,
-            f"--out={tmp_path / run}", f"--noise-key-file={tmp_path / 'noise.key'}",
+            f"--out={tmp_path / run}",
         ]  # fmt: skip
 
     return make
 
 
+#: ``dpsgd`` with a secret of its chief that the test knows.
+DPSGD = f"""
+from dpsgd.__main__ import main
+from trainer.core.run import session
+
+session.new_secret = lambda: {ONE_SECRET}
+main()
+"""
+
+
 def start(arguments: list[str], count: int) -> subprocess.Popen[str]:
-    """Starts workers with the threads of this process."""
+    """Starts workers."""
     assert MPIEXEC is not None
-    numbers = {
-        f"TF_NUM_{kind.replace('_', '').upper()}_THREADS": str(number)
-        for kind, number in threads.current().items()
-    }
-    command = [warm_python(), "-m", "dpsgd", "train", *arguments]
+    command = [warm_python(), "-c", DPSGD, "train", *arguments]
     return subprocess.Popen(
         [MPIEXEC, "-n", str(count), *command],
-        env={**os.environ, **numbers, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -110,7 +130,31 @@ def test_three_workers_stop_together_and_go_on_as_two(
     assert "error: Stopped after step" in errors
     errors = finish(start(given, 2))
     assert "continuing after step" in errors
+    assert "workers" in read_run(tmp_path / "several")[0].relies_on
     assert same_results(tmp_path / "one", tmp_path / "several", claims=False)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("noise", ["dense", "lazy"])
+def test_an_error_of_values_at_one_worker_ends_the_run_of_all_for_good(
+    noise: str, arguments: Any, batch_folder: Any, tmp_path: pathlib.Path
+) -> None:
+    """Seen to fail: the others were lost, as if by a network, and could go on."""
+    steps = [make_rows(48, seed) for seed in range(3)]
+    steps[1]["categories"][20] = 2**30  # a row of the second of three parts
+    bad = batch_folder(steps, "bad", expected_batch_size=24, truncated_batch_size=48)
+    given = [*arguments("bad-run", bad.path), f"--embedding-noise={noise}"]
+    given += ["--optimizer=sgd", "--checkpoint-every=1", "--model=tables:make"]
+    (tmp_path / "tables.py").write_text(OWN_TABLES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        errors = finish(start(given, 2), 2)
+        assert errors.count("error: ") == 1
+        assert "is withheld" in errors
+        for count in (2, 1):
+            errors = finish(start(given, count), 2)
+            assert "ended for good at step 1" in errors
+    assert not read_run(tmp_path / "bad-run")[0].complete
 
 
 @pytest.mark.thorough
@@ -131,8 +175,7 @@ def test_what_is_missing_is_refused_once_before_any_work(
     errors = finish(start([*arguments("refused"), missing], 2), 2)
     assert errors.count("error: ") == 1
     assert "nosuch" in errors
-    private = tmp_path / "refused" / "private"
-    assert [path.name for path in private.iterdir()] == ["run.id"]
+    assert not (tmp_path / "refused").exists()
 
 
 @pytest.fixture
@@ -187,9 +230,7 @@ def test_two_workers_keep_in_a_store_what_one_keeps_in_a_folder(
 ) -> None:
     train(train_request(arguments("one")))
     client = pytest.importorskip("boto3").client("s3")
-    run_id = tmp_path / "stored" / "private" / "run.id"
     given = [*arguments("stored"), f"--out={s3_bucket}/stored"]
-    client.upload_file(str(run_id), "bucket", "stored/private/run.id")
     finish(start(given, 2))
     for found in client.list_objects_v2(Bucket="bucket", Prefix="stored/")["Contents"]:
         path = tmp_path / found["Key"]

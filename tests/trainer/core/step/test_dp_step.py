@@ -221,7 +221,7 @@ _OPTIMIZERS: dict[str, Any] = {
         keras.optimizers.SGD(0.1), weights, radius=0.3
     ),
     "model-mix": lambda weights: MixingOptimizer(
-        0.1, weights, mix_width=0.1, init_seed=0
+        keras.optimizers.SGD(0.1), weights, mix_width=0.1, init_seed=0
     ),
 }
 
@@ -307,3 +307,27 @@ def test_several_workers_are_refused_where_sums_have_no_grid() -> None:
     model, worker = _model(), Together(2).one(0)
     with pytest.raises(InputError, match="private method on 2 workers"):
         _step(model, clip=math.inf, workers=worker)
+
+
+def test_what_values_may_make_fail_is_computed_before_a_step_is_settled(
+    rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the last batch of a worker was computed when others had left."""
+
+    class SettledError(Exception):
+        pass
+
+    def fail(*_: Any) -> None:
+        raise ValueError
+
+    def settle(compute: Any) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011
+            compute()
+        raise SettledError
+
+    step = _step(_model(), workers=Together(2).one(0))
+    monkeypatch.setattr(step, "_add", fail)
+    step.begin([np.zeros(shape, np.int64) for shape in step.shapes])
+    step.add(*_batch(rows(4)))
+    with pytest.raises(SettledError):
+        step.finish(settle)

@@ -1,0 +1,683 @@
+"""The one loop of a run: steps, commits, and what is published after each commit.
+
+    training = Training(...)
+    training.use(model, trained, optimizer=..., settings=...)
+    training.open(held, resumes=...)
+    with training.attempt():
+        training.take_steps(end)
+        training.commit()
+
+``PrivateModel.fit`` calls it, and so does ``dpsgd train`` by ``fit``.  It keeps the
+conditions of the theorem in ``trainer.core.run.checkpoints``:
+
+  - C2: a checkpoint holds every variable that the traced step uses, with the weights,
+    the optimizer, the averages and the curve; a step with state elsewhere is refused.
+    Rows of lazy tables are completed before a commit, so that nothing is pending.
+  - C3: ``attempt`` ends the run for good at any error but those of ``_INTERRUPTIONS``.
+  - Where callbacks see every step, rows are completed after each.
+  - C5: the record, kept iterates and the copy in a store follow the commit of their
+    state; so does everything that ``fit`` calls after ``take_steps`` or ``commit``.
+    A folder whose record is ahead of its last checkpoint is refused.
+
+When an attempt ends early in a process that lives on, its variables are set back to the
+last committed state, before any other code sees them.
+
+Public: steps, commits, messages.  Sensitive: the rest, until it is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from accounting.core.validation import InputError
+from pipelines.batches.stored import stored
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files import storage
+from pipelines.files.json_files import read_json
+from pipelines.files.paths import StrPath
+from pipelines.files.stopping import StoppedError, on_signals
+from trainer.averaging.averages import TrainingAverages
+from trainer.averaging.best_iterate import BestIterate, without_held_out
+from trainer.averaging.iterates import Iterates
+from trainer.claims import lazy_tables
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.claims.workers import agreement, launch
+from trainer.claims.workers.agreement import AgreedStopError
+from trainer.core.run.batches import BatchSource, Element
+from trainer.core.run.checkpoints import Checkpoints, Files, State
+from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id, versions
+from trainer.core.run.session import Session, StepInputs
+from trainer.core.run.withheld import InterruptedRunError
+from trainer.core.step.dp_step import Step
+from trainer.core.step.pure_graph import check_state, reads_tables, variables_read
+from trainer.core.step.workers import Workers
+from trainer.methods import registry
+from trainer.model import initial_weights
+from trainer.model.grouped_model import of_users
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import one_line_errors
+from trainer.model.views import first_view
+from trainer.report.progress import Reporter
+from trainer.run import preflight
+from trainer.run.stored_run import StoredRun
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import raw_variable, tf
+
+#: Names of Keras's variables that callbacks set.
+_RATES = ("learning_rate",)
+
+#: Seconds between checkpoints if no number of steps is given.
+_CHECKPOINT_SECONDS = 60.0
+
+#: What a run is gone on from.  None of it depends on values that are not committed.
+_INTERRUPTIONS = (
+    KeyboardInterrupt, StoppedError, MemoryError, OSError, InterruptedRunError
+)  # fmt: skip
+
+
+def _files() -> Files:
+    return Files(
+        create=lambda path, data: storage.create(path, data, mode=0o600),
+        read=lambda path: storage.read_bytes(path, patient=True),
+        names=storage.names,
+        make_folder=storage.make_folder,
+        remove=storage.delete,
+    )
+
+
+class Training:
+    """One run of one worker.
+
+    Args:
+      settings: Settings of the run.
+      manifest: Manifest of the batches.
+      noise_multiplier: Noise multiplier of the run; None without noise.
+      batches: Folder of the batches, here or in a store.
+      run: Folder of the run, on this machine.
+      workers: The workers that share each step.
+      store: Folder in a store that keeps the run; None for a run that stays here.
+      checkpoint_every: Steps between checkpoints; by time if None.
+      batches_used_before: Whether another run may have used the batches.
+      keeps_best: Whether the best iterate, on a tenth of the training rows, is kept.
+      reporter: Receives public progress.
+      held_out: Digest of the held-out examples of the points, at the chief.
+
+    Attributes:
+      session: Steps and record.
+      averages: Averages of the weights.
+      best: The best iterate so far; None unless it is kept.
+      iterates: The kept iterates of the folder.
+      points: Metrics of held-out examples so far: dicts with ``step``.
+      logs: Metrics that ``fit`` validated by, by call and epoch.
+      shown: Number of steps of the last state of which all was published.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: TrainSettings,
+        manifest: Manifest,
+        noise_multiplier: float | None,
+        batches: StrPath,
+        run: pathlib.Path,
+        workers: Workers,
+        reporter: Reporter,
+        store: str | None = None,
+        checkpoint_every: int | None = None,
+        batches_used_before: bool = False,
+        keeps_best: bool = False,
+        held_out: str = "",
+    ) -> None:
+        self.session = Session(
+            settings=settings,
+            manifest=manifest,
+            noise_multiplier=noise_multiplier,
+            batches=stored(batches),
+            run=run,
+            take_batches=self._take_batches,
+            batches_used_before=batches_used_before,
+            workers=workers,
+        )
+        self._batches, self._store = batches, store
+        self._every, self._workers = checkpoint_every, workers
+        self._reporter, self._keeps_best = reporter, keeps_best
+        self._held_out = held_out
+        self._checkpoints = Checkpoints(str(store or run), _files())
+        self._steps: Iterator[StepInputs] = iter(())
+        self._received: list[int] = []
+        self._closed = False
+        self._saved_at = time.monotonic()
+        self.best: BestIterate | None = None
+        self.points: list[dict[str, Any]] = []
+        self.logs: dict[str, dict[str, Any]] = {}
+        self.shown = -1
+        self._has_ended, self._is_at_work = False, False
+        self._identity: dict[str, Any] = {}
+
+    def _take_batches(self, run_id: str) -> None:
+        preflight.take_batches(
+            run_id,
+            batches=self._batches,
+            folder=self._store or self.session.run,
+            settings=self.session.settings,
+            shared=self.session.batches_used_before,
+            say=self._reporter.say,
+        )
+
+    # -- the step ------------------------------------------------------------------
+
+    def use(
+        self,
+        model: TrainableModel,
+        trained: TrainableModel,
+        *,
+        settings: TrainSettings,
+        optimizer: Any,
+        description: Mapping[str, Any],
+    ) -> None:
+        """Sets the step that is executed from now on.
+
+        Args:
+          model: The model of one view, checked.
+          trained: The model that a step trains: see ``models.make_trained``.
+          settings: Settings of the run, with the name of the optimizer.
+          optimizer: Keras optimizer.
+          description: Name and settings of the optimizer, for the record.
+
+        Raises:
+          InputError: the method, or a checkpoint, does not support one of them.
+        """
+        session, plan = self.session, self.session.manifest.plan
+        session.settings = settings
+        self._model, self._hooks = model, registry.hooks_of(settings.method)
+        if self._hooks.optimizer is not None:
+            optimizer = self._hooks.optimizer(settings, optimizer, model.optimized)
+        self._optimizer = optimizer
+        self._bounded = registry.step_sum(
+            trained, settings, plan, session.noise_multiplier
+        )
+        self._choose_lazy_tables(trained)
+        # Those of now: a user may freeze layers later, which a step does not heed.
+        self._weights = [*model.variables]
+        if not hasattr(self, "averages"):
+            self.averages = TrainingAverages(self._weights, settings)
+        if self._keeps_best and self.best is None:
+            self.best = self._find_best()
+        self.iterates = Iterates(
+            run=session.run, steps=settings.kept_steps(plan.num_steps)
+        )
+        session.use(
+            Step(
+                model.optimized,
+                self._bounded,
+                optimizer,
+                lazy=self._lazy,
+                workers=self._workers,
+            ),
+            optimizer=dict(description),
+            model=trained.description,
+            seeds=trained.seeds,
+        )
+        with one_line_errors("the step"):
+            graph = session.traced().graph
+        check_state(graph)
+        self._variables = self._named_variables(variables_read(graph))
+
+    def _choose_lazy_tables(self, trained: TrainableModel) -> None:
+        tables = lazy_tables.choose(
+            trained,
+            self._optimizer,
+            self.session.settings,
+            manifest=self.session.manifest,
+        )
+        if tables.message:
+            self._reporter.say(tables.message)
+        self._lazy: LazyNoise | None = None
+        #: Steps between moments at which a commit costs a small part of the steps.
+        self._cheap_every = max(1, tables.flush_every)
+        if tables.reads is not None and self._bounded.bound is not None:
+            self._lazy = LazyNoise(
+                tables.reads, bounded=self._bounded, workers=self._workers
+            )
+
+    def _find_best(self) -> BestIterate:
+        manifest = self.session.manifest
+        model = of_users(self._model, manifest)  # one view of a row, without dropout
+        return BestIterate(
+            self._model.variables,
+            lambda columns: model.losses(first_view(columns, model)),
+            BatchSource(self.session.batches, manifest),
+        )
+
+    def _named_variables(self, used: Any) -> dict[str, Any]:
+        """Returns all variables that later steps or results depend on, by name."""
+        of_tables = [] if self._lazy is None else self._lazy.buffers
+        of_method = [] if self._hooks.optimizer is None else self._optimizer.buffers
+        buffers = {one.ref() for one in (*of_tables, *of_method)}
+        groups = {
+            "weight": [*map(raw_variable, self._model.network.weights)],
+            "optimizer": [*map(raw_variable, self._optimizer.variables)],
+            "average": self.averages.variables,
+            "best": [] if self.best is None else self.best.variables,
+            # Keras's Nadam, for one, has state that it does not declare.
+            "step": list(used),
+        }
+        found: dict[str, Any] = {}
+        known = set(buffers)
+        for group, variables in groups.items():
+            new = [one for one in variables if one.ref() not in known]
+            known.update(one.ref() for one in new)
+            found |= {f"{group}_{place}": one for place, one in enumerate(new)}
+        return found
+
+    def check_no_tables(self) -> None:
+        """Refuses a step that looks up tables, beside metrics of training examples.
+
+        Raises:
+          InputError: it does.
+        """
+        if reads_tables(self.session.traced().graph):
+            raise InputError(
+                "Expected a model without lookup tables for metrics of training "
+                "examples: what they insert would reach the weights without noise. "
+                "Omit non_private_training_metrics."
+            )
+
+    @property
+    def state(self) -> list[Any]:
+        """All variables of the run."""
+        return [*self._variables.values()]
+
+    @property
+    def adaptive_clip(self) -> Any:
+        """The clip that follows a quantile of the norms; None for a fixed one."""
+        return self._bounded.adaptive
+
+    # -- commits -------------------------------------------------------------------
+
+    def open(
+        self, held: contextlib.ExitStack, *, resumes: bool, settings: Mapping[str, Any]
+    ) -> None:
+        """Opens the folder of the run, at its last commit if there is one.
+
+        Args:
+          held: What keeps other processes out of the folder until it is closed.
+          resumes: Whether the folder holds a run that was begun.
+          settings: What else must be as when the run began, as JSON.
+
+        Raises:
+          InputError: another process has the folder; or a run in it cannot go on with
+            these settings, batches and weights, or has ended.
+        """
+        session = self.session
+        self._identity = self._identity or {
+            "settings": json.loads(json.dumps(settings)),
+            "plan": session.manifest.fingerprint,
+            "noise_multiplier": session.noise_multiplier,
+        }
+        if self._workers.is_chief:
+            session.check_folder()
+        self._workers.together(self._check_weights)
+        agreed = {**self._identity, "versions": versions()}
+        session.open(held, resumes=resumes, agreed=agreed)
+        initial_weights.take(self._model.network, self._batches, session.run_id)
+        self._identity |= {"batches": session.records_id, "--eval": self._held_out}
+        self._stored = StoredRun(session.run, self._store)
+        if self._workers.is_chief:
+            self._stored.take()
+        if session.num_commits:  # by this process
+            self._workers.together(self._check_newest)
+            return
+        # The chief alone knows whether it resumes; all of them meet here.
+        state = self._workers.together(lambda: self._last() if resumes else None)
+        if state is not None:
+            self._restore(state)
+        self.share()
+        if resumes and session.num_commits:
+            self._reporter.say(f"continuing after step {session.num_steps_executed}")
+
+    def _check_newest(self) -> None:
+        if self._workers.is_chief:
+            self._checkpoints.check_newest()
+
+    def _check_weights(self) -> None:
+        """Refuses weights that another run of this process trained on the same rows."""
+        initial_weights.check(
+            self._model.network,
+            self.session.traced().graph.variables,
+            self._batches,
+            read_run_id(self.session.run),
+        )
+
+    def _last(self) -> State | None:
+        if not self._workers.is_chief:
+            return None
+        state = self._checkpoints.last()
+        path = self.session.run / RECORD_NAME
+        if path.exists():
+            found = RunRecord.from_json(read_json(path)).num_commits
+            if found > self._checkpoints.number:
+                raise InputError(
+                    f"Expected the last checkpoint of {self.session.run} to be number "
+                    f"{found}, of which its record tells; it is number "
+                    f"{self._checkpoints.number}, and steps that were released would "
+                    "be taken again. Restore the folder as a whole, or begin a new "
+                    "run, on batches of its own, in another folder."
+                )
+        if state is not None:
+            self._checkpoints.check_may_go_on(state)
+            self._check_identity(state.public["identity"])
+        return state
+
+    def _check_identity(self, recorded: Mapping[str, Any]) -> None:
+        for name, now in self._identity.items():
+            then = recorded[name]
+            if isinstance(now, dict):
+                pairs = {k: (then.get(k), now.get(k)) for k in (*now, *then)}
+            else:
+                pairs = {name: (then, now)}
+            for key, (before, given) in pairs.items():
+                if before != given:
+                    raise InputError(
+                        f"Expected {key}={given!r} to be {before!r}, as when the run "
+                        f"in {self.session.run} began. Give the same as before, or "
+                        "begin a new run, on batches of its own, in another folder."
+                    )
+
+    def share(self) -> None:
+        """Sets everything to the chief's, at every worker: models begin at random."""
+        if self._workers.count > 1:
+            own = self._checkpoints.encoded(self._state(self.session.num_commits))
+            entry, arrays = (self._workers.chiefs(part) for part in own)
+            self._restore(self._checkpoints.parse(entry, arrays))
+
+    def _restore(self, state: State) -> None:
+        """Sets everything to a committed state."""
+        if set(state.arrays) != set(self._variables) or any(
+            state.arrays[name].shape != tuple(variable.shape)
+            for name, variable in self._variables.items()
+        ):
+            raise InputError(
+                f"Expected the model and optimizer of the run in {self.session.run}; "
+                "their weights have other numbers or shapes. Give the same as before, "
+                "or begin a new run, on batches of its own, in another folder."
+            )
+        for name, variable in self._variables.items():
+            variable.assign(state.arrays[name])
+        if self._lazy is not None:
+            self._lazy.forget()
+        public, session = state.public, self.session
+        session.go_back(state.step)
+        session.relied_on = tuple(public["relies_on"])
+        session.fits[:] = public["fits"]
+        self.points[:], self.shown = public["points"], public["shown"]
+        self.logs = public["logs"]
+        session.num_commits = public["num_commits"]
+        session.num_steps_committed = state.step
+
+    def commit(self) -> None:
+        """Commits the current state, and then writes the record."""
+        session = self.session
+        self._complete_rows()
+        number = session.num_commits + 1
+        if self._workers.is_chief:
+            session.check_folder()
+            self._stored.take()
+            with self._stored.plain_errors():
+                self._checkpoints.commit(self._state(number))
+                if self._closed:
+                    self._checkpoints.end()
+        self._saved_at, session.num_commits = time.monotonic(), number
+        session.num_steps_committed = session.num_steps_executed
+        initial_weights.note(self._model.network)
+        if self._workers.is_chief:
+            self._publish()
+
+    def _complete_rows(self) -> None:
+        """Adds the outstanding lazy noise; before that only a step may read weights."""
+        if self._lazy is not None:
+            self._lazy.flush(self.session.later_noise().of_flush)
+
+    def _state(self, num_commits: int) -> State:
+        session = self.session
+        return State(
+            step=session.num_steps_executed,
+            arrays={name: v.numpy() for name, v in self._variables.items()},
+            public={
+                "identity": self._identity,
+                "num_commits": num_commits,
+                "relies_on": [*session.relies_on],
+                "fits": session.fits,
+                "points": self.points,
+                "logs": self.logs,
+                "shown": self.shown,
+            },
+        )
+
+    def _publish(self) -> None:
+        """Makes public what the committed state says; also after a crash."""
+        step = self.session.num_steps_committed
+        weights = [variable.numpy() for variable in self._weights]
+        if not all(np.isfinite(value).all() for value in weights):
+            raise InputError(
+                f"Expected finite weights after step {step}; they are not. Lower "
+                "--learning-rate, or take another --optimizer or --adam-floor."
+            )
+        # First, so that no public file is ahead of it: see ``_last``.
+        self.session.write_record(complete=False)
+        if step in self.iterates.steps:
+            self.iterates.keep(step, weights)
+        self._stored.send(complete=False)
+
+    def agrees(self, stop: bool) -> bool:
+        """Returns the chief's decision, at every worker, which also get its rate.
+
+        Args:
+          stop: Decision of this worker; only the chief's counts.
+        """
+        if self._workers.count == 1:
+            return stop
+        rates = [one for one in self._optimizer.variables if one.name in _RATES]
+        mine = [stop, *(float(rate) for rate in rates)]
+        stop, *values = json.loads(self._workers.chiefs(json.dumps(mine).encode()))
+        for rate, value in zip(rates, values, strict=True):
+            rate.assign(value)
+        return stop
+
+    def finish(self) -> None:
+        """Ends a complete run: its record says so last."""
+        if not self._workers.is_chief:
+            return
+        self.session.write_record(complete=True)
+        self._stored.send(complete=True)
+        self._checkpoints.finish()
+
+    # -- steps ---------------------------------------------------------------------
+
+    def check_goes_on(self) -> None:
+        """Refuses further steps of a run that has ended, or that takes some now.
+
+        Raises:
+          InputError: it has, or does.
+        """
+        session = self.session
+        if self._has_ended:
+            raise InputError(
+                f"Expected a run that may go on; an error at step "
+                f"{session.num_steps_committed} has ended that in {session.run} for "
+                "good: to take steps again until they suit would void its guarantee. "
+                "Begin a new run, on batches of its own, in another folder."
+            )
+        if self._is_at_work:
+            raise InputError(
+                "Expected fit to end before it is called again: a step would be taken "
+                "within another one. Call it after the fit that is at work."
+            )
+
+    @contextlib.contextmanager
+    def attempt(self, end: int, *, closed: bool = False) -> Iterator[None]:
+        """Prepares the steps up to ``end``; a context that fails goes back.
+
+        Args:
+          end: Number of steps of the run after which the attempt ends.
+          closed: Whether code sees the steps before they are committed, so that no
+            process goes on with the run.
+
+        Raises:
+          InputError: another run has the batches.
+        """
+        session, self._closed = self.session, closed
+        self._is_at_work, first = True, session.num_steps_executed
+        try:
+            with (
+                launch.ending_together(self._workers),
+                on_signals(self._receive),
+                session.steps(end=end, draw=self._hooks.draw) as self._steps,
+            ):
+                self._reporter.start(session.num_steps, done=session.num_steps_executed)
+                yield
+                self._reporter.stop()
+        except BaseException as error:
+            if closed and session.num_commits and not session.is_within_step:
+                with contextlib.suppress(OSError, InputError):
+                    self.commit()  # these steps were seen
+            # Before the first step of the attempt nothing depends on its noise.
+            has_stepped = session.is_within_step or session.num_steps_executed > first
+            ends = has_stepped and (
+                not isinstance(error, _INTERRUPTIONS)
+                or (closed and not self._is_committed)
+            )
+            if ends:
+                self._end_for_good()
+            if self._workers.count == 1:
+                self._go_back()
+            if ends:
+                self._record_the_end()
+            raise
+        finally:
+            self._is_at_work = False
+            self._received.clear()
+
+    @property
+    def _is_committed(self) -> bool:
+        session = self.session
+        steps = session.num_steps_executed, session.num_steps_committed
+        return steps[0] == steps[1] and not session.is_within_step
+
+    def _end_for_good(self) -> None:
+        self._has_ended = True
+        if self._workers.is_chief:
+            self._checkpoints.end()
+
+    def _record_the_end(self) -> None:
+        self.session.fits[-1]["ended"] = True
+        if self._workers.is_chief:
+            with contextlib.suppress(OSError, InputError):
+                self.session.write_record(complete=False)
+                self._stored.send(complete=False)
+
+    def _receive(self, number: int) -> None:
+        # A second one stops immediately; workers get that of their process group twice,
+        # since a launcher passes it on.
+        if self._received and self._workers.count == 1:
+            raise StoppedError(_STOPPED, number)
+        self._received.append(number)
+
+    def _go_back(self) -> None:
+        """Sets everything to the last committed state, or refuses to go on."""
+        if self._is_committed and not self.session.num_commits:
+            return  # nothing was done
+        try:
+            state = self._checkpoints.last()
+        except (OSError, InputError):
+            state = None
+        if state is not None:
+            self._restore(state)
+            return
+        self._has_ended = True
+        for variable in self._variables.values():  # nobody sees what was not committed
+            variable.assign(tf.zeros_like(variable))
+
+    def take_steps(
+        self,
+        end: int,
+        *,
+        observe: Callable[[Element], None] | None = None,
+        before: Callable[[], object] = lambda: None,
+        after: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Takes steps and commits, the last of them included.
+
+        Args:
+          end: Number of steps of the run after which it ends.
+          observe: Called with every batch, at the weights before the step.
+          before: Called before each step.
+          after: Called after each step; returns whether to end after it.
+
+        Raises:
+          StoppedError: a signal arrived; the steps so far are committed.
+        """
+        session = self.session
+        while session.num_steps_executed < end:
+            before()
+            drawn, parts = next(self._steps)
+            noise = self._before_step(drawn)
+            if self.best is not None:
+                parts = map(without_held_out, parts)
+            number = session.execute(
+                noise, parts, observe=observe, stop=next(iter(self._received), None)
+            )
+            done = session.num_steps_executed
+            if done == session.num_steps:
+                next(self._steps, None)  # checks that the batches end here
+            self.averages.after_step(done)
+            self._reporter.advance(done)
+            if self._closed:
+                self._complete_rows()  # callbacks may look at them
+            stops = after() and self._workers.count == 1
+            is_last = stops or done == end
+            if is_last:
+                self.check_same_weights()
+            if is_last or number or done in self.iterates.steps or self._is_due(done):
+                self.commit()
+            if number and done < session.num_steps:
+                message = f"Stopped after step {done} of {session.num_steps}. {_AGAIN}"
+                agreement.leave(self._workers, AgreedStopError(message, number))
+            if is_last:
+                return
+
+    def _before_step(self, drawn: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns the noise among the draws of a step."""
+        self.averages.before_step(self.session.num_steps_executed)
+        adapts = self._bounded.adaptive is not None
+        of_noise = len(self._weights) + adapts
+        if self._hooks.optimizer is not None:
+            self._optimizer.before_step(drawn[of_noise:])
+        return drawn[:of_noise]
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due; all workers get the same answer."""
+        if self._every is not None:
+            return step % self._every == 0
+        if step % self._cheap_every:
+            return False
+        due = time.monotonic() - self._saved_at >= _CHECKPOINT_SECONDS
+        if self._lazy is None or self._workers.count == 1:
+            return due  # only the chief commits, and no row is exchanged
+        return bool(self._workers.chiefs(b"due" if due else b""))
+
+    def check_same_weights(self) -> None:
+        """Refuses, by an AgreedError, workers whose states differ."""
+        values = (variable.numpy() for variable in self._variables.values())
+        agreement.same_arrays(self._workers, values, self.session.num_steps_executed)
+
+
+_AGAIN = "Give the same command, or run the same cell, to continue."
+_STOPPED = f"Stopped. {_AGAIN}"
