@@ -6,7 +6,6 @@ All of them: ``python -m tests.frozen``.
 from __future__ import annotations
 
 import importlib
-import pathlib
 
 import pytest
 
@@ -47,4 +46,9 @@ def test_a_fault_can_be_planted(fault: planted_faults.Fault) -> None:
     source = (planted_faults.ROOT / fault.file).read_text(encoding="utf-8")
     compile(planted_faults.planted(fault, source), fault.file, "exec")
     for name in fault.tests:
-        assert (planted_faults.ROOT / pathlib.Path(name)).exists()
+        path, _, test = name.partition("::")
+        assert (
+            test in (planted_faults.ROOT / path).read_text("utf-8")
+            if test
+            else (planted_faults.ROOT / path).exists()
+        )
