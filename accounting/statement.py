@@ -61,7 +61,7 @@ NOT_COVERED = (
     "realised batch sizes and weights, and which example was in which step",
     EARLIER_RUNS,
     EVALUATION,
-    "the sampling key and the noise key, which must stay secret",
+    "the sampling key and the noise, which must stay secret",
 )
 
 

@@ -27,7 +27,7 @@ by the Neyman-Pearson lemma.
 
 Formal guarantees:
   - Fresh keys: every trial has its own sampling key, every chunk of trials its own
-    noise key; in a chunk each trial reads its own values of each step's noise.
+    secret; in a chunk each trial reads its own values of each step's noise.
   - Both data sets are sampled alike; only the canary's contribution differs.
 
 Public: everything, since nobody's data is in it.
@@ -161,11 +161,11 @@ def simulate(
 
 
 def _score_chunk(case: Case, noise_multiplier: float, sums: np.ndarray) -> np.ndarray:
-    noise_key = secrets.token_bytes(KEY_BYTES)
+    secret = secrets.token_bytes(KEY_BYTES)
     shapes = [(sums.shape[1],)]
 
     def observe(step: int) -> np.ndarray:
-        (drawn,) = noise.step_noise(noise_key, step, shapes, noise_multiplier, _UNIT)
+        (drawn,) = noise.step_noise(secret, step, shapes, noise_multiplier, _UNIT)
         return sums[step] + drawn * _UNIT
 
     return score(

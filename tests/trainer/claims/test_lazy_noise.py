@@ -222,7 +222,7 @@ def _train(model: TrainableModel, worker: Worker) -> list[np.ndarray]:
     lazy, share = step._lazy, (worker.rank, worker.count)
     assert lazy is not None
     for index in range(3):
-        later = LaterNoise(noise_key=KEY, step=index, noise_stddev=0.5)
+        later = LaterNoise(secret=KEY, step=index, noise_stddev=0.5)
         noise = step_noise(KEY, index, step.shapes, 0.5, step.bounded.unit, share)
         step.begin(noise, later)
         data = make_rows(12, index)
@@ -230,7 +230,7 @@ def _train(model: TrainableModel, worker: Worker) -> list[np.ndarray]:
         for part in parts[worker.rank :: worker.count]:
             step.add(*_batch(part, 12))
         step.finish()
-    lazy.flush(LaterNoise(noise_key=KEY, step=3, noise_stddev=0.5).of_flush)
+    lazy.flush(LaterNoise(secret=KEY, step=3, noise_stddev=0.5).of_flush)
     assert lazy.num_pending == 0
     return _weights(model)
 
@@ -264,7 +264,7 @@ def _flushed(
         return later.of_flush(table, block, shape)
 
     lazy = _lazy(TableReads(tables=tables, num_ids=(1,) * 3, ids=ids), workers=worker)
-    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=3.0)
+    later = LaterNoise(secret=KEY, step=0, noise_stddev=3.0)
     rows = tf.constant([worker.rank, 4, 6])
     lazy.complete_reads([({"ids": rows}, tf.constant(1.0))], later.of_read)
     for index in range(3):
@@ -308,14 +308,14 @@ def _read_and_final(num_rows: int, rates: list[float], read_at: int) -> np.ndarr
         ids = random.integers(0, num_rows // 2, num_rows // 3)
         if step == read_at:
             ids = random.permutation(num_rows)
-        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=3.0)
+        later = LaterNoise(secret=KEY, step=step, noise_stddev=3.0)
         batch = {"ids": tf.constant(ids, tf.int32)}, tf.constant(1.0)
         lazy.complete_reads([batch], later.of_read)
         if step == read_at:
             read = table.numpy().ravel()
         lazy.count_step(tf.constant(rate))
         assert lazy.num_pending == num_rows
-    later = LaterNoise(noise_key=KEY, step=len(rates), noise_stddev=3.0)
+    later = LaterNoise(secret=KEY, step=len(rates), noise_stddev=3.0)
     lazy.flush(later.of_flush)
     assert lazy.num_pending == 0
     return np.stack([read, table.numpy().ravel()])
@@ -347,7 +347,7 @@ def test_reads_and_flushed_weights_have_the_joint_law_of_noise_at_every_step(
 def test_no_two_draws_of_a_run_share_a_stream() -> None:
     shape, found = (6,), []
     for step in range(3):
-        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=1.0)
+        later = LaterNoise(secret=KEY, step=step, noise_stddev=1.0)
         for table in range(2):
             found.append(grid_normal(KEY, step, table, shape, stddev=2.0**30) / 2**30)
             found += [later.of_read(table, block, shape) for block in (0, 1, 2)]
@@ -359,7 +359,7 @@ def test_flushing_twice_adds_nothing() -> None:
     table = tf.Variable(tf.zeros((10, 2)))
     lazy = _lazy(_direct_reads(table))
     lazy.count_step(tf.constant(1.0))
-    draw = LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_flush
+    draw = LaterNoise(secret=KEY, step=1, noise_stddev=1.0).of_flush
     lazy.flush(draw)
     once = table.numpy()
     assert once.all()
@@ -372,7 +372,7 @@ def test_integers_and_noise_of_a_row_meet_before_its_weight_does() -> None:
     lazy = _lazy(_direct_reads(table), expected_batch_size=1)
     # One batch moves the weight by half the distance to the next float32.
     half = round(2.0**-25 / GRID.unit)
-    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    later = LaterNoise(secret=KEY, step=0, noise_stddev=0.0)
     batch = {"ids": tf.constant([2], tf.int32)}, tf.constant(1.0)
     lazy.complete_reads([batch], later.of_read)
     for _ in range(2):
@@ -395,7 +395,7 @@ def _moves(rates: list[float], reads: list[int], flushes: set[int]) -> list[floa
     table, found = tf.Variable(tf.zeros((4, 1))), []
     lazy = _lazy(_direct_reads(table), expected_batch_size=1)
     for step, (rate, row) in enumerate(zip(rates, reads, strict=True)):
-        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=0.0)
+        later = LaterNoise(secret=KEY, step=step, noise_stddev=0.0)
         batch = {"ids": tf.constant([row], tf.int32)}, tf.constant(1.0)
         lazy.complete_reads([batch], later.of_read)
         units = tf.constant([[-(10**step)]], tf.int64)

@@ -134,17 +134,17 @@ class Step:
         return claims.check(names)
 
     def noise(
-        self, run_key: bytes, steps: range, draw: DrawStep | None = None
+        self, secret: bytes, steps: range, draw: DrawStep | None = None
     ) -> NoiseStream:
         """Returns the noise of steps, this worker's share, for ``begin``.
 
         Args:
-          run_key: Key of the run.  Sensitive.
+          secret: Secret of the attempt.  Sensitive.
           steps: Steps of the run, in order.
           draw: Draws further arrays of a step; None for none.
         """
         return NoiseStream(
-            run_key,
+            secret,
             steps=steps,
             shapes=self.shapes,
             noise_stddev=self.bounded.noise_stddev,
@@ -153,15 +153,15 @@ class Step:
             draw=draw,
         )
 
-    def later_noise(self, run_key: bytes, step: int) -> LaterNoise:
+    def later_noise(self, secret: bytes, step: int) -> LaterNoise:
         """Returns the noise of lazy tables in a step, or in a flush before it.
 
         Args:
-          run_key: Key of the run.  Sensitive.
+          secret: Secret of the attempt.  Sensitive.
           step: Step of the run, from 0.
         """
         stddev = self.bounded.noise_stddev
-        return LaterNoise(noise_key=run_key, step=step, noise_stddev=stddev)
+        return LaterNoise(secret=secret, step=step, noise_stddev=stddev)
 
     @property
     def num_traces(self) -> int:

@@ -1,6 +1,6 @@
-"""Gaussian noise as a pure function of (noise key, step, variable, block).
+"""Gaussian noise as a pure function of (secret, step, variable, block).
 
-ModelMix's uniform mixing coefficients are a function of (noise key, step, variable).
+ModelMix's uniform mixing coefficients are a function of (secret, step, variable).
 Tables with lazy noise have streams of their own, for the rows that a step reads and for
 a flush after the step.
 
@@ -62,7 +62,7 @@ _DEPTH = 2
 
 
 def grid_normal(
-    noise_key: bytes,
+    secret: bytes,
     step: int,
     variable: int,
     shape: Sequence[int],
@@ -73,7 +73,7 @@ def grid_normal(
     """Returns normal values of mean 0, rounded to integers, int64.  Sensitive.
 
     Args:
-      noise_key: 32 secret bytes.
+      secret: 32 bytes.
       step: Step of the run, from 0.
       variable: Index of the variable among the trainable ones.
       shape: Shape of the variable.
@@ -91,7 +91,7 @@ def grid_normal(
     flat = values.reshape(-1)
     for block in range(first, -(-len(flat) // _BLOCK) if stddev else 0, every):
         part = flat[block * _BLOCK : (block + 1) * _BLOCK]
-        label = derive(noise_key, "grid-noise", step, variable, block)
+        label = derive(secret, "grid-noise", step, variable, block)
         _fill_rounded(part, _generator(label), stddev)
     return values
 
@@ -128,18 +128,18 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 def uniform(
-    noise_key: bytes, step: int, variable: int, shape: Sequence[int]
+    secret: bytes, step: int, variable: int, shape: Sequence[int]
 ) -> np.ndarray:
     """Returns uniform values in [0, 1], float32.  Sensitive.
 
     Args:
-      noise_key: 32 secret bytes.
+      secret: 32 bytes.
       step: Step of the run, from 0.
       variable: Index of the variable among the trainable ones.
       shape: Shape of the variable.
     """
     # A label of its own gives a stream other than the noise's.
-    generator = _generator(derive(noise_key, "mixing-coefficients", step, variable))
+    generator = _generator(derive(secret, "mixing-coefficients", step, variable))
     values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
@@ -153,23 +153,21 @@ def _generator(key: bytes) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-def row_seeds(
-    noise_key: bytes, step: int, part: int, shape: Sequence[int]
-) -> np.ndarray:
+def row_seeds(secret: bytes, step: int, part: int, shape: Sequence[int]) -> np.ndarray:
     """Returns the seeds of the rows of a physical batch, uniform uint32.  Sensitive.
 
     Args:
-      noise_key: 32 secret bytes.
+      secret: 32 bytes.
       step: Step of the run, from 0.
       part: Index of the physical batch within the step.
       shape: Shape of the seeds, (rows, ...).
     """
-    generator = _generator(derive(noise_key, "row-seeds", step, part))
+    generator = _generator(derive(secret, "row-seeds", step, part))
     return generator.integers(0, 1 << 32, shape, np.uint32)
 
 
 def step_noise(
-    noise_key: bytes,
+    secret: bytes,
     step: int,
     shapes: Sequence[Sequence[int]],
     noise_stddev: float,
@@ -179,7 +177,7 @@ def step_noise(
     """Returns the noise of one step, an array of integers per variable.  Sensitive.
 
     Args:
-      noise_key: 32 secret bytes.
+      secret: 32 bytes.
       step: Step of the run, from 0.
       shapes: Shape of each variable's noise.
       noise_stddev: Standard deviation of each coordinate of the sum of gradients.
@@ -196,7 +194,7 @@ def step_noise(
     rank, count = share
     return [
         grid_normal(
-            noise_key,
+            secret,
             step,
             index,
             shape,
@@ -209,18 +207,16 @@ def step_noise(
 
 
 def mixing_coefficients(
-    noise_key: bytes, step: int, shapes: Sequence[Sequence[int]]
+    secret: bytes, step: int, shapes: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
     """Returns the mixing coefficients of one step, an array per variable.  Sensitive.
 
     Args:
-      noise_key: 32 secret bytes.
+      secret: 32 bytes.
       step: Step of the run, from 0.
       shapes: Shape of each variable.
     """
-    return [
-        uniform(noise_key, step, index, shape) for index, shape in enumerate(shapes)
-    ]
+    return [uniform(secret, step, index, shape) for index, shape in enumerate(shapes)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,12 +224,12 @@ class LaterNoise:
     """The noise of lazy tables, drawn when a step or a flush needs it.
 
     Attributes:
-      noise_key: 32 secret bytes.
+      secret: 32 bytes.
       step: Step of the run, from 0.
       noise_stddev: Standard deviation of each coordinate of the noise of one step.
     """
 
-    noise_key: bytes = dataclasses.field(repr=False)
+    secret: bytes = dataclasses.field(repr=False)
     step: int
     noise_stddev: float
 
@@ -262,13 +258,13 @@ class LaterNoise:
     ) -> np.ndarray:
         if self.noise_stddev == 0:
             return np.zeros(shape)
-        label = derive(self.noise_key, "lazy-noise", self.step, place, table, block)
+        label = derive(self.secret, "lazy-noise", self.step, place, table, block)
         values = _generator(label).standard_normal(shape)
         values *= self.noise_stddev
         return values
 
 
-#: (noise key, step, shapes) -> further arrays of one step.
+#: (secret, step, shapes) -> further arrays of one step.
 DrawStep = Callable[[bytes, int, Sequence[Sequence[int]]], list[np.ndarray]]
 
 
@@ -278,7 +274,7 @@ class NoiseStream:
     Yields for each step the arrays of ``step_noise``, and then those of ``draw``.
 
     Args:
-      noise_key: 32 secret bytes.
+      secret: 32 bytes.
       steps: Steps of the run, in order.
       shapes: Shape of each variable's noise.
       noise_stddev: Standard deviation of each coordinate of the sum of gradients.
@@ -296,7 +292,7 @@ class NoiseStream:
 
     def __init__(
         self,
-        noise_key: bytes,
+        secret: bytes,
         *,
         steps: range,
         shapes: Sequence[Sequence[int]],
@@ -306,7 +302,7 @@ class NoiseStream:
         draw: DrawStep | None = None,
     ) -> None:
         self._draw_more = draw
-        self._arguments = (noise_key, shapes, noise_stddev, unit, share)
+        self._arguments = (secret, shapes, noise_stddev, unit, share)
         self._steps = steps
         self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
             _DEPTH
@@ -331,14 +327,14 @@ class NoiseStream:
             yield item
 
     def _draw(self) -> None:
-        noise_key, shapes, noise_stddev, unit, share = self._arguments
+        secret, shapes, noise_stddev, unit, share = self._arguments
         try:
             for step in self._steps:
                 if self._stopped.is_set():
                     return
-                values = step_noise(noise_key, step, shapes, noise_stddev, unit, share)
+                values = step_noise(secret, step, shapes, noise_stddev, unit, share)
                 if self._draw_more is not None:
-                    values += self._draw_more(noise_key, step, shapes)
+                    values += self._draw_more(secret, step, shapes)
                 self._queue.put(values)
             self._queue.put(None)
         except BaseException as error:

@@ -66,7 +66,7 @@ _REASONS = (
     ),
     (
         ("Random", "Multinomial", "StatefulUniform", "StatefulStandard", "RngRead"),
-        "draws random numbers that do not follow from the key of the run",
+        "draws random numbers that do not follow from the secret of the run",
         "Use Keras's Dropout, or tf.random.stateless_... with the seed of --augment.",
     ),
     (

@@ -151,7 +151,7 @@ def test_no_noise_is_exactly_zero_and_nothing_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr("trainer.core.step.noise.AESCounter")
-    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    later = LaterNoise(secret=KEY, step=0, noise_stddev=0.0)
     for values in (
         step_noise(KEY, 0, [(3,)], 0.0, None)[0],
         later.of_read(1, 0, (3,)),
