@@ -292,6 +292,8 @@ def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
 def create(path: str, data: bytes) -> bool:
     """Writes an object unless there is one: see ``storage.create``."""
 
+    data = bytes(data)  # S3's client takes no view
+
     def write() -> bool:
         files = file_system(path)
         if files.scheme() == "s3":

@@ -59,7 +59,10 @@ def fetch(request: Request) -> None:
             "to it. Choose another folder here."
         )
     with usable_folder(store, "--out"):
-        paths = [p for p in storage.walk(store, lambda _: True) if _is_kept(p)]
+        try:
+            paths = [p for p in storage.walk(store, lambda _: True) if _is_kept(p)]
+        except FileNotFoundError:  # in a store with folders, a new one
+            return
         if not paths:
             return
         check_unfinished(store, {path[0] for path in paths})
@@ -135,7 +138,7 @@ class StoredRun:
         """Yields the name of each file here, and what changes with its content."""
         for path in storage.walk(self._folder, lambda _: True):
             name = "/".join(path)
-            if _is_kept(path):
+            if _is_kept(path) and name != _RUN_ID:  # ``take`` wrote it, for good
                 found = (self._folder / name).stat()
                 yield name, (found.st_ino, found.st_mtime_ns, found.st_size)
 

@@ -169,7 +169,13 @@ class Chain:
         commit = Checkpoints.commit
 
         def keep(checkpoints: Checkpoints, state: State) -> None:
-            commit(checkpoints, state)
+            entry = f"{checkpoints.number + 1:08d}.json"
+            try:
+                commit(checkpoints, state)
+            except KeyboardInterrupt:  # a kill, perhaps after the commit
+                if entry in checkpoints._files.names(checkpoints._folder):
+                    self.states.append(state)
+                raise
             self.states.append(state)
 
         monkeypatch.setattr(Checkpoints, "commit", keep)

@@ -382,7 +382,8 @@ def open_run(run: pathlib.Path, *, resumes: bool = False) -> Iterator[None]:
 
 def _remove_leftovers(run: pathlib.Path) -> None:
     """Removes unfinished files of a killed run, whose names start with a dot."""
-    for path in [*run.glob(".*"), *(run / PRIVATE_NAME).glob(".*")]:
+    folders = run, run / PRIVATE_NAME, *run.glob(f"{PRIVATE_NAME}/*/"), *run.glob("*/")
+    for path in {each for folder in folders for each in folder.glob(".*")}:
         if path.is_dir():
             shutil.rmtree(path)
         else:
