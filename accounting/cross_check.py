@@ -46,6 +46,19 @@ class SecondOpinion:
         )
 
 
+def check_theorem(theorem: Theorem | None) -> None:
+    """Refuses a method with accounting of its own.
+
+    Raises:
+      InputError: dp_accounting has no event for it.
+    """
+    if theorem is not None:
+        raise InputError(
+            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
+            f"for {theorem.name}. Omit --cross-check."
+        )
+
+
 def check_plan(
     plan: DpSgdPlan,
     theorem: Theorem | None,
@@ -63,11 +76,7 @@ def check_plan(
     Raises:
       InputError: it has none.
     """
-    if theorem is not None:
-        raise InputError(
-            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
-            f"for {theorem.name}. Omit --cross-check."
-        )
+    check_theorem(theorem)
     events.ask(
         plan,
         noise_multiplier=1.0,

@@ -28,6 +28,7 @@ from accounting.core.plan import (
 )
 from accounting.core.theorem import Theorem
 from accounting.core.validation import InputError
+from accounting.cross_check import check_theorem
 from tests.accounting.cross_check import libraries, opponent, simulation
 from tests.accounting.cross_check.opinion import Opinion
 
@@ -85,11 +86,7 @@ def check_plan(
     Raises:
       InputError: nobody else can judge the plan; the message says why.
     """
-    if theorem is not None:
-        raise InputError(
-            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
-            f"for {theorem.name}. Omit --cross-check."
-        )
+    check_theorem(theorem)
     _judge(plan, neighboring_relation, max_examples_per_user)
 
 
