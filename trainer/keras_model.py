@@ -639,8 +639,11 @@ class PrivateModel(keras.Model):
             if not begun["ended"]:
                 closed = non_private_training_metrics or see_every_step(callbacks)
                 self._num_begun_here = self._num_fits + 1
-                with self._training.attempt(plan[-1].end, closed=closed):
-                    self._run(begun, plan, listed, validate)
+                try:
+                    with self._training.attempt(plan[-1].end, closed=closed):
+                        self._run(begun, plan, listed, validate)
+                finally:
+                    self._note_weights()
             self._num_fits += 1
             is_last = self._num_fits == len(self._session.fits)
             if self._is_complete and is_last and self._held is None:
@@ -752,6 +755,7 @@ class PrivateModel(keras.Model):
                 continue  # an earlier process has taken and shown it
             listed.on_epoch_begin(epoch.index)
             logs = self._epoch(epoch, listed, begun["non_private_training_metrics"])
+            self._note_weights()
             training.logs[place] = validate(epoch)
             logs |= training.logs[place]
             listed.on_epoch_end(epoch.index, logs)
@@ -856,6 +860,11 @@ class PrivateModel(keras.Model):
         if self._checked_model is None:
             raise InputError("Expected compile before fit.")
         return self._checked_model
+
+    def _note_weights(self) -> None:
+        """Notes the weights that code of this process may give to another network."""
+        if self._held is None:  # `dpsgd train` makes its network for itself
+            initial_weights_files.note(self.network)
 
     @property
     def _is_complete(self) -> bool:

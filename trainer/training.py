@@ -51,7 +51,7 @@ from trainer.claims.lazy_noise import LazyNoise
 from trainer.claims.workers import agreement, launch
 from trainer.claims.workers.agreement import AgreedStopError
 from trainer.core.run.batches import BatchSource, Element
-from trainer.core.run.checkpoints import Checkpoints, Files, State
+from trainer.core.run.checkpoints import OR_ANEW, Checkpoints, Files, State
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id, versions
 from trainer.core.run.session import Session, StepInputs
 from trainer.core.run.withheld import InterruptedRunError
@@ -368,8 +368,7 @@ class Training:
                     f"Expected the last checkpoint of {self.session.run} to be number "
                     f"{found}, of which its record tells; it is number "
                     f"{self._checkpoints.number}, and steps that were released would "
-                    "be taken again. Restore the folder as a whole, or begin a new "
-                    "run, on batches of its own, in another folder."
+                    f"be taken again. Restore the folder as a whole, {OR_ANEW}"
                 )
         if state is not None:
             self._checkpoints.check_may_go_on(state)
@@ -387,8 +386,8 @@ class Training:
                 if before != given:
                     raise InputError(
                         f"Expected {key}={given!r} to be {before!r}, as when the run "
-                        f"in {self.session.run} began. Give the same as before, or "
-                        "begin a new run, on batches of its own, in another folder."
+                        f"in {self.session.run} began. Give the same as before, "
+                        f"{OR_ANEW}"
                     )
 
     def share(self) -> None:
@@ -407,7 +406,7 @@ class Training:
             raise InputError(
                 f"Expected the model and optimizer of the run in {self.session.run}; "
                 "their weights have other numbers or shapes. Give the same as before, "
-                "or begin a new run, on batches of its own, in another folder."
+                f"{OR_ANEW}"
             )
         for name, variable in self._variables.items():
             variable.assign(state.arrays[name])
@@ -436,7 +435,6 @@ class Training:
                     self._checkpoints.end()
         self._saved_at, session.num_commits = time.monotonic(), number
         session.num_steps_committed = session.num_steps_executed
-        initial_weights.note(self._model.network)
         if self._workers.is_chief:
             self._publish()
 

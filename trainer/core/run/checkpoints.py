@@ -75,7 +75,8 @@ FOLDER_NAME = "checkpoints"
 MAY_GO_ON_NAME = "may_go_on"
 
 _ENTRY = re.compile(r"\d{8}\.json")
-_OR_ANEW = "or begin a new run, on batches of its own, in another folder."
+#: The end of a remedy, where a run cannot go on.
+OR_ANEW = "or begin a new run, on batches of its own, in another folder."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,8 +138,8 @@ class Checkpoints:
         Raises:
           InputError: it has.
         """
-        names = sorted(filter(_ENTRY.fullmatch, self._files.names(self._folder)))
-        if names and int(names[-1].partition(".")[0]) != self.number:
+        newest = self._newest()
+        if newest is not None and newest != self.number:
             raise InputError(
                 f"Expected {self._run} to be of this process alone; another one has "
                 "gone on with the run. Make the model again, to go on from there."
@@ -150,19 +151,27 @@ class Checkpoints:
         Raises:
           InputError: it is damaged.
         """
-        names = sorted(filter(_ENTRY.fullmatch, self._files.names(self._folder)))
-        if not names:
+        newest = self._newest()
+        if newest is None:
             return None
-        entry = self._files.read(f"{self._folder}/{names[-1]}")
+        entry = self._files.read(self._entry(newest))
         name = self._fields(entry)["arrays"]
         try:
             arrays = self._files.read(f"{self._folder}/{name}")
         except FileNotFoundError:
             raise self._damaged() from None
         state = self.parse(entry, arrays)
-        self.number, self._arrays_name = int(names[-1].partition(".")[0]), name
+        self.number, self._arrays_name = newest, name
         self._remove_earlier()
         return state
+
+    def _newest(self) -> int | None:
+        """Returns the number of the last commit in the folder; None without one."""
+        names = filter(_ENTRY.fullmatch, self._files.names(self._folder))
+        return max((int(name.partition(".")[0]) for name in names), default=None)
+
+    def _entry(self, number: int) -> str:
+        return f"{self._folder}/{number:08d}.json"
 
     def check_may_go_on(self, state: State) -> None:
         """Refuses a run that has ended for good.
@@ -180,7 +189,7 @@ class Checkpoints:
             f"good at step {state.step}, by an error of its code or its values, or "
             "since callbacks saw every step: to take steps again until they suit would "
             "void its guarantee. What it released keeps it. Use it as it is, "
-            f"{_OR_ANEW}"
+            f"{OR_ANEW}"
         )
 
     def encoded(self, state: State, name: str = "") -> tuple[bytes, bytes]:
@@ -239,7 +248,7 @@ class Checkpoints:
         name = f"{number:08d}-{secrets.token_hex(4)}.npz"
         entry, arrays = self.encoded(state, name)
         self._files.create(f"{self._folder}/{name}", arrays)
-        path = f"{self._folder}/{number:08d}.json"
+        path = self._entry(number)
         # A store that was asked twice, since its answer was lost, finds its own file.
         if not self._files.create(path, entry) and self._files.read(path) != entry:
             self._remove(name)
@@ -279,7 +288,7 @@ class Checkpoints:
         return InputError(
             f"Expected the last checkpoint in {self._folder} to be as it was written; "
             f"it is missing or damaged, and the run never goes back to an older one. "
-            f"Restore it, {_OR_ANEW}"
+            f"Restore it, {OR_ANEW}"
         )
 
 
