@@ -87,66 +87,81 @@ def killed(owner: Any, name: str, *, call: int = 1, after: bool) -> Iterator[Non
 # -- C5: after the commit --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("front", ["train", "fit"])
-def test_nothing_public_precedes_the_commit_that_it_speaks_of(
-    front: str,
-    request_for: Any,
-    small_batches: Any,
-    chain: Chain,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-) -> None:
-    """But for the progress, which tells the number of a step."""
-    seen: dict[str, list[int]] = collections.defaultdict(list)
-    current: list[Session] = []
+class Watch:
+    """Whoever looks at a state, which has to be the last committed one.
 
-    def look(what: str) -> None:
-        assert chain.step == current[0].num_steps_executed, what
-        seen[what].append(chain.step)
+    Attributes:
+      seen: What looked -> the steps of the states.
+      current: The session of the attempt; empty before.
+    """
 
-    def watch(owner: Any, name: str) -> None:
+    def __init__(self, chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: dict[str, list[int]] = collections.defaultdict(list)
+        self.current: list[Session] = []
+        self._chain, self._monkeypatch = chain, monkeypatch
+        begin = Session.open
+        monkeypatch.setattr(
+            Session,
+            "open",
+            lambda s, *a, **m: (self.current.append(s), begin(s, *a, **m))[1],
+        )
+        for owner, name in (
+            (Session, "write_record"), (Iterates, "keep"), (Evaluator, "metrics"),
+            (keras.Model, "evaluate"),
+        ):  # fmt: skip
+            self._watch(owner, name)
+
+    def look(self, what: str) -> None:
+        assert self._chain.step == self.current[0].num_steps_executed, what
+        self.seen[what].append(self._chain.step)
+
+    def _watch(self, owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         def watched(*arguments: Any, **more: Any) -> Any:
-            look(name)
+            self.look(name)
             return original(*arguments, **more)
 
-        monkeypatch.setattr(owner, name, watched)
+        self._monkeypatch.setattr(owner, name, watched)
 
-    class Seeing(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            look("callback")
 
-        on_train_begin = on_train_end = on_epoch_begin = (  # type: ignore[assignment]
-            lambda self, *_, **__: look("callback")
-        )
+@pytest.fixture
+def watch(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """What is public looks at committed states alone, but for the progress."""
+    return Watch(chain, monkeypatch)
 
+
+def test_no_file_or_line_of_train_precedes_the_commit_that_it_speaks_of(
+    request_for: Any, chain: Chain, watch: Watch
+) -> None:
     class Said(Silent):
         def say(self, text: str) -> None:
-            if current and chain.states and "after step" in text:
-                look("line")
+            if watch.current and chain.states and "after step" in text:
+                watch.look("line")
 
-    begin = Session.open
-    monkeypatch.setattr(
-        Session, "open", lambda s, *a, **m: (current.append(s), begin(s, *a, **m))[1]
-    )
-    for owner, name in (
-        (Session, "write_record"), (Iterates, "keep"), (Evaluator, "metrics"),
-        (keras.Model, "evaluate"),
-    ):  # fmt: skip
-        watch(owner, name)
-    if front == "train":
-        request = request_for()
-        with killed(Session, "write_record", call=3, after=True):
-            train(request, Said())
-        current.clear()
+    request = request_for()
+    with killed(Session, "write_record", call=3, after=True):
         train(request, Said())
-        assert seen["metrics"][:4] == [0, 4, 8, 10]  # and those of kept iterates
-        # Four of the first attempt; the other one begins with that of step 4.
-        assert seen["write_record"][:4] == [0, 3, 4, 4]
-        assert seen["line"] == [4]
-        check_complete(request.run, chain)
-        return
+    watch.current.clear()
+    train(request, Said())
+    assert watch.seen["metrics"][:4] == [0, 4, 8, 10]  # and those of kept iterates
+    # Four of the first attempt; the other one begins with that of step 4.
+    assert watch.seen["write_record"][:4] == [0, 3, 4, 4]
+    assert watch.seen["line"] == [4]
+    check_complete(request.run, chain)
+
+
+def test_no_file_or_callback_of_fit_precedes_the_commit_that_it_speaks_of(
+    small_batches: Any, tmp_path: pathlib.Path, watch: Watch
+) -> None:
+    class Seeing(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            watch.look("callback")
+
+        on_train_begin = on_train_end = on_epoch_begin = (  # type: ignore[assignment]
+            lambda self, *_, **__: watch.look("callback")
+        )
+
     model = make_private(
         linear(), batches=small_batches.path, run=tmp_path / "run", delta=1e-3,
         noise_multiplier=0.8, l2_norm_clip=2.0, keep_last=2, keep_every=3,
@@ -156,9 +171,9 @@ def test_nothing_public_precedes_the_commit_that_it_speaks_of(
     rows = make_rows(20)
     data = {"integers": rows["integers"]}, rows["label"]
     model.fit(steps_per_epoch=4, validation_data=data, callbacks=[Seeing()], verbose=0)
-    assert seen["evaluate"] == [4, 8, 10]
-    assert seen["keep"] == [7, 10]
-    assert seen["callback"] == [0, 0, 4, 4, 8, 8, 10, 10]
+    assert watch.seen["evaluate"] == [4, 8, 10]
+    assert watch.seen["keep"] == [7, 10]
+    assert watch.seen["callback"] == [0, 0, 4, 4, 8, 8, 10, 10]
 
 
 def test_a_run_killed_wherever_it_commits_and_publishes_ends_complete(
