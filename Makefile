@@ -1,7 +1,7 @@
 # Everything starts here; see README.md.  `make demo` and `make test` need only Python.
 VENV ?= .venv
-SUPPORTED = import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.10 python3; do \
+SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 RUN = $(VENV)/bin/
 INSTALLED = $(VENV)/installed
@@ -61,10 +61,10 @@ browser:
 	for example as root. Without a browser the tests of the page are skipped." >&2; exit 1; }
 
 check-python:
-	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.10 to 3.13 on the PATH; \
+	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.11 to 3.13 on the PATH; \
 	found $$( (command -v python3 >/dev/null && python3 --version) || echo none). Install one, or name it: \
 	make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c '$(SUPPORTED)' || { echo "error: Expected Python 3.10 to 3.13; \
+	@$(PYTHON) -c '$(SUPPORTED)' || { echo "error: Expected Python 3.11 to 3.13; \
 	PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: Expected \
 	$(PYTHON) to have venv. On Debian: apt-get install python3-venv" >&2; exit 1; }
@@ -84,7 +84,7 @@ $(INSTALLED): $(wildcard deploy/lock/*.txt) setup.py | check-python
 	touch $@
 
 lock: $(INSTALLED)
-	for version in 3.10 3.11 3.12 3.13; do \
+	for version in 3.11 3.12 3.13; do \
 		$(COMPILE) --python-platform linux --python-version $$version --extra all \
 			setup.py --output-file deploy/lock/py$$version.txt || exit 1; \
 	done

@@ -11,10 +11,11 @@ BASE = ["click>=8.1", "numpy>=1.26,<3", "rich>=13"]
 PIPELINES = [
     "apache-beam>=2.75,<3",
     "cryptography>=41",
+    "duckdb>=2,<3",  # reads tables
+    "fsspec>=2026.1",
     "google-crc32c>=1.5",
     "protobuf>=5",
     "pyarrow>=18",
-    'tomli>=2; python_version < "3.11"',
 ]
 ACCOUNTING = ["dp-accounting>=0.4.3,<0.7", "matplotlib>=3.8", "scipy>=1.11"]
 TRAIN = [
@@ -25,12 +26,12 @@ TRAIN = [
     # It refuses later Pythons, and with it their NumPy 2 and dp-accounting 0.6.
     'tensorflow-privacy==0.9.0; python_version < "3.12"',
 ]
-# Other trainers on the same batches (see pipelines/README.md).  On Python 3.10 and 3.11
+# Other trainers on the same batches (see pipelines/README.md).  On Python 3.11
 # not beside "train": JAX Privacy needs a newer dp-accounting than TF Privacy allows.
 JAX = ["jax-privacy>=2,<3"]
 OPACUS = ["opacus>=1.5,<2"]
-# Batches in an object store; gs:// needs apache-beam[gcp], hdfs:// apache-beam[hadoop].
-AWS = ["boto3>=1.34"]
+# Batches in an object store.
+AWS = ["boto3>=1.34", "s3fs>=2026.1"]
 # Several workers take each private step together: `mpiexec -n 3 dpsgd train ...`.
 MPI = ["mpi4py>=4.1,<5", "mpich>=5,<6"]
 DEV = [
@@ -44,8 +45,6 @@ DEV = [
     "mkdocstrings[python]>=0.26",
     "mypy>=1.10",
     "pandas>=2.2",  # the tests give its tables to make_private
-    # The last mkdocstrings for Python 3.10 knows no later ones.
-    'pymdown-extensions<12; python_version < "3.11"',
     "pytest>=8",
     "pytest-xdist>=3.5",
     "ruff>=0.6",
@@ -63,10 +62,9 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.14",
+    python_requires=">=3.11,<3.14",
     classifiers=[
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

@@ -22,7 +22,7 @@ import functools
 import json
 import pathlib
 import shlex
-import sys
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,11 +38,6 @@ from pipelines.cli.data_commands import kind_options
 from pipelines.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 from trainer.cli import setting_flags
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
 #: Flags of `dpsgd schema`.

@@ -15,7 +15,7 @@ import setuptools
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13")
 
 #: Locked also where setup.py limits no version: mkdocstrings requires it.
 NEEDED_BY_OTHERS = {"pymdown-extensions"}

@@ -14,12 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILE = pathlib.Path(__file__).with_name("planted_faults.toml")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
-import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +21,6 @@ from accounting.cli.grouped import Option
 from accounting.cli.registered import Registered
 from accounting.core.validation import InputError, did_you_mean
 from trainer.settings.setting import METHODS, REQUIRED, Setting, declared
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class Listed(click.ParamType):

@@ -9,15 +9,10 @@ Public: everything.
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 
 from accounting.core.validation import InputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def with_fields(

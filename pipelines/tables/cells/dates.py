@@ -99,7 +99,7 @@ def _in_zone(times: pa.Array, zone: str) -> pa.Array:
 def _offset(seconds: int, zone: zoneinfo.ZoneInfo) -> int:
     """Returns microseconds to add to a time of UTC, in seconds since 1970."""
     moment = _EPOCH + datetime.timedelta(seconds=seconds)
-    offset = moment.replace(tzinfo=datetime.timezone.utc).astimezone(zone).utcoffset()
+    offset = moment.replace(tzinfo=datetime.UTC).astimezone(zone).utcoffset()
     assert offset is not None
     return offset // datetime.timedelta(microseconds=1)
 

@@ -36,7 +36,7 @@ import datetime
 import functools
 import json
 import os
-import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,11 +58,6 @@ from pipelines.tables.schema.column_kinds import (
     usable_name,
 )
 from pipelines.tables.schema.fields import CELLS_NAME, Fields
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 VERSION = 1
 #: ``dataset["name"]`` of a manifest whose data has a schema.

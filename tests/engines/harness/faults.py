@@ -98,7 +98,7 @@ def run_with_fault(
     def disturb(client: Process) -> None:
         _await_phase(fault.phase, out, client)
         victim, replace = _victim(cluster, fault.part)
-        now = datetime.datetime.now(datetime.timezone.utc).strftime("%H:%M:%S")
+        now = datetime.datetime.now(datetime.UTC).strftime("%H:%M:%S")
         files = num_written(out)
         victim.kill()
         if (out / MANIFEST_NAME).exists():

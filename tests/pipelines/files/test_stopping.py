@@ -18,8 +18,7 @@ from pipelines.files.stopping import StoppedError, on_signals, stoppable
 from pipelines.job import engine_tasks, progress
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
-#: As integers: up to Python 3.10 the text of a signal is its name.
-SIGNALS = [int(signal.SIGINT), int(signal.SIGTERM)]
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 def signal_self(number: int) -> None:

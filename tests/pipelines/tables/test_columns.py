@@ -19,7 +19,7 @@ from pipelines.tables.schema.schema import Schema
 from tests.pipelines.tables.test_criteo import hash_string
 
 CANARY = "5ec4e7ca"
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 
 
 def schema_of(column: dict[str, Any], **others: Any) -> Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import pathlib
-import sys
+import tomllib
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +19,6 @@ from pipelines.tables.schema.column_kinds import Date
 from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import InputOptions, Schema
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TYPES: dict[str, Any] = {
     "age": pa.array([1, 2]),

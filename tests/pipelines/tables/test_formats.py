@@ -28,7 +28,7 @@ from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
 from tests.pipelines.conftest import prepared_bytes
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 #: Texts, numbers and a day that stand for missing values in every table below.
 MISSING = ["?", "NA", "-999", "1900-01-01"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +23,6 @@ from trainer.releases.schema_text import with_fields
 from trainer.releases.table_statistics import least_rows, statistics
 from trainer.releases.vocabularies import threshold
 from trainer.report.progress import Silent
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 NUM_ROWS = 30_000
 SCHEMA = """\

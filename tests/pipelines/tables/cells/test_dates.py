@@ -17,7 +17,7 @@ from pipelines.tables.cells.dates import times_of
 from pipelines.tables.schema.column_kinds import Date
 from pipelines.tables.schema.fields import Fields
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 
 
 def times(values: Any, missing_values: tuple[str, ...] = ("",), **fields: Any) -> Any:
