@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from trainer.prediction.predict import predict as predict
     from trainer.releases.evaluate import evaluate as evaluate
     from trainer.releases.table_statistics import statistics as statistics
-    from trainer.releases.tuning_runs import tune as tune
+    from trainer.releases.tuning import tune as tune
     from trainer.run.preflight import Request as Request
     from trainer.run.privacy import run_statement as run_statement
     from trainer.settings.aggregation_settings import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
 import importlib.util
 import os
 import pathlib
@@ -107,13 +106,6 @@ def check_function(spec: str, option: str) -> None:
             f"Expected {what} to name a function; {path} has none of that name. "
             f"{remedy}"
         )
-
-
-def digest_of_source(spec: str) -> str:
-    """Returns the SHA-256 of the file of ``module:function``; empty without one."""
-    import_from_here()
-    path = _source_of(spec.partition(":")[0])
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
 
 
 def _source_of(name: str) -> pathlib.Path | None:

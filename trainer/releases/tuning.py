@@ -1,33 +1,41 @@
 """``tune``: the best of a random number of runs, of which nothing else is shown.
 
-    OUT/tuning.json    what was asked, its price, and at the end the winner; public
-    OUT/run            the winner: a run as of `dpsgd train`
-    OUT/batches        its batches
-    OUT/private        all else, until the end
+    OUT/tuning.json         what was asked, its price, and in the end the winner; public
+    OUT/run, OUT/batches    the winner: a run as of `dpsgd train`, and its batches
+    OUT/private/runs.json   which candidate is when, and the best so far; secret
+    OUT/private/TOKEN/      batches and run of one of them, until the end
 
 Formal guarantees:
-  - each run has a candidate that is drawn uniformly, batches by a key of their own, and
-    noise by another; the noise is that with which the best of them has the stated
-    epsilon, by `accounting.claims.selection`.
+  - number of runs and candidates are drawn uniformly before the first run, and once: a
+    search that was stopped goes on with them.
+  - each run has batches by a key of their own, and the noise with which the best run
+    has the stated epsilon, by `accounting.claims.selection`.  All runs are on the same
+    rows: others are refused.
   - a score is a function of one Gaussian release of held-out rows.  For one of these
     rows models do not differ and the score is the run, so that the same theorem gives
-    the best score its epsilon.
-  - if no row is scored and trained on, model and score together have the larger
-    epsilon.
-  - what is published is the winner and its score.  `tuning_runs` keeps the rest secret.
-  - price and claim are those that were computed when it began: an edited ``NAME`` is
-    refused, before its first run, between runs and at the end.
-  - *not* covered: how long it took; copies of training rows in --score.
-
-Public: everything here.
+    the best score its epsilon.  If no row is scored and trained on, model and score
+    together have the larger epsilon.
+  - a run that ends for good (see ``checkpoints``), or whose score is missing or no
+    number, has the worst score; equal scores are of runs that are exchangeable, so that
+    the first of them is one at random.
+  - a run that lost leaves nothing when the next begins, and at the end nothing is left
+    but the winner and its score.
+  - neither messages nor names of folders tell how many runs there are, or how far the
+    search is; nor do the winner's files, since each run has a process of its own, whose
+    counters start anew, and names of its own (see ``own_numbers``).
+  - *not* covered: how long it took; copies of training rows in --score; what a file
+    system keeps of removed files; who edits OUT.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
+import secrets
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,21 +50,39 @@ from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_choice, check_float
 from accounting.core.versioned_json import header
 from accounting.planning.tuning import BEST, Tuning
-from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.files.json_files import read_json
-from pipelines.files.locks import LOCK_NAME
+from pipelines.batches.folder import (
+    MANIFEST_NAME,
+    PRIVATE_NAME,
+    read_checksums,
+)
+from pipelines.files import separate_process
+from pipelines.files.folders import make_private_folder
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.locks import LOCK_NAME, in_use, locked
+from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import table_of
-from pipelines.job.batch_settings import BatchSettings
+from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.tables.schema.column_kinds import REGRESSION
 from pipelines.tables.schema.schema import DATASET_NAME
-from trainer.model.evaluation import bounded_users, check_files
-from trainer.model.metrics import BINARY, CLASSES, OTHER, SQUARED_ERROR
-from trainer.releases.held_out_sums import KeptRows
+from trainer.core.run import run_record
+from trainer.core.run.checkpoints import has_ended
+from trainer.model.evaluation import HeldOut, bounded_users, check_files
+from trainer.model.metrics import (
+    BINARY,
+    CLASSES,
+    LOWER_IS_BETTER,
+    OTHER,
+    SQUARED_ERROR,
+)
+from trainer.prediction.chosen_model import choose
+from trainer.releases import evaluate
 from trainer.releases.price import Price, check_rows, kept_rows
+from trainer.report.progress import Reporter, Silent
 from trainer.run import privacy
-from trainer.run.preflight import check_files_of, with_loss
+from trainer.run.preflight import check_files_of, is_finished, with_loss
 from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
 
 NAME, STATE_NAME = "tuning.json", "runs.json"
@@ -69,6 +95,8 @@ _SCORES = {
     OTHER: (SQUARED_ERROR,),
 }
 _HEADER: Any = {"format_name": "dpsgd-tuning", "version": 1}
+_TRAIN = "trainer.train:train"
+_RUN, _BATCHES = "run", "batches"
 #: A search for the noise of scores starts at so many times that of one score.
 _GUESS = 1.5
 
@@ -82,10 +110,7 @@ class TuneRequest:
       scored: Held-out rows.
       out: Folder for the results.
       batches: How each run samples.
-      plan: The plan that follows from it.
       candidates: Settings of the runs, with their noise.
-      law: Law of the number of runs.
-      score: One of ``SCORES`` but ``AUTO``.
       price: Of the scores.
       described: The fields of ``NAME`` before there is a winner.
     """
@@ -94,12 +119,20 @@ class TuneRequest:
     scored: pathlib.Path
     out: pathlib.Path
     batches: BatchSettings
-    plan: DpSgdPlan
     candidates: tuple[TrainSettings, ...]
-    law: NumberOfRuns
-    score: str
     price: Price
     described: dict[str, Any]
+
+    @property
+    def plan(self) -> DpSgdPlan:
+        """The plan of each run."""
+        return DpSgdPlan.from_json(self.described["asked"]["plan"])
+
+    @property
+    def law(self) -> NumberOfRuns:
+        """Law of the number of runs."""
+        asked, price = self.described["asked"], self.described["price"]
+        return law_of(asked["num_runs"], price["shape"])
 
 
 def check(
@@ -155,28 +188,45 @@ def check(
         )
     of_score = table_of(list_row_groups(os.fspath(scored)))
     table_of(dataset).check_apart(of_score, "--score")
-    score = _score_of(score, task)
-    asked = _asked(
-        source, scored, settings, batches, plan,
-        num_runs=num_runs,
-        score=score,
+    asked: dict[str, Any] = {
+        "input": source,
+        "scored": str(scored),
+        "plan": plan.to_json(),
+        "batches": dataclasses.asdict(batches),
+        "candidates": [dataclasses.asdict(each) for each in settings],
+        "num_runs": num_runs,
+        "score": _score_of(score, task),
         **_of_score(settings[0], epsilon_of_score, delta_of_score),
-    )  # fmt: skip
+    }
+    asked = json.loads(json.dumps(asked, default=str))  # as it is read again
     of_runs = Tuning(plan=plan, num_runs=num_runs, delta=settings[0].target_delta or 0)
     # One score alone needs less noise than the best of several.
     alone = gaussian_noise(asked["epsilon_of_score"], asked["delta_of_score"])
-    rows, where = _kept(task, dataset), f"--score {scored}"
+    num_classes = dataset.description.get("label", {}).get("num_classes")
+    rows, where = kept_rows(task, num_classes or 2), f"--score {scored}"
     check_rows(rows, alone, num_rows, where)
-    described = begun(out, asked)
-    if described is None:
-        described = _priced(of_runs, asked, say)
-    elif not _is_sealed(out, described):
-        priced = _priced(of_runs, asked, say)
-        if described != {**priced, "winner": described["winner"]}:
-            raise changed(out)
-    found = _request(described, settings, source, scored, out, batches)
-    check_rows(rows, found.price.noise_multiplier, num_rows, where)
-    return found
+    described = begun(out, asked) or _priced(of_runs, asked, say)
+    price = described["price"]
+    check_rows(rows, price["noise_of_score"], num_rows, where)
+    noisy = {
+        "target_epsilon": None,
+        "noise_multiplier": price["noise_multiplier"],
+        "selection": (num_runs, price["shape"]),
+    }
+    return TuneRequest(
+        source=source,
+        scored=scored,
+        out=out,
+        batches=batches,
+        candidates=tuple(dataclasses.replace(each, **noisy) for each in settings),
+        price=Price(
+            epsilon=asked["epsilon_of_score"],
+            delta=asked["delta_of_score"],
+            noise_multiplier=price["noise_of_score"],
+            claim=described["claim"],
+        ),
+        described=described,
+    )
 
 
 def _of_score(
@@ -197,40 +247,6 @@ def _of_score(
     return given
 
 
-def _request(
-    described: dict[str, Any],
-    settings: Sequence[TrainSettings],
-    source: str,
-    scored: pathlib.Path,
-    out: pathlib.Path,
-    batches: BatchSettings,
-) -> TuneRequest:
-    """Returns the request of a search whose price is known."""
-    asked, price = described["asked"], described["price"]
-    noisy = {
-        "target_epsilon": None,
-        "noise_multiplier": price["noise_multiplier"],
-        "selection": (asked["num_runs"], price["shape"]),
-    }
-    return TuneRequest(
-        source=source,
-        scored=scored,
-        out=out,
-        batches=batches,
-        plan=DpSgdPlan.from_json(asked["plan"]),
-        candidates=tuple(dataclasses.replace(each, **noisy) for each in settings),
-        law=law_of(asked["num_runs"], price["shape"]),
-        score=asked["score"],
-        price=Price(
-            epsilon=asked["epsilon_of_score"],
-            delta=asked["delta_of_score"],
-            noise_multiplier=price["noise_of_score"],
-            claim=described["claim"],
-        ),
-        described=described,
-    )
-
-
 def _settled(
     candidates: Sequence[TrainSettings], dataset: Dataset
 ) -> list[TrainSettings]:
@@ -240,6 +256,11 @@ def _settled(
     settings = [with_loss(each, dataset.description) for each in candidates]
     if not settings:
         raise InputError("Expected candidates to choose from; got none.")
+    described = dataset.description
+    has_range = (
+        described.get("name") == DATASET_NAME
+        and described["label"]["task"] == REGRESSION
+    )
     for each in settings:
         if each.method == NON_PRIVATE or privacy.theorem_of_settings(each):
             raise InputError(
@@ -260,27 +281,13 @@ def _settled(
         ):  # fmt: skip
             raise InputError("Expected one epsilon and delta of all candidates.")
         check_files_of(each)
-        if each.task == OTHER and not _has_range(dataset):
+        if each.task == OTHER and not has_range:
             raise InputError(
                 f"Expected loss={each.loss!r} to predict one of two or more classes, "
                 "or a number whose range the schema has: nothing bounds what one row "
                 "adds to another score. Give the label a range in the schema."
             )
     return settings
-
-
-def _has_range(dataset: Dataset) -> bool:
-    """Returns whether labels are numbers with a public range."""
-    description = dataset.description
-    return (
-        description.get("name") == DATASET_NAME
-        and description["label"]["task"] == REGRESSION
-    )
-
-
-def _kept(task: str, dataset: Dataset) -> KeptRows:
-    label = dataset.description.get("label", {})
-    return kept_rows(task, label.get("num_classes") or 2)
 
 
 def _score_of(score: str, task: str) -> str:
@@ -293,31 +300,6 @@ def _score_of(score: str, task: str) -> str:
             f"{' or '.join(known)}."
         )
     return score
-
-
-def _asked(
-    source: str,
-    scored: pathlib.Path,
-    settings: Sequence[TrainSettings],
-    batches: BatchSettings,
-    plan: DpSgdPlan,
-    **others: Any,
-) -> dict[str, Any]:
-    """Returns what a search is known by when it goes on, as JSON."""
-    fields: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "input": source,
-                "scored": str(scored),
-                "plan": plan.to_json(),
-                "batches": dataclasses.asdict(batches),
-                "candidates": [dataclasses.asdict(each) for each in settings],
-                **others,
-            },
-            default=str,
-        )
-    )
-    return fields
 
 
 def begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -356,23 +338,6 @@ def begun(out: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     return found
 
 
-def _is_sealed(out: pathlib.Path, described: dict[str, Any]) -> bool:
-    """Whether a digest in the private folder tells if a search was edited.
-
-    There is none before the first run, and none when there is a winner.
-    """
-    return described["winner"] is None and (out / PRIVATE_NAME / STATE_NAME).exists()
-
-
-def changed(out: pathlib.Path) -> InputError:
-    """Returns the refusal of a search that is not as it began in ``out``."""
-    return InputError(
-        f"Expected {NAME}, the rows of --input and --score, and the code and weights "
-        f"of the candidates, to be as the search in {out} began; they have changed. "
-        "Restore them, or begin another search, whose epsilon adds."
-    )
-
-
 def _priced(
     of_runs: Tuning, asked: dict[str, Any], say: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -408,3 +373,194 @@ def _priced(
     )
     begun = {"asked": asked, "price": price, "claim": claim, "winner": None}
     return {**header(**_HEADER), **begun}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _State:
+    """Where a search is.  Sensitive.
+
+    Attributes:
+      runs: Token and index of the candidate of every run.
+      rows: Digests of the training rows and of those that score.
+      done: Number of runs that are scored.
+      best: Index of the best run so far, -1 for none.
+      score: Its score, of which larger ones are better; None if it is the worst.
+      metrics: Of its release: value, and interval.
+    """
+
+    runs: list[tuple[str, int]]
+    rows: tuple[str, ...] = ()
+    done: int = 0
+    best: int = -1
+    score: float | None = None
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def after(self, score: float | None, metrics: dict[str, Any]) -> _State:
+        """Returns the state with one more run.
+
+        Args:
+          score: Of the run, larger is better; None for the worst.
+          metrics: Of its release.
+        """
+        found: dict[str, Any] = {"done": self.done + 1}
+        known, new = (-math.inf if s is None else s for s in (self.score, score))
+        if self.best < 0 or new > known:
+            found |= {"best": self.done, "score": score, "metrics": metrics}
+        return dataclasses.replace(self, **found)
+
+
+def _drawn(request: TuneRequest) -> _State:
+    """Returns the state before the first run."""
+    return _State(
+        runs=[
+            (secrets.token_hex(8), secrets.randbelow(len(request.candidates)))
+            for _ in range(request.law.draw(secrets.randbits(64)))
+        ],
+        rows=_rows_of(request),
+    )
+
+
+def _rows_of(request: TuneRequest) -> tuple[str, ...]:
+    folders = request.source, os.fspath(request.scored)
+    return tuple(list_row_groups(folder).digest for folder in folders)
+
+
+def tune(*args: Any, reporter: Reporter | None = None, **settings: Any) -> Any:
+    """Searches for the best candidate, privately; returns the fields of ``NAME``.
+
+    Args:
+      *args: As for `tuning.check`.
+      reporter: Receives progress; None for none.
+      **settings: As for `tuning.check`.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    return tune_checked(check(*args, **settings), reporter or Silent())
+
+
+def tune_checked(request: TuneRequest, reporter: Reporter) -> dict[str, Any]:
+    """Does what ``tune`` does, for a request that is already checked.
+
+    Args:
+      request: From `tuning.check`.
+      reporter: Receives lines of progress, which say nothing about the runs.
+
+    Raises:
+      InputError: a candidate is refused by `dpsgd train`.
+      StoppedError: SIGTERM or SIGINT arrived; the same request continues the search.
+    """
+    private = request.out / PRIVATE_NAME
+    request.out.mkdir(parents=True, exist_ok=True)
+    with locked(request.out, request.out):
+        # Another one may have begun, or ended, since the request was checked.
+        at_present = begun(request.out, request.described["asked"])
+        if at_present not in (None, request.described):
+            raise in_use(request.out)
+        if request.described["winner"] is not None:
+            shutil.rmtree(private)  # it was killed while it did so
+            return request.described
+        write_atomically(request.out / NAME, pretty_json(request.described))
+        make_private_folder(private, remedy="Choose another --out.")
+        path = private / STATE_NAME
+        state = _State(**read_json(path)) if path.exists() else _drawn(request)
+        write_atomically(path, pretty_json(dataclasses.asdict(state)))
+        reporter.say(
+            f"searching: {request.law.mean:.1f} runs of {request.plan.num_steps} steps "
+            "are expected; how many there are is secret, so that no progress is shown"
+        )
+        while state.done < len(state.runs):
+            _forget(private, state)
+            if tuple(state.rows) != _rows_of(request):
+                raise InputError(
+                    "Expected the rows of --input and --score to be as the search in "
+                    f"{request.out} began; they have changed. Restore them, or begin "
+                    "another search, whose epsilon adds."
+                )
+            state = state.after(*_scored(request, state))
+            write_atomically(path, pretty_json(dataclasses.asdict(state)))
+        return _published(request, state)
+
+
+def _forget(private: pathlib.Path, state: _State) -> None:
+    """Removes all runs but the best and the next one, which may have begun."""
+    kept = {state.runs[place][0] for place in (state.best, state.done) if place >= 0}
+    for path in private.iterdir():
+        if path.is_dir() and path.name not in kept:
+            shutil.rmtree(path)
+
+
+def _scored(request: TuneRequest, state: _State) -> tuple[float | None, dict[str, Any]]:
+    """Makes batches and a run, and returns its score and the metrics of its release."""
+    token, candidate = state.runs[state.done]
+    folder = request.out / PRIVATE_NAME / token
+    run, batches = folder / _RUN, folder / _BATCHES
+    if not (batches / MANIFEST_NAME).exists():
+        folder.mkdir(exist_ok=True)
+        separate_process.call(
+            MAKE_BATCHES, request.source, str(batches), request.batches
+        )
+    settings = request.candidates[candidate]
+    asked = Request(settings=settings, batches=batches, held_out=None, run=run)
+    while not is_finished(run):
+        if has_ended(run):
+            return None, {}
+        try:
+            separate_process.call(_TRAIN, asked)
+        except InputError:
+            if not has_ended(run):
+                raise
+    return _score(request, run, batches)
+
+
+def _score(
+    request: TuneRequest, run: pathlib.Path, batches: pathlib.Path
+) -> tuple[float | None, dict[str, Any]]:
+    _, manifest = run_record.read_run(run)
+    inputs = read_checksums(batches).inputs
+    chosen = choose(run)
+    evaluate.check_task(chosen, manifest)
+    asked = evaluate.EvaluateRequest(
+        held_out=HeldOut(request.scored, manifest, inputs, option="--score"),
+        chosen=chosen,
+        method="",
+        price=request.price,
+        largest_loss=None,
+        unit=evaluate.unit_of(manifest),
+    )
+    found, _ = evaluate.estimated(asked, Silent())
+    metrics: dict[str, Any] = {
+        name: {"value": each.value, "interval": each.interval}
+        for name, each in found.metrics.items()
+        if each is not None and math.isfinite(each.value)
+    }
+    score = request.described["asked"]["score"]
+    value: float | None = metrics.get(score, {}).get("value")
+    return (-value if value and score in LOWER_IS_BETTER else value), metrics
+
+
+def _published(request: TuneRequest, state: _State) -> dict[str, Any]:
+    """Moves the winner out of ``private``, and removes what is left there."""
+    private = request.out / PRIVATE_NAME
+    token, candidate = state.runs[state.best]
+    run = private / token / _RUN
+    if has_ended(run) and not is_finished(run):
+        raise InputError(
+            f"Expected a run of the search in {request.out} to reach its last step; an "
+            "error of its values or code has ended each for good. Begin another search "
+            "with other --learning-rate or --or, whose epsilon adds."
+        )
+    for name in (_BATCHES, _RUN):
+        if (private / token / name).exists():
+            os.rename(private / token / name, request.out / name)
+    asked = request.described["asked"]
+    winner = {
+        "candidate": candidate,
+        "settings": asked["candidates"][candidate],
+        "score": asked["score"],
+        "metrics": state.metrics,
+    }
+    found = {**request.described, "winner": winner}
+    write_atomically(request.out / NAME, pretty_json(found))
+    shutil.rmtree(private)
+    return found

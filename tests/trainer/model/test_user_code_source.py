@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from accounting.core.validation import InputError
-from trainer.model.user_code import check_function, digest_of_source
+from trainer.model.user_code import check_function
 
 Write = Callable[..., None]
 
@@ -75,11 +75,3 @@ def test_a_function_that_may_be_there_is_not_refused(source: str, write: Write) 
     write(one=source)
     check_function("one:f", "model")
     check_function("json:nosuch", "model")  # is imported: what it has, loading says
-
-
-def test_a_digest_is_of_the_source(write: Write) -> None:
-    write(one="X = 1", other="X = 1")
-    assert digest_of_source("one:f") == digest_of_source("other:f") != ""
-    write(other="X = 2")
-    assert digest_of_source("one:f") != digest_of_source("other:f")
-    assert digest_of_source("nosuch:f") == ""

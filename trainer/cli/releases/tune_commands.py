@@ -107,7 +107,7 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --learning-rate 0.003,0.01,0.03 --or "--hidden 32"
       dpsgd evaluate tuned/run --batches tuned/batches --input data/test
     """
-    from trainer.releases import tuning, tuning_runs  # after --help: pyarrow
+    from trainer.releases import tuning  # after --help: pyarrow
 
     candidates = _candidates(flags, ctx.args)
     with Terminal("tuning", unit="run") as reporter:
@@ -129,7 +129,7 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
             say=reporter.say,
         )
         reporter.say(_price(request.described["price"]))
-        found = tuning_runs.tune_checked(request, reporter)
+        found = tuning.tune_checked(request, reporter)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

@@ -59,6 +59,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import pathlib
 import re
 import secrets
 import zlib
@@ -290,6 +291,16 @@ class Checkpoints:
             f"it is missing or damaged, and the run never goes back to an older one. "
             f"Restore it, {OR_ANEW}"
         )
+
+
+def has_ended(run: pathlib.Path) -> bool:
+    """Whether the run in a folder here has steps, and no process goes on with it.
+
+    It is complete, or an error ended it for good.
+    """
+    private = run / PRIVATE_NAME
+    has_commits = any((private / FOLDER_NAME).glob("*.json"))
+    return has_commits and not (private / MAY_GO_ON_NAME).exists()
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:
