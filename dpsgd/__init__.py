@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from pipelines.tables.schema.first_schema import first_schema as first_schema
     from pipelines.tables.schema.schema import Schema as Schema
     from pipelines.tables.table_format import TableOptions as TableOptions
-    from trainer.auditing.audit import audit as audit
+    from trainer.auditing import audit as audit
     from trainer.core.run.run_record import RunRecord as RunRecord
     from trainer.core.run.run_record import read_run as read_run
     from trainer.experiments.compare import compare as compare
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
-    from trainer.model.layers.function_model import FunctionModel as FunctionModel
+    from trainer.model.layers import FunctionModel as FunctionModel
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
     from trainer.releases.evaluate import evaluate as evaluate
@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from trainer.settings.aggregation_settings import (
         AggregationSettings as AggregationSettings,
     )
-    from trainer.settings.audit_settings import AuditSettings as AuditSettings
-    from trainer.settings.comparison_settings import (
+    from trainer.settings.requests import AuditSettings as AuditSettings
+    from trainer.settings.requests import (
         ComparisonSettings as ComparisonSettings,
     )
     from trainer.settings.train_settings import TrainSettings as TrainSettings

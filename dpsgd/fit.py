@@ -205,9 +205,8 @@ def _published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
       InputError: a file is missing or damaged.
     """
     from trainer.core.run.run_record import read_run
-    from trainer.report.metrics_files import read_metrics
-    from trainer.report.run_files import METRICS_NAME
-    from trainer.run import privacy  # after --help: the accountant
+    from trainer.report.run_files import METRICS_NAME, read_metrics
+    from trainer.run import privacy
 
     record, manifest = read_run(run)
     large = flags["allow_large_delta"]

@@ -46,7 +46,7 @@ from trainer.cli.stages import run as run_stage
 from trainer.core.claims import NON_PRIVATE
 
 if TYPE_CHECKING:
-    from trainer.settings.request import Request
+    from trainer.settings.requests import Request
     from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
@@ -446,7 +446,7 @@ def _least_evaluated(schema: Any, sizes: _Sizes) -> int:
     """Returns the number of rows of whose metrics noise leaves something."""
     from accounting.core.pld.gaussian import gaussian_noise  # after --help
     from trainer.model.metrics import OTHER
-    from trainer.releases.price import kept_rows, least_rows
+    from trainer.releases.evaluate import kept_rows, least_rows
 
     task = OTHER if schema.label.task == REGRESSION else schema.label.task
     rows = kept_rows(task, schema.label.num_classes, most=sizes.most)

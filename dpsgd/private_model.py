@@ -50,12 +50,12 @@ from trainer.claims.workers import launch
 from trainer.gradients.model_check import check_inputs
 from trainer.keras_model import PrivateModel
 from trainer.model.metrics import LABEL
+from trainer.model.rows import of_one_row
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
-from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, of_one_view
 from trainer.run.preflight import check_run_folder
-from trainer.settings.request import check_local
+from trainer.settings.requests import check_local
 
 
 def make_private(

@@ -29,7 +29,7 @@ from pipelines.inputs.parquet_blocks import (
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.tables.convert import arrow_table
 from trainer.report.progress import Silent
-from trainer.settings.request import Request
+from trainer.settings.requests import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 

@@ -71,25 +71,30 @@ from trainer.claims.lazy_tables import is_plain_sgd
 from trainer.claims.workers import launch
 from trainer.core.run.batches import Element
 from trainer.core.run.withheld import withhold_values
-from trainer.export.export import check_export, export, save_tensorflow
-from trainer.export.own_numbers import own_numbers
-from trainer.fitting.callbacks import check_callbacks, see_every_step
-from trainer.fitting.epochs import Epoch, plan_epochs
-from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
-from trainer.fitting.validation_curve import ValidationCurve
+from trainer.export import check_export, export, own_numbers, save_tensorflow
+from trainer.fitting import (
+    Epoch,
+    ExampleWeights,
+    ValidationCurve,
+    WeightedModel,
+    check_callbacks,
+    plan_epochs,
+    see_every_step,
+    weighted,
+)
 from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import initial_weights as initial_weights_files
-from trainer.model.layers.function_model import as_keras
+from trainer.model.layers import as_keras
 from trainer.model.losses import loss_of_keras
+from trainer.model.rows import of_one_row
 from trainer.model.swapped_weights import unchanged
 from trainer.model.trainable_model import TrainableModel, nested_inputs
 from trainer.model.user_code import one_line_errors
-from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
 from trainer.report.progress import Silent
 from trainer.run import preflight, privacy
-from trainer.settings.method_settings import DP_SGD
-from trainer.settings.request import check_batches, check_local
+from trainer.settings.methods import DP_SGD
+from trainer.settings.requests import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, raw_variable, tf
 from trainer.training import Training

@@ -29,8 +29,7 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from trainer.gradients.model_check import check_differentiable, check_model
-from trainer.model.grouped_model import of_users
-from trainer.model.layers.function_model import as_keras
+from trainer.model.layers import as_keras
 from trainer.model.losses import (
     BINARY_CROSS_ENTROPY,
     Loss,
@@ -38,14 +37,14 @@ from trainer.model.losses import (
     loss_of_ones_own,
 )
 from trainer.model.metrics import LABEL
+from trainer.model.rows import of_one_row
 from trainer.model.table_model import (
     Table,
     read_table,
     table_model,
 )
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import TrainableModel, of_users
 from trainer.model.user_code import load_function, one_line_errors
-from trainer.model.user_rows import of_one_row
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
 from trainer.tf_compat import keras, tf

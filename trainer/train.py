@@ -34,29 +34,27 @@ from pipelines.files.json_files import pretty_json
 from pipelines.files.paths import StrPath
 from pipelines.files.storage import write_atomically
 from trainer import models
-from trainer.averaging.aggregate_evaluation import PastResults
-from trainer.averaging.uncertainty import column_names
+from trainer.averaging.iterates import PastResults, column_names
 from trainer.claims.workers import launch
 from trainer.core.run.batches import element_spec
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.workers import Workers
-from trainer.export.export import check_export, export
+from trainer.export import check_export, export
 from trainer.gradients.engine import proof
 from trainer.keras_model import PrivateModel
 from trainer.methods import registry
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator, with_masks
-from trainer.model.target import target_of
+from trainer.model.rows import of_one_row, target_of
 from trainer.model.user_code import load_function
-from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
-from trainer.report import plots
+from trainer.report import report
 from trainer.report.progress import Reporter, Silent
 from trainer.report.run_files import CURVE_NAME, CURVE_PLOT_NAME, METRICS_NAME
 from trainer.run import preflight, privacy, stored_run
 from trainer.run.preflight import Checked, Request
-from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import get_keras_mask, keras, tf
 from trainer.training import Training
@@ -321,7 +319,7 @@ class _Run:
         ):
             write_atomically(run / name, pretty_json(value))
         title = f"{self._settings.method}, {self._plan.sampler} batches"
-        plots.plot_curve(points, run / CURVE_PLOT_NAME, title=title)
+        report.plot_curve(points, run / CURVE_PLOT_NAME, title=title)
         return metrics
 
     def _finish_averages(self) -> dict[str, Any]:

@@ -43,8 +43,7 @@ from pipelines.files import storage
 from pipelines.files.json_files import read_json
 from pipelines.files.paths import StrPath
 from pipelines.files.stopping import StoppedError, on_signals
-from trainer.averaging.averages import TrainingAverages
-from trainer.averaging.best_iterate import BestIterate, without_held_out
+from trainer.averaging.averages import BestIterate, TrainingAverages, without_held_out
 from trainer.averaging.iterates import Iterates
 from trainer.claims import lazy_tables
 from trainer.claims.lazy_noise import LazyNoise
@@ -60,8 +59,7 @@ from trainer.core.step.pure_graph import check_state, reads_tables, variables_re
 from trainer.core.step.workers import Workers
 from trainer.methods import registry
 from trainer.model import initial_weights
-from trainer.model.grouped_model import of_users
-from trainer.model.trainable_model import TrainableModel
+from trainer.model.trainable_model import TrainableModel, of_users
 from trainer.model.user_code import one_line_errors
 from trainer.model.views import first_view
 from trainer.report.progress import Reporter

@@ -38,9 +38,9 @@ from accounting.plots import new_figure  # noqa: E402
 from tests.trainer.bounded import bam_sum  # noqa: E402
 from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
-from trainer.report import tables  # noqa: E402
-from trainer.report.plots import DASHES  # noqa: E402
-from trainer.settings.built_in_methods import BAM_HVP  # noqa: E402
+from trainer.report import report  # noqa: E402
+from trainer.report.report import DASHES  # noqa: E402
+from trainer.settings.methods import BAM_HVP  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
 
 TITLE = "Milliseconds of a step, wall / processor"
@@ -127,7 +127,7 @@ def plot(found: dict[int, dict[str, dict[str, float]]], path: pathlib.Path) -> N
 def write(found: dict[int, dict[str, dict[str, float]]], out: pathlib.Path) -> None:
     """Writes ``depth.json``, ``depth.md`` and ``depth.png``."""
     (out / "depth.json").write_text(json.dumps(found, indent=2) + "\n")
-    table = tables.markdown(["layers", *WAYS], rows_of(found))
+    table = report.markdown_table(["layers", *WAYS], rows_of(found))
     (out / "depth.md").write_text(f"{TITLE}\n\n{table}\n")
     plot(found, out / "depth.png")
 
@@ -145,7 +145,7 @@ def main() -> None:
         found[depth] = measure(depth, given.rounds)
         write(found, given.out)
         print(f"{depth} layers measured", file=sys.stderr)
-    tables.show(TITLE, ["layers", *WAYS], rows_of(found), left=[])
+    report.print_table(TITLE, ["layers", *WAYS], rows_of(found), left=[])
 
 
 if __name__ == "__main__":

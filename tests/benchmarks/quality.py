@@ -27,13 +27,11 @@ from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.flat_settings import train_settings
-from trainer.experiments.comparison.case import Case
-from trainer.experiments.comparison.report import Comparison, report
-from trainer.experiments.comparison.results import summarise
-from trainer.experiments.comparison.runs import Runs
+from trainer.experiments.compare import Comparison, report, summarise
+from trainer.experiments.comparison_runs import ComparisonCase, Runs
 from trainer.run import privacy
-from trainer.settings.comparison_settings import OWN, Experiment
-from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
+from trainer.settings.methods import DP_SGD, NON_PRIVATE
+from trainer.settings.requests import OWN, Experiment
 from trainer.settings.train_settings import TrainSettings
 
 #: Of ``TrainSettings``, by name.
@@ -104,7 +102,9 @@ class Data:
             delta=self._delta,
         )
         plan = self._sampling.plan(list_blocks(experiment.source).num_examples)
-        case = Case(batches=self._sampling, settings=TrainSettings(method=NON_PRIVATE))
+        case = ComparisonCase(
+            batches=self._sampling, settings=TrainSettings(method=NON_PRIVATE)
+        )
         for seed in range(num_batches):
             name = case.name_of_batches(seed)
             self._runs.make_batches(name, self._sampling, plan)
@@ -112,7 +112,7 @@ class Data:
 
     def run(
         self, epsilon: float | None, seed: int, fields: Fields
-    ) -> tuple[Case, dict[str, Any]]:
+    ) -> tuple[ComparisonCase, dict[str, Any]]:
         """Returns a case and what one of its runs published."""
         settings = train_settings(
             **{**MODEL, **OPTIMIZER, **fields, **self._target(epsilon)}
@@ -127,7 +127,7 @@ class Data:
             settings = dataclasses.replace(
                 settings, target_epsilon=None, noise_multiplier=noise
             )
-        case = Case(
+        case = ComparisonCase(
             batches=self._sampling,
             settings=settings,
             target_epsilon=epsilon,

@@ -29,7 +29,7 @@ import numpy as np
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
 from trainer.model.metrics import LOWER_IS_BETTER
-from trainer.settings.request import Request
+from trainer.settings.requests import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 

@@ -55,17 +55,17 @@ CHAINS = [
      accounting.core.validation accounting.core.sampler_registry
      accounting.core.accountant accounting.statement accounting.cli.commands
      accounting.planning.comparison accounting.planning.groups
-     trainer.settings.method_settings pipelines.files.storage pipelines.files.folders
+     trainer.settings.methods pipelines.files.storage pipelines.files.folders
      pipelines.job.batch_settings"""),
-    (HEAVY - {"numpy"}, "trainer.settings.request trainer.cli.report_commands"),
+    (HEAVY - {"numpy"}, "trainer.settings.requests trainer.cli.report_commands"),
     (SLOW, "trainer.cli.audit_commands"),
     (FRAMEWORKS, """pipelines.core.resample pipelines.certify
      pipelines.sampling.samplers pipelines.core.batches.batch_format
      pipelines.files.key_files pipelines.batches.reader pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
-     trainer.experiments.compare trainer.auditing.audit
-     trainer.auditing.audit_mechanism tests.trainer.auditing.audit_training
-     trainer.auditing.audit_report trainer.html_report.page"""),
+     trainer.experiments.compare trainer.auditing
+     trainer.auditing tests.trainer.auditing.audit_training
+     trainer.auditing trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),
   ],
   [(FRAMEWORKS | {"scipy", "matplotlib", "pyarrow"}, "trainer.cli.commands")],

@@ -35,8 +35,8 @@ from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
 from tests.contracts import mistaken_tables
 from tests.trainer.conftest import BatchFolder, write_run_folder
-from trainer.export import serving
-from trainer.export.serving import Serving
+from trainer.report import run_files
+from trainer.report.run_files import Serving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +104,8 @@ WORK = {
     "predict": "trainer.report.progress.Terminal.say",
     "evaluate": "trainer.report.progress.Terminal.say",
     "tune": "trainer.releases.tuning._priced",
-    "audit": "trainer.auditing.audit._attack",
-    "compare": "trainer.experiments.comparison.noise.find_cases",
+    "audit": "trainer.auditing._attack",
+    "compare": "trainer.experiments.comparison_runs.find_cases",
 }
 
 
@@ -171,7 +171,9 @@ def _write_run(run: pathlib.Path, manifest: Manifest) -> None:
     for step in (1, 2):
         (run / "iterates" / f"step-{step:08d}.npz").touch()
     inputs = tuple(column for column in manifest.columns if column.name != "label")
-    serving.write(run, Serving(inputs=inputs, outputs=("probability",), task="binary"))
+    run_files.write_serving(
+        run, Serving(inputs=inputs, outputs=("probability",), task="binary")
+    )
 
 
 Call = Callable[[str, list[str]], Answer]

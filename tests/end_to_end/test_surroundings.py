@@ -19,7 +19,7 @@ import pytest
 from dpsgd import command_line
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import new_file
-from trainer.prediction.table_file import TableFile
+from trainer.prediction.predict import TableFile
 
 _SYNTH = ("synth", "--rows", "10", "--out")
 

@@ -25,12 +25,12 @@ from pipelines.core.users.bounded import BOUNDED, ROW_WEIGHTS, USERS, Bounded
 from pipelines.tables.schema.schema import LABEL, Schema
 from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds
-from trainer.fitting.example_weights import ExampleWeights, weighted
+from trainer.fitting import ExampleWeights, weighted
 from trainer.gradients.clipping import ONE_PASS
-from trainer.model.layers.keyed_layers import keyed_layers
+from trainer.model.layers import keyed_layers
 from trainer.model.losses import loss_by_name, loss_of_keras
+from trainer.model.rows import of_one_row
 from trainer.model.trainable_model import TrainableModel, nested_inputs
-from trainer.model.user_rows import of_one_row
 from trainer.model.views import ONE_VIEW
 from trainer.models import as_functional, check_model, make_trained
 from trainer.tf_compat import keras, tf

@@ -335,5 +335,5 @@ def lean_results(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests of what is trained and how: Keras' files hold it.  What a run writes is
     tested without this, in ``test_complete_results`` and ``test_export``.
     """
-    monkeypatch.setattr("trainer.export.export._save_tensorflow", _save_nothing)
-    monkeypatch.setattr("trainer.report.plots.plot_curve", lambda *_, title: None)
+    monkeypatch.setattr("trainer.export._save_tensorflow", _save_nothing)
+    monkeypatch.setattr("trainer.report.report.plot_curve", lambda *_, title: None)

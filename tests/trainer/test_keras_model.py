@@ -23,12 +23,12 @@ from trainer.core.run.run_record import (
     read_run,
 )
 from trainer.core.step.dp_step import Step
-from trainer.export import serving
-from trainer.export.export import predicting_model
+from trainer.export import predicting_model
 from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
-from trainer.model.layers.function_model import FunctionModel
+from trainer.model.layers import FunctionModel
 from trainer.model.trainable_model import TrainableModel
+from trainer.report import run_files
 from trainer.run.privacy import run_statement
 from trainer.tf_compat import keras, tf
 
@@ -215,7 +215,7 @@ def test_early_stopping_leaves_the_best_weights_and_a_statement_of_the_whole_pla
 def _check_export(model: PrivateModel, x: Any, folder: pathlib.Path) -> None:
     """Both exports of a run that stopped give the outputs of the model."""
     model.export()
-    assert serving.read(folder / "run").outputs == ("probability",)
+    assert run_files.read_serving(folder / "run").outputs == ("probability",)
     model.export(folder / "alone")
     for path in (folder / "run" / "saved_model", folder / "alone"):
         _check_outputs(path, model, x)

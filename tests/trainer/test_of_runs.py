@@ -25,7 +25,7 @@ from trainer.cli.commands import account
 from trainer.html_report import page
 from trainer.keras_model import make_private
 from trainer.releases import evaluate
-from trainer.releases.price import Price
+from trainer.releases.evaluate import EvaluationPrice
 from trainer.run import preflight
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
@@ -180,7 +180,7 @@ def test_account_counts_runs_that_were_declared_together_once(
 def test_metrics_of_users_leave_room_for_the_bounds_of_all_runs() -> None:
     bounded = Bounded(user_column="u", max_examples_per_user=5, num_examples=9_000)
     one, each = (
-        Price.of_one(1.0, 1e-6, of_run=2.0, bounded=bounded, of_runs=count)
+        EvaluationPrice.of_one(1.0, 1e-6, of_run=2.0, bounded=bounded, of_runs=count)
         for count in (1, RUNS)
     )
     assert each.noise_multiplier == 2 * one.noise_multiplier

@@ -1,4 +1,6 @@
-"""Iterates of a run, kept in its folder for use after training.
+"""The kept iterates of a finished run: their averages, metrics, models and intervals.
+
+Iterates of a run, kept in its folder for use after training.
 
     RUN/iterates/step-00000120.npz   the trainable weights after 120 steps
 
@@ -10,6 +12,97 @@ The kept steps are known before the run: their number bounds the disk space.  A 
 complete or absent, and is written when its state is committed.
 
 Public: iterates.
+
+Aggregates of the last k iterates of a finished run.
+
+theta_1, ..., theta_k are the kept iterates, oldest first; p_i(x) is the prediction of
+theta_i for example x: the probability of label 1, the probabilities of all classes, or
+for any other loss the output of the network.  Several outputs are treated separately.
+
+    past EMA   average_1 = theta_1
+               average_i = (1 - beta_i) average_{i-1} + beta_i theta_i,
+               beta_i    = (1 - d) / (1 - d^i)
+    UPA        (theta_1 + ... + theta_k) / k
+    OPA        (p_1(x) + ... + p_k(x)) / k
+    OMV        the class that most of theta_1, ..., theta_k predict for x; in a tie the
+               first class.  Numbers have no vote.
+
+With these beta_i the weight of theta_i is d^(k-i) (1 - d) / (1 - d^k), without the
+usual extra weight of the oldest iterate; d = 0 is the last iterate, and d -> 1 is UPA.
+The paper leaves beta open.
+
+Formal guarantees:
+  - ``ema_weights`` sum to 1 and do not decrease from the oldest to the newest.
+  - ``WeightedMean`` forms its sums in double precision, and holds one iterate and the
+    sums, however many iterates there are.
+  - ``Outputs`` holds a fixed number of values per example and class, however many
+    iterates there are; logits of OPA are finite where all logits are.
+
+Public: everything, if the iterates are public and the held-out examples need no
+protection.
+
+References:
+  Shejwalkar et al. (2025), arXiv:2210.01864, sections 3 and 5.
+
+A user's aggregate: ``module:function``, from iterates to weights.
+
+    def median(iterates):
+        return [np.median(np.stack(arrays), axis=0) for arrays in zip(*iterates)]
+
+``iterates`` are the last ones, oldest first: during training up to ``tail`` of them,
+beginning with the initial weights; of a finished run the kept ones.  Each is a list of
+NumPy arrays, the trainable weights in order.  The function returns such a list, of real
+numbers.
+
+The function must depend on its argument alone.  Training over an aggregate repeats
+steps after a kill: with a different aggregate, a step would be released twice under the
+same noise.
+
+Formal guarantees:
+  - The function gets only released weights, which it cannot change: its result costs no
+    privacy.
+  - A function is refused before the first step if it raises, if it returns other shapes
+    or numbers that are not finite, or if it returns other bits for the same iterates
+    after a call with others.  Later calls are checked for the first two.
+
+Not covered: a function that depends on the time, or on a file that changes.
+
+Public: everything here, if the iterates are public.
+
+References:
+  Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1: ``f_AGG``.
+
+Variation of predictions due to noise, from the last k iterates of one run.
+
+    pbar = (p_1 + ... + p_k) / k          S^2 = sum (p_i - pbar)^2 / (k - 1)
+    interval at level L:  pbar +- t S / sqrt(k),  clipped to [0, 1] for probabilities,
+
+where t is the (1 + L) / 2 quantile of Student's distribution with k - 1 degrees of
+freedom, and p_1, ..., p_k are the predictions of the kept iterates for one held-out
+example: the probability of label 1, that of each class, or any other output of the
+network.  The level holds for each interval alone, not for all classes together.
+
+Formal guarantees:
+  - For k independent normal predictions the interval, before clipping, covers their
+    mean with probability L.  Iterates are only approximately so.
+
+S^2 approximates the variance over runs for late and distant kept iterates (section 5 of
+the paper); it is smaller if they are close together.
+
+Public, if the held-out examples need no protection; rows are in their order.
+
+References:
+  Shejwalkar et al. (2025), arXiv:2210.01864, section 5.
+
+Metrics, models and intervals from the kept iterates of a finished run.
+
+Formal guarantees:
+  - Every kept iterate is read at most twice, one at a time, oldest first: memory does
+    not depend on their number (a user's aggregate gets all at once, read a third time).
+    A few numbers are kept per held-out example, output and class.
+  - The weights of the model are left unchanged, bit for bit.
+
+Public: all results, if the held-out examples need no protection.
 """
 
 from __future__ import annotations
@@ -18,13 +111,30 @@ import dataclasses
 import io
 import pathlib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
+from scipy.special import log_softmax
+from scipy.stats import t
 
-from accounting.core.validation import InputError
+from accounting.core.validation import InputError, check_float, check_int
 from pipelines.files.storage import write_atomically
-from trainer.report.run_files import ITERATES_NAME
+from trainer.model.evaluation import Evaluator
+from trainer.model.metrics import BINARY, CLASSES, OTHER, Metrics, auc, correct
+from trainer.model.rows import Target, as_table
+from trainer.model.swapped_weights import weights_of
+from trainer.model.user_code import load_function, one_line_errors
+from trainer.report.run_files import ITERATES_NAME, UNCERTAINTY_NAME
+from trainer.settings.aggregation_settings import (
+    OMV,
+    OPA,
+    PAST_CUSTOM,
+    PAST_EMA,
+    UPA,
+    AggregationSettings,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,3 +179,536 @@ class Iterates:
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         return map(self.load, self.steps)
+
+
+def ema_weights(num_iterates: int, decay: float) -> np.ndarray:
+    """Returns the weights of the iterates in the past EMA, shape (num_iterates,).
+
+    Args:
+      num_iterates: k, at least 1.
+      decay: Decay per iterate, in [0, 1).
+
+    Raises:
+      InputError: a value is out of range.
+
+    Example:
+      >>> ema_weights(3, decay=0.5)
+      array([0.14285714, 0.28571429, 0.57142857])
+    """
+    check_int("num_iterates", num_iterates, at_least=1)
+    check_float("keep_decay", decay, at_least=0, below=1)
+    weights = decay ** np.arange(num_iterates - 1.0, -1.0, -1.0)
+    return weights / weights.sum()
+
+
+def uniform_weights(num_iterates: int) -> np.ndarray:
+    """Returns the equal weights of the iterates in UPA, shape (num_iterates,)."""
+    check_int("num_iterates", num_iterates, at_least=1)
+    return np.full(num_iterates, 1 / num_iterates)
+
+
+class WeightedMean:
+    """Accumulates the weighted mean of iterates, oldest first.
+
+    Example:
+      >>> mean = WeightedMean(uniform_weights(2))
+      >>> mean.add([np.array([1.0, 2.0])])
+      >>> mean.add([np.array([3.0, 2.0])])
+      >>> mean.values()
+      [array([2., 2.])]
+    """
+
+    def __init__(self, weights: np.ndarray) -> None:
+        self._weights = iter(weights.tolist())
+        self._sums: list[np.ndarray] = []
+        self._dtypes: list[np.dtype] = []
+
+    def add(self, iterate: Sequence[np.ndarray]) -> None:
+        """Adds the next iterate."""
+        weight = next(self._weights)
+        if not self._sums:
+            self._sums = [np.zeros(array.shape) for array in iterate]
+            self._dtypes = [array.dtype for array in iterate]
+        for total, array in zip(self._sums, iterate, strict=True):
+            total += weight * array.astype(np.float64)
+
+    def values(self) -> list[np.ndarray]:
+        """Returns the mean, in the iterates' own precision."""
+        return [
+            total.astype(dtype)
+            for total, dtype in zip(self._sums, self._dtypes, strict=True)
+        ]
+
+
+class Outputs:
+    """Accumulates the iterates' predictions for the same examples, by ``add``.
+
+    Args:
+      task: "binary" and "classes" take logits, "other" any numbers.
+
+    Attributes:
+      task: The task.
+      num_iterates: Number of iterates added.
+      mean: Mean prediction (OPA), shape (examples, ...): the probability of label 1, of
+        each class, or the output.
+      votes: Number of iterates that predict each class, shape (examples, ..., classes);
+        None for "other".
+    """
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+        self.num_iterates = 0
+        self.mean: np.ndarray = np.zeros(())
+        self.votes: np.ndarray | None = None
+        self._squares: np.ndarray = np.zeros(())
+        self._log_sums: np.ndarray = np.array(-np.inf)
+
+    def add(self, outputs: np.ndarray) -> None:
+        """Adds the network outputs of the next iterate, (examples, ...)."""
+        self._dtype = outputs.dtype
+        values = outputs.astype(np.float64)
+        if self.task not in (BINARY, CLASSES):
+            self._add_prediction(values)
+            return
+        logits = _two_classes(values) if self.task == BINARY else values
+        logs = log_softmax(logits, axis=-1)
+        self._log_sums = np.logaddexp(self._log_sums, logs)
+        chosen = logits.argmax(-1)[..., np.newaxis] == np.arange(logits.shape[-1])
+        self.votes = chosen + (0 if self.votes is None else self.votes)
+        self._add_prediction(np.exp(logs[..., 1] if self.task == BINARY else logs))
+
+    def _add_prediction(self, prediction: np.ndarray) -> None:
+        # Welford's update avoids the cancellation of sums of squares.
+        self.num_iterates += 1
+        change = prediction - self.mean
+        self.mean = self.mean + change / self.num_iterates
+        self._squares = self._squares + change * (prediction - self.mean)
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The network outputs that correspond to the mean prediction, as in ``add``.
+
+        For classes, the logarithms of mean probabilities; for a binary task, the logit.
+        They are finite even if probabilities round to 0 or 1.
+        """
+        if self.task == BINARY:
+            return self._log_sums[..., 1] - self._log_sums[..., 0]
+        if self.task == CLASSES:
+            logs = self._log_sums - np.log(self.num_iterates)
+            return logs.astype(self._dtype)
+        return self.mean.astype(self._dtype)
+
+    @property
+    def vote_share(self) -> np.ndarray:
+        """The share of the votes (OMV): for label 1, or for each class."""
+        assert self.votes is not None  # of classes
+        votes = self.votes[..., 1] if self.task == BINARY else self.votes
+        return votes / self.num_iterates
+
+    @property
+    def majority(self) -> np.ndarray:
+        """The class with most votes (OMV); in a tie the first."""
+        assert self.votes is not None  # of classes
+        return self.votes.argmax(-1)
+
+    @property
+    def stddev(self) -> np.ndarray:
+        """Standard deviation over the iterates, with k - 1 degrees of freedom."""
+        check_int("num_iterates", self.num_iterates, at_least=2)
+        return np.sqrt(self._squares / (self.num_iterates - 1))
+
+
+def _two_classes(logits: np.ndarray) -> np.ndarray:
+    flat = logits.reshape(-1)
+    return np.stack([np.zeros_like(flat), flat], -1)
+
+
+class OutputsByName(dict[str, Outputs]):
+    """Name -> ``Outputs``, for networks with one or several outputs.
+
+    Args:
+      task: As in ``Outputs``.
+      name: Name for a single output.
+    """
+
+    def __init__(self, task: str, name: str) -> None:
+        super().__init__()
+        self.task, self._name, self._several = task, name, False
+
+    def add(self, outputs: np.ndarray | Mapping[str, np.ndarray]) -> None:
+        """Adds the network outputs of the next iterate: an array, or a dict."""
+        self._several = isinstance(outputs, Mapping)
+        named = outputs if isinstance(outputs, Mapping) else {self._name: outputs}
+        for name, values in named.items():
+            self.setdefault(name, Outputs(self.task)).add(values)
+
+    @property
+    def votes(self) -> list[Outputs]:
+        """The outputs with votes: the single output of a task of classes, or none."""
+        return [one for one in self.values() if one.votes is not None]
+
+    @property
+    def outputs(self) -> Any:
+        """The network outputs that correspond to the means: an array, or a dict."""
+        found = {name: one.outputs for name, one in self.items()}
+        return found if self._several else found[self._name]
+
+
+#: The weights of a model, in order.
+Weights = Sequence[np.ndarray]
+
+
+class CustomAggregate:
+    """A function of the user's, from iterates to weights, whose results are checked.
+
+    Args:
+      spec: "module:function".
+
+    Raises:
+      InputError: no such function.
+    """
+
+    def __init__(self, spec: str) -> None:
+        self._what = f"aggregate={spec!r}"
+        self._function = load_function(spec, "aggregate")
+
+    def __call__(self, iterates: Sequence[Weights]) -> list[np.ndarray]:
+        """Returns the aggregate of at least one iterate, oldest first.
+
+        Raises:
+          InputError: the function raises, or does not return finite weights.
+        """
+        given = [[_read_only(array) for array in iterate] for iterate in iterates]
+        newest = given[-1]
+        with one_line_errors(self._what):
+            found = [np.asarray(array) for array in self._function(given)]
+        shapes = [array.shape for array in newest]
+        if [array.shape for array in found] != shapes:
+            raise InputError(
+                f"Expected {self._what} to return arrays of the shapes of an iterate, "
+                f"{_listed(shapes)}; it returned {_listed([a.shape for a in found])}. "
+                "Fix it there."
+            )
+        with one_line_errors(self._what):
+            weights = [
+                array.astype(like.dtype, casting="same_kind")
+                for array, like in zip(found, newest, strict=True)
+            ]
+        if not all(np.isfinite(array).all() for array in weights):
+            raise InputError(
+                f"Expected {self._what} to return finite numbers. Fix it there, or try "
+                "a smaller --learning-rate."
+            )
+        return weights
+
+    def check(self, like: Weights, num_iterates: int) -> None:
+        """Tries the function on made-up iterates.
+
+        Args:
+          like: Weights of the model.
+          num_iterates: Number of iterates to call it with.
+
+        Raises:
+          InputError: it raises, does not return finite weights, or returns different
+            weights for the same iterates.
+        """
+        random = np.random.default_rng(0)
+        ones, others = (
+            [
+                [random.standard_normal(v.shape).astype(v.dtype) for v in like]
+                for _ in range(num_iterates)
+            ]
+            for _ in range(2)
+        )
+        first, _, again = self(ones), self(others), self(ones)
+        same = (a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True))
+        if not all(same):
+            raise InputError(
+                f"Expected {self._what} to return the same for the same iterates; it "
+                "varies between two calls. Seed its random numbers within the function."
+            )
+
+
+def load_aggregate(
+    settings: AggregationSettings, weights: Sequence[Any]
+) -> CustomAggregate | None:
+    """Returns the aggregate that settings name, after a trial; None for none.
+
+    Args:
+      settings: Settings with ``aggregate`` and its number of iterates.
+      weights: Trainable variables of the model.
+
+    Raises:
+      InputError: as ``CustomAggregate.check``.
+    """
+    if settings.aggregate is None:
+        return None
+    aggregate = CustomAggregate(settings.aggregate)
+    like = [np.zeros(v.shape, v.dtype.as_numpy_dtype) for v in weights]
+    # The first step has one iterate.
+    first = None if settings.tail is None else 1
+    for count in (first, settings.tail, settings.keep_last):
+        if count is not None:
+            aggregate.check(like, count)
+    return aggregate
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
+    shown = ", ".join(map(str, shapes[:4]))
+    return f"{len(shapes)}: {shown}{', ...' if len(shapes) > 4 else ''}"
+
+
+#: Name of a single output in the file.
+PREDICTION = "prediction"
+
+#: Suffixes of columns for one of several outputs; used alone for a single output.
+STDDEV = "stddev"
+_PARTS = (STDDEV, "low", "high")
+
+
+def student_interval(
+    mean: np.ndarray,
+    stddev: np.ndarray,
+    *,
+    num_iterates: int,
+    level: float,
+    of_probabilities: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lower and the upper ends of the intervals, each like ``mean``.
+
+    Args:
+      mean: Mean prediction over iterates, shape (examples, ...).
+      stddev: Standard deviation over iterates, in the shape of ``mean``.
+      num_iterates: k, at least 2.
+      level: Level of the intervals, in (0, 1).
+      of_probabilities: Whether to clip the ends to [0, 1].
+
+    Raises:
+      InputError: ``level`` is out of range.
+
+    Example:
+      >>> low, high = student_interval(
+      ...     np.array([0.5]), np.array([0.02]), num_iterates=4, level=0.95)
+      >>> round(float(high[0] - 0.5), 6)  # 3.182446 * 0.02 / 2
+      0.031824
+    """
+    check_float("uncertainty", level, above=0, below=1)
+    quantile = float(t.ppf((1 + level) / 2, num_iterates - 1))
+    half = quantile * stddev / np.sqrt(num_iterates)
+    low, high = mean - half, mean + half
+    if of_probabilities:
+        return np.maximum(low, 0.0), np.minimum(high, 1.0)
+    return low, high
+
+
+def column_names(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns output -> columns of its prediction, stddev, low and high.
+
+    Example:
+      >>> column_names(["probability"])
+      {'probability': ('probability', 'stddev', 'low', 'high')}
+      >>> column_names(["rating", "click"])["click"]
+      ('click', 'click_stddev', 'click_low', 'click_high')
+
+    Raises:
+      InputError: two columns have one name.
+    """
+    prefixes = {name: f"{name}_" if len(names) > 1 else "" for name in names}
+    found = {n: (n, *(prefixes[n] + part for part in _PARTS)) for n in names}
+    columns = [column for several in found.values() for column in several]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise InputError(
+                f"Expected outputs whose columns beside intervals differ; two are "
+                f"{column!r}. Rename an output of the model, or omit --uncertainty."
+            )
+    return found
+
+
+def interval_columns(
+    outputs: Mapping[str, Outputs], level: float
+) -> dict[str, np.ndarray]:
+    """Returns means, standard deviations and ends, each (examples, ...).
+
+    Args:
+      outputs: Name -> predictions of at least two iterates.
+      level: Level of the intervals, in (0, 1).
+
+    Raises:
+      InputError: as ``column_names``, which has the names of the arrays.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for name, names in column_names(list(outputs)).items():
+        one = outputs[name]
+        ends = student_interval(
+            one.mean,
+            one.stddev,
+            num_iterates=one.num_iterates,
+            level=level,
+            of_probabilities=one.task != OTHER,
+        )
+        columns |= zip(names, (one.mean, one.stddev, *ends), strict=True)
+    return columns
+
+
+def in_units(
+    columns: Mapping[str, np.ndarray], target: Target | None
+) -> dict[str, np.ndarray]:
+    """Returns a predicted number and its interval in the unit of the label.
+
+    Args:
+      columns: Column -> predictions, (examples, ...).
+      target: What is predicted; without a range, columns stay as they are.
+    """
+    if target is None or target.range is None or PREDICTION not in columns:
+        return dict(columns)
+    return {
+        name: (
+            x.astype(np.float64) * target.half_range
+            if name == STDDEV
+            else target.in_units(x)
+        )
+        for name, x in columns.items()
+    }
+
+
+def write_uncertainty(
+    path: pathlib.Path,
+    outputs: OutputsByName,
+    *,
+    steps: Sequence[int],
+    level: float,
+    target: Target | None = None,
+) -> dict[str, Any]:
+    """Writes one row per held-out example; returns the summary for the metrics.
+
+    Arguments as for `interval_columns`.
+
+    Args:
+      path: Parquet file with the columns of ``column_names``; float64, or lists of them
+        for several classes.
+      steps: Numbers of steps of the iterates.
+      target: What is predicted; None if nothing says so.
+    """
+    columns = in_units(interval_columns(outputs, level), target)
+    buffer = io.BytesIO()
+    pq.write_table(as_table(columns), buffer)
+    write_atomically(path, buffer.getvalue())
+    stddevs, widths = {}, {}
+    for name, (_, stddev, low, high) in column_names(list(outputs)).items():
+        stddevs[name] = float(columns[stddev].mean())
+        widths[name] = float((columns[high] - columns[low]).mean())
+    return {
+        "level": level,
+        "steps": list(steps),
+        "mean_stddev": stddevs.pop(name) if len(outputs) == 1 else stddevs,
+        "mean_width": widths.pop(name) if len(outputs) == 1 else widths,
+    }
+
+
+class PastResults:
+    """Evaluates the kept iterates of a finished run.
+
+    Args:
+      iterates: At least one.
+      weights: The trainable variables of the model.
+      evaluator: Evaluates the model on the held-out examples; None without any.
+      settings: Settings of averages, intervals and exports.
+    """
+
+    def __init__(
+        self,
+        iterates: Iterates,
+        weights: list[Any],
+        evaluator: Evaluator | None,
+        settings: AggregationSettings,
+    ) -> None:
+        self._iterates = iterates
+        self._weights = weights
+        self._evaluator = evaluator
+        self._settings = settings
+
+    def evaluate(
+        self, export: Callable[[str], None]
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Returns name -> metrics of every aggregate, and a summary of the intervals.
+
+        Without an evaluator, there are none, and averages are only exported.
+        ``export`` is called with each average to export, while the model has its
+        weights.
+        """
+        evaluator, metrics = self._evaluator, {}
+        for name, values in self._weight_averages().items():
+            with weights_of(self._weights, values):
+                if evaluator is not None:
+                    metrics[name] = evaluator.metrics()
+                if name in self._settings.export:
+                    export(name)
+        if evaluator is None:
+            return {}, None
+        labels, outputs = self._outputs(evaluator)
+        metrics[OPA] = evaluator.metrics_of(labels, outputs.outputs)
+        for vote in outputs.votes:
+            metrics[OMV] = majority_metrics(labels, vote)
+        return metrics, self._intervals(outputs, evaluator.target)
+
+    def _intervals(
+        self, outputs: OutputsByName, target: Target | None
+    ) -> dict[str, Any] | None:
+        level = self._settings.uncertainty
+        if level is None:
+            return None
+        path = self._iterates.run / UNCERTAINTY_NAME
+        return write_uncertainty(
+            path, outputs, steps=self._iterates.steps, level=level, target=target
+        )
+
+    def _weight_averages(self) -> dict[str, list[np.ndarray]]:
+        count = len(self._iterates.steps)
+        means = {
+            PAST_EMA: WeightedMean(ema_weights(count, self._settings.keep_decay)),
+            UPA: WeightedMean(uniform_weights(count)),
+        }
+        for iterate in self._iterates:
+            for mean in means.values():
+                mean.add(iterate)
+        found = {name: mean.values() for name, mean in means.items()}
+        if self._settings.aggregate is not None:
+            # All at once, since the user's function may need any of them.
+            custom = CustomAggregate(self._settings.aggregate)
+            found[PAST_CUSTOM] = custom(list(self._iterates))
+        return found
+
+    def _outputs(self, evaluator: Evaluator) -> tuple[Any, OutputsByName]:
+        loss = evaluator.model.loss
+        labels, outputs = None, OutputsByName(loss.task, PREDICTION)
+        for iterate in self._iterates:
+            with weights_of(self._weights, iterate):
+                labels, found = evaluator.outputs()
+            outputs.add(found)
+        return labels, outputs
+
+
+def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:
+    """Returns the metrics of the majority vote.
+
+    The AUC is that of the share of votes, which has only k + 1 levels: examples tie,
+    and ties count half.  A share of 0 or 1 is no probability: there is no log loss.
+
+    Args:
+      labels: 0 or 1, shape (examples,); or classes or one-hot, as of ``correct``.
+      outputs: Outputs of k iterates for the same examples.
+    """
+    share, num_examples = outputs.vote_share, len(labels)
+    if outputs.task == BINARY:
+        right = outputs.majority == (labels > 0)
+        found: Metrics = {"auc": auc(labels, share), "log_loss": None}
+    else:
+        right, found = correct(labels, share), {"log_loss": None}
+    return {**found, "accuracy": float(right.mean()), "num_examples": num_examples}

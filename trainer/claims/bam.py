@@ -59,9 +59,9 @@ from trainer.gradients.engine.backward_pass import BackwardPass, backward
 from trainer.gradients.engine.moved_weights import num_formed_values
 from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.engine.table_reads import ids_depend_on_weights
-from trainer.methods.base import Hooks
+from trainer.methods.registry import Hooks
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
+from trainer.settings.methods import BAM_HVP, BAM_SAM
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 

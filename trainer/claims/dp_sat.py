@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import check_float
-from trainer.methods import dp_sgd
-from trainer.methods.base import Hooks
+from trainer.methods import registry
+from trainer.methods.registry import Hooks
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import raw_variable, tf
 
@@ -122,7 +122,7 @@ def _optimizer_of(
 
 
 HOOKS = Hooks(
-    choose_path=dp_sgd.choose_path,
-    gradients=dp_sgd.gradients,
+    choose_path=registry.fastest_path,
+    gradients=registry.gradients,
     optimizer=_optimizer_of,
 )

@@ -21,7 +21,7 @@ from trainer.gradients.clipping import ONE_PASS
 from trainer.gradients.engine.table_reads import TableReads, table_reads
 from trainer.methods import registry
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 from trainer.tf_compat import keras
 

@@ -52,8 +52,8 @@ import numpy as np
 
 from accounting.core.validation import InputError, check_float
 from trainer.core.step.noise import mixing_coefficients
-from trainer.methods import dp_sgd
-from trainer.methods.base import Hooks
+from trainer.methods import registry
+from trainer.methods.registry import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import raw_variable, tf
@@ -199,8 +199,8 @@ def _optimizer_of(
 
 
 HOOKS = Hooks(
-    choose_path=dp_sgd.choose_path,
-    gradients=dp_sgd.gradients,
+    choose_path=registry.fastest_path,
+    gradients=registry.gradients,
     linf_factor=_linf_factor,
     optimizer=_optimizer_of,
     draw=mixing_coefficients,

@@ -25,7 +25,7 @@ from trainer.cli import method_flags, plan_flags
 from trainer.core.run.run_record import read_run
 from trainer.run import privacy
 from trainer.settings import methods
-from trainer.settings.method_settings import DP_SGD, complete, gradients_text
+from trainer.settings.methods import DP_SGD, complete, gradients_text
 
 Said = tuple[dict[str, Any], str]
 _NOISE = "noise_multiplier"

@@ -14,10 +14,9 @@ from accounting.core import accountant
 from accounting.core.validation import InputError
 from accounting.plots import check_path
 from pipelines.files.progress_bars import Bars
-from trainer.auditing.audit import COUNTED, audit, settings_of_run
-from trainer.auditing.audit_report import AuditReport
+from trainer.auditing import COUNTED, AuditReport, audit, settings_of_run
 from trainer.cli import plan_flags
-from trainer.settings.audit_settings import AuditSettings, claimed_plan
+from trainer.settings.requests import AuditSettings, claimed_plan
 from trainer.settings.setting import declared
 
 #: Flags on how to audit, for a run or a plan.

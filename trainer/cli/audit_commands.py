@@ -11,7 +11,7 @@ import click
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
 from trainer.cli import plan_flags, setting_flags
-from trainer.settings.audit_settings import AuditSettings
+from trainer.settings.requests import AuditSettings
 
 
 @click.command(name="audit", cls=Grouped)

@@ -23,7 +23,7 @@ from trainer.cli.metrics_text import metrics_text
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
 from trainer.report.run_files import PRIVACY_TEXT_NAME
-from trainer.settings.request import Request
+from trainer.settings.requests import Request
 from trainer.settings.setting import GROUPS
 from trainer.settings.train_settings import (
     TrainSettings,

@@ -86,7 +86,7 @@ def summary(out: pathlib.Path) -> dict[str, Any]:
 
 def _notes(result: dict[str, Any]) -> list[str]:
     """Returns what explains the two models beside each other."""
-    from trainer.report.fitness import notes_on_plain  # after --help
+    from trainer.report.run_files import notes_on_plain  # after --help
 
     private, plain = (result[name]["auc"] for name in ("private", "non_private"))
     return notes_on_plain("auc", [private], [plain])
@@ -123,7 +123,7 @@ Without privacy:
 
 
 def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
-    from trainer.report import tables
+    from trainer.report import report
 
     rows = [
         (name, f"{result[key]['auc']:.4f}", f"{result[key]['log_loss']:.4f}")
@@ -131,7 +131,7 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
     ]
     click.echo()
     title, headings = "Test split of the synthetic logs", ("model", "AUC", "log loss")
-    tables.show(title, headings, rows, left=(0,))
+    report.print_table(title, headings, rows, left=(0,))
     click.echo("\n".join(_notes(result)))
     click.echo(result["statement"].splitlines()[0])
     click.echo(f"both models side by side: {out}/report.md")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.model.metrics import in_words, metric_names
-from trainer.report.fitness import warnings
+from trainer.report.run_files import warnings
 from trainer.settings.aggregation_settings import (
     MEANINGS,
     OMV,
 )
-from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.methods import NON_PRIVATE
 
 #: Names that are too wide for a column.
 _HEADINGS = {

@@ -11,7 +11,7 @@ from accounting.cli import paths, shared_options
 from accounting.cli.grouped import Grouped
 from trainer.cli import setting_flags
 from trainer.report.progress import Terminal
-from trainer.settings.predict_settings import PredictSettings
+from trainer.settings.requests import PredictSettings
 
 
 @click.command(name="predict", cls=Grouped)
@@ -31,8 +31,7 @@ def predict_command(as_json: bool, **flags: Any) -> None:
       dpsgd predict averaged-run --input data/test --out intervals.parquet \\
           --uncertainty 0.95
     """
-    from trainer.prediction.predict import predict_checked
-    from trainer.prediction.request import check
+    from trainer.prediction.predict import check, predict_checked
 
     found = setting_flags.take(flags, PredictSettings)
     checked = check(PredictSettings(**found, run=flags["run"]))

@@ -10,9 +10,12 @@ Formal guarantees:
     of such fields.
   - The privacy unit is the one that the batches record; without a note of `dpsgd bound`
     it is a row.
-  - Epsilon is computed from record and manifest, as by ``dpsgd account``.
+  - Epsilon is computed from record and manifest, as by ``dpsgd account``.  The command
+    that needs no run states it again: it contains all that epsilon depends on,
+    unrounded.
   - Curves and metrics are taken only from files that say they are of held-out examples.
-  - An audit of another run is refused.
+  - An audit is accepted only if it is of the plan, the noise, the privacy unit and the
+    sampler's own claim of the run.
   - Equal files have equal reports.
 
 Public: everything.
@@ -22,27 +25,174 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+import shlex
+from collections.abc import Iterable
 from typing import Any
 
-from accounting.core import sampler_registry
-from accounting.core.plan import DpSgdPlan
+from accounting.core import deltas, sampler_registry
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan, steps_and_epochs
+from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
 from pipelines.core.batches.certificate import Certificate
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
+from pipelines.files.json_files import read_json
 from trainer.core.run import run_record
 from trainer.core.run.run_record import RECORD_NAME, RunRecord
-from trainer.html_report import attachments, commands
 from trainer.model.metrics import METRICS, in_words, metric_names
-from trainer.model.target import target_of
-from trainer.report.fitness import warnings
-from trainer.report.metrics_files import read_curve, read_metrics
-from trainer.report.run_files import CURVE_NAME, METRICS_NAME, read_finished
+from trainer.model.rows import target_of
+from trainer.report.run_files import (
+    CURVE_NAME,
+    METRICS_NAME,
+    read_curve,
+    read_finished,
+    read_metrics,
+    warnings,
+)
 from trainer.run import privacy
+from trainer.settings import methods
 from trainer.settings.aggregation_settings import MEANINGS
-from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.methods import NON_PRIVATE
+
+_AUDIT = (
+    "notes", "meaning", "cannot_see", "trials", "confidence", "verdict", "violated",
+)  # fmt: skip
+_CLAIM = ("epsilon", "delta", "noise_multiplier")
+_FINDING = ("confidence", "epsilon_lower_bound")
+
+
+def _read_audit(
+    path: pathlib.Path, record: RunRecord, manifest: Manifest
+) -> dict[str, Any]:
+    """Returns the shown fields of an audit.
+
+    Args:
+      path: File with the output of ``dpsgd audit RUN --json``.
+      record: Record of the run.
+      manifest: Manifest of its batches.
+
+    Raises:
+      InputError: not an audit, or one of another run or of another sampler's claim.
+    """
+    remedy = f"Make it with `dpsgd audit RUN --json > {path}`."
+    fields = read_json(path, remedy=remedy)
+    try:
+        claim = fields["claim"]
+        audited = DpSgdPlan.from_json(fields["audited"])
+        found = {
+            **{name: fields[name] for name in _AUDIT},
+            "claim": {name: claim[name] for name in _CLAIM},
+            "findings": [
+                {name: each[name] for name in _FINDING} for each in fields["findings"]
+            ],
+        }
+        sampler, count = claim["plan"]["sampler"], claim["max_examples_per_user"]
+    except (KeyError, TypeError, InputError):
+        raise InputError(f"Expected {path} to be an audit. {remedy}") from None
+    plan, rows = manifest.plan, privacy.count_of(manifest.dataset)
+    audited_claim = (audited, sampler, claim["noise_multiplier"], count)
+    this_claim = (plan, plan.sampler, record.noise_multiplier, rows)
+    if record.selection or audited_claim != this_claim:
+        raise InputError(
+            f"Expected {path} to be an audit of this run's own claim; it is of another "
+            f"plan, noise, sampler or privacy unit, or of one of several runs. {remedy}"
+        )
+    return found
+
+
+_AGAIN = "Anyone, from the numbers on this page alone: compute epsilon again."
+_TOGETHER = "The {count} runs together are one run of as many steps or epochs."
+_AS_WRITTEN = (
+    "With the run's folder: check that record and manifest belong together, and state "
+    "the epsilon of what was executed."
+)
+_ATTACK = "Attack the mechanism itself, and bound its epsilon from below."
+_COMPARE = "Compare the files of the run with the fingerprints on this page."
+
+
+def _to_verify(
+    name: str,
+    record: RunRecord,
+    statement: PrivacyStatement | None,
+    files: Iterable[str],
+) -> list[dict[str, str]]:
+    """Returns dicts of "purpose" and "command".
+
+    Args:
+      name: Name of the run's folder.
+      record: Record of the run.
+      statement: Statement of the report; None for none.
+      files: Names of the files in it whose fingerprints are on the page.
+    """
+    run = shlex.quote(name)
+    found = []
+    if statement is not None and not record.selection:
+        several = _TOGETHER.format(count=statement.of_runs)
+        text = _AGAIN if statement.of_runs == 1 else f"{_AGAIN} {several}"
+        found.append((text, _account(record, statement)))
+    if statement is not None:
+        delta = _delta_flags(record, statement)
+        found.append((_AS_WRITTEN, f"dpsgd account {run}{delta}"))
+        is_dp_sgd = methods.get(record.method).has_dp_sgd_accounting
+        attacked = is_dp_sgd and record.complete and not record.selection
+        if statement.is_guarantee and attacked:
+            found.append((_ATTACK, f"dpsgd audit {run}{delta}"))
+    digests = " ".join(["sha256sum", *(f"{run}/{file}" for file in files)])
+    found.append((_COMPARE, digests))
+    return [{"purpose": text, "command": command} for text, command in found]
+
+
+def _account(record: RunRecord, statement: PrivacyStatement) -> str:
+    plan = statement.plan_of_all
+    flags: dict[str, Any] = {
+        "sampler": plan.sampler,
+        "num-examples": plan.num_examples,
+        "batch-size": plan.expected_batch_size,
+        **_length(plan),
+        "noise-multiplier": statement.noise_multiplier,
+        "delta": statement.delta,
+    }
+    if plan.truncated_batch_size is not None:
+        flags["truncated-batch-size"] = plan.truncated_batch_size
+    if statement.max_examples_per_user > 1:
+        flags["max-examples-per-user"] = statement.max_examples_per_user
+    if statement.neighboring_relation != REPLACE_SPECIAL:
+        flags["relation"] = statement.neighboring_relation
+    if privacy.theorem_of_run(record) is not None:
+        flags["l2-norm-clip"] = record.l2_norm_clip
+        for setting, value in record.method_settings.items():
+            flags[setting.replace("_", "-")] = value
+    words = [f"--{name} {value}" for name, value in flags.items()]
+    return " ".join(["dpsgd account", *words]) + _allowance(statement)
+
+
+def _delta_flags(record: RunRecord, statement: PrivacyStatement) -> str:
+    """Returns the flags for a delta other than the run's."""
+    if statement.delta == record.target_delta:
+        return _allowance(statement)
+    return f" --delta {statement.delta}{_allowance(statement)}"
+
+
+def _allowance(statement: PrivacyStatement) -> str:
+    large = statement.delta >= deltas.LARGEST_DELTA
+    return " --allow-large-delta" if large else ""
+
+
+def _length(plan: DpSgdPlan) -> dict[str, int]:
+    """Returns the flag that gives a plan the steps of ``plan``."""
+    whole = steps_and_epochs(
+        plan.num_examples,
+        plan.expected_batch_size,
+        epochs=plan.num_epochs,
+        num_steps=None,
+    )
+    if whole == (plan.num_steps, plan.num_epochs):
+        return {"epochs": plan.num_epochs}
+    return {"num-steps": plan.num_steps}
+
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
 REPORT_VERSION = 6
@@ -82,8 +232,8 @@ def collect(
         "batches": _batches(manifest),
         "training": _training(record),
         "evaluation": _evaluation(run, record),
-        "audit": audit and attachments.read_audit(audit, record, manifest),
-        "commands": commands.to_verify(run.resolve().name, record, statement, files),
+        "audit": audit and _read_audit(audit, record, manifest),
+        "commands": _to_verify(run.resolve().name, record, statement, files),
         "software": record.versions,
         "files": files,
     }

@@ -51,7 +51,7 @@ from trainer.model.metrics import (
     joined,
     unit_of_loss,
 )
-from trainer.model.target import Target
+from trainer.model.rows import Target
 
 if TYPE_CHECKING:  # it loads TensorFlow, which this module does without
     from trainer.model.trainable_model import TrainableModel

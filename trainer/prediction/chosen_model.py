@@ -15,13 +15,17 @@ from accounting.core.validation import InputError, check_choice, check_float
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.json_files import read_json
-from trainer.export import serving
-from trainer.export.serving import Serving
-from trainer.model import target
+from trainer.model import rows
 from trainer.model.metrics import VOTE_METRICS
-from trainer.model.target import Target
+from trainer.model.rows import Target
 from trainer.model.user_code import check_function
-from trainer.report.run_files import ITERATES_NAME, exported_names, read_finished
+from trainer.report import run_files
+from trainer.report.run_files import (
+    ITERATES_NAME,
+    Serving,
+    exported_names,
+    read_finished,
+)
 from trainer.settings.aggregation_settings import (
     OMV,
     OPA,
@@ -30,11 +34,12 @@ from trainer.settings.aggregation_settings import (
     UPA,
     WEIGHT_AVERAGES,
 )
-from trainer.settings.comparison_settings import LAST
-from trainer.settings.predict_settings import AVERAGES
+from trainer.settings.requests import AVERAGES, LAST
 
 #: Column of a majority vote, beside the class that it predicts.
 VOTE_SHARE = "vote_share"
+#: Column of the predicted class.
+PREDICTED = "predicted"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,14 +103,14 @@ def choose(
     if aggregate is not None:
         chosen = _check_aggregate(aggregate, average, uncertainty)
     record = read_finished(run)
-    signature = serving.read(run)
+    signature = run_files.read_serving(run)
     iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
     possible = _possible(run, signature, has_iterates=bool(iterates))
     if aggregate is not None and iterates:
         possible.append(PAST_CUSTOM)
     _check_average(run, chosen, possible)
     _check_intervals(chosen, uncertainty, len(iterates))
-    predicted = target.target_of(Manifest.from_json(read_json(run / MANIFEST_NAME)))
+    predicted = rows.target_of(Manifest.from_json(read_json(run / MANIFEST_NAME)))
     return ChosenModel(
         run=run,
         average=chosen,

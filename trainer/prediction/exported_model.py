@@ -25,22 +25,21 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.averaging.aggregates import (
+from trainer.averaging.iterates import (
+    CustomAggregate,
     OutputsByName,
     WeightedMean,
     ema_weights,
+    interval_columns,
     uniform_weights,
 )
-from trainer.averaging.custom_aggregate import CustomAggregate
-from trainer.averaging.uncertainty import interval_columns
 from trainer.core.run.withheld import withhold_values
 from trainer.core.step.pure_graph import check_pure
-from trainer.export import serving
-from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
+from trainer.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
-from trainer.prediction.chosen_model import VOTE_SHARE, ChosenModel
-from trainer.prediction.named_classes import PREDICTED
+from trainer.prediction.chosen_model import PREDICTED, VOTE_SHARE, ChosenModel
+from trainer.report import run_files
 from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
 from trainer.tf_compat import tf
 
@@ -102,7 +101,7 @@ class _ExportedModel:
         self._names = [column.name for column in chosen.serving.inputs]
         digest = chosen.serving.digests.get(chosen.model.name)
         try:
-            if serving.digest_of_folder(chosen.model) != digest:
+            if run_files.digest_of_folder(chosen.model) != digest:
                 raise ValueError("another digest")
             self._loaded = _loaded(chosen.model)
             given = {

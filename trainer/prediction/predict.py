@@ -23,26 +23,435 @@ the training examples.  The privacy statement does not protect the rows of the t
 
 Public: settings and number of rows.  Sensitive: rows, and predictions as their owner
 decides.
+
+A request to ``predict``, checked before TensorFlow is loaded.
+
+Formal guarantees:
+  - ``check`` writes nothing.
+  - The request that it returns can be executed: the run is finished and has the
+    requested weights, the table has the columns of its model, prepared or raw, and the
+    output does not exist.
+
+The table needs no label.  It may hold training examples: predictions are functions of
+the released weights.
+
+Public: everything but the rows.
+
+The rows to predict: a table that `dpsgd prepare` wrote, or a raw table.
+
+Prepared files contain a description.  A raw table is read with the schema of the
+training examples, which is in the manifest of the run.
+
+Formal guarantees:
+  - Every row is read once, in the order of the table, and no error quotes one.
+  - Columns that the model cannot take are refused before any row is read.
+
+Public: names of columns, sizes.  Sensitive: rows.
+
+Predictions in the words and units of the label.
+
+    binary    predicted, probability (of the second class)
+    classes   predicted, probabilities; with names, probability_NAME of each class
+    a number  prediction, in the units of the label whose range the schema has
+
+The same holds for all columns with one number per class, such as ``vote_share``, and
+``stddev``, ``low`` and ``high`` of intervals.  Without names in the schema, a class is
+its number.
+
+Formal guarantees:
+  - ``predicted`` is the class that held-out accuracy counts, up to rounding: label 1
+    above probability 0.5, and the first of the most probable classes.
+  - ``column_names`` names the columns of ``with_classes``.
+
+Public: names of classes.  Sensitive: rows, and predictions as their owner decides.
+
+A file of Parquet or CSV that is written in parts, and is complete or absent.
+
+Formal guarantees:
+  - The file appears when the context ends without an error; otherwise nothing is left.
+  - Rows are in the order in which they were written.
+  - One part is in memory at a time.
+  - The name says the format.  In CSV a column NAME of lists of one length is written as
+    NAME_0, NAME_1, ...; others are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
+from accounting.core.validation import InputError
+from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.core.batches.columns import row_bytes
-from trainer.prediction.named_classes import named
-from trainer.prediction.request import PredictRequest, check
-from trainer.prediction.table_file import TableFile
-from trainer.report.arrow_tables import as_table
+from pipelines.core.batches.manifest import Manifest
+from pipelines.files.json_files import read_json
+from pipelines.files.output_file import check_new, output_file
+from pipelines.files.sink import Sink
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
+from pipelines.tables.raw_files import InputFile, list_files
+from pipelines.tables.raw_inputs import Part, RawInputs
+from pipelines.tables.schema.fields import CELLS_NAME
+from pipelines.tables.schema.schema import Schema
+from pipelines.tables.table_files import PARQUET, kind_of_file, parquet_schema
+from trainer.averaging.iterates import column_names, in_units
+from trainer.model.evaluation import HeldOut
+from trainer.model.metrics import BINARY, CLASSES, OTHER
+from trainer.model.rows import as_table, schema_of
+from trainer.prediction.chosen_model import PREDICTED, VOTE_SHARE, ChosenModel, choose
 from trainer.report.progress import Reporter, Silent
-from trainer.settings.predict_settings import PredictSettings
+from trainer.report.run_files import PREDICTION, PROBABILITIES, PROBABILITY
+from trainer.run.preflight import check_local
+from trainer.settings.aggregation_settings import OMV
+from trainer.settings.requests import PredictSettings
+
+_CSV = ".csv"
+#: Suffixes of names; without one the file is Parquet.
+_SUFFIXES = (".parquet", _CSV, "")
+
+
+def check_name(path: pathlib.Path, carried: Mapping[str, pa.DataType]) -> None:
+    """Checks that tables can be written to a file of this name.
+
+    Args:
+      path: The file.
+      carried: Name -> type of the columns that are copied to it.
+
+    Raises:
+      InputError: another format, or columns that it cannot hold.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise InputError(
+            f"Expected --out {path} to end in .parquet or {_CSV}, the formats that can "
+            f"be written. Give --out {path.with_suffix(_CSV)}."
+        )
+    if not _is_csv(path):
+        return
+    for name, kind in carried.items():
+        if pa.types.is_nested(kind) and not pa.types.is_fixed_size_list(kind):
+            raise InputError(
+                f"Expected column {name} of type {kind} not to be carried to CSV, "
+                f"which holds no lists. Give --out {path.with_suffix('.parquet')}, or "
+                "do not carry it."
+            )
+
+
+def _is_csv(path: pathlib.Path) -> bool:
+    return path.suffix.lower() == _CSV
+
+
+class TableFile:
+    """Writes tables of one schema to a new file.
+
+    Args:
+      path: New file in an existing folder, of a name that ``check_name`` accepts.
+
+    Attributes:
+      num_rows: Number of rows written so far.
+      columns: Names of the columns; empty before the first part.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._contexts = contextlib.ExitStack()
+        self._writer: Any = None
+        self.num_rows = 0
+        self.columns: tuple[str, ...] = ()
+
+    def __enter__(self) -> TableFile:
+        self._sink = Sink(self._contexts.enter_context(output_file(self._path)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        # The file gets an error of its writer's end, too, and is removed.
+        self._contexts.__exit__(*error)
+
+    def write(self, table: pa.Table) -> None:
+        """Appends the rows of a table."""
+        if _is_csv(self._path):
+            table, open_writer = _flat(table), pa_csv.CSVWriter
+        else:
+            open_writer = pq.ParquetWriter
+        if self._writer is None:
+            writer = open_writer(self._sink, table.schema)
+            self._writer = self._contexts.enter_context(writer)
+            self.columns = tuple(table.column_names)
+        self._writer.write_table(table)
+        self.num_rows += table.num_rows
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """Returns a table with a column for each element of fixed-size lists."""
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        parts = {name: column}
+        if pa.types.is_fixed_size_list(column.type):
+            places = range(column.type.list_size)
+            whole = _flat(
+                pa.table({f"{name}_{i}": pc.list_element(column, i) for i in places})
+            )
+            parts = dict(zip(whole.column_names, whole.columns, strict=True))
+        if twice := columns.keys() & parts.keys():
+            raise InputError(
+                f"Expected columns of different names in a CSV of predictions, not two "
+                f"{min(twice)}. Rename the one of --carry in the table, or give a name "
+                "of --out that ends in .parquet."
+            )
+        columns |= parts
+    return pa.table(columns)
+
+
+OPTION = "--input"
+
+
+class TableRows(Protocol):
+    """Rows to predict.
+
+    Attributes:
+      total: Size of the table, in units.
+      unit: Unit of progress: "row" or "byte".
+      carried_types: Name -> type of the carried columns of a raw table.
+    """
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    @property
+    def carried_types(self) -> Mapping[str, pa.DataType]: ...
+
+    def parts(self, num_rows: int) -> Iterator[Part]:
+        """Yields inputs of the model, carried columns, and units read so far.
+
+        A part has about ``num_rows`` rows.
+        """
+
+
+def open_rows(
+    path: pathlib.Path, manifest: Manifest, carried: Sequence[str]
+) -> TableRows:
+    """Returns the rows at a path, whose columns are checked.
+
+    Args:
+      path: A file, a folder or a glob.
+      manifest: Manifest of the run, with the columns that its model takes.
+      carried: Columns to yield unchanged.
+
+    Raises:
+      InputError: no table, or columns that the model cannot take.
+    """
+    schema = schema_of(manifest)
+    if schema is None or any(map(_is_prepared, list_files(str(path), partitions=True))):
+        return _Prepared(path, manifest, carried)
+    _check_cells(manifest)
+    return _Raw(path, schema, carried)
+
+
+def _check_cells(manifest: Manifest) -> None:
+    """Refuses a run whose examples were read from their table in another way."""
+    found = manifest.dataset.get("cells")
+    if found != CELLS_NAME:
+        raise InputError(
+            f"Expected the training examples to be prepared with cells {CELLS_NAME}; "
+            f"they are {found}, and this release would read some cells of "
+            f"{OPTION} as other numbers. Give a table that was prepared as they were, "
+            "or prepare, batch and train again."
+        )
+
+
+def _is_prepared(file: InputFile) -> bool:
+    if kind_of_file(file.path) != PARQUET or not file.size:
+        return False
+    return DATASET_METADATA_KEY in (parquet_schema(file).metadata or {})
+
+
+class _Prepared:
+    """Rows of files with the columns of the batches."""
+
+    unit = "row"
+
+    def __init__(
+        self, path: pathlib.Path, manifest: Manifest, carried: Sequence[str]
+    ) -> None:
+        self._held_out = HeldOut(path, manifest, option=OPTION)
+        self._held_out.check_others(carried)
+        self._carried = list(carried)
+        self.carried_types: dict[str, pa.DataType] = {}  # numbers, or lists of a length
+        self.total = self._held_out.num_rows
+
+    def parts(self, num_rows: int) -> Iterator[Part]:
+        done = 0
+        for columns, rows in self._held_out.parts(num_rows, self._carried):
+            done += rows.num_rows
+            carried = pa.Table.from_batches([rows.select(self._carried)])
+            yield columns, carried, done
+
+
+class _Raw:
+    """Rows of a raw table, which the schema describes."""
+
+    unit = "byte"
+
+    def __init__(
+        self, path: pathlib.Path, schema: Schema, carried: Sequence[str]
+    ) -> None:
+        self._rows = RawInputs(str(path), schema, carried)
+        self.total = self._rows.num_bytes
+        self.carried_types = self._rows.carried_types
+
+    def parts(self, num_rows: int) -> Iterator[Part]:
+        return self._rows.parts(num_rows)
+
+
+def named(
+    found: Mapping[str, np.ndarray], chosen: ChosenModel
+) -> dict[str, np.ndarray]:
+    """Returns predictions of a model as its table's owner names them.
+
+    Args:
+      found: Column -> predictions, as for `with_classes`.
+      chosen: The model.
+    """
+    serving, target = chosen.serving, chosen.target
+    if target is None or target.range is None or serving.outputs != (PREDICTION,):
+        return with_classes(found, serving.task, chosen.classes)
+    return in_units(found, target)
+
+
+def with_classes(
+    found: Mapping[str, np.ndarray], task: str, classes: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Returns predictions with the predicted class first.
+
+    Args:
+      found: Column -> predictions (rows, ...), the first of them probabilities, or the
+        number of the predicted class under ``PREDICTED``.
+      task: Task of the loss: "binary", "classes" or "other".
+      classes: Names of the classes; empty for none.
+    """
+    if task == OTHER:
+        return dict(found)
+    first, most = next(iter(found.items()))
+    number = most if first == PREDICTED else _number(most, task)
+    # A model may have more classes than the table, or several labels in a row.
+    named = number.ndim == 1 and (task == BINARY or _widths(found) == {len(classes)})
+    if not (classes and named):
+        return {PREDICTED: number, **_without_predicted(found)}
+    columns: dict[str, np.ndarray] = {PREDICTED: np.array(classes, object)[number]}
+    for column, values in _without_predicted(found).items():
+        parts = values.T if task == CLASSES else [values]
+        columns |= zip(_parts(column, task, classes), parts, strict=True)
+    return columns
+
+
+def shown_names(
+    columns: Sequence[str], task: str, classes: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the names that may be given; other arguments as for `with_classes`.
+
+    Args:
+      columns: Names of the columns of predictions.
+    """
+    if task == OTHER:
+        return tuple(columns)
+    rest = [column for column in columns if column != PREDICTED]
+    named = [each for column in rest for each in _parts(column, task, classes)]
+    return tuple(dict.fromkeys((PREDICTED, *named, *rest)))
+
+
+def _number(probabilities: np.ndarray, task: str) -> np.ndarray:
+    if task == BINARY:
+        return (probabilities.reshape(-1) > 0.5).astype(np.int8)
+    return probabilities.argmax(-1).astype(np.int32)
+
+
+def _widths(found: Mapping[str, np.ndarray]) -> set[int]:
+    return {values.shape[-1] for values in _without_predicted(found).values()}
+
+
+def _without_predicted(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values for name, values in found.items() if name != PREDICTED}
+
+
+def _parts(column: str, task: str, classes: Sequence[str]) -> list[str]:
+    if task == BINARY or not classes:
+        return [column]
+    one = PROBABILITY if column == PROBABILITIES else column
+    return [f"{one}_{name}" for name in classes]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictRequest:
+    """A request that can be executed.
+
+    Attributes:
+      chosen: The model.
+      rows: Rows of the table.
+      out: New file.
+    """
+
+    chosen: ChosenModel
+    rows: TableRows
+    out: pathlib.Path
+
+
+def check(settings: PredictSettings) -> PredictRequest:
+    """Returns the checked request.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    run, out, carried = settings.run, settings.out, settings.carry
+    check_local(run=run, input=settings.table, out=out)
+    chosen = choose(
+        run,
+        average=settings.average,
+        aggregate=settings.aggregate,
+        uncertainty=settings.uncertainty,
+    )
+    check_new(out)
+    _check_carried(carried, prediction_names(chosen))
+    # Without the label, which the table need not have.
+    manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
+    manifest = dataclasses.replace(manifest, columns=chosen.serving.inputs)
+    rows = open_rows(settings.table, manifest, carried)
+    check_name(out, rows.carried_types)
+    return PredictRequest(chosen=chosen, rows=rows, out=out)
+
+
+def prediction_names(chosen: ChosenModel) -> tuple[str, ...]:
+    """Returns the columns of the predictions of a model."""
+    signature = chosen.serving
+    found: Sequence[str] = signature.outputs
+    if chosen.average == OMV:
+        found = (VOTE_SHARE,)
+    elif chosen.level is not None:
+        several = column_names(signature.outputs).values()
+        found = tuple(itertools.chain.from_iterable(several))
+    return shown_names(found, signature.task, chosen.classes)
+
+
+def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
+    for name in carried:
+        if name in names or carried.count(name) > 1:
+            raise InputError(
+                f"Expected column {name} of --carry once, and not to be called as a "
+                f"prediction: {', '.join(names)}. Omit it, or rename it in the "
+                "table."
+            )
+
 
 #: Largest number and bytes of the rows that are read, predicted and written at a time.
 _CHUNK_ROWS = 1 << 16
@@ -94,7 +503,7 @@ def predict(
       average: "last", "ema", "uta", "custom", "past_ema", "upa", "past_custom", "opa"
         or "omv", if the run has it.  None for "opa" with intervals, else "last".
       aggregate: Instead, "module:function" from the kept iterates to weights: see
-        ``trainer.averaging.custom_aggregate``.
+        ``trainer.averaging.iterates``.
       uncertainty: Level of the intervals, in (0, 1); None for none.
       carry: Columns of the table to copy to the output, such as an id.
       reporter: Receives progress; None for none.

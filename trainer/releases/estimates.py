@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 
 from trainer.model.metrics import ABSOLUTE_ERROR, SQUARED_ERROR, unit_of_loss
-from trainer.releases.held_out_sums import edges, mean, noise_of_mean
-from trainer.releases.release import NoisySum
+from trainer.releases.held_out_sums import NoisySum, edges, mean, noise_of_mean
 
 #: Standard deviations on each side of an interval of 95 %.
 _SIDES = 1.96
@@ -53,7 +52,7 @@ class Count:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
+class MetricEstimate:
     """A metric of held-out rows.
 
     Attributes:
@@ -87,10 +86,10 @@ class Estimates:
       num_rows: Number of rows, or an estimate of it.
     """
 
-    metrics: dict[str, Estimate | None]
+    metrics: dict[str, MetricEstimate | None]
     guessing: dict[str, float]
     calibration: list[dict[str, float]]
-    capped: Estimate | None
+    capped: MetricEstimate | None
     num_rows: float
 
     def in_units(self, unit: float) -> Estimates:
@@ -100,7 +99,7 @@ class Estimates:
           unit: How many of them one of the numbers is.
         """
         scaled = {
-            name: each and Estimate(
+            name: each and MetricEstimate(
                 **{n: x * unit_of_loss(name, unit) for n, x in vars(each).items()}
             )
             for name, each in self.metrics.items()
@@ -209,24 +208,28 @@ def _difference(some: np.ndarray, others: np.ndarray, rows: Count) -> float:
 
 def _half_and(
     some: np.ndarray, others: np.ndarray, noise: float, rows: Count
-) -> Estimate:
+) -> MetricEstimate:
     """Returns the share of ``some``, which is a half and half of the difference."""
     return _share(_difference(some, others, rows), noise, rows, known=0.5)
 
 
-def _share(count: float, noise: float, rows: Count, known: float = 0.0) -> Estimate:
+def _share(
+    count: float, noise: float, rows: Count, known: float = 0.0
+) -> MetricEstimate:
     """Returns a count as a share, of which a part is known whatever ``rows`` is."""
     value = min(1.0, max(0.0, count / rows.value))
     # At least that of one row, where the estimate is 0 or 1.
     spread = max(value * (1 - value), 1 / rows.value)
-    return Estimate(
+    return MetricEstimate(
         value=value,
         noise=math.hypot(noise, (value - known) * rows.noise) / rows.value,
         sampling=math.sqrt(spread * rows.most / rows.value),
     )
 
 
-def _mean(sums: NoisySum, squares: NoisySum, rows: Count, scale: float) -> Estimate:
+def _mean(
+    sums: NoisySum, squares: NoisySum, rows: Count, scale: float
+) -> MetricEstimate:
     """Returns the mean of shares in [0, 1], and of their squares, times a scale."""
     value = min(1.0, max(0.0, mean(float(sums.values[0]), rows.value)))
     square = mean(float(squares.values[0]), rows.value)
@@ -234,7 +237,7 @@ def _mean(sums: NoisySum, squares: NoisySum, rows: Count, scale: float) -> Estim
     variance = min(max(square - value**2, 1 / rows.value), value * (1 - value))
     of_rows = (value - 0.5) * rows.noise / rows.value
     noise = math.hypot(noise_of_mean(sums.stddev, rows.value), of_rows)
-    return Estimate(
+    return MetricEstimate(
         value=scale * value,
         noise=scale * noise,
         sampling=scale * math.sqrt(max(variance, 0.0) * rows.most / rows.value),
@@ -242,7 +245,9 @@ def _mean(sums: NoisySum, squares: NoisySum, rows: Count, scale: float) -> Estim
     )
 
 
-def _auc(pairs: NoisySum, ones: float, noise: float, rows: Count) -> Estimate | None:
+def _auc(
+    pairs: NoisySum, ones: float, noise: float, rows: Count
+) -> MetricEstimate | None:
     zeros = rows.value - ones
     if min(ones, zeros) < max(2.0, _LEAST * math.hypot(noise, rows.noise / 2)):
         return None
@@ -251,7 +256,7 @@ def _auc(pairs: NoisySum, ones: float, noise: float, rows: Count) -> Estimate | 
     # One of both classes is larger by noise, and the other smaller; or both are larger.
     of_sizes = (value - 0.5) * (1 / ones - 1 / zeros) * noise
     of_rows = (value - 0.5) * (1 / ones + 1 / zeros) * rows.noise / 2
-    return Estimate(
+    return MetricEstimate(
         value=value,
         noise=math.hypot(pairs.stddev / (2 * ones * zeros), of_sizes, of_rows),
         sampling=_sampling_of_auc(value, ones, zeros) * math.sqrt(rows.most),

@@ -1,4 +1,21 @@
-"""Sums over held-out rows, as integers, and how far one row or user moves them.
+"""Sums over held-out rows, how far one row or user moves them, and their release.
+
+One Gaussian release of several sums over the same rows.
+
+Formal guarantees:
+  - the sums together are one Gaussian mechanism with ``noise_multiplier``: each has
+    noise of its bound times that over the root of its share, and shares add up to 1 at
+    most.  It is (epsilon, delta)-private for one unit under zero-out by Balle and Wang
+    (2018), Theorem 8.
+  - of a sum with a threshold only what is above it, and where, is released.
+  - noise is added to integers and rounded to integers, which is post-processing, so
+    that no low bits of a float are released.
+  - noise has a key of its own, from the operating system, that is kept nowhere: two
+    releases have independent noise.
+
+Public: what `release` returns.  Sensitive: the sums.
+
+Sums over held-out rows, as integers, and how far one row or user moves them.
 
     rows       all rows, if their number is not public
     counts     rows by bin of the probability and by label, or by class and whether the
@@ -24,17 +41,99 @@ Formal guarantees (a row that is zeroed out adds nothing to any sum):
   - memory does not grow with the rows.
 
 Public: names, bounds, number of rows if users are not bounded.  Sensitive: values.
+
+Sums over held-out rows of a regression, and how far one row or user moves them.
+
+    rows             all rows, if their number is not public
+    loss             squared error of each row, at most a public cap, as a share of it
+    squares          of that share, for the sampling error of its mean
+    absolute         root of that share: the absolute error
+    label, label_squares
+                     the label in [-1, 1] as a share of that range, and its square, for
+                     the variance; where the range is public
+
+Formal guarantees (a row that is zeroed out adds nothing to any sum):
+  - one row moves each sum by half at most, since a half is taken from every share in
+    [0, 1]; a user of at most k rows by k times that.
+  - every row has a place, whatever is in it: an error that is not finite counts as the
+    cap, a label that is not as 0, and nothing is refused.
+  - values are integers, so that sums have no rounding.
+
+Public: names, bounds.  Sensitive: values.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
+import secrets
+from collections.abc import Mapping
 
 import numpy as np
 
+from pipelines.core.keys import KEY_BYTES
+from trainer.core.step.noise import grid_normal
 from trainer.model.metrics import BINARY
-from trainer.releases.release import RowSum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowSum:
+    """A sum over rows.
+
+    Attributes:
+      values: int64.  Sensitive.
+      bound: By how much one unit, a row or a user, moves them at most, in L2 norm.
+      share: Share of the squared sensitivity of all sums together.
+      above: Values with noise are released above it alone: see `vocabularies`.
+    """
+
+    values: np.ndarray = dataclasses.field(repr=False)
+    bound: float
+    share: float
+    above: float = -math.inf
+
+    def stddev(self, noise_multiplier: float) -> float:
+        """Returns the standard deviation of the noise of each value."""
+        return noise_multiplier * self.bound / math.sqrt(self.share)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisySum:
+    """A released sum.
+
+    Attributes:
+      values: float64.
+      stddev: Standard deviation of the noise of each value.
+      places: Indices of the values among those that have noise.
+    """
+
+    values: np.ndarray
+    stddev: float
+    places: np.ndarray
+
+
+def release(sums: Mapping[str, RowSum], noise_multiplier: float) -> dict[str, NoisySum]:
+    """Returns the sums with noise, by name.
+
+    Args:
+      sums: Sums over the same rows.  Sensitive.
+      noise_multiplier: Noise standard deviation over the sensitivity of all together.
+
+    Raises:
+      ValueError: shares that add up to more than 1, or no noise.
+    """
+    if sum(each.share for each in sums.values()) > 1 or not noise_multiplier > 0:
+        raise ValueError("Expected shares of at most 1 in all, and noise above 0.")
+    key, found = secrets.token_bytes(KEY_BYTES), {}
+    for index, (name, each) in enumerate(sums.items()):
+        stddev = each.stddev(noise_multiplier)
+        noise = grid_normal(key, 0, index, each.values.shape, stddev=stddev)
+        values = (each.values + noise).astype(np.float64)
+        places = np.flatnonzero(values > each.above)
+        found[name] = NoisySum(values=values[places], stddev=stddev, places=places)
+    return found
+
 
 #: A loss of 1 caps, and of its square.
 _UNITS = 1 << 20
@@ -294,3 +393,60 @@ def _pairs(zeros: np.ndarray, ones: np.ndarray) -> np.ndarray:
     below = np.cumsum(zeros) - zeros
     above = zeros.sum() - below - zeros
     return np.array([np.sum(ones * (below - above))])
+
+
+#: The largest squared error of a number in [-1, 1] for a label in [-1, 1].
+CAP = 4.0
+
+#: Shares of the squared sensitivity, which add up to 1.
+_SHARES = {
+    "loss": 0.4, "absolute": 0.2, "squares": 0.1, "label": 0.15, "label_squares": 0.15
+}  # fmt: skip
+_WITHOUT_LABELS = {"loss": 0.5, "absolute": 0.3, "squares": 0.2}
+#: The largest variance of a number, as a share of its squared range.
+_OF_VARIANCE = 0.25
+
+
+class HeldOutNumbers(KeptRows):
+    """Sums over labels and errors of predictions, (rows,) or (rows, 1).
+
+    Args:
+      cap: Largest squared error that counts, above 0.
+      most: Largest number of rows of one user; None if the unit is a row.
+      has_range: Whether labels are in [-1, 1], which is public.
+    """
+
+    def __init__(
+        self, cap: float = CAP, most: int | None = None, *, has_range: bool = True
+    ) -> None:
+        super().__init__(cap, most)
+        self._has_range = has_range
+
+    @property
+    def _shares(self) -> dict[str, float]:
+        return _SHARES if self._has_range else _WITHOUT_LABELS
+
+    def noise_of_one(self, noise_multiplier: float) -> float:
+        """Returns the noise of a squared error, over the largest variance."""
+        stddev = self._centred("loss").stddev(noise_multiplier)
+        return noise_of_mean(stddev, num_rows=1) / _OF_VARIANCE
+
+    def _add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
+        label = labels.reshape(-1).astype(np.float64)
+        error = np.square(predictions.reshape(-1) - label)
+        share = np.clip(error / self.cap, 0.0, 1.0)
+        share = np.where(np.isfinite(error), share, 1.0)
+        label = np.clip(np.where(np.isfinite(label), label, 0.0), -1.0, 1.0)
+        for name, values in {
+            "absolute": np.sqrt(share),
+            "label": (label + 1) / 2,
+            "label_squares": np.square(label),
+            "loss": share,
+            "squares": np.square(share),
+        }.items():
+            self._add_centred(name, values)
+
+    def sums(self, at_most: int | None = None) -> dict[str, RowSum]:
+        """Returns the sums of all rows but ``rows``, by name; see `KeptRows.sums`."""
+        del at_most  # no sum depends on the other rows
+        return {name: self._centred(name) for name in sorted(self._shares)}

@@ -1,4 +1,76 @@
-"""What statistics count of a table: in blocks of rows, on all cores.
+"""What statistics count of a table: values in bins, and texts of enough rows.
+
+Counts of a column's values in public bins; quantiles and means from them.
+
+Bins are those of single precision with three bits of mantissa: eight for each power of
+two from 2^-31 to 2^64, of each sign, and one for values below in magnitude; larger
+values are in the last bin.  So no range is needed to make them.  Counts are kept of
+single bins and of groups of 39 of them: a number of values up to a place is then a sum
+of at most 40 counts, and not of 1,521.
+
+Formal guarantees:
+  - every value, whatever it is, is in one bin and one group, or missing: zeroing out a
+    row moves each of the two arrays of counts by 1 in L2 norm.
+  - quantiles and means are functions of released counts and of the public number of
+    rows.
+
+Public: bins.  Sensitive: values and counts.
+
+Vocabularies of columns: the values of enough rows, found without knowing any.
+
+The values of a column are not known beforehand, so that the noisy count of one says
+that somebody has it.  Counts are therefore released only above a threshold T, which the
+count of a value that one unit alone has exceeds with a chance that is part of delta.
+
+Theorem.  A unit is a row, or a user of at most k rows; c columns have unknown values.
+Let one Gaussian release of all counts be (epsilon, delta_g)-private, in which the count
+of a value has noise of standard deviation s, rounded to an integer.  With
+``Phi((T + 1/2 - a) / s)`` the chance that a value of a rows is not released, let
+
+    c max(-ln Phi((T + 1/2 - k) / s), -k ln Phi((T + 1/2 - 1) / s)) <= ln(1 + delta_v).
+
+Then releasing the counts above T alone, with their values, and all other counts as they
+are, is (epsilon, delta_g + delta_v)-private for one unit.
+
+*Proof.*  Let D have one unit more than D'; under zero-out this unit is a ghost in D',
+which adds nothing, and else it is not there: the counts are the same.  Let N be the
+values that only this unit has, p the chance that the count of one of N is above T, and
+B(D), B(D') what is released of all counts but those of N, as if N were not there.  B is
+a function of the Gaussian release, and does not depend on the noise of N.
+
+For D' values of N do not exist: M(D') = B(D').  For D none is released with chance
+1 - p, independently of the other counts, and then M(D) is B(D).  For any event S,
+
+    P[M(D) in S] <= p + (1 - p) P[B(D) in S] <= p + delta_g + e^epsilon P[M(D') in S].
+
+Conversely P[M(D) in S] >= (1 - p) P[B(D) in S], so that
+
+    P[M(D') in S] <= delta_g + e^epsilon P[B(D) in S]
+                  <= delta_g + x + x p / (1 - p),  where x = e^epsilon P[M(D) in S].
+
+If x >= 1 there is nothing to show; else the last term is at most p / (1 - p).  It is
+left to show that both p and p / (1 - p) are at most delta_v, which is 1 - p >=
+1 / (1 + delta_v).  In one column let the unit have a_i >= 1 rows of each of t values
+of N, at most k in all.  Noise is independent, so that the chance that none is released
+is exp(-g(a_1) - ... - g(a_t)) with g(a) = -ln Phi((T + 1/2 - a) / s), which increases
+and is convex.  For fixed t the sum of g is thus largest with one of k - t + 1 rows and
+t - 1 of one row; that is convex in t, hence largest for t = 1 or t = k: for g(k) or
+k g(1).  Over c columns the sum is at most c times the larger one.  []
+
+Formal guarantees:
+  - ``threshold`` is the least integer that the theorem allows.
+  - the counts of a part are exact, and of all parts of a column each row is in one; a
+    part has about ``PART_ROWS`` distinct values at most, which bounds memory.
+  - equal texts are one value; a missing value is none.
+
+Public: thresholds.  Sensitive: texts and counts.
+
+References:
+  Korolova et al. (2009), "Releasing search queries and clicks privately", and Gopi et
+  al. (2020), "Differentially private set union", for Gaussian thresholds of which each
+  direction is proven for itself.
+
+What statistics count of a table: in blocks of rows, on all cores.
 
     rows             rows, if their number is not public
     label            rows by class
@@ -20,26 +92,245 @@ Public: names, bounds, shares.  Sensitive: values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from scipy import special
 
 from pipelines.core.threads import in_order, num_cores
 from pipelines.inputs.parquet_blocks import Block, Dataset, read_table, table_columns
+from pipelines.tables.columns import hash_texts, salt_of
 from pipelines.tables.schema.column_kinds import COUNT, LABEL
 from pipelines.tables.schema.schema import Schema
-from trainer.releases.release import RowSum
-from trainer.releases.value_counts import (
-    NUM_BINS,
-    NUM_GROUPS,
-    count_values,
-    in_groups,
-)
-from trainer.releases.vocabularies import count_texts, merged, num_parts
+from trainer.releases.held_out_sums import NoisySum, RowSum
 from trainer.report.progress import Reporter
+
+#: Powers of two of the least magnitude that is not in the bin of 0, and of the first
+#: that is too large: nanoseconds since 1970 are not.
+_LEAST, _MOST = -31, 64
+_PER_POWER = 8
+#: Bins of one sign.
+_SIDE = (_MOST - _LEAST) * _PER_POWER
+NUM_BINS = 2 * _SIDE + 1
+GROUP = 39
+NUM_GROUPS = NUM_BINS // GROUP
+assert NUM_GROUPS * GROUP == NUM_BINS
+#: Bits of a float32 to the right of three bits of mantissa, and the first bin's others.
+_SHIFT, _FIRST = 20, (127 + _LEAST) * _PER_POWER
+_LARGEST = np.nextafter(np.float32(2.0**_MOST), np.float32(0))
+
+
+def bins(values: np.ndarray) -> np.ndarray:
+    """Returns the bin of each value, in order of size, and ``NUM_BINS`` if missing.
+
+    Args:
+      values: float32, (rows,); NaN if missing.
+
+    Example:
+      >>> bins(np.float32([-np.inf, 0.0, 1.0, 1.1, 1.2, np.inf])).tolist()
+      [0, 760, 1009, 1009, 1010, 1520]
+    """
+    values = np.asarray(values, np.float32)
+    missing = np.isnan(values)
+    size = np.minimum(np.abs(np.where(missing, 0, values)), _LARGEST)
+    place = (size.astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64)
+    place = np.maximum(place - _FIRST + 1, 0)  # 0 is the bin of 0
+    found = _SIDE + np.where(values < 0, -place, place)
+    return np.where(missing, NUM_BINS, found)
+
+
+def _ends() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the least and the largest values of each bin."""
+    steps = np.arange(_SIDE + 1)
+    size = np.exp2(_LEAST + steps // _PER_POWER) * (1 + steps % _PER_POWER / _PER_POWER)
+    low, high = size[:-1], size[1:]
+    return (
+        np.concatenate([-high[::-1], [0.0], low]),
+        np.concatenate([-low[::-1], [0.0], high]),
+    )
+
+
+def count_values(values: np.ndarray) -> np.ndarray:
+    """Returns the numbers of values in each bin, and missing.  Sensitive.
+
+    Returns:
+      int64, (``NUM_BINS + 1``,).
+
+    Args:
+      values: See `bins`.
+    """
+    return np.bincount(bins(values), minlength=NUM_BINS + 1)
+
+
+def in_groups(single: np.ndarray) -> np.ndarray:
+    """Returns the numbers of values in each group, from those in each bin."""
+    return single[:-1].reshape(-1, GROUP).sum(1)
+
+
+def noise_of_rank(stddev: float) -> float:
+    """Returns the largest standard deviation of a number of values up to a place.
+
+    Args:
+      stddev: Of the noise of each count.
+    """
+    return stddev * math.sqrt(GROUP + 1)
+
+
+class Quantiles:
+    """Quantiles of a column.
+
+    Args:
+      single: Released counts of `count_values`.
+      groups: Released counts of `in_groups`, with the same noise.
+      num_rows: Number of rows.
+
+    Attributes:
+      missing: Estimated number of rows without a value.
+      present: The number of the others.
+    """
+
+    def __init__(self, single: NoisySum, groups: NoisySum, num_rows: float) -> None:
+        self.missing = float(np.clip(single.values[-1], 0, num_rows))
+        self.present, self._stddev = num_rows - self.missing, single.stddev
+        fine = single.values[:-1].reshape(NUM_GROUPS, GROUP)
+        groups_up_to, up_to = np.cumsum(groups.values), np.cumsum(fine, axis=1)
+        from_left = (groups_up_to - groups.values)[:, None] + up_to
+        groups_behind = groups_up_to[-1] - groups_up_to
+        behind = up_to[:, -1:] - up_to
+        from_right = self.present - groups_behind[:, None] - behind
+        # Either is a sum of noisy counts: the one of fewer of them is taken.
+        place = np.arange(NUM_GROUPS)[:, None]
+        terms = place + np.arange(1, GROUP + 1)
+        from_left_is_less = 2 * terms <= NUM_GROUPS + GROUP
+        self._rough = np.where(from_left_is_less, from_left, from_right).ravel()
+        self._ranks = np.maximum.accumulate(self._rough)
+        self._low, self._high = _ends()
+
+    def low(self, share: float) -> float:
+        """Returns a value below which are at most about this share of the values."""
+        return float(self._low[self._place(share)])
+
+    def high(self, share: float) -> float:
+        """Returns a value up to which is at least about this share of the values."""
+        return float(self._high[self._place(share)])
+
+    def reaches(self, low: float, high: float) -> bool:
+        """Returns whether bins tell values between two ends apart.
+
+        They do not if both are in the bin of 0, or one is in a bin of what is too
+        large.
+
+        Args:
+          low: From `low`.
+          high: From `high`.
+        """
+        return low < high and self._low[0] < low and high < self._high[-1]
+
+    def mean(self, low: float, high: float) -> tuple[float, float]:
+        """Returns the mean, and the deviation of its noise plus what bins hide.
+
+        Values beyond an end count as it, and others as the middle of their bin.  Each
+        is off by half its bin at most, so that the mean is off by a standard deviation
+        of the noise and the mean of these halves, or less.
+
+        Args:
+          low: Lower end, at most ``high``.
+          high: Upper end.
+        """
+        present = max(1.0, self.present)
+        up_to = self._rough / present
+        ends = np.clip(np.concatenate([self._low[:1], self._high]), low, high)
+        before = np.concatenate([[0.0], up_to[:-1]])
+        # The mean is the upper end less the integral of the share of values below.
+        found = high - float(np.sum(np.diff(ends) * (up_to + before) / 2))
+        of_bins = float(np.sum(np.diff(ends) * np.abs(up_to - before) / 2))
+        # Each share has the noise of a rank, and of the number of values.
+        noise = (noise_of_rank(self._stddev) + self._stddev) / present
+        return float(np.clip(found, low, high)), (high - low) * noise + of_bins
+
+    def _place(self, share: float) -> int:
+        place = int(np.searchsorted(self._ranks, share * self.present))
+        return min(place, NUM_BINS - 1)
+
+
+#: Rows of a table whose values are counted at once.
+PART_ROWS = 1 << 23
+#: Distinct values that wait until they are added to the others.
+_WAITING = 1 << 20
+_SALT = salt_of("parts of a vocabulary")
+_NOTHING = pa.table(
+    {"text": pa.array([], pa.large_string()), "rows": pa.array([], pa.int64())}
+)
+
+
+def threshold(stddev: float, num_columns: int, delta: float, *, most: int = 1) -> int:
+    """Returns the least T that the theorem allows.
+
+    Args:
+      stddev: Standard deviation s of the noise of each count.
+      num_columns: Number c of columns with unknown values, at least 1; of all releases.
+      delta: The chance delta_v that it may cost, in (0, 1).
+      most: Largest number k of rows of one unit.
+
+    Example:
+      >>> threshold(20.0, 1, 1e-6)
+      96
+    """
+    # Rounded down by more than the error of the functions below.
+    room = math.log1p(delta) / num_columns * (1 - 1e-9)
+    ends = (
+        rows + stddev * -special.ndtri(-math.expm1(-room / values)) - 0.5
+        for rows, values in ((most, 1), (1, most))
+    )
+    return math.ceil(max(ends))
+
+
+def num_parts(num_rows: int) -> int:
+    """Returns in how many parts the values of a column are counted."""
+    return -(-num_rows // PART_ROWS)
+
+
+def count_texts(texts: pa.ChunkedArray, part: int, parts: int) -> pa.Table:
+    """Returns the distinct texts of some rows and their numbers of rows.  Sensitive.
+
+    Args:
+      texts: Texts, empty if missing.
+      part: Number of the part of the values that are counted.
+      parts: Number of parts, from ``num_parts``.
+    """
+    array = texts.combine_chunks()
+    array = array.filter(pc.not_equal(array, ""))
+    if parts > 1:
+        of_part = hash_texts(array, _SALT) % np.uint64(parts) == part
+        array = array.filter(pa.array(of_part))
+    found = pc.value_counts(array)
+    return pa.table({"text": found.field("values"), "rows": found.field("counts")})
+
+
+def merged(counts: Iterable[pa.Table]) -> tuple[pa.Array, np.ndarray]:
+    """Returns the distinct texts of one part, and the number of rows of each.
+
+    Args:
+      counts: Results of ``count_texts`` of different rows.  Sensitive.
+    """
+    found, waiting = _NOTHING, [_NOTHING]
+    for table in counts:
+        waiting.append(table)
+        if sum(map(len, waiting)) > max(_WAITING, len(found)):
+            found, waiting = _sum([found, *waiting]), []
+    found = _sum([found, *waiting])
+    return found["text"].combine_chunks(), found["rows"].to_numpy()
+
+
+def _sum(counts: Iterable[pa.Table]) -> pa.Table:
+    added = pa.concat_tables(counts).group_by("text").aggregate([("rows", "sum")])
+    return pa.table({"text": added["text"], "rows": added["rows_sum"]})
+
 
 ROWS = "rows"
 #: Shares of the squared sensitivity; columns have the rest, in equal parts.

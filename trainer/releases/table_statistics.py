@@ -37,7 +37,8 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,62 @@ from pipelines.files.output_file import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.tables.schema.column_kinds import LABEL
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
-from trainer.releases.price import relations
-from trainer.releases.release import NoisySum, release
-from trainer.releases.schema_text import with_fields
-from trainer.releases.table_counts import ROWS, Counted, Counting
-from trainer.releases.value_counts import Quantiles, noise_of_rank
-from trainer.releases.vocabularies import threshold
+from trainer.releases.evaluate import relations
+from trainer.releases.held_out_sums import NoisySum, release
+from trainer.releases.table_counts import (
+    ROWS,
+    Counted,
+    Counting,
+    Quantiles,
+    noise_of_rank,
+    threshold,
+)
 from trainer.report.progress import Reporter, Silent
+
+
+def with_fields(
+    text: str, fields: Mapping[str, Sequence[str]], *, without: str = ""
+) -> str:
+    """Returns the text of a schema with lines added to columns.
+
+    Args:
+      text: TOML with a header ``[columns.NAME]`` for each column of ``fields``.
+      fields: Name of a column -> lines.
+      without: Field of these columns that is left out, where it has a line of its own.
+
+    Raises:
+      InputError: a column has no header of its own.
+
+    Example:
+      >>> with_fields("[columns.age]\\nkind = 'numeric'", {"age": ["log = true"]})
+      "[columns.age]\\nlog = true\\nkind = 'numeric'"
+    """
+    lines, missing, column = [], dict(fields), ""
+    for line in text.split("\n"):
+        if line.lstrip().startswith("["):
+            column = _column_of(line)
+        is_left_out = without and line.partition("=")[0].strip() == without
+        if column not in fields or not is_left_out:
+            lines.append(line)
+        lines += missing.pop(_column_of(line), ())
+    if missing:
+        raise InputError(
+            f"Expected a header [columns.{next(iter(missing))}] in the schema, behind "
+            "which what is found is written. Write its fields below such a header."
+        )
+    return "\n".join(lines)
+
+
+def _column_of(line: str) -> str:
+    """Returns the column whose header a line is; empty if it is none."""
+    if not line.lstrip().startswith("[columns."):
+        return ""
+    try:
+        (found,) = tomllib.loads(line)["columns"]
+    except (tomllib.TOMLDecodeError, ValueError):
+        return ""
+    return str(found)
+
 
 #: Share of the values beyond each end of a range, if noise allows, and at most of a
 #: column without missing values.
@@ -77,7 +127,7 @@ _MOST_NOISE, _MOST_RARE = 0.05, 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Price:
+class StatisticsPrice:
     """What statistics cost, and what noise leaves of them.
 
     Attributes:
@@ -157,7 +207,9 @@ def least_rows(
       of_runs: Number of such statistics that have them together.
     """
     counted = Counted.of(schema, most=most)
-    price = Price(counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs)
+    price = StatisticsPrice(
+        counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs
+    )
     return price.least_rows
 
 
@@ -174,7 +226,7 @@ class StatisticsRequest:
 
     dataset: Dataset
     text: str
-    price: Price
+    price: StatisticsPrice
     out: pathlib.Path
 
     @property
@@ -236,7 +288,9 @@ def check(
             "or --input to hold values of a category; there is neither, and nothing "
             "is to be found. Go on with this schema, or prepare --keep-values."
         )
-    price = Price(counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs)
+    price = StatisticsPrice(
+        counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs
+    )
     _check_rows(price, dataset.num_examples)
     return StatisticsRequest(dataset=dataset, text=text, price=price, out=path)
 
@@ -269,7 +323,7 @@ def _check_table(dataset: Dataset, schema: Schema, table: str) -> None:
         )
 
 
-def _check_rows(price: Price, num_rows: float) -> None:
+def _check_rows(price: StatisticsPrice, num_rows: float) -> None:
     if num_rows < price.least_rows:
         counted = price.counted
         raise InputError(
@@ -356,7 +410,7 @@ def statistics_checked(
 
 
 def _range(
-    price: Price, released: dict[str, NoisySum], output: str, num_rows: float
+    price: StatisticsPrice, released: dict[str, NoisySum], output: str, num_rows: float
 ) -> dict[str, Any]:
     """Returns what is known of a column; without a range where noise or bins hide it.
 
@@ -393,7 +447,7 @@ def _range(
 
 
 def _vocabulary(
-    price: Price, counting: Counting, output: str, num_rows: float
+    price: StatisticsPrice, counting: Counting, output: str, num_rows: float
 ) -> dict[str, Any]:
     """Returns the values of a column that enough rows have, most frequent first."""
     name, found = f"values {output}", list[tuple[float, str]]()

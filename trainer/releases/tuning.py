@@ -77,12 +77,12 @@ from trainer.model.metrics import (
 )
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
-from trainer.releases.price import Price, check_rows, kept_rows
+from trainer.releases.evaluate import EvaluationPrice, check_rows, kept_rows
 from trainer.report.progress import Reporter, Silent
 from trainer.run import privacy
 from trainer.run.preflight import check_files_of, is_finished, with_loss
-from trainer.settings.method_settings import NON_PRIVATE
-from trainer.settings.request import Request
+from trainer.settings.methods import NON_PRIVATE
+from trainer.settings.requests import Request
 from trainer.settings.train_settings import TrainSettings
 
 NAME, STATE_NAME = "tuning.json", "runs.json"
@@ -120,7 +120,7 @@ class TuneRequest:
     out: pathlib.Path
     batches: BatchSettings
     candidates: tuple[TrainSettings, ...]
-    price: Price
+    price: EvaluationPrice
     described: dict[str, Any]
 
     @property
@@ -173,21 +173,7 @@ def check(
     plan = batches.plan(dataset.num_examples)
     settings = _settled(candidates, dataset)
     task = settings[0].task
-    files, num_rows = check_files(
-        scored,
-        dataset.columns,
-        dataset.description,
-        dataset.footers.values(),
-        option="--score",
-    )
-    if bounded_users(files, "--score") is not None:
-        raise InputError(
-            f"Expected the users of --score {scored} not to be bounded, since the "
-            "privacy unit of --input is a row. Give rows that `dpsgd bound` did not "
-            "choose."
-        )
-    of_score = table_of(list_row_groups(os.fspath(scored)))
-    table_of(dataset).check_apart(of_score, "--score")
+    num_rows = _check_scored(scored, dataset)
     asked: dict[str, Any] = {
         "input": source,
         "scored": str(scored),
@@ -219,7 +205,7 @@ def check(
         out=out,
         batches=batches,
         candidates=tuple(dataclasses.replace(each, **noisy) for each in settings),
-        price=Price(
+        price=EvaluationPrice(
             epsilon=asked["epsilon_of_score"],
             delta=asked["delta_of_score"],
             noise_multiplier=price["noise_of_score"],
@@ -227,6 +213,26 @@ def check(
         ),
         described=described,
     )
+
+
+def _check_scored(scored: pathlib.Path, dataset: Dataset) -> int:
+    """Returns the number of rows that score, which train nothing, or refuses them."""
+    files, num_rows = check_files(
+        scored,
+        dataset.columns,
+        dataset.description,
+        dataset.footers.values(),
+        option="--score",
+    )
+    if bounded_users(files, "--score") is not None:
+        raise InputError(
+            f"Expected the users of --score {scored} not to be bounded, since the "
+            "privacy unit of --input is a row. Give rows that `dpsgd bound` did not "
+            "choose."
+        )
+    of_score = table_of(list_row_groups(os.fspath(scored)))
+    table_of(dataset).check_apart(of_score, "--score")
+    return num_rows
 
 
 def _of_score(

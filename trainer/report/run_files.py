@@ -1,13 +1,56 @@
-"""The files that a run may write into its folder, beside its record."""
+"""The public files of a run beside its record, and what a reader should know of them.
+
+``metrics.json`` and ``curve.json`` of a run: as they were written, or refused.
+
+Formal guarantees:
+  - What is returned has the fields and types that a run writes.
+  - The epsilon of a private evaluation is that of its noise, or more.
+  - Numbers of other than held-out examples are refused: they are not private.
+
+Public: everything here.
+
+Whether a model is fit for use: what a person should know beside its metrics.
+
+Public: all of it, if the held-out examples need no protection.
+
+The signature of an exported model: its input columns and its outputs.
+
+    RUN/serving.json    public; one for all exported weights of a run
+
+    {"inputs": [{"name": "integers", "dtype": "float32", "shape": [13]}, ...],
+     "outputs": ["probability"], "task": "binary",
+     "digests": {"saved_model": ...}}
+
+``RUN/saved_model`` has the same as ``signatures["serving_default"]``: inputs are
+tensors (batch, *shape) by name, and so are outputs.
+
+Formal guarantees:
+  - ``read`` returns what ``write`` was given, or refuses the file.
+  - A SavedModel of which a file was damaged, edited, or taken from another export does
+    not have its digest.  Digests find accidents: who can write a model can write them.
+
+Public: everything here.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import itertools
+import math
 import pathlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from accounting.core.validation import InputError
+from accounting.core.versioned_json import header, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.batches.columns import Column
+from pipelines.core.files.local_files import digest_of
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.storage import write_atomically
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run
+from trainer.model.metrics import LOWER_IS_BETTER, in_words
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 
 CURVE_NAME = "curve.json"
@@ -55,3 +98,237 @@ def read_finished(run: pathlib.Path) -> RunRecord:
             f"{record.num_steps_executed}. Give its command again to end it."
         )
     return record
+
+
+_HELD_OUT = "held-out"
+_WORDS = ("examples", "method")
+_OF_INTERVALS = ("level", "mean_width")
+_OF_EVALUATION = (
+    "epsilon", "delta", "noise_multiplier", "largest_loss", "larger_losses"
+)  # fmt: skip
+_ROUNDING = 1e-9
+_RESTORE = "Restore it, or train again."
+
+
+def read_metrics(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the metrics of a finished run.
+
+    Args:
+      path: Its ``metrics.json``.
+
+    Raises:
+      InputError: missing, damaged, edited, or not of held-out examples.
+    """
+    found = _read(path)
+    try:
+        points = [found, *found["aggregates"].values()]
+        if found["uncertainty"] is not None:
+            points.append({name: found["uncertainty"][name] for name in _OF_INTERVALS})
+        private = found.get("evaluation")
+        if private is not None:
+            points += [_checked(private), found["intervals"], *found["calibration"]]
+            points.append(dict(enumerate(_ends(found["intervals"]))))
+        count = found["num_examples"]  # None: of a data set of unknown length
+        sound = (count is None or count >= 0) and all(map(_has_numbers, points))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise _edited(path)
+    return found
+
+
+def write_private(run: pathlib.Path, metrics: dict[str, Any]) -> None:
+    """Writes the metrics of a private evaluation.
+
+    Args:
+      run: Folder of the run, which the caller has locked.
+      metrics: JSON-serialisable.
+    """
+    write_atomically(run / METRICS_NAME, pretty_json(metrics))
+
+
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the numbers of a private evaluation, whose noise gives its epsilon."""
+    from accounting.core.pld.gaussian import gaussian_noise  # after --help
+
+    numbers = {name: found[name] for name in _OF_EVALUATION}
+    least = gaussian_noise(numbers["epsilon"], numbers["delta"])
+    if numbers["noise_multiplier"] < least * (1 - _ROUNDING):
+        raise ValueError
+    return numbers
+
+
+def _ends(intervals: dict[str, Any]) -> list[Any]:
+    return [end for low, high in intervals.values() for end in (low, high)]
+
+
+def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any]]:
+    """Returns the points of the curve of a run.
+
+    Args:
+      path: Its ``curve.json``.
+      names: Metrics that each point has.
+
+    Raises:
+      InputError: as ``read_metrics``.
+    """
+    points = _read(path).get("points")
+    wanted = {"step", *names}
+    if not isinstance(points, list) or not all(
+        _has_numbers(point) and wanted <= set(point) for point in points
+    ):
+        raise _edited(path)
+    return points
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    found = read_json(path, remedy=_RESTORE)
+    if not isinstance(found, dict):
+        raise _edited(path)
+    if found.get("examples") != _HELD_OUT:
+        raise InputError(
+            f"Expected {path} to say that its examples are {_HELD_OUT}: numbers of "
+            "training examples are not private. Restore it, or remove it."
+        )
+    return found
+
+
+def _edited(path: pathlib.Path) -> InputError:
+    return InputError(
+        f"Expected {path} to be as the run wrote it; it was edited. {_RESTORE}"
+    )
+
+
+def _has_numbers(found: Any) -> bool:
+    """Whether the values of a point are numbers, not defined, or further fields."""
+    return isinstance(found, dict) and all(
+        value is None or type(value) in (int, float, list, dict)  # no truth value
+        for name, value in found.items()
+        if name not in _WORDS
+    )
+
+
+#: What a model without privacy is, which others are compared with.
+PLAIN = (
+    "Without privacy a model leaves out a tenth of the training rows, and is the "
+    "iterate that is best on those."
+)
+AHEAD = (
+    "A private model is ahead of it here: clip and noise also keep a model from "
+    "learning rows by heart, and a private model trains on all rows."
+)
+
+#: A calibration error above which a model's probabilities mislead.
+_FAR_OFF = 0.05
+
+
+def notes_on_plain(
+    metric: str, private: Iterable[float], plain: Iterable[float]
+) -> list[str]:
+    """Returns what a reader of private and plain results beside each other should know.
+
+    Args:
+      metric: Name of the metric.
+      private: Its values of private models.
+      plain: Its values without privacy, at least one.
+    """
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    best = max(sign * value for value in plain)
+    ahead = any(sign * value > best for value in private)
+    return [PLAIN, *([AHEAD] if ahead else [])]
+
+
+def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each way in which a model is not fit for use.
+
+    Args:
+      metrics: The metrics of a run, with those of ``guessing`` under that name.
+    """
+    constant = metrics.get("guessing") or {}
+    for name, value in constant.items():
+        found = metrics.get(name)
+        if found is None or name == "accuracy":
+            continue
+        lower = name in LOWER_IS_BETTER
+        if (found >= value) if lower else (found <= value):
+            yield (
+                f"The model is no better than guessing: {in_words(name)} {found:.4f}, "
+                f"guessing {value:.4f}. Try more --epochs, a larger --batch-size, or a "
+                "smaller --learning-rate."
+            )
+            return
+    error, count = metrics.get("calibration_error"), metrics.get("num_examples")
+    if error is not None and count and error > _FAR_OFF + 1 / math.sqrt(count):
+        yield (
+            f"Its probabilities are off by {error:.2f} on average: use its order, not "
+            "its probabilities. Try a smaller --learning-rate, or --average ema."
+        )
+
+
+_HEADER: Any = {"format_name": "dpsgd-serving", "version": 2}
+
+#: Names of outputs.
+PROBABILITY = "probability"
+PROBABILITIES = "probabilities"
+PREDICTION = "prediction"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Serving:
+    """The signature of an exported model.
+
+    Attributes:
+      inputs: Input columns.
+      outputs: Names of the outputs.
+      task: Task of the loss: "binary", "classes" or "other".
+      digests: Folder of each exported SavedModel -> digest of its files.
+    """
+
+    inputs: tuple[Column, ...]
+    outputs: tuple[str, ...]
+    task: str
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {**header(**_HEADER), **dataclasses.asdict(self)}
+
+
+def write_serving(run: pathlib.Path, serving: Serving) -> None:
+    """Writes the signature ``serving`` into the folder ``run``; see `read`."""
+    write_atomically(run / SERVING_NAME, pretty_json(serving.to_json()))
+
+
+def digest_of_folder(folder: pathlib.Path) -> str:
+    """Returns a digest of the names and contents of all files of a SavedModel.
+
+    But for TensorFlow's own hashes, which have a random name beside them.
+    """
+    found = (path for path in folder.rglob("*") if path.name != "fingerprint.pb")
+    files = sorted(path for path in found if path.is_file())
+    lines = (f"{digest_of(path)} {path.relative_to(folder)}\n" for path in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def read_serving(run: pathlib.Path) -> Serving:
+    """Returns the signature of the exported models of a run.
+
+    Raises:
+      InputError: there is none, or it is not of this format and version.
+    """
+    remedy = "Name a folder that `dpsgd train` finished, or call export() of its model."
+    found = read_json(run / SERVING_NAME, remedy=remedy)
+    names = [field.name for field in dataclasses.fields(Serving)]
+    fields = read_fields(found, names, kind="serving signature", **_HEADER)
+    try:
+        return Serving(
+            inputs=tuple(Column(**column) for column in fields["inputs"]),
+            outputs=tuple(fields["outputs"]),
+            task=str(fields["task"]),
+            digests=dict(fields["digests"]),
+        )
+    except (TypeError, ValueError):
+        raise InputError(
+            f"Expected {run / SERVING_NAME} to be as it was written; it was edited. "
+            "Restore it."
+        ) from None

@@ -42,13 +42,13 @@ from trainer.core.run.run_record import (
 )
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
+from trainer.model.rows import has_users, of_one_row, rows_per_user
 from trainer.model.user_code import check_function, functions_of
-from trainer.model.user_rows import has_users, of_one_row, rows_per_user
 from trainer.report.run_files import RUN_NAMES
 from trainer.run import privacy
-from trainer.settings.method_settings import NON_PRIVATE, gradients_text
-from trainer.settings.request import Request as Request
-from trainer.settings.request import check_local as check_local
+from trainer.settings.methods import NON_PRIVATE, gradients_text
+from trainer.settings.requests import Request as Request
+from trainer.settings.requests import check_local as check_local
 from trainer.settings.train_settings import (
     AUTO_LOSS,
     LOSSES_OF_LABELS,

@@ -29,7 +29,7 @@ from trainer.core.run.run_record import RECORD_NAME, RUN_ID_NAME
 from trainer.core.run.withheld import InterruptedRunError
 from trainer.report.run_files import ITERATES_NAME
 from trainer.run.preflight import check_unfinished
-from trainer.settings.request import Request
+from trainer.settings.requests import Request
 
 #: What a run goes on with.  The rest are results, which it makes again.
 _STATE = (PRIVATE_NAME, ITERATES_NAME, MANIFEST_NAME, RECORD_NAME)

@@ -14,7 +14,7 @@ from accounting.core.validation import InputError
 from trainer.model.metrics import LOSSES, OTHER
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.settings.method_settings import NON_PRIVATE, MethodSettings
+from trainer.settings.methods import NON_PRIVATE, MethodSettings
 from trainer.settings.setting import (
     MODEL,
     OUTPUT,

@@ -46,7 +46,7 @@ from pipelines.job.sizing import make_layout
 from pipelines.sampling import samplers
 from pipelines.sampling.samplers import BlockRows
 from tests.accounting.cross_check import check
-from trainer.auditing import audit_mechanism
+from trainer import auditing
 
 NAME = "all-or-nothing"
 PLAN = {
@@ -191,10 +191,8 @@ def test_a_sampler_from_outside_is_audited(registered: Register) -> None:
     plan = registered()
     audits.register(NAME, AUDIT)
     claim = audit.claim(plan, 3.0, 1e-5)
-    case = audit_mechanism.worst_case(plan)
-    scores = [
-        audit_mechanism.simulate(case, 3.0, 200, real=real) for real in (True, False)
-    ]
+    case = auditing.worst_case(plan)
+    scores = [auditing.simulate(case, 3.0, 200, real=real) for real in (True, False)]
     assert scores[0].mean() > scores[1].mean()
     verdict = audit.judge(claim, *scores, confidence=1 - 1e-6, slack=case.slack)
     assert not verdict.violated, verdict.text
@@ -340,7 +338,7 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
         ),
         "to provide a lower bound",
     ),
-    ("audit", audit_mechanism.worst_case, "to provide a worst case and a score"),
+    ("audit", auditing.worst_case, "to provide a worst case and a score"),
     (
         "assignment",
         lambda plan: samplers.sample_block(

@@ -28,9 +28,9 @@ from pipelines.users.bound_job import BoundSettings
 from tests.trainer.auditing import audit_model, audit_release
 from tests.trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
 from tests.trainer.auditing.audit_training import Outcome, SmallRun
-from trainer.auditing import audit_mechanism
+from trainer import auditing
 from trainer.core.step.adaptive_clip import CLIPS
-from trainer.settings.request import Request
+from trainer.settings.requests import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
@@ -224,7 +224,7 @@ def _score(sums: np.ndarray, run: SmallRun, plan: DpSgdPlan) -> np.ndarray:
         num_steps=plan.num_steps // every,
         truncated_batch_size=cap and min(cap * every, plan.num_examples),
     )
-    return audit_mechanism.score(
+    return auditing.score(
         seen,
         run.noise_multiplier * every**0.5,
         sums.__getitem__,

@@ -11,9 +11,9 @@ import pytest
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from trainer import train
-from trainer.auditing.audit import settings_of_run
+from trainer.auditing import settings_of_run
 from trainer.run import privacy
-from trainer.settings.audit_settings import AuditSettings
+from trainer.settings.requests import AuditSettings
 
 
 @pytest.fixture

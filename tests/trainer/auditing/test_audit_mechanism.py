@@ -18,10 +18,10 @@ from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.sampling import samplers
 from tests.trainer.auditing.joint_tests import JointVerdict
-from trainer.auditing import audit_mechanism
-from trainer.auditing.audit import audit as run_audit
+from trainer import auditing
+from trainer.auditing import audit as run_audit
 from trainer.core.step import noise
-from trainer.settings.audit_settings import LARGEST_NOISE, AuditSettings
+from trainer.settings.requests import LARGEST_NOISE, AuditSettings
 
 DELTA = 1e-5
 NOISE = 0.8
@@ -64,10 +64,9 @@ def test_what_is_sold_as_poisson_and_is_not_is_found(sampler: str) -> None:
 
 def _found_deltas(plan: DpSgdPlan, trials: int) -> Iterator[tuple[float, float, float]]:
     """Returns epsilon, delta of the event "score above epsilon", and its error."""
-    case = audit_mechanism.worst_case(plan)
+    case = auditing.worst_case(plan)
     scores = [
-        audit_mechanism.simulate(case, NOISE, trials, real=real)
-        for real in (True, False)
+        auditing.simulate(case, NOISE, trials, real=real) for real in (True, False)
     ]
     for epsilon in (0.1, 0.5, 1.0):
         real, ghost = (np.mean(part > epsilon) for part in scores)
@@ -154,10 +153,10 @@ def test_fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(samplers, "sample_block", sampled)
     monkeypatch.setattr(noise, "step_noise", drawn)
-    monkeypatch.setattr(audit_mechanism, "_MOST_CHUNK", 10)
-    case = audit_mechanism.worst_case(_plan("poisson"))
+    monkeypatch.setattr(auditing, "_MOST_CHUNK", 10)
+    case = auditing.worst_case(_plan("poisson"))
     done = []
-    scores = audit_mechanism.simulate(case, NOISE, 25, real=False, advance=done.append)
+    scores = auditing.simulate(case, NOISE, 25, real=False, advance=done.append)
     assert len(set(sampling_keys)) == len(sampling_keys) == 25
     assert len(noise_keys) == 3
     assert len(set(scores)) == 25
@@ -167,11 +166,10 @@ def test_fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_worlds_are_sampled_alike() -> None:
     """For one key the sums differ by one where the canary is, and nowhere else."""
     for sampler in SAMPLERS:
-        case = audit_mechanism.worst_case(_plan(sampler))
+        case = auditing.worst_case(_plan(sampler))
         for key in (bytes(32), bytes(range(32))):
             real, ghost = (
-                audit_mechanism.sample_sums(case, key, real=real)
-                for real in (True, False)
+                auditing.sample_sums(case, key, real=real) for real in (True, False)
             )
             assert set(real - ghost) <= {0.0, 1.0}
             if "poisson" not in sampler:
@@ -182,25 +180,25 @@ def test_both_worlds_are_sampled_alike() -> None:
 def test_a_shuffle_shows_the_canary_alone(sampler: str) -> None:
     """The contribution of the others is known and subtracted, whatever the sizes."""
     plan = _plan(sampler, num_examples=206, num_steps=42)
-    case = audit_mechanism.worst_case(plan)
+    case = auditing.worst_case(plan)
     for key in (bytes(32), bytes(range(32))):
-        sums = audit_mechanism.sample_sums(case, key, real=True)
+        sums = auditing.sample_sums(case, key, real=True)
         assert sorted(sums) == [0.0] * 40 + [2.0] * 2
-        ghost = audit_mechanism.sample_sums(case, key, real=False)
+        ghost = auditing.sample_sums(case, key, real=False)
         assert sorted(ghost) == [0.0] * 40 + [1.0] * 2
 
 
 def test_fewer_rows_leave_the_law_of_the_canary() -> None:
     """The canary's step is uniform: chi-square of 20 steps, error rate 1e-6."""
     plan = _plan("dynamic-shuffle", num_examples=10**9, expected_batch_size=5 * 10**7)
-    case = audit_mechanism.worst_case(plan)
+    case = auditing.worst_case(plan)
     assert case.plan.num_examples == 40
     assert case.plan.steps_per_epoch == plan.steps_per_epoch == 20
     assert case.scaled is not None
     assert "40 of 1,000,000,000" in case.scaled
     steps = [
         np.flatnonzero(
-            audit_mechanism.sample_sums(case, number.to_bytes(32, "big"), real=True)
+            auditing.sample_sums(case, number.to_bytes(32, "big"), real=True)
         )[0]
         for number in range(1000)
     ]
@@ -210,13 +208,13 @@ def test_fewer_rows_leave_the_law_of_the_canary() -> None:
 
 def test_a_cap_that_is_not_simulated_is_taken_off() -> None:
     large = {"num_examples": 10_000, "expected_batch_size": 500, "num_steps": 40}
-    case = audit_mechanism.worst_case(
+    case = auditing.worst_case(
         _plan("truncated-poisson", truncated_batch_size=550, **large)
     )
     assert case.plan.sampler == "poisson"
     # Binomial(10,000, 1/20): 550 is 2.3 standard deviations out; 40 steps.
     assert case.slack == pytest.approx(40 * stats.binom.sf(550, 10_000, 0.05))
-    assert audit_mechanism.worst_case(_plan("truncated-poisson")).slack == 0
+    assert auditing.worst_case(_plan("truncated-poisson")).slack == 0
 
 
 def test_a_cap_that_is_simulated_keeps_the_canary_as_often_as_it_should() -> None:
@@ -225,11 +223,11 @@ def test_a_cap_that_is_simulated_keeps_the_canary_as_often_as_it_should() -> Non
         "truncated-poisson", num_examples=20, expected_batch_size=10,
         truncated_batch_size=10,
     )  # fmt: skip
-    case = audit_mechanism.worst_case(plan)
+    case = auditing.worst_case(plan)
     assert case.slack == 0
     trials = 400
     kept = sum(
-        audit_mechanism.sample_sums(case, number.to_bytes(32, "big"), real=True).sum()
+        auditing.sample_sums(case, number.to_bytes(32, "big"), real=True).sum()
         for number in range(trials)
     )
     others = np.arange(20)
@@ -253,7 +251,7 @@ def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
     )  # fmt: skip
     means = (2.0, 1.0) if "shuffle" in sampler else (1.0, 0.0)
     x = np.random.default_rng(3).normal(0, 1, 6)
-    found = audit_mechanism.score(
+    found = auditing.score(
         plan, NOISE, lambda step: x[step : step + 1],
         positions=np.array(3), means=means,
     )  # fmt: skip
@@ -304,13 +302,13 @@ def test_users_that_nobody_bounded_are_found() -> None:
 def test_all_rows_of_a_user_are_sampled() -> None:
     """Each of 7 rows is in each of 40 steps with probability 1/20; five deviations."""
     for sampler in ("poisson", "truncated-poisson"):
-        case = audit_mechanism.worst_case(_plan(sampler), 7)
+        case = auditing.worst_case(_plan(sampler), 7)
         assert case.canary + case.canary_rows <= sum(case.block_rows)
         keys = [number.to_bytes(32, "big") for number in range(300)]
-        total = sum(audit_mechanism.sample_sums(case, k, real=True).sum() for k in keys)
+        total = sum(auditing.sample_sums(case, k, real=True).sum() for k in keys)
         mean = 300 * 7 * 40 / 20
         assert abs(total - mean) < 5 * math.sqrt(mean)
-        ghost = audit_mechanism.sample_sums(case, bytes(32), real=False)
+        ghost = auditing.sample_sums(case, bytes(32), real=False)
         assert not ghost.any()
 
 
@@ -320,7 +318,7 @@ def test_the_score_of_a_user_is_the_likelihood_ratio() -> None:
         "poisson", num_examples=6, expected_batch_size=2, num_steps=3, num_epochs=1
     )
     x = np.random.default_rng(4).normal(0, 1, 3)
-    found = audit_mechanism.score(
+    found = auditing.score(
         plan, NOISE, lambda step: x[step : step + 1],
         positions=np.array(0), canary_rows=3,
     )  # fmt: skip
@@ -335,13 +333,13 @@ def test_more_rows_than_the_data_has_are_refused() -> None:
     few = {"num_examples": 20, "expected_batch_size": 10}
     for sampler in ("poisson", "truncated-poisson"):
         with pytest.raises(InputError, match="canary_rows=21 <= 20"):
-            audit_mechanism.worst_case(_plan(sampler, **few), 21)
+            auditing.worst_case(_plan(sampler, **few), 21)
     with pytest.raises(InputError, match="max_examples_per_user=51 <= 50"):
-        audit_mechanism.worst_case(_plan("poisson"), 51)
+        auditing.worst_case(_plan("poisson"), 51)
 
 
 def test_the_largest_noise_is_what_the_grid_holds() -> None:
-    unit = audit_mechanism._UNIT
+    unit = auditing._UNIT
     noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE, unit)
     with pytest.raises(ValueError, match=r"at most 2\^47 units"):
         noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE * 1.001, unit)

@@ -22,7 +22,7 @@ from tests.trainer.auditing import audit_release, audit_run, audit_training, joi
 from tests.trainer.auditing.audit_model import CANARY
 from tests.trainer.auditing.audit_training import NUM_CANARIES, SmallRun
 from tests.trainer.auditing.joint_tests import JointVerdict
-from trainer.auditing.audit import settings_of_run
+from trainer.auditing import settings_of_run
 from trainer.run import privacy
 
 pytestmark = pytest.mark.usefixtures("weights_alone", "warm_starts")

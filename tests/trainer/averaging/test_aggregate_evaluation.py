@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core.validation import InputError
-from trainer.averaging.aggregate_evaluation import PastResults
-from trainer.averaging.iterates import Iterates
-from trainer.averaging.uncertainty import column_names
+from trainer.averaging.iterates import Iterates, PastResults, column_names
 from trainer.model.evaluation import Evaluator
 from trainer.model.losses import (
     BINARY_CROSS_ENTROPY,

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
-from trainer.averaging.aggregate_evaluation import majority_metrics
-from trainer.averaging.aggregates import (
+from trainer.averaging.iterates import (
     Outputs,
     OutputsByName,
     WeightedMean,
     ema_weights,
+    majority_metrics,
     uniform_weights,
 )
 from trainer.model.metrics import BINARY, CLASSES, OTHER, binary_metrics

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.averaging.best_iterate import BestIterate, without_held_out
+from trainer.averaging.averages import BestIterate, without_held_out
 from trainer.tf_compat import tf
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from trainer.averaging.averages import TrainingAverages
-from trainer.averaging.custom_aggregate import CustomAggregate, load
+from trainer.averaging.iterates import CustomAggregate, load_aggregate
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.tf_compat import tf
 
@@ -126,7 +126,7 @@ def test_a_function_that_does_not_work_or_varies_is_refused_before_the_first_ste
 ) -> None:
     settings = AggregationSettings(tail=3, aggregate=named(function))
     with pytest.raises(InputError, match=message) as error:
-        load(settings, _weights())
+        load_aggregate(settings, _weights())
     assert "\n" not in str(error.value)
 
 

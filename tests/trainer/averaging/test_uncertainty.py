@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.averaging.aggregates import OutputsByName
-from trainer.averaging.uncertainty import (
+from trainer.averaging.iterates import (
     PREDICTION,
+    OutputsByName,
     student_interval,
     write_uncertainty,
 )
 from trainer.model.metrics import BINARY
-from trainer.model.target import Target
+from trainer.model.rows import Target
 
 
 def _outputs(logits: Sequence[Sequence[float]]) -> OutputsByName:

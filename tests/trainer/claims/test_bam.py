@@ -41,7 +41,7 @@ from trainer.gradients.engine.backward_pass import backward
 from trainer.gradients.engine.proof import proof_of
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
+from trainer.settings.methods import BAM_HVP, BAM_SAM
 from trainer.tf_compat import keras, tf
 
 CLIP = 0.3

@@ -15,7 +15,7 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from tests.trainer.conftest import write_run_folder
 from tests.warm_processes import warm_python
-from trainer.auditing.audit_report import cannot_see
+from trainer.auditing import cannot_see
 from trainer.cli.audit_commands import audit_command
 
 PLAN = (

@@ -19,10 +19,10 @@ from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import write_held_out
 from trainer.core.run.run_record import RECORD_NAME, RunRecord
-from trainer.experiments.comparison import runs as compare_runs
+from trainer.experiments import comparison_runs as compare_runs
 from trainer.report.run_files import METRICS_NAME
 from trainer.run.preflight import Request
-from trainer.settings.comparison_settings import ComparisonSettings
+from trainer.settings.requests import ComparisonSettings
 from trainer.settings.train_settings import TrainSettings
 
 NUM_EXAMPLES = 400

@@ -14,11 +14,9 @@ from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.experiments import compare as library
-from trainer.experiments.comparison.case import Case
-from trainer.experiments.comparison.noise import find_cases
-from trainer.experiments.comparison.runs import silent
+from trainer.experiments.comparison_runs import ComparisonCase, find_cases, silent
 from trainer.run import privacy
-from trainer.settings.comparison_settings import (
+from trainer.settings.requests import (
     OPTIMISTIC,
     OWN,
     SAME,
@@ -35,7 +33,9 @@ MIXED = TrainSettings(
 )  # fmt: skip
 
 
-def _cases(settings: ComparisonSettings) -> dict[tuple[str, str | None], Case]:
+def _cases(
+    settings: ComparisonSettings,
+) -> dict[tuple[str, str | None], ComparisonCase]:
     """Returns the cases by sampler and rule."""
     cases, _ = find_cases(settings, NUM_EXAMPLES, silent)
     found = {(case.batches.sampler, case.noise_rule): case for case in cases}
@@ -43,7 +43,7 @@ def _cases(settings: ComparisonSettings) -> dict[tuple[str, str | None], Case]:
     return found
 
 
-def _epsilon(case: Case) -> Any:
+def _epsilon(case: ComparisonCase) -> Any:
     return accountant.epsilon(
         case.batches.plan(NUM_EXAMPLES),
         noise_multiplier=case.settings.noise_multiplier or 0.0,

@@ -11,20 +11,19 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE
-from trainer.experiments.comparison.case import Case
-from trainer.experiments.comparison.report import COSTS, report
-from trainer.experiments.comparison.results import summarise
-from trainer.report.fitness import AHEAD, PLAIN
+from trainer.experiments.compare import COSTS, report, summarise
+from trainer.experiments.comparison_runs import ComparisonCase
+from trainer.report.run_files import AHEAD, PLAIN
 from trainer.settings.train_settings import TrainSettings
 
 
-def _case(**changes: Any) -> Case:
+def _case(**changes: Any) -> ComparisonCase:
     settings = dataclasses.replace(PRIVATE, target_epsilon=None, noise_multiplier=0.9)
     fields: dict[str, Any] = {
         "batches": BatchSettings(expected_batch_size=20, num_epochs=1),
         "settings": settings, "target_epsilon": 3.0, "noise_rule": "same",
     }  # fmt: skip
-    return Case(**{**fields, **changes})
+    return ComparisonCase(**{**fields, **changes})
 
 
 def _result(auc: float, *, ema: float | None = None, **privacy: Any) -> dict[str, Any]:

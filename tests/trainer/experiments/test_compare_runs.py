@@ -18,9 +18,8 @@ from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, Work
 from trainer.core.run.run_record import read_run
-from trainer.experiments.comparison.case import Trial
-from trainer.experiments.comparison.runs import Runs, settings_path, silent
-from trainer.settings.comparison_settings import ComparisonSettings, Experiment
+from trainer.experiments.comparison_runs import Runs, Trial, settings_path, silent
+from trainer.settings.requests import ComparisonSettings, Experiment
 from trainer.settings.train_settings import TrainSettings
 
 BATCHES = "truncated-poisson-seed0"
@@ -64,7 +63,7 @@ def test_a_finished_run_is_not_made_again(
 ) -> None:
     runs, first, _ = finished
     monkeypatch.setattr(
-        "trainer.experiments.comparison.runs.train_here",
+        "trainer.experiments.comparison_runs.train_here",
         lambda request: pytest.fail("trained again"),
     )
     assert runs.run(_trial()) == first

@@ -17,10 +17,10 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import BatchFolder, make_rows, write_batches
-from trainer.export import serving
-from trainer.export.export import check_export, export
+from trainer.export import check_export, export
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_model
+from trainer.report import run_files
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
@@ -114,7 +114,7 @@ def test_exported_models_load_without_this_package(
 def test_the_signature_names_the_columns_that_the_model_takes(
     model: TrainableModel, batches: BatchFolder, exported: pathlib.Path
 ) -> None:
-    found = serving.read(exported)
+    found = run_files.read_serving(exported)
     columns = {column.name: column for column in batches.manifest.columns}
     assert {column.name for column in found.inputs} == set(model.input_names)
     assert all(columns[column.name] == column for column in found.inputs)

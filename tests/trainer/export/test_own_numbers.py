@@ -14,7 +14,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import load_model
-from trainer.export import export, own_numbers
+from trainer import export
 from trainer.keras_model import make_private
 from trainer.tf_compat import keras, pywrap_tfe, saved_model_pb2, serialization_lib, tf
 
@@ -55,7 +55,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 
 
 #: Exports begin at other numbers, of as many digits: TensorFlow registers names once.
-_STARTS = itertools.count(own_numbers._FIRST, 10**12)
+_STARTS = itertools.count(export._FIRST, 10**12)
 
 
 def next_start() -> int:
@@ -67,7 +67,7 @@ def next_start() -> int:
 def as_the_first(start: int) -> Iterator[None]:
     """The next exports have the numbers of the first of a process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_numbers, "_NUMBERS", itertools.count(start))
+        patch.setattr(export, "_NUMBERS", itertools.count(start))
         yield
 
 
@@ -146,7 +146,7 @@ def test_variables_are_listed_in_the_order_of_their_reads() -> None:
     ones = [tf.Variable([1.0], name=f"one_{number}") for number in range(20)]
     sum_of = tf.function(lambda: tf.add_n([one.read_value() for one in ones[::-1]]))
     traced = sum_of.get_concrete_function()
-    own_numbers.in_order(traced)
+    export.in_order(traced)
     assert [one.name for one in traced.variables] == [one.name for one in ones[::-1]]
 
 
@@ -156,7 +156,7 @@ def test_a_variable_that_is_watched_and_not_read_is_refused() -> None:
     traced = tf.function(one.read_value).get_concrete_function()
     traced.graph.variables = one, other
     with pytest.raises(InputError, match="does not read other:0"):
-        own_numbers.in_order(traced)
+        export.in_order(traced)
 
 
 def test_keras_names_what_layers_share_by_no_address(
@@ -179,8 +179,8 @@ def test_keras_names_what_layers_share_by_no_address(
 
 def test_tensorflow_counts_as_before_afterwards() -> None:
     counter = pywrap_tfe.TFE_Py_UID
-    with contextlib.suppress(KeyError), own_numbers.own_numbers():
-        assert pywrap_tfe.TFE_Py_UID() >= own_numbers._FIRST
+    with contextlib.suppress(KeyError), export.own_numbers():
+        assert pywrap_tfe.TFE_Py_UID() >= export._FIRST
         raise KeyError
     assert pywrap_tfe.TFE_Py_UID is counter
     assert not hasattr(serialization_lib, "id")

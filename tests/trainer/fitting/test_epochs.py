@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.fitting.epochs import plan_epochs
+from trainer.fitting import plan_epochs
 
 
 @pytest.mark.parametrize("done", [0, 3, 4, 9])

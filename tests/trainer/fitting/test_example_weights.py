@@ -9,7 +9,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import Column
-from trainer.fitting.example_weights import ExampleWeights, weighted
+from trainer.fitting import ExampleWeights, weighted
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,

@@ -31,7 +31,7 @@ from tests.trainer.zoo import (
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 from trainer.gradients.engine.table_reads import table_reads
-from trainer.model.grouped_model import GroupedModel
+from trainer.model.trainable_model import GroupedModel
 from trainer.tf_compat import keras, tf
 
 NUM, SIZE = 5, 3

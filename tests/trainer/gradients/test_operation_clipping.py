@@ -28,7 +28,7 @@ from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
 from trainer.gradients.engine import gradient_parts
 from trainer.gradients.engine.gradient_parts import TableRows
 from trainer.gradients.engine.proof import obstacle
-from trainer.model.layers.plain_layers import plain_layers
+from trainer.model.layers import plain_layers
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf

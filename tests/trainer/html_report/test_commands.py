@@ -23,7 +23,7 @@ from tests.accounting.samplers.test_registry import AUDIT, NAME, RULES, WHOLE, _
 from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
-from trainer.settings import audit_settings
+from trainer.settings import requests
 
 SIZES = {"num_examples": 2000, "expected_batch_size": 100}
 SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
@@ -151,7 +151,7 @@ def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     """Executes every command of a page, and returns them all."""
     # The command is the printed one; its default number of trials is smaller, and the
     # profiles have fewer points.
-    monkeypatch.setattr(audit_settings, "TRIALS", 200)
+    monkeypatch.setattr(requests, "TRIALS", 200)
     monkeypatch.setattr(audit, "_PROFILE_POINTS", 3)
     commands = commands_of(page)
     for words in commands[:-1]:

@@ -20,7 +20,7 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import DATASET
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.core import claims
-from trainer.html_report import charts, facts, page
+from trainer.html_report import facts, page
 
 
 class Elements(HTMLParser):
@@ -266,7 +266,7 @@ def test_the_command_prints_the_facts_of_the_page(
 def test_ticks_hold_all_values_and_can_be_told_apart(
     values: list[float], labels: list[str]
 ) -> None:
-    chart = charts.line_chart(range(len(values)), values)
+    chart = page.line_chart(range(len(values)), values)
     assert chart is not None
     assert [tick.label for tick in chart.y_ticks] == labels
     heights = [tick.place for tick in chart.y_ticks]
@@ -276,7 +276,7 @@ def test_ticks_hold_all_values_and_can_be_told_apart(
 
 @pytest.mark.parametrize("last", [1, 7, 2040, 2999, 123_456, 1_000_000])
 def test_the_axis_of_steps_ends_with_the_steps(last: int) -> None:
-    chart = charts.line_chart([0, last // 2, last], [0.5, 0.6, 0.7])
+    chart = page.line_chart([0, last // 2, last], [0.5, 0.6, 0.7])
     assert chart is not None
     assert chart.points[-1][0] == chart.right
     steps = [int(tick.label.replace(",", "")) for tick in chart.x_ticks]
@@ -285,4 +285,4 @@ def test_the_axis_of_steps_ends_with_the_steps(last: int) -> None:
 
 
 def test_a_curve_of_one_known_point_is_none() -> None:
-    assert charts.line_chart([0, 1], [None, 0.5]) is None
+    assert page.line_chart([0, 1], [None, 0.5]) is None

@@ -10,8 +10,7 @@ import pytest
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from trainer.methods.floored_adam import FlooredAdam
-from trainer.methods.optimizers import learning_rates, make_optimizer
+from trainer.methods.optimizers import FlooredAdam, learning_rates, make_optimizer
 from trainer.settings.train_settings import OPTIMIZERS, SCHEDULES, TrainSettings
 from trainer.tf_compat import keras, tf
 

@@ -28,19 +28,21 @@ from trainer.core.step.per_example import ExampleGradients
 from trainer.core.step.single_examples import SingleExamples, example_gradient
 from trainer.gradients import clipping
 from trainer.keras_model import make_private
-from trainer.methods import dp_sgd, registry
-from trainer.methods.base import Hooks
+from trainer.methods import registry
+from trainer.methods.registry import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.run import privacy
 from trainer.run.preflight import Request
 from trainer.settings import methods
-from trainer.settings.method_settings import (
+from trainer.settings.methods import (
     NON_PRIVATE,
+    Method,
     MethodSettings,
+    Setting,
+    as_dp_sgd,
     check_described,
     gradients_text,
 )
-from trainer.settings.methods import Method, Setting, as_dp_sgd
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
@@ -99,7 +101,7 @@ def _sentence(settings: Mapping[str, Any]) -> str:
     return f"SMALL: per-example gradients, to clip_share={settings['clip_share']!r}"
 
 
-HOOKS = Hooks(choose_path=dp_sgd.choose_path, gradients=_small)
+HOOKS = Hooks(choose_path=registry.fastest_path, gradients=_small)
 SHARE = Setting(
     kind=float,
     help="Share of the clip norm that is used.",
@@ -461,14 +463,18 @@ def test_no_other_module_goes_by_the_name_of_a_method(root: pathlib.Path) -> Non
     settings = {f'"{setting}"' for setting in methods.owners()}
     for package in ("accounting", "dpsgd", "pipelines", "trainer"):
         for path in (root / package).rglob("*.py"):
-            if not _MODULES & {path.stem, path.parent.name}:
+            if not _MODULES & {
+                path.relative_to(root).as_posix(),
+                path.stem,
+                path.parent.name,
+            }:
                 found = _strings(path.read_text())
                 assert not [word for word in named | settings if word in found], path
 
 
 #: Modules that may name a method: the table, its step, and its theorem.
 _MODULES = {
-    "built_in_methods",
+    "trainer/settings/methods.py",
     *(name.replace("-", "_") for name in methods.names()),
 }
 

@@ -21,7 +21,7 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.model.evaluation import Evaluator, HeldOut
 from trainer.model.metrics import Metrics, auc, log_loss
-from trainer.model.target import Target
+from trainer.model.rows import Target
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_loss, make_model
 from trainer.run.preflight import Request, check

@@ -14,7 +14,7 @@ from pipelines.core.batches.columns import Column
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.gradients.clipping import clipped_sum
 from trainer.methods import registry
-from trainer.model.layers.keyed_layers import SEED_WORDS
+from trainer.model.layers import SEED_WORDS
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import (
     Views,

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import dpsgd
 from trainer.model.metrics import BINARY, CLASSES, OTHER, correct
-from trainer.prediction.named_classes import PREDICTED, column_names, with_classes
+from trainer.prediction.predict import PREDICTED, shown_names, with_classes
 
 NAMES = ("red", "<green>", "dark blue")
 ROWS = np.array([[0.1, 0.5, 0.4], [0.4, 0.2, 0.4], [0.2, 0.2, 0.6]])
@@ -69,7 +69,7 @@ def test_a_vote_has_the_names_of_classes(task: str) -> None:
 def test_other_outputs_have_no_class() -> None:
     rows = {"prediction": ROWS}
     assert with_classes(rows, OTHER, NAMES).keys() == rows.keys()
-    assert column_names(["prediction"], OTHER, NAMES) == ("prediction",)
+    assert shown_names(["prediction"], OTHER, NAMES) == ("prediction",)
 
 
 @pytest.mark.parametrize("task", [BINARY, CLASSES])
@@ -78,7 +78,7 @@ def test_the_names_are_known_beforehand(task: str, names: tuple[str, ...]) -> No
     first = "probability" if task == BINARY else "probabilities"
     rows = {first: ROWS[:, :1] if task == BINARY else ROWS, "low": ROWS}
     found = with_classes(rows, task, names)
-    assert set(found) <= set(column_names(list(rows), task, names))
+    assert set(found) <= set(shown_names(list(rows), task, names))
 
 
 def test_a_table_of_named_classes_goes_all_the_way(

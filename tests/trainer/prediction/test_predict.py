@@ -17,10 +17,10 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.core.run.run_record import read_run, write_run
-from trainer.prediction import exported_model, predict, request
-from trainer.prediction.table_file import check_name
+from trainer.prediction import exported_model, predict
+from trainer.prediction.predict import check_name
 from trainer.run.preflight import Request
-from trainer.settings.predict_settings import PredictSettings
+from trainer.settings.requests import PredictSettings
 from trainer.train import train
 
 ROWS = make_rows(300, seed=99)
@@ -295,10 +295,10 @@ def test_an_unfinished_run_and_one_without_a_model_are_refused(
     shutil.copytree(folder / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "saved_model")
 
-    def check() -> request.PredictRequest:
+    def check() -> predict.PredictRequest:
         run, table = tmp_path / "run", folder / "table"
         out = tmp_path / "out"
-        return request.check(PredictSettings(run=run, table=table, out=out))
+        return predict.check(PredictSettings(run=run, table=table, out=out))
 
     with pytest.raises(InputError, match="saved_model to exist"):
         check()

@@ -1,4 +1,4 @@
-"""What ``trainer.prediction.tables`` guarantees about raw tables."""
+"""What ``trainer.prediction.predict`` guarantees about raw tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.tables.schema.schema import Schema
-from trainer.prediction.tables import open_rows
+from trainer.prediction.predict import open_rows
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.releases.release import RowSum
+from trainer.releases.held_out_sums import RowSum
 
 
 def farthest(

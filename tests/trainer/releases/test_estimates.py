@@ -13,8 +13,7 @@ from accounting.core.pld.gaussian import gaussian_noise
 from trainer.model.metrics import BINARY, CLASSES, auc, binary_metrics, guessing
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates
-from trainer.releases.held_out_sums import HeldOutRows
-from trainer.releases.release import release
+from trainer.releases.held_out_sums import HeldOutRows, release
 
 CAP = 4.0
 ERROR_RATE = 1e-6

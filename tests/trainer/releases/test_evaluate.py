@@ -32,13 +32,13 @@ from tests.trainer.conftest import (
 from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.metrics_text import metrics_text
 from trainer.cli.releases.evaluate_commands import evaluate_command
-from trainer.export import serving
 from trainer.model import evaluation
 from trainer.model.metrics import binary_metrics
 from trainer.prediction import exported_model
 from trainer.prediction.predict import predict
 from trainer.releases import evaluate as private
 from trainer.releases.evaluate import evaluate
+from trainer.report import run_files
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.tf_compat import keras, tf
@@ -347,8 +347,10 @@ def test_a_model_that_remembers_rows_is_refused(
     tf.saved_model.save(model, str(run / "edited"), signatures)
     shutil.rmtree(run / "saved_model")
     (run / "edited").rename(run / "saved_model")
-    digests = {"saved_model": serving.digest_of_folder(run / "saved_model")}
-    serving.write(run, dataclasses.replace(serving.read(run), digests=digests))
+    digests = {"saved_model": run_files.digest_of_folder(run / "saved_model")}
+    run_files.write_serving(
+        run, dataclasses.replace(run_files.read_serving(run), digests=digests)
+    )
     with pytest.raises(InputError, match="has a state of its own"):
         evaluated()
     assert not (run / "metrics.json").exists()

@@ -14,8 +14,7 @@ from tests.trainer.releases.conftest import farthest
 from trainer.model.metrics import ABSOLUTE_ERROR, SQUARED_ERROR
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates
-from trainer.releases.held_out_numbers import HeldOutNumbers
-from trainer.releases.release import RowSum, release
+from trainer.releases.held_out_sums import HeldOutNumbers, RowSum, release
 
 ERROR_RATE = 1e-6
 WILD = np.array([np.nan, np.inf, -np.inf, -3.0, -1.0, 0.5, 1.0, 7.0, 1e308])

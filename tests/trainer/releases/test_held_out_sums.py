@@ -11,8 +11,7 @@ import pytest
 from tests.trainer.releases.conftest import farthest
 from trainer.model.metrics import BINARY, CLASSES, binary_metrics
 from trainer.releases import held_out_sums
-from trainer.releases.held_out_sums import HeldOutRows, mean, moved_pairs
-from trainer.releases.release import RowSum
+from trainer.releases.held_out_sums import HeldOutRows, RowSum, mean, moved_pairs
 
 CAP = 4.0
 #: Labels and probabilities that no model or table should have.

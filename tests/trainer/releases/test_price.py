@@ -9,24 +9,24 @@ from scipy import stats
 from accounting.core.pld.gaussian import gaussian_epsilon
 from pipelines.core.users.bounded import Bounded
 from trainer.releases.estimates import Count
-from trainer.releases.price import Price
-from trainer.releases.release import RowSum, release
+from trainer.releases.evaluate import EvaluationPrice
+from trainer.releases.held_out_sums import RowSum, release
 
 ERROR_RATE = 1e-6
 BOUNDED = Bounded(user_column="u", max_examples_per_user=5, num_examples=9_000)
 
 
-def price(**changes: float) -> Price:
+def price(**changes: float) -> EvaluationPrice:
     given = {"epsilon": 1.0, "delta": 1e-6, "noise_multiplier": 4.0, **changes}
-    return Price(claim="", **given)
+    return EvaluationPrice(claim="", **given)
 
 
 def test_the_noise_of_users_leaves_room_for_the_bound_on_their_rows() -> None:
-    found = Price.of_one(1.0, 1e-6, of_run=2.0, bounded=BOUNDED)
+    found = EvaluationPrice.of_one(1.0, 1e-6, of_run=2.0, bounded=BOUNDED)
     assert found.of_rows == 1e-8
     assert gaussian_epsilon(found.noise_multiplier, found.delta - found.of_rows) <= 1
     # With all of delta for the noise it would be less.
-    rows = Price.of_one(1.0, 1e-6, of_run=2.0)
+    rows = EvaluationPrice.of_one(1.0, 1e-6, of_run=2.0)
     assert rows.of_rows == 0
     assert rows.noise_multiplier < found.noise_multiplier
     assert "one user, of whom `dpsgd bound` kept at most 5 rows" in found.claim

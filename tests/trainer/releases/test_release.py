@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainer.releases.release import RowSum, release
+from trainer.releases.held_out_sums import RowSum, release
 
 #: Of each statistical test.
 ERROR_RATE = 1e-6

@@ -19,9 +19,8 @@ from dpsgd.command_line import cli
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables.schema.schema import Schema
 from trainer.releases import table_counts, table_statistics
-from trainer.releases.schema_text import with_fields
-from trainer.releases.table_statistics import least_rows, statistics
-from trainer.releases.vocabularies import threshold
+from trainer.releases.table_counts import threshold
+from trainer.releases.table_statistics import least_rows, statistics, with_fields
 from trainer.report.progress import Silent
 
 NUM_ROWS = 30_000
@@ -309,7 +308,7 @@ def test_the_parts_of_values_have_noise_for_half_of_delta(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = released_by(table_statistics)
-    monkeypatch.setattr("trainer.releases.vocabularies.PART_ROWS", 1_000)
+    monkeypatch.setattr("trainer.releases.table_counts.PART_ROWS", 1_000)
     found = found_in(table=str(values_in), epsilon=8.0)
     assert len(found["vocabularies"]["job"]["shares"]) == 5
     assert {noise for _, noise in seen} == {gaussian_noise(8.0, 5e-7)}

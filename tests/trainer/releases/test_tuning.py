@@ -30,7 +30,7 @@ from trainer.cli.releases.tune_commands import candidate_flags, tune_command
 from trainer.core import claims
 from trainer.core.run import run_record
 from trainer.releases import evaluate, tuning
-from trainer.releases.estimates import Estimate, Estimates
+from trainer.releases.estimates import Estimates, MetricEstimate
 from trainer.releases.tuning import _State
 from trainer.report.progress import Silent
 from trainer.run import privacy
@@ -456,7 +456,9 @@ def test_a_score_that_is_no_number_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, _, _ = search
-    known = None if value is None else Estimate(value=value, noise=0.1, sampling=0.1)
+    known = (
+        None if value is None else MetricEstimate(value=value, noise=0.1, sampling=0.1)
+    )
     found = Estimates(
         metrics={score: known}, guessing={}, calibration=[], capped=None, num_rows=9
     )

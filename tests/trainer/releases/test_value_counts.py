@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainer.releases import value_counts
-from trainer.releases.release import NoisySum, RowSum, release
-from trainer.releases.value_counts import (
+from trainer.releases import table_counts
+from trainer.releases.held_out_sums import NoisySum, RowSum, release
+from trainer.releases.table_counts import (
     NUM_BINS,
     Quantiles,
     bins,
@@ -41,7 +41,7 @@ def test_every_value_is_in_one_bin_or_missing() -> None:
     order = np.argsort(known)
     assert (np.diff(bins(known[order].astype(np.float32))) >= 0).all()
     # Within the bins' reach, a value is between the ends of its bin.
-    low, high = value_counts._ends()
+    low, high = table_counts._ends()
     size = np.abs(known)
     inside = (size >= 2.0**-31) & (size < 2.0**64)
     place = bins(known.astype(np.float32))
@@ -84,7 +84,7 @@ def test_quantiles_have_about_their_share_of_the_values(name: str) -> None:
     values, noise = SAMPLES[name](np.random.default_rng(2)), 4.0
     found = quantiles(values, noise)
     # The largest of 1,521 errors: each is normal, of at most this deviation.
-    stddev = value_counts.noise_of_rank(noise * math.sqrt(2))
+    stddev = table_counts.noise_of_rank(noise * math.sqrt(2))
     most = stats.norm.isf(ERROR_RATE / NUM_BINS) * stddev / len(values)
     for share in (0.02, 0.5, 0.98):
         low, high = found.low(share), found.high(share)
@@ -107,7 +107,7 @@ def test_a_mean_is_that_of_the_values_within_the_range(name: str) -> None:
     assert mean == pytest.approx(clipped.mean(), abs=most)
     assert low <= mean <= high
     # No bin is wider than an eighth of its values.
-    noise = value_counts.noise_of_rank(4 * math.sqrt(2)) + 4 * math.sqrt(2)
+    noise = table_counts.noise_of_rank(4 * math.sqrt(2)) + 4 * math.sqrt(2)
     of_noise = 2 * (high - low) * noise / len(values)
     assert stddev <= np.abs(clipped).mean() / 8 + of_noise
 
@@ -131,15 +131,15 @@ def test_a_rank_has_no_more_noise_than_stated() -> None:
                 stddev=stddev,
                 places=np.arange(size),
             )
-            for size in (NUM_BINS + 1, value_counts.NUM_GROUPS)
+            for size in (NUM_BINS + 1, table_counts.NUM_GROUPS)
         )
         squares.append(Quantiles(single, groups, num_rows=0)._rough ** 2)
     # The largest of 1,521 means of squares of normal values.
     limit = stats.chi2.isf(ERROR_RATE / NUM_BINS, count) / count
     most = np.mean(squares, axis=0).max()
-    assert most <= limit * value_counts.noise_of_rank(stddev) ** 2
+    assert most <= limit * table_counts.noise_of_rank(stddev) ** 2
     # A bound of half as much is seen to be too small.
-    assert most > limit * value_counts.noise_of_rank(stddev / 2) ** 2
+    assert most > limit * table_counts.noise_of_rank(stddev / 2) ** 2
 
 
 def test_missing_values_are_counted_apart() -> None:

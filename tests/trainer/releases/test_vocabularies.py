@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from trainer.releases.vocabularies import count_texts, merged, threshold
+from trainer.releases.table_counts import count_texts, merged, threshold
 
 EPSILON = 1.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.model import metrics
 from trainer.model.metrics import guessing
-from trainer.report.fitness import warnings
+from trainer.report.run_files import warnings
 
 RANDOM = np.random.default_rng(0)
 

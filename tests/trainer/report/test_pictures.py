@@ -16,9 +16,8 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 
 import dpsgd
-from trainer.experiments.comparison.report import report
-from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
-from trainer.report.plots import plot_curve
+from trainer.experiments.compare import NO_GUARANTEE, Outcome, report
+from trainer.report.report import plot_curve
 
 PLAN = (
     "plan", "--num-examples=400", "--batch-size=40", "--epochs=2", "--delta=1e-5",

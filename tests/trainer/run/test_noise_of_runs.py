@@ -12,7 +12,7 @@ from tests.trainer.run.whole_runs import (
     private_settings,
     weights_of,
 )
-from trainer.averaging import best_iterate
+from trainer.averaging import averages
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("lean_results")
 def test_zero_noise_and_a_clip_that_never_bites_equal_the_run_without_privacy(
     request_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(best_iterate, "ONE_IN", 2**40)  # no row is left out
+    monkeypatch.setattr(averages, "ONE_IN", 2**40)  # no row is left out
     plain = TrainSettings(method="non-private", optimizer="sgd", **SMALL)
     free = private_settings(noise_multiplier=0.0, l2_norm_clip=1e2, optimizer="sgd")
     requests = [

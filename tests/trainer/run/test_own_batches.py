@@ -24,7 +24,7 @@ from trainer.core.run.run_record import read_run
 from trainer.html_report import page
 from trainer.keras_model import make_private
 from trainer.run.preflight import Request
-from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.methods import NON_PRIVATE
 from trainer.tf_compat import keras
 from trainer.train import train
 

@@ -22,7 +22,7 @@ from pipelines.job.make_batches import make_batches
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 from trainer.keras_model import make_private
-from trainer.model.user_rows import of_one_row
+from trainer.model.rows import of_one_row
 from trainer.prediction.predict import predict
 from trainer.run.preflight import Request, check
 from trainer.settings.train_settings import TrainSettings

@@ -16,7 +16,7 @@ from pipelines.files.folders import usable_folder
 from pipelines.files.locks import LOCK_NAME, locked
 from pipelines.files.output_folder import make_parents, remove_empty
 from trainer.experiments.compare import compare
-from trainer.settings.comparison_settings import ComparisonSettings
+from trainer.settings.requests import ComparisonSettings
 
 
 def run(settings: ComparisonSettings, *, as_json: bool) -> None:

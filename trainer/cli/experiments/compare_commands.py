@@ -19,13 +19,13 @@ from trainer.cli.experiments import experiment_flags
 from trainer.cli.experiments.experiment_flags import listed
 from trainer.cli.setting_flags import NumberOr
 from trainer.settings import methods
-from trainer.settings.comparison_settings import (
+from trainer.settings.methods import DP_SGD, NON_PRIVATE
+from trainer.settings.requests import (
     NOISE_RULES,
     SAME,
     ComparisonSettings,
+    Request,
 )
-from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
-from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
 
 

@@ -17,7 +17,7 @@ from accounting.core.validation import InputError
 from trainer.cli.commands import train_request
 from trainer.cli.setting_flags import Listed
 from trainer.settings import methods
-from trainer.settings.request import Request
+from trainer.settings.requests import Request
 
 #: Flags of `dpsgd train` that every experiment sets; a second value would override.
 _SET_FOR_ALL = (

@@ -62,7 +62,7 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
       dpsgd train --batches batches --out run --epsilon 3 --delta 1e-7
       dpsgd evaluate run --batches batches --input data/test --epsilon 1
     """
-    from trainer.releases import evaluate  # after --help: pyarrow
+    from trainer.releases import evaluate
 
     request = evaluate.check(**flags)
     with Terminal("evaluating", unit="row") as reporter:

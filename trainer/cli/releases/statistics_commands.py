@@ -55,7 +55,7 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
           --epsilon 3 --delta 1e-6
       dpsgd prepare --input census.csv --schema ranges.toml --out data
     """
-    from trainer.releases import table_statistics  # after --help: pyarrow
+    from trainer.releases import table_statistics
 
     request = table_statistics.check(**flags)
     with Terminal("counting", unit="cell") as reporter:

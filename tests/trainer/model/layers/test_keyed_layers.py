@@ -26,8 +26,7 @@ from tests.trainer.zoo import (
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
-from trainer.model.layers import keyed_layers
-from trainer.model.layers.keyed_layers import SEED_WORDS, has_dropout
+from trainer.model.layers import SEED_WORDS, has_dropout, keyed_layers
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, trained_model
 from trainer.tf_compat import keras, tf
@@ -153,7 +152,7 @@ def test_a_mask_drops_each_unit_at_its_rate() -> None:
     inputs = keras.Input((50,))
     network = keras.Model(inputs, layers.Dropout(0.3)(layers.Dropout(0.3)(inputs)))
     ones, seeds = tf.ones((2000, 50)), row_seeds(KEY, 0, 0, (2000, SEED_WORDS))
-    with keyed_layers.keyed_layers(network, tf.constant(seeds)):
+    with keyed_layers(network, tf.constant(seeds)):
         kept = network(ones, training=True).numpy() > 0
     # Two calls drop independently: both keep with 0.7 * 0.7.
     rate, spread = 0.49, 6 * np.sqrt(0.49 * 0.51)

@@ -1,4 +1,32 @@
-"""Random layers of Keras that draw from our seeds.
+"""Layers as per-example gradients need them: functions, recurrent and random layers.
+
+A TensorFlow function and its variables, as a Keras model.
+
+    model = FunctionModel(module, module.trainable_variables)      # a tf.Module
+    make_private(model, batches="batches", run="run", ...)
+
+Formal guarantees:
+  - The model computes what the function computes, and trains exactly the given
+    variables, in place.
+
+Public: everything but columns and outputs.
+
+Runs recurrent layers of Keras as operations that per-example gradients support.
+
+Recurrent layers loop over their time steps, or call a fused kernel.  Neither a
+vectorised map nor the proof that rows do not mix (``row_independence``) supports these.
+Keras has other code with the same outputs, which this context selects.
+
+Unrolled and backwards, Keras 3.15 sets outputs of masked steps to zero by the mirrored
+mask, as in Bidirectional.  A layer that goes backwards is given its sequences so.
+
+Formal guarantees:
+  - Outputs, masks and states are the same, up to rounding.
+  - Afterwards the layers have their own settings, also after an exception.
+
+Public: everything here.
+
+Random layers of Keras that draw from our seeds.
 
 Keras's random numbers are functions of a seed, which a layer's generator counts up.
 These contexts replace the seeds while a network is traced:
@@ -32,15 +60,159 @@ Public: layers and rates.  Sensitive: seeds and masks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.tf_compat import keras_image, keras_random, plain_errors, tf
+from trainer.tf_compat import (
+    check_plain,
+    is_of_keras_2,
+    keras,
+    keras_image,
+    keras_random,
+    plain_errors,
+    tf,
+)
+
+
+class FunctionModel(keras.Model):
+    """A function of columns, and the variables that it is trained by.
+
+    Exported as a SavedModel alone: Keras's format needs the code of Keras's layers.
+
+    Args:
+      function: (name -> column (batch, ...)) -> outputs (batch, ...), or a dict of
+        them; a ``tf.Module`` that can be called, or a function.
+      variables: The ``tf.Variable``s to train, which the function reads.
+      name: Name of the model.
+
+    Raises:
+      InputError: a variable is not a ``tf.Variable``, or there is none.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Any]], Any],
+        variables: Sequence[Any],
+        *,
+        name: str = "function",
+    ) -> None:
+        super().__init__(name=name)
+        if not variables or not all(isinstance(v, tf.Variable) for v in variables):
+            raise InputError(
+                "Expected a list of tf.Variable, at least one, that the function is "
+                f"trained by; got {variables!r}."
+            )
+        self.function = function
+        self.trained = [_adopted(variable) for variable in variables]
+
+    def call(self, columns: Mapping[str, Any]) -> Any:
+        """Returns the outputs of the function.
+
+        Args:
+          columns: Columns by name, each (batch, ...).
+        """
+        return self.function(columns)
+
+
+def as_keras(model: Any) -> Any:
+    """Returns what a user gave as a model as a plain Keras model.
+
+    Args:
+      model: A Keras model, or a ``tf.Module`` that can be called.
+
+    Raises:
+      InputError: it is neither, or a model of Keras 2 or of TF Privacy.
+    """
+    if isinstance(model, tf.Module) and callable(model) and not is_of_keras_2(model):
+        return FunctionModel(model, model.trainable_variables, name=model.name)
+    check_plain(model)
+    return model
+
+
+def has_keras_format(network: Any) -> bool:
+    """Whether Keras can save a model: no part of it is a TensorFlow function."""
+    parts = network._flatten_layers()
+    return not any(isinstance(part, FunctionModel) for part in parts)
+
+
+def _adopted(variable: Any) -> Any:
+    """Returns the Keras variable whose value is a ``tf.Variable``."""
+    adopted = keras.Variable(
+        variable.numpy(),
+        dtype=variable.dtype.name,
+        trainable=True,
+        name=variable.name.partition(":")[0].replace("/", "_"),
+    )
+    adopted._value = variable
+    return adopted
+
+
+#: Most time steps of a recurrent layer that are unrolled; more take minutes to compile.
+MOST_TIME_STEPS = 512
+
+
+@contextlib.contextmanager
+def plain_layers(network: Any) -> Iterator[list[int]]:
+    """Runs the recurrent layers of a Keras model unrolled within a context.
+
+    Yields a list to which each call of a recurrent layer appends its time steps.
+    """
+    lengths: list[int] = []
+    with contextlib.ExitStack() as replaced:
+        for layer in _recurrent_layers(network):
+            loop = functools.partial(_unrolled, layer, layer.inner_loop, lengths)
+            # Through __dict__: Keras tracks attributes that are assigned.
+            replaced.enter_context(mock.patch.dict(vars(layer), inner_loop=loop))
+        yield lengths
+
+
+def _recurrent_layers(network: Any) -> list[Any]:
+    layers = network._flatten_layers()
+    return [layer for layer in layers if isinstance(layer, keras.layers.RNN)]
+
+
+def _unrolled(
+    layer: Any,
+    inner_loop: Callable[..., Any],
+    lengths: list[int],
+    sequences: Any,
+    initial_state: Any,
+    mask: Any,
+    **more: Any,
+) -> Any:
+    """Calls the loop of a layer, unrolled if the number of time steps is static.
+
+    Args:
+      layer: A recurrent layer.
+      inner_loop: Its loop.
+      lengths: List to which the number of time steps is appended.
+      sequences: Inputs, (batch, time, ...).
+      initial_state: Where the loop begins.
+      mask: Which time steps count, (batch, time); None for all.
+      more: Other arguments of the loop.
+    """
+    steps = sequences.shape[1]
+    if steps is not None and steps > MOST_TIME_STEPS:
+        raise InputError(
+            f"Expected at most {MOST_TIME_STEPS} time steps of a recurrent layer: its "
+            f"steps are unrolled for per-example gradients; got {steps}. Shorten the "
+            "sequences, for example by a convolution with strides before the layer."
+        )
+    if steps is not None:
+        lengths.append(steps)
+    plain = {"unroll": steps is not None, "use_cudnn": False, "go_backwards": False}
+    if layer.go_backwards:
+        sequences = keras.ops.flip(sequences, 1)
+        mask = None if mask is None else keras.ops.flip(mask, 1)
+    with mock.patch.dict(vars(layer), plain):
+        return inner_loop(sequences, initial_state, mask, **more)
+
 
 #: Words of a seed: the first two for augmentation, the others for masks.
 SEED_WORDS = 4

@@ -19,11 +19,32 @@ Formal guarantees:
     model.
   - Both contain the weights, but no other state of the training such as that of the
     optimizer, and no name that tells what was computed (see ``own_numbers``).
+
+Files of a model that do not tell what their process computed beside it.
+
+TensorFlow names functions, and what they capture, by a counter of the process, which
+every eager tensor advances: in the files of a trained model it told how many physical
+batches the training had, hence how many rows Poisson sampling drew.  Keras names what
+layers share by its address, and a traced function lists its variables in the order of
+theirs.  Where memory is free depends on what was computed and freed before, such as
+another run of the process.
+
+Formal guarantees:
+  - What is traced in ``own_numbers`` has numbers that depend only on what was traced in
+    it before, and what Keras saves in it has numbers of its own.
+  - A function lists its variables in the order of its reads, after ``in_order``.
+  - A SavedModel with a function that was traced elsewhere is refused.
+
+Not covered: what the user saves without this package, such as by ``network.export``.
+
+Public: the names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -31,25 +52,26 @@ import secrets
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
-from trainer.export import serving
-from trainer.export.own_numbers import check_numbers, in_order, own_numbers
-from trainer.export.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
-from trainer.model.layers.function_model import has_keras_format
+from trainer.model.layers import has_keras_format
 from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
 from trainer.model.losses import Loss
 from trainer.model.metrics import BINARY, CLASSES
-from trainer.model.trainable_model import (
-    TrainableModel,
-    named_inputs,
-    nested_inputs,
+from trainer.model.trainable_model import TrainableModel, named_inputs, nested_inputs
+from trainer.report import run_files
+from trainer.report.run_files import (
+    PREDICTION,
+    PROBABILITIES,
+    PROBABILITY,
+    SERVING_NAME,
+    Serving,
+    exported_names,
 )
-from trainer.report.run_files import SERVING_NAME, exported_names
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import keras, pywrap_tfe, saved_model_pb2, serialization_lib, tf
 
 #: Names of the two signatures of a SavedModel.
 SERVING_SIGNATURE = "serve"  # Keras's name, and the first, hence the default
@@ -120,10 +142,12 @@ def export(
         lambda path: _save_tensorflow(network, model.network, path),
     )
     signature = serving_of(network, manifest, model.loss.task)
-    others = serving.read(run).digests if (run / SERVING_NAME).exists() else {}
-    digest = serving.digest_of_folder(run / tensorflow_name)
+    others = (
+        run_files.read_serving(run).digests if (run / SERVING_NAME).exists() else {}
+    )
+    digest = run_files.digest_of_folder(run / tensorflow_name)
     digests = {**others, tensorflow_name: digest}
-    serving.write(run, dataclasses.replace(signature, digests=digests))
+    run_files.write_serving(run, dataclasses.replace(signature, digests=digests))
 
 
 def serving_of(network: Any, manifest: Manifest, task: str) -> Serving:
@@ -235,3 +259,72 @@ def _appear(path: pathlib.Path, save: Callable[[str], object]) -> None:
         if temporary.is_dir():
             shutil.rmtree(temporary)
         temporary.unlink(missing_ok=True)
+
+
+#: No process counts so far, so that no other function has one of these names.
+_FIRST = 10**15
+_NUMBERS = itertools.count(_FIRST)
+
+
+@contextlib.contextmanager
+def own_numbers() -> Iterator[None]:
+    """Names take their numbers meanwhile from a counter of exports, not the process."""
+    counter = pywrap_tfe.TFE_Py_UID
+    pywrap_tfe.TFE_Py_UID = lambda: next(_NUMBERS)
+    serialization_lib.id = _numbers()
+    try:
+        yield
+    finally:
+        pywrap_tfe.TFE_Py_UID = counter
+        vars(serialization_lib).pop("id", None)
+
+
+def _numbers() -> Callable[[Any], int]:
+    """Returns what stands in for ``id``: the number of an object among those it saw."""
+    # They are kept: else another object could have the address of one.
+    seen: dict[int, tuple[int, Any]] = {}
+    return lambda one: seen.setdefault(id(one), (len(seen), one))[0]
+
+
+def in_order(function: Any) -> None:
+    """Lets a traced function list its variables in the order in which it reads them.
+
+    Args:
+      function: A ``ConcreteFunction``.
+
+    Raises:
+      InputError: it watches a variable that it does not read.
+    """
+    graph = function.graph
+    places = {id(handle): place for place, (handle, _) in enumerate(graph.captures)}
+    for one in graph.variables:
+        if id(one.handle) not in places:
+            raise InputError(
+                "Expected the network that is exported to read the variables that it "
+                f"watches; it does not read {one.name}. Omit what watches it."
+            )
+    graph.variables = sorted(graph.variables, key=lambda one: places[id(one.handle)])
+
+
+def check_numbers(saved_model: pathlib.Path) -> None:
+    """Checks the names of the functions in a SavedModel.
+
+    Args:
+      saved_model: Its folder.
+
+    Raises:
+      InputError: one of them tells what the process computed.
+    """
+    found = saved_model_pb2.SavedModel()
+    found.ParseFromString((saved_model / "saved_model.pb").read_bytes())
+    ends = [
+        function.signature.name.rpartition("_")[2]
+        for graph in found.meta_graphs
+        for function in graph.graph_def.library.function
+    ]
+    numbers = [int(end) for end in ends if end.isdigit()]
+    if min(numbers, default=0) < _FIRST:
+        raise InputError(
+            "Expected a network without tf.functions that were traced before its "
+            "export: their names tell what was computed. Omit tf.function in layers."
+        )

@@ -1,0 +1,461 @@
+"""An audit of a plan and its noise, or of a run: a lower bound on epsilon.
+
+Example:
+  >>> from accounting.core.plan import DpSgdPlan
+  >>> plan = DpSgdPlan(sampler="poisson", num_examples=400, expected_batch_size=20,
+  ...                  num_steps=20)
+  >>> settings = AuditSettings(plan=plan, noise_multiplier=1.0, delta=1e-5, trials=200,
+  ...                          confidence=1 - 1e-9)
+  >>> audit(settings).verdict.violated
+  False
+
+Repeated trials of the mechanism on its worst-case data set.
+
+One example, the canary, contributes the whole clip norm to each of its steps, or is a
+ghost that contributes nothing.  If the privacy unit is a user, the canary has several
+such examples.  Each step releases the sum over its examples plus noise: one number per
+step, in clip norms, since other directions do not help to tell the two data sets apart.
+
+Sampler and noise are those of a run (``pipelines.sampling.samplers``,
+``trainer.core.step.noise``).  With samplers that choose rows independently, the other
+examples contribute nothing.  With shuffles they contribute the opposite of the canary,
+which reveals the step in which the canary replaced one of them; under Poisson sampling,
+where batch sizes are random, this would reveal nothing.
+
+Scaling.  Steps, epochs, noise multiplier and sampling probability are those of the
+plan.  The attacker's view depends only on the canary's own steps:
+  - Poisson, balls-and-bins, deterministic: the canary's choices are a function of its
+    own block, so that only a few rows of one block are sampled.  Nothing is scaled.
+  - truncated Poisson: if the plan has few enough rows, all are sampled and truncated.
+    Otherwise the cap is omitted, which changes any probability by at most ``slack``,
+    the probability that any step is truncated; the bounds are lowered by it.
+  - shuffles: if the plan has too many rows for a shuffle per trial, fewer are shuffled,
+    into as many equal batches.  The canary's step is uniform either way, exactly so if
+    the batch size divides the number of examples.
+
+The score is the log-likelihood ratio of the two data sets, which has the fewest errors
+by the Neyman-Pearson lemma.
+
+Formal guarantees:
+  - Fresh keys: every trial has its own sampling key, every chunk of trials its own
+    secret; in a chunk each trial reads its own values of each step's noise.
+  - Both data sets are sampled alike; only the canary's contribution differs.
+
+Public: everything, since nobody's data is in it.
+
+References:
+  Nasr et al. (2021), arXiv:2101.04535, and (2023), arXiv:2302.07956, for gradient
+  canaries; Chua et al. (2024), arXiv:2403.17673, for the worst case of shuffles;
+  Annamalai et al. (2024), arXiv:2411.10614, for audits of shuffles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.auditing import audit as claims
+from accounting.auditing import audit_case, audits
+from accounting.auditing.audit import Claim, Verdict
+from accounting.auditing.audit_case import Case, Observe
+from accounting.core.intervals import delta_text, lower_text, upper_text
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
+from accounting.core.validation import InputError
+from pipelines.core.batches.manifest import Manifest
+from pipelines.core.keys import KEY_BYTES
+from pipelines.core.users.bounded import Bounded
+from pipelines.sampling import samplers
+from pipelines.sampling.samplers import BlockRows
+from pipelines.sampling.shuffle import first_positions
+from trainer.core.run.run_record import RunRecord
+from trainer.core.step import noise
+from trainer.report.report import Report, ReportTable
+from trainer.run import privacy
+from trainer.settings import methods
+from trainer.settings.methods import NON_PRIVATE
+from trainer.settings.requests import AuditSettings
+
+#: Largest number of noise values in a chunk of trials (128 MiB), and of its trials.
+_CHUNK_VALUES = 1 << 24
+_MOST_CHUNK = 1 << 14
+#: Unit of the grid of noise, that of a run with clip norm 1.
+_UNIT = 2.0**-30
+
+
+def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
+    """Returns the worst-case data set of a plan.
+
+    Args:
+      plan: The audited plan.
+      canary_rows: Examples of the canary; above 1 it is a user.
+
+    Raises:
+      InputError: the sampler has no audit.
+    """
+    return audits.audit_of(plan.sampler, canary_rows).worst_case(plan)
+
+
+def _blocks(case: Case) -> list[BlockRows]:
+    firsts = itertools.accumulate(case.block_rows, initial=case.first_row)
+    return [
+        BlockRows(name=f"audit.parquet#{index}", num_rows=size, first_row=first)
+        for index, (size, first) in enumerate(
+            zip(case.block_rows, firsts, strict=False)
+        )
+    ]
+
+
+def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
+    """Returns the sums of all steps of one trial before noise, shape (num_steps,).
+
+    Shuffles have known batch sizes: the contribution of full batches of the other
+    examples is subtracted.
+
+    Args:
+      case: From ``worst_case``.
+      sampling_key: Sampling key of the trial, 32 bytes.
+      real: Whether the canary is real or a ghost.
+    """
+    plan = case.plan
+    blocks = _blocks(case)
+    boundaries = samplers.find_boundaries(plan, sampling_key, blocks)
+    first, rows, steps, priorities = 0, [], [], []
+    for block in blocks:
+        chosen = samplers.sample_block(plan, sampling_key, block, boundaries)
+        rows.append(first + chosen.row)
+        steps.append(chosen.step)
+        priorities.append(chosen.priority)
+        first += block.num_rows
+    row, step = np.concatenate(rows), np.concatenate(steps)
+    if plan.truncated_batch_size is not None:
+        kept = np.concatenate(
+            samplers.arrange_steps(
+                step,
+                np.concatenate(priorities),
+                range(plan.num_steps),
+                plan.truncated_batch_size,
+            )
+        )
+        row, step = row[kept], step[kept]
+    contribution = np.full(first, float(case.others))
+    own = slice(case.canary, case.canary + case.canary_rows)
+    contribution[own] = 1.0 if real else 0.0
+    sums = np.bincount(step, contribution[row], plan.num_steps)
+    return sums - case.others * _known_sizes(plan) if case.others else sums
+
+
+def _known_sizes(plan: DpSgdPlan) -> np.ndarray:
+    starts = first_positions(plan.num_examples, plan.steps_per_epoch)
+    sizes = np.diff(np.append(starts, plan.num_examples))
+    return np.tile(sizes, plan.num_epochs)
+
+
+def simulate(
+    case: Case,
+    noise_multiplier: float,
+    trials: int,
+    *,
+    real: bool,
+    advance: Callable[[int], None] = lambda _: None,
+) -> np.ndarray:
+    """Returns the scores of independent trials, shape (trials,); see `sample_sums`.
+
+    Args:
+      noise_multiplier: Noise multiplier, above 0.
+      trials: Number of trials.
+      advance: Called with numbers of finished trials.
+    """
+    size = max(1, min(_MOST_CHUNK, _CHUNK_VALUES // case.plan.num_steps))
+    scores = []
+    for start in range(0, trials, size):
+        count = min(size, trials - start)
+        sums = np.empty((case.plan.num_steps, count), np.float32)
+        for trial in range(count):
+            key = secrets.token_bytes(KEY_BYTES)
+            sums[:, trial] = sample_sums(case, key, real=real)
+            if trial % 100 == 99:
+                advance(50)  # the other half of the work is noise and scores
+        scores.append(_score_chunk(case, noise_multiplier, sums))
+        advance(count - count // 100 * 50)
+    return np.concatenate(scores)
+
+
+def _score_chunk(case: Case, noise_multiplier: float, sums: np.ndarray) -> np.ndarray:
+    secret = secrets.token_bytes(KEY_BYTES)
+    shapes = [(sums.shape[1],)]
+
+    def observe(step: int) -> np.ndarray:
+        (drawn,) = noise.step_noise(secret, step, shapes, noise_multiplier, _UNIT)
+        return sums[step] + drawn * _UNIT
+
+    return score(
+        case.plan,
+        noise_multiplier,
+        observe,
+        positions=np.array(case.first_row + case.canary),
+        means=case.means,
+        canary_rows=case.canary_rows,
+    )
+
+
+def score(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    observe: Observe,
+    *,
+    positions: np.ndarray,
+    means: tuple[float, float] = audit_case.MEANS,
+    canary_rows: int = 1,
+) -> np.ndarray:
+    """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
+
+    Other arguments as for `worst_case` and as for `simulate`.
+
+    Args:
+      observe: Step -> released values of all trials.
+      positions: Row of the canary in the data, one for all trials or one per trial.
+      means: Means of a step with the canary and with the ghost, relative to steps
+        without.
+    """
+    of_sampler = audits.audit_of(plan.sampler, canary_rows)
+    return of_sampler.score(plan, noise_multiplier, observe, positions, means)
+
+
+MEANING = (
+    "A lower bound is a fact about this mechanism on its worst-case data; no better "
+    "proof can go below it. Its absence proves nothing: privacy comes from the "
+    "accountant's upper bound, and an audit looks for faults in code or claim."
+)
+
+
+_SEVERAL_ROWS = "several rows of one person"
+#: Faults that an audit cannot see, whatever the number of trials.
+CANNOT_SEE = (
+    "faults of training: clipping, padding, physical batches, lazy noise, optimizers "
+    "and models",
+    "faults of the batch job: files, engines, several machines",
+    "examples whose steps depend on other examples, since there is one canary",
+    "keys that others know or that two runs share, and a weak random generator",
+    "what leaves by other ways than weights: files, messages, logs, timing",
+    _SEVERAL_ROWS,
+)
+
+
+def cannot_see(*, of_users: bool) -> tuple[str, ...]:
+    """Returns the faults that an audit cannot see.
+
+    Args:
+      of_users: Whether canaries are users with all of their rows.
+    """
+    return tuple(
+        fault for fault in CANNOT_SEE if not (of_users and fault == _SEVERAL_ROWS)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditReport(Report):
+    """The report of one audit.
+
+    Attributes:
+      verdict: The findings.
+    """
+
+    verdict: Verdict
+
+
+def report(
+    settings: AuditSettings,
+    verdict: Verdict,
+    *,
+    notes: Sequence[str],
+    unseen: Sequence[str],
+) -> AuditReport:
+    """Returns the report of one audit.
+
+    Args:
+      settings: Settings of the audit.
+      verdict: The findings.
+      notes: Notes on scaling.
+      unseen: Faults that this audit cannot see.
+    """
+    title = f"{settings.plan.sampler} batches"
+    above = _above(title, settings.plan, verdict)
+    return AuditReport(
+        title=title,
+        above=[*above, *(f"scale: {one}" for one in notes)],
+        tables=[_trials(verdict)],
+        notes=[
+            f"verdict: {verdict.text}",
+            "An audit cannot see:",
+            *(f"  - {fault}" for fault in unseen),
+            MEANING,
+        ],
+        fields={
+            "audited": settings.plan.to_json(),
+            "confidence": settings.confidence,
+            "notes": list(notes),
+            "meaning": MEANING,
+            "cannot_see": list(unseen),
+            **verdict.to_json(),
+        },
+        verdict=verdict,
+    )
+
+
+def _above(title: str, plan: DpSgdPlan, verdict: Verdict) -> list[str]:
+    claim = verdict.claim
+    return [
+        f"{title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
+        f"T={plan.num_steps:,}, {plan.epochs_in_words}, noise multiplier "
+        f"{claim.noise_multiplier:.6g}",
+        f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
+        f"{upper_text(claim.epsilon)} at delta {claim.delta!r}",
+    ]
+
+
+def _trials(verdict: Verdict) -> ReportTable:
+    sure = [claims.percent(found.confidence) for found in verdict.findings]
+    return ReportTable(
+        title=f"{verdict.trials:,} trials",
+        headings=["found, with confidence", *sure, "claimed"],
+        rows=_rows(verdict),
+    )
+
+
+def _rows(verdict: Verdict) -> list[list[str]]:
+    claim, findings = verdict.claim, verdict.findings
+    last = findings[-1]
+    return [
+        [
+            f"epsilon at delta {claim.delta!r}",
+            *(f">= {lower_text(found.epsilon_lower_bound)}" for found in findings),
+            f"<= {upper_text(claim.epsilon)}",
+        ],
+        [
+            f"delta at epsilon {last.other_epsilon!r}",
+            *(f">= {delta_text(one.other_delta, math.floor)}" for one in findings),
+            f"<= {delta_text(last.other_delta_claimed, math.ceil)}",
+        ],
+    ]
+
+
+#: Unit of progress.
+COUNTED = "trials"
+#: Called with the unit of progress, the number done, and the total.
+Progress = Callable[[str, int, int], None]
+
+
+def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> AuditReport:
+    """Attacks a mechanism in many trials, and returns the findings.
+
+    Args:
+      settings: Settings of the audit.
+      progress: As ``Progress``.
+
+    Raises:
+      InputError: there is nothing to audit.
+    """
+    verdict, notes = _attack(settings, progress)
+    unseen = cannot_see(of_users=settings.is_of_users)
+    return report(settings, verdict, notes=notes, unseen=unseen)
+
+
+def settings_of_run(
+    record: RunRecord,
+    manifest: Manifest,
+    *,
+    delta: float | None = None,
+    allow_large_delta: bool = False,
+    **others: Any,
+) -> AuditSettings:
+    """Returns the settings of an audit of a finished run.
+
+    Arguments as for `run_statement`, and further fields of ``AuditSettings``.
+
+    Raises:
+      InputError: the run is not private, or its releases are not those of DP-SGD alone.
+    """
+    audited = methods.with_dp_sgd_accounting()
+    if record.method not in (*audited, NON_PRIVATE):
+        raise InputError(
+            f"Expected method={record.method!r} to be one of {', '.join(audited)}: "
+            "only what DP-SGD releases is audited."
+        )
+    if record.selection:
+        raise InputError(
+            "Expected one run; this one is the best of several, and its epsilon is "
+            "that of a choice among all, which no trial of one run attacks. Name no "
+            "RUN, and give its plan and noise by flags: that is the claim of each."
+        )
+    noise, delta = privacy.check_run(
+        record, manifest, delta=delta, allow_large_delta=allow_large_delta
+    )
+    bounded = Bounded.of(manifest.dataset)
+    if bounded is not None:
+        others["bounded"] = True
+        others["neighboring_relation"] = privacy.relation_of(manifest.plan, bounded)
+        others["max_examples_per_user"] = bounded.examples_per_user
+        if bounded.has_users:
+            others["rows_per_record"] = bounded.max_examples_per_user
+    return AuditSettings(
+        plan=manifest.plan,
+        noise_multiplier=noise,
+        delta=delta,
+        **others,
+    )
+
+
+def _claim(settings: AuditSettings) -> Claim:
+    """Returns what is claimed of the audited plan."""
+    claimed = settings.claimed
+    relation = settings.neighboring_relation
+    return claims.claim(
+        claimed,
+        settings.noise_multiplier,
+        settings.delta,
+        settings.max_examples_per_user,
+        relation if claimed == settings.plan else REPLACE_SPECIAL,
+    )
+
+
+def _attack(settings: AuditSettings, progress: Progress) -> tuple[Verdict, list[str]]:
+    """Returns the verdict of all trials, and notes on scaling."""
+    noise, trials = settings.noise_multiplier, settings.num_trials
+    claim = _claim(settings)
+    case = worst_case(settings.plan, settings.num_canary_rows)
+    done = 0
+
+    def advance(amount: int) -> None:
+        nonlocal done
+        done += amount
+        progress(COUNTED, done, trials)
+
+    real, ghost = (
+        simulate(case, noise, count, real=real, advance=advance)
+        for real, count in ((True, trials // 2), (False, trials - trials // 2))
+    )
+    verdict = claims.judge(
+        claim, real, ghost, confidence=settings.confidence, slack=case.slack
+    )
+    notes = [case.scaled or "nothing is scaled: all steps, examples, noise"]
+    return verdict, [*notes, *_of_users(settings, case.canary_rows)]
+
+
+def _of_users(settings: AuditSettings, rows: int) -> list[str]:
+    """Returns notes on canaries of ``rows`` rows."""
+    if not settings.is_of_users:
+        return []
+    if settings.rows_per_record is not None:
+        rows = settings.rows_per_record
+        return [f"canaries are users, whose examples hold up to {rows:,} row(s)"]
+    return [
+        f"canaries are users with {rows:,} row(s); the claim is of users with at most "
+        f"{settings.max_examples_per_user:,}"
+    ]

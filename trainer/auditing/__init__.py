@@ -1,1 +1,0 @@
-"""Attacks on the mechanism and on whole small runs."""

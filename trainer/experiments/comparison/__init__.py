@@ -1,1 +1,0 @@
-"""Comparison of runs at equal noise or equal epsilon: cases, noise, runs, tables."""

@@ -1,1 +1,0 @@
-"""The trained model in forms that load without this package."""

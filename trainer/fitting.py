@@ -1,0 +1,423 @@
+"""What ``fit`` takes as Keras does: epochs, callbacks, weights and validation data.
+
+The epochs of one call of ``fit``, in steps of the plan.
+
+As in Keras, ``fit(epochs=N, initial_epoch=K)`` trains for N - K epochs from where
+training stands, and numbers them K, ..., N - 1.
+
+Formal guarantees:
+  - Epochs follow each other without a gap, from the first remaining step.
+  - None goes beyond the last step of the plan; only the last one may be shorter.
+
+Checks that Keras's callbacks in ``fit`` only use released values.
+
+Released values are the weights after each step and functions of them: metrics of
+validation data, learning rates, histograms of weights.  Losses of training examples are
+not released, nor is the duration of a step, which depends on its number of examples.
+
+Formal guarantees:
+  - A callback that decides by a metric (``monitor``) decides by one of validation data.
+  - TensorBoard writes neither times of single steps nor profiles.
+  - No callback of Keras's goes back to a state of its own.
+
+The user's own callbacks are not inspected: the privacy statement does not cover what
+they read in addition to weights and ``logs``.
+
+``class_weight`` and ``sample_weight`` of ``fit``: factors of each example's loss.
+
+The gradient of the weighted loss is clipped, so a weight does not change the
+sensitivity: an example of weight 10 still changes the sum by at most ``l2_norm_clip``,
+and counts tenfold only if its gradient stays below the clip norm.
+
+Formal guarantees:
+  - The weight of an example is a function of its own row and of ``fit``'s arguments.
+  - An example whose weight is negative or not finite contributes exactly nothing, as
+    does one whose label the loss does not take.
+  - A class that ``class_weight`` does not name has weight 1.
+
+Public: classes, their weights and names of columns.  Weights computed from the training
+labels are not public, and no privacy statement covers them.
+Sensitive: weights of examples.
+
+Metrics of the validation data of ``fit``, in the files of a run.
+
+    RUN/curve.json     all points: the step, and the metrics that ``fit`` validated by
+    RUN/metrics.json   the last point
+
+They have the form of the files of ``dpsgd train``, so that a report shows them.  The
+user says that the data is held out: ``fit`` does not check it.
+
+Formal guarantees:
+  - Only metrics of validation data are written, never those of training examples.
+
+Public, if the validation data needs no protection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.core.validation import InputError, check_float, check_int
+from pipelines.core.batches.batch_format import Column
+from pipelines.files.json_files import pretty_json
+from pipelines.files.storage import write_atomically
+from trainer.model.trainable_model import TrainableModel
+from trainer.report.run_files import CURVE_NAME, METRICS_NAME
+from trainer.tf_compat import keras, tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch.
+
+    Attributes:
+      index: Index of the epoch, for callbacks.
+      begin: Number of steps of the plan that are consumed when it begins.
+      end: Number of steps of the plan that are consumed when it ends.
+    """
+
+    index: int
+    begin: int
+    end: int
+
+
+def plan_epochs(
+    *,
+    epochs: int | None,
+    initial_epoch: int,
+    steps_per_epoch: int,
+    done: int,
+    num_steps: int,
+) -> list[Epoch]:
+    """Returns the epochs of a call of ``fit``.
+
+    Args:
+      epochs: Index of the epoch to end before; to the end of the plan if None.
+      initial_epoch: Index of the first epoch.
+      steps_per_epoch: Number of steps per epoch.
+      done: Number of consumed steps of the plan.
+      num_steps: Number of steps of the plan.
+
+    Raises:
+      InputError: no epoch is requested, or more than remain.
+
+    Example:
+      >>> [e.end for e in plan_epochs(
+      ...     epochs=None, initial_epoch=0, steps_per_epoch=4, done=0, num_steps=10)]
+      [4, 8, 10]
+    """
+    check_int("initial_epoch", initial_epoch, at_least=0)
+    check_int("steps_per_epoch", steps_per_epoch, at_least=1)
+    num_left = -(-(num_steps - done) // steps_per_epoch)
+    if not num_left:
+        raise InputError(
+            f"Expected steps to be left; all num_steps={num_steps} of the plan were "
+            "consumed, and none is used twice. Make batches of more epochs to train "
+            "for longer."
+        )
+    last = initial_epoch + num_left if epochs is None else epochs
+    check_int("epochs", last, at_least=initial_epoch + 1)
+    if last > initial_epoch + num_left:
+        raise InputError(
+            f"Expected epochs={epochs} to be at most {initial_epoch + num_left}: "
+            f"{done} of num_steps={num_steps} of the plan were consumed, and no step "
+            f"is used twice. Make batches of more epochs to train for longer."
+        )
+    return [
+        Epoch(
+            index=index,
+            begin=done + (index - initial_epoch) * steps_per_epoch,
+            end=min(done + (index - initial_epoch + 1) * steps_per_epoch, num_steps),
+        )
+        for index in range(initial_epoch, last)
+    ]
+
+
+_VALIDATION = "val_"
+#: Callbacks that see no more of a batch than its number.
+_OF_NUMBERS = (keras.callbacks.ProgbarLogger, keras.callbacks.TerminateOnNaN)
+_OF_BATCHES = (
+    "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"
+)  # fmt: skip
+
+
+def check_callbacks(callbacks: Any, *, validates: bool) -> None:
+    """Refuses callbacks of Keras that may use values that are not released.
+
+    Args:
+      callbacks: One callback, a sequence of them, or None.
+      validates: Whether ``fit`` has validation data.
+
+    Raises:
+      InputError: which callback, why, and what to give instead.
+    """
+    listed = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    for callback in filter(None, listed):
+        name = type(callback).__name__
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise InputError(
+                f"Expected callbacks of Keras 3; {name} is of "
+                f"{type(callback).__module__.partition('.')[0]}. Import it from "
+                "keras.callbacks."
+            )
+        if isinstance(callback, keras.callbacks.CallbackList):
+            raise InputError(
+                "Expected callbacks in a plain list, of which each is checked; not a "
+                f"{name}. Give its callbacks."
+            )
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise InputError(
+                f"Expected no {name}: the run has checkpoints of its own, from which "
+                "the same cell goes on. Omit it."
+            )
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            _check_tensorboard(callback)
+        _check_monitor(callback, name, validates)
+
+
+def see_every_step(callbacks: Any) -> bool:
+    """Whether a callback sees steps that are not committed yet.
+
+    Args:
+      callbacks: One callback, a sequence of them, or None.
+    """
+    listed = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    return any(map(_sees_every_step, filter(None, listed)))
+
+
+def _sees_every_step(callback: Any) -> bool:
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_freq != "epoch")
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return bool(callback.update_freq != "epoch")
+    if type(callback) in (
+        keras.callbacks.ProgbarLogger,
+        keras.callbacks.TerminateOnNaN,
+    ):
+        return False  # they see the step's number alone
+    hooks = (getattr(callback, name) for name in _OF_BATCHES)
+    return any(not hasattr(hook, "_is_default") for hook in hooks)  # set by Keras
+
+
+def _check_tensorboard(callback: Any) -> None:
+    if callback.write_steps_per_second or callback._should_trace:
+        raise InputError(
+            "Expected TensorBoard with write_steps_per_second=False and "
+            "profile_batch=0: the time of a step tells how many examples it has, which "
+            "is not released."
+        )
+
+
+def _check_monitor(callback: Any, name: str, validates: bool) -> None:
+    monitor = getattr(callback, "monitor", None)
+    # A ModelCheckpoint that always saves does not use ``monitor``.
+    if not isinstance(monitor, str) or not getattr(callback, "save_best_only", True):
+        return
+    if not monitor.startswith(_VALIDATION):
+        raise InputError(
+            f"Expected monitor={monitor!r} of {name} to be a metric of validation "
+            "data: a decision by losses of training examples is not covered by "
+            "epsilon. Give monitor='val_loss'."
+        )
+    if not validates:
+        raise InputError(
+            f"Expected validation_data in fit for {name}, which monitors {monitor!r}. "
+            "Give validation_data=(x, y), of examples that are not trained on."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExampleWeights:
+    """The weights given to ``fit``.
+
+    Attributes:
+      class_weight: Class -> weight of at least 0; empty for none.
+      sample_weight: Name of the column of weights; None for none.
+
+    Raises:
+      InputError: not a mapping of classes to weights, or not the name of a column.
+    """
+
+    class_weight: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    sample_weight: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.class_weight, Mapping):
+            raise InputError(
+                "Expected class_weight to be a dict of class to weight, as "
+                "{0: 1.0, 1: 5.0}."
+            )
+        for label, weight in self.class_weight.items():
+            check_int("class of class_weight", label, at_least=0)
+            check_float(f"class_weight[{label}]", weight, at_least=0)
+        if not isinstance(self.sample_weight, str | None):
+            raise InputError(
+                "Expected sample_weight to name a column of the batches: which row of "
+                "an array is whose is not known here. Write the weights into a column "
+                "of the table, such as 'importance', make the batches from it, and "
+                "give sample_weight='importance'."
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self.class_weight) or self.sample_weight is not None
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the entries of the run record."""
+        weights = {str(label): float(w) for label, w in self.class_weight.items()}
+        return {"class_weight": weights, "sample_weight": self.sample_weight}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightedModel(TrainableModel):
+    """A model whose loss is weighted by example.
+
+    Attributes:
+      weights: The weights of the examples.
+    """
+
+    weights: ExampleWeights
+
+    def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
+        """Returns the weighted losses (batch,); see ``TrainableModel``."""
+        return super().losses(columns, outputs) * self.example_weights(columns)
+
+    def accepts(self, columns: Mapping[str, Any]) -> Any:
+        """Returns whether each row has a valid label and weight, bool (batch,)."""
+        weight = self.example_weights(columns)
+        usable = tf.logical_and(tf.math.is_finite(weight), weight >= 0)
+        return tf.logical_and(super().accepts(columns), usable)
+
+    def example_weights(self, columns: Mapping[str, Any]) -> Any:
+        """Returns the weight of each example, (batch,), float32."""
+        factors = []
+        if self.weights.class_weight:
+            factors.append(self._of_class(self.labels(columns)))
+        if self.weights.sample_weight is not None:
+            factors.append(tf.cast(columns[self.weights.sample_weight], tf.float32))
+        return functools.reduce(tf.multiply, factors)
+
+    def _of_class(self, labels: Any) -> Any:
+        classes = tf.argmax(labels, -1) if _is_one_hot(self) else labels
+        # Double precision represents every integer label exactly.
+        classes = tf.cast(classes, tf.float64)
+        weight = tf.ones_like(classes, tf.float32)
+        for label, of_class in self.weights.class_weight.items():
+            weight = tf.where(tf.equal(classes, label), float(of_class), weight)
+        return weight
+
+
+def _is_one_hot(model: TrainableModel) -> bool:
+    return model.loss.name == "categorical_crossentropy"
+
+
+def weighted(model: TrainableModel, weights: ExampleWeights) -> TrainableModel:
+    """Returns ``model`` with weighted losses; ``model`` itself without weights.
+
+    Args:
+      model: A model that ``check_model`` accepted.
+      weights: The weights given to ``fit``.
+
+    Raises:
+      InputError: no such column, a column without one number per example, or labels
+        that are not one class per example.
+    """
+    if not weights:
+        return model
+    columns = {column.name: column for column in model.columns}
+    if weights.sample_weight is not None:
+        _check_column(columns, weights.sample_weight, model)
+    if weights.class_weight:
+        _check_labels(columns, model)
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+    return WeightedModel(**fields, weights=weights)
+
+
+def _check_column(
+    columns: Mapping[str, Column], name: str, model: TrainableModel
+) -> None:
+    if name not in columns:
+        raise InputError(
+            f"Expected sample_weight={name!r} to be a column of the batches: "
+            f"{', '.join(columns)}."
+        )
+    if columns[name].shape != () or name in model.label_names:
+        raise InputError(
+            f"Expected sample_weight={name!r} to hold one number per example that is "
+            f"not the label; its shape is {columns[name].shape}."
+        )
+
+
+def _check_labels(columns: Mapping[str, Column], model: TrainableModel) -> None:
+    shapes = [columns[name].shape for name in model.label_names]
+    rank = 1 if _is_one_hot(model) else 0
+    if len(shapes) != 1 or len(shapes[0]) != rank:
+        raise InputError(
+            "Expected one class per example for class_weight; this model has labels "
+            f"of shapes {shapes}. Give sample_weight, the name of a column."
+        )
+
+
+class ValidationCurve:
+    """The points of one run.
+
+    Args:
+      run: Folder of the run, which exists at the first point.
+      method: Name of the training method.
+    """
+
+    def __init__(self, run: pathlib.Path, method: str) -> None:
+        self._run = run
+        self._method = method
+
+    def add(
+        self,
+        points: list[dict[str, Any]],
+        step: int,
+        metrics: Mapping[str, Any],
+        data: Any,
+    ) -> None:
+        """Adds a point, and writes both files.
+
+        Args:
+          points: The points so far.
+          step: Number of executed steps.
+          metrics: Name -> value, as Keras's ``evaluate`` returns them.
+          data: The validation data of ``fit``.
+        """
+        # Keras names a metric as compile does: "AUC" is the "auc" of `dpsgd train`.
+        numbers = {
+            name.lower(): _finite(value)
+            for name, value in metrics.items()
+            if np.ndim(value) == 0
+        }
+        points.append({**numbers, "step": step, "num_examples": num_examples(data)})
+        curve = {"examples": "held-out", "points": points}
+        last = {"examples": "held-out", "method": self._method, **points[-1]}
+        last |= {"aggregates": {}, "uncertainty": None}
+        for name, found in ((CURVE_NAME, curve), (METRICS_NAME, last)):
+            write_atomically(self._run / name, pretty_json(found))
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def num_examples(data: Any) -> int | None:
+    """Returns the number of rows of ``(x, y)``; None of a data set, which may be long.
+
+    Example:
+      >>> num_examples((np.zeros((5, 2)), np.zeros(5)))
+      5
+    """
+    if not isinstance(data, tuple | list):
+        return None
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(tuple(data))
+    shape = getattr(tf.nest.flatten(x)[0], "shape", None)
+    return int(shape[0]) if shape else None

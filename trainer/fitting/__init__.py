@@ -1,1 +1,0 @@
-"""Arguments of ``make_private``'s ``fit``: example weights, epochs and callbacks."""

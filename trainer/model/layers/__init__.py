@@ -1,1 +1,0 @@
-"""Keras layers and models made fit for gradients of single examples."""

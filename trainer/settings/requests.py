@@ -1,0 +1,363 @@
+"""What is asked of ``train``, ``audit``, ``predict`` and ``compare``.
+
+A requested run: settings, folders and files.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+
+from accounting.core import sampler_registry
+from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER, REPLACE_SPECIAL
+from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.validation import InputError, check_choice, check_float, check_int
+from pipelines.files.paths import StrPath
+from pipelines.job.batch_settings import BatchSettings
+from trainer.settings.aggregation_settings import OMV, OPA, WEIGHT_AVERAGES
+from trainer.settings.setting import OUTPUT, PRIVACY, REQUIRED, check_declared, setting
+from trainer.settings.train_settings import TrainSettings
+
+#: A path object keeps one of the two slashes after the scheme.
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_COPY = "Copy it here, or mount the store."
+_ONE_STORE = "Give a folder here; `dpsgd train` alone keeps a run in a store."
+
+
+def check_local(remedy: str = _COPY, /, **paths: StrPath | None) -> None:
+    """Refuses paths that are not on this machine.
+
+    Args:
+      remedy: End of the message.
+      **paths: Paths by the names of their settings; None for no path.
+
+    Raises:
+      InputError: a path is in a store.
+    """
+    for name, path in paths.items():
+        if path and _REMOTE.match(os.fspath(path)):
+            raise InputError(
+                f"Expected {name}={path} on this machine, not in a store. {remedy}"
+            )
+
+
+def check_batches(path: StrPath) -> None:
+    """Checks the path of a folder of batches, here or in a store.
+
+    Raises:
+      InputError: a path object was made from a store's path.
+    """
+    if isinstance(path, os.PathLike) and _REMOTE.match(os.fspath(path)):
+        raise InputError(
+            f"Expected batches={path} of a store as text: a path object has lost a "
+            "slash. Give a str, such as 's3://bucket/batches'."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A run of ``dpsgd train``.
+
+    Attributes:
+      settings: Training settings.
+      batches: Folder that ``dpsgd batches`` wrote; a str if it is in a store.
+      held_out: Held-out examples whose metrics are published unprotected: a folder of
+        Parquet files with the columns of the batches.  None for none.
+      run: Folder for the results: new, empty, or of this run, unfinished.
+      store: Folder in a store (``s3://``) that keeps ``run``, which is then new or
+        empty; None for a run that stays here.
+      batches_used_before: Accept batches that another private run has used.  Nothing is
+        proven for both runs together, and the privacy statement says so.
+      checkpoint_every: Steps between checkpoints.  [default: one per minute]
+    """
+
+    settings: TrainSettings
+    batches: StrPath
+    held_out: pathlib.Path | None
+    run: pathlib.Path
+    store: str | None = None
+    batches_used_before: bool = setting(False, group=PRIVACY)
+    checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
+
+    def __post_init__(self) -> None:
+        check_batches(self.batches)
+        check_local(_ONE_STORE, out=self.run)
+        check_local(eval=self.held_out)
+        self._check_evaluation()
+        check_declared(self)
+
+    def _check_evaluation(self) -> None:
+        if self.held_out is not None:
+            return
+        for name, value in (
+            ("metric", self.settings.metric),
+            ("uncertainty", self.settings.uncertainty),
+        ):
+            if value is not None:
+                raise InputError(
+                    f"Expected --eval beside --{name} {value}, which is of held-out "
+                    f"examples. Add --eval, or omit --{name}."
+                )
+
+
+#: Default number of trials: about a minute at most, for a few hundred steps.
+TRIALS = 20_000
+_MOST_TRIALS = 10**8
+#: More noise does not fit the integer grid on which it is added.
+LARGEST_NOISE = 2.0**17
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """An audit.  All public.
+
+    Attributes:
+      plan: Plan by which the batches are really made.
+      noise_multiplier: Noise multiplier of the run, above 0.
+      delta: Delta of the claim, in (0, 1).
+      claim: Test the epsilon of this sampler at the same noise.  [default: that of the
+        audited sampler]
+      trials: Number of trials.  [default: 20,000]
+      confidence: Probability that a true claim is not called violated.
+      max_examples_per_user: k of the claim: largest number of examples of a user.
+      neighboring_relation: Relation of the claim, where the claimed sampler is that of
+        ``plan``; another one is accounted for under zero-out.
+      canary_rows: Examples of the canary user.  With more than the claim allows, the
+        audit shows what happens if users are not bounded.  [default: as many as it
+        allows]
+      rows_per_record: Rows per user if examples are users; None if they are rows.
+      bounded: Whether the privacy unit is a user, also one with a single row.
+    """
+
+    plan: DpSgdPlan
+    noise_multiplier: float
+    delta: float
+    claim: str | None = setting(None, choices=sampler_registry.names)
+    trials: int | None = setting(None, at_least=100, at_most=_MOST_TRIALS)
+    confidence: float = setting(0.999, above=0.5, below=1.0)
+    max_examples_per_user: int = 1
+    neighboring_relation: str = REPLACE_SPECIAL
+    canary_rows: int | None = setting(None)
+    rows_per_record: int | None = None
+    bounded: bool = False
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        check_float("noise_multiplier", self.noise_multiplier, at_most=LARGEST_NOISE)
+        check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
+        most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
+        check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)
+        if self.rows_per_record is not None and self.canary_rows is not None:
+            raise InputError(
+                f"canary_rows={self.canary_rows} does not apply where an example is a "
+                "user, with all rows of one. Omit it."
+            )
+        claimed_plan(self.plan, self.claim)  # refuses a claim without its cap
+
+    @property
+    def num_canary_rows(self) -> int:
+        """Number of examples of the canary."""
+        rows = self.canary_rows
+        return self.max_examples_per_user if rows is None else rows
+
+    @property
+    def is_of_users(self) -> bool:
+        """Whether canaries are users, with one row or more."""
+        return self.bounded or max(self.max_examples_per_user, self.num_canary_rows) > 1
+
+    @property
+    def num_trials(self) -> int:
+        """Number of all trials."""
+        return TRIALS if self.trials is None else self.trials
+
+    @property
+    def claimed(self) -> DpSgdPlan:
+        """The plan with the claimed sampler; raises as `claimed_plan`."""
+        return claimed_plan(self.plan, self.claim)
+
+
+def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:
+    """Returns the plan whose epsilon is claimed.
+
+    Args:
+      plan: Plan by which the batches are really made.
+      claim: Claimed sampler; None for that of the plan.
+
+    Raises:
+      InputError: the claimed sampler needs a cap.
+    """
+    if claim is None or claim == plan.sampler:
+        return plan
+    if sampler_registry.rules(claim).truncates:
+        raise InputError(
+            f"--claim {claim} needs a cap, and these batches have none. Take --claim "
+            "poisson, whose epsilon is that of a large cap."
+        )
+    return dataclasses.replace(plan, sampler=claim, truncated_batch_size=None)
+
+
+#: The last iterate, and all averages that may predict.
+#: The last weights, among names of averages.
+LAST = "last"
+AVERAGES = (LAST, *WEIGHT_AVERAGES, OPA, OMV)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictSettings:
+    """What to predict, and by which weights of a run.  All public.
+
+    Attributes:
+      run: Folder of the run.
+      table: File, folder or quoted glob, prepared like the batches.  If these were made
+        with a schema, also a raw table (CSV, TSV, Parquet).  A label is not needed.
+      out: New file, with one row for each row of --input, in order: CSV if its name
+        ends in .csv, else Parquet.
+      average: Weights to predict with: last; ema, uta or custom, averaged while
+        training; past_ema, upa, past_custom, opa or omv, of kept iterates.  [default:
+        last; opa with --uncertainty]
+      aggregate: Predict with your own aggregate, a function from kept iterates (lists
+        of NumPy arrays, oldest first) to weights.
+      uncertainty: Also write intervals of this level, such as 0.95, from kept iterates:
+        how much a prediction varies with the noise.
+      carry: Column of --input to copy to --out, such as an id; may be repeated.
+    """
+
+    run: pathlib.Path
+    table: pathlib.Path = setting(REQUIRED, flag="input")
+    out: pathlib.Path = setting(REQUIRED)
+    average: str | None = setting(None, choices=AVERAGES)
+    aggregate: str | None = setting(None, metavar="MODULE:FUNCTION")
+    uncertainty: float | None = setting(None, metavar="LEVEL")
+    carry: tuple[str, ...] = setting((), metavar="COLUMN")
+
+
+#: The first metric of the label's task.
+AUTO_METRIC = "auto"
+
+#: The noise of a sampler for a target: that of the first sampler, what is proven to
+#: suffice for its own batches, or the least that no lower bound refutes.
+SAME = "same"
+OWN = "own"
+OPTIMISTIC = "optimistic"
+NOISE_RULES = (SAME, OWN, OPTIMISTIC)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Where the runs of a comparison, or of a benchmark, read and write.
+
+    Attributes:
+      source: Training Parquet: a folder, a file or a quoted glob.
+      held_out: Held-out Parquet, such as the test split: a folder, a file or a quoted
+        glob.
+      out: New folder, or of a stopped run.
+      seeds: Number of repetitions, each with its own batches, initial weights and
+        noise.
+      metric: Held-out metric; auto: AUC, accuracy or the loss, depending on the label.
+      checkpoint_every: Steps between checkpoints; by time if None.
+    """
+
+    source: str = setting(REQUIRED, flag="input")
+    held_out: pathlib.Path = setting(REQUIRED, flag="eval")
+    out: pathlib.Path = setting(REQUIRED)
+    seeds: int = setting(3, at_least=1)
+    metric: str = setting(AUTO_METRIC)
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComparisonSettings(Experiment):
+    """A comparison of samplers and of training settings.  All public.
+
+    Runs are all combinations of sampler, size, method, target and noise rule.
+
+    Attributes:
+      batches: Sampling settings, one per batch size and number of epochs.  ``samplers``
+        replaces their sampler, and their ``epsilon`` is raised to the largest target.
+      trained: Training settings, one per method, target and tried value.  ``noise``
+        chooses the noise for those with ``target_epsilon``; a given
+        ``noise_multiplier`` is that of all samplers.
+      samplers: Samplers of the batches.
+      noise: How a target chooses noise, from ``NOISE_RULES``: ``same`` for all
+        samplers, as the first one needs; each its ``own``, which is proven to suffice;
+        or ``optimistic``, which lower bounds allow but nothing guarantees.
+    """
+
+    batches: tuple[BatchSettings, ...]
+    trained: tuple[TrainSettings, ...]
+    samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
+    noise: tuple[str, ...] = (SAME,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.samplers:
+            check_choice("sampler", name, sampler_registry.names())
+        for rule in self.noise:
+            check_choice("noise", rule, NOISE_RULES)
+        if not (self.samplers and self.batches and self.trained and self.noise):
+            raise InputError(
+                "Expected samplers, batches, methods and noise to compare; got none."
+            )
+        self._check_rules()
+        for each in self.trained:
+            check_seed(each)
+        if len(self.deltas) > 1:
+            raise InputError(
+                f"target_delta={self.deltas[1]!r} differs from {self.deltas[0]!r} of "
+                "another method. Give one delta for all."
+            )
+
+    def _check_rules(self) -> None:
+        """Refuses rules that choose the noise if all of it is given."""
+        given = [e.noise_multiplier for e in self.trained if e.noise_multiplier]
+        targets = [each.target_epsilon for each in self.trained]
+        if self.noise != (SAME,) and given and not any(targets):
+            raise InputError(
+                f"noise={','.join(self.noise)!r} needs a target_epsilon: a given "
+                f"noise_multiplier={given[0]!r} is that of all samplers. Omit --noise, "
+                "or give --epsilon in place of --noise-multiplier."
+            )
+
+    @property
+    def deltas(self) -> list[float]:
+        """The delta of the targets in a list, which is empty without one."""
+        found = [each.target_delta for each in self.trained]
+        return [delta for delta in dict.fromkeys(found) if delta is not None]
+
+    def batches_of(self, sampler: str) -> list[BatchSettings]:
+        """Returns the sampling settings of one sampler, which suit every target."""
+        targets = [each.target_epsilon or 0.0 for each in self.trained]
+        delta = next(iter(self.deltas), None)
+        return [
+            dataclasses.replace(
+                each,
+                sampler=sampler,
+                epsilon=max(each.epsilon, *targets),
+                delta=delta if each.delta is None else each.delta,
+            )
+            for each in self.batches
+        ]
+
+
+def check_seed(training: TrainSettings) -> None:
+    """Refuses a seed, which an experiment chooses, and runs that share no batches.
+
+    Raises:
+      InputError: a seed is given, or the run is one of several declared together.
+    """
+    if training.of_runs != 1:
+        raise InputError(
+            f"Expected of_runs={training.of_runs} to be 1: runs of an experiment share "
+            "batches, and no epsilon covers them together. Omit it."
+        )
+    if training.init_seed:
+        raise InputError(
+            f"init_seed={training.init_seed!r} is set for every run. Omit it."
+        )
