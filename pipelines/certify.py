@@ -46,18 +46,28 @@ from pipelines.inputs.parquet_blocks import list_blocks
 Progress = Callable[[str, int, int], None]
 FILES, STEPS = ("files", "steps")
 
-#: Most memory in bytes that is taken unasked.
-_MOST_MEMORY = 4 << 30
+#: Memory in bytes that is taken unasked, and the most of it, for larger row groups.
+_USUAL_MEMORY, _MOST_MEMORY = 11 << 27, 4 << 30
 #: The limit of a container, in bytes or "max".
 _CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
-def default_memory() -> int:
-    """Returns 4 GiB, or half of what this machine or container has if it is less."""
+def default_memory(resampled: Resampling, num_threads: int) -> int:
+    """Returns 1.375 GiB, or 4 GiB if the row groups of the input need more than that.
+
+    It is at most half of what this machine or container has.
+
+    Args:
+      resampled: What is made again.
+      num_threads: Number of threads that read.
+    """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError):
         limits.append(int(_CONTAINER_LIMIT.read_text()))
-    return min(_MOST_MEMORY, min(limits) // 2)
+    usual, most = (
+        min(each, min(limits) // 2) for each in (_USUAL_MEMORY, _MOST_MEMORY)
+    )
+    return usual if resampled.fitting_steps(usual, num_threads) > 0 else most
 
 
 def certify(
@@ -75,7 +85,7 @@ def certify(
       directory: Folder that ``dpsgd batches`` wrote, local or in a store.
       source: Its ``--input``.
       key_file: File of its key; by default the one in ``directory``.
-      memory_limit: Memory in bytes; by default ``default_memory()``.
+      memory_limit: Memory in bytes; by default ``default_memory``'s.
       progress: Called with ``FILES`` or ``STEPS``, what is done, and the total.
       say: Called with what the comparison costs, before it begins.
 
@@ -86,7 +96,7 @@ def certify(
     resampled = _resampling(directory, manifest, source, key_file)
     num_threads = num_cores()
     if memory_limit is None:
-        memory_limit = default_memory()
+        memory_limit = default_memory(resampled, num_threads)
     num_passes = len(resampled.ranges(memory_limit, num_threads))
     say(
         f"memory: {memory_limit / 2**30:.3g} GiB at most (--memory-limit); passes over "

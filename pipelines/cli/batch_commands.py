@@ -139,7 +139,8 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     type=paths.TEXT_OR_URL,
 )
 @shared_options.memory_limit(
-    "For --resample.  [default: 4GiB, or half of this machine's if it has less than 8]"
+    "For --resample.  [default: 1.4GiB, or 4GiB for large row groups; at most half of "
+    "this machine's]"
 )
 @shared_options.as_json
 def verify(

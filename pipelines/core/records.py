@@ -27,30 +27,33 @@ from pipelines.core.batches.tfrecord import write_record
 
 
 def checksum(
-    rows: np.ndarray, columns: Sequence[Column], *, step: int, part: int, size: int
+    values: Sequence[np.ndarray],
+    columns: Sequence[Column],
+    *,
+    step: int,
+    part: int,
+    size: int,
 ) -> RecordChecksum:
     """Returns the checksum of the record of some rows.
 
     Args:
-      rows: uint8, shape (rows, bytes): the columns of each row, one after the other.
+      values: The cells of each column, as little-endian bytes; rows are the first axis.
       columns: The columns.
       step: Step of the rows.
       part: Number of the record within the step.
       size: Rows of the record, real and padding.
     """
-    padding, start = size - len(rows), 0
+    num_rows = len(values[0])
     weight = np.zeros(size, "<f4")
-    weight[: len(rows)] = 1
+    weight[:num_rows] = 1
     features = {
         "weight": _message(1, _message(1, weight.tobytes())),
         "step": _message(3, _message(1, _varint(step))),
         "part": _message(3, _message(1, _varint(part))),
     }
-    for column in columns:
-        values = rows[:, start : start + column.num_bytes]
-        data = values.tobytes() + bytes(padding * column.num_bytes)
+    for column, cells in zip(columns, values, strict=True):
+        data = cells.tobytes() + bytes((size - num_rows) * column.num_bytes)
         features[column.name] = _message(1, _message(1, data))
-        start += column.num_bytes
     entries = [
         _message(1, _message(1, name.encode()) + _message(2, features[name]))
         for name in sorted(features, key=_place)

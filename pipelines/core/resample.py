@@ -1,8 +1,9 @@
 """Makes the batches of a plan again by a direct loop, and compares them: the reference.
 
     for each range of steps that fits into memory:
-        for each block of rows: choose steps; keep the rows of this range
-        for each step: sort by priority, truncate, pad, encode, digest
+        for each block of rows: choose steps; keep the rows of this range, by column
+        sort the columns by step and priority
+        for each step: truncate, pad, encode, digest
 
 There is no shuffle, no engine and no file: a range is made by reading all rows again.
 It is what a reviewer reads instead of the batch job, whose engines, files, crashes and
@@ -34,7 +35,7 @@ Public: the manifest.  Sensitive: the key, checksums, and everything made of the
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,12 +51,14 @@ from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.choices import Sampler, make_sampler
 from pipelines.core.keys import commitment, derive
 from pipelines.core.rows import Block, DataSet
+from pipelines.core.threads import in_order
 
 #: The version of the format of batches that this module makes.
 FORMAT_VERSION = 2
-#: Memory of the process without rows, and bytes of a kept row beside twice its columns:
-#: its step, its priority, its place in the order, twice.  Measured and rounded up.
-_BASE_BYTES, _KEPT_BYTES = 400 << 20, 64
+#: Memory of the process without rows, and bytes of a kept row beside its columns: its
+#: step, its priority and its place in the order, while they are sorted.  Measured and
+#: rounded up.
+_BASE_BYTES, _KEPT_BYTES = 400 << 20, 48
 #: Copies of a row group, per thread, while it is read, and bytes of a choice.
 _BLOCK_COPIES, _CHOICE_BYTES = 4, 96
 
@@ -90,15 +93,14 @@ class Resampling:
         Raises:
           InputError: too little memory, or rows that cannot be read.
         """
-        blocks, num_done = self.data.blocks, 0
+        num_done = 0
         for steps in self.ranges(memory, num_threads):
             with ThreadPoolExecutor(num_threads) as pool:
-                kept = []
-                for piece in pool.map(self._keep, blocks, [steps] * len(blocks)):
-                    kept.append(piece)
-                    # About half of the work of a range.
-                    progress(num_done + len(steps) * len(kept) // (2 * len(blocks)))
-                made = pool.map(self._checksums, *self._arranged(kept, steps))
+                keep = functools.partial(self._keep, steps=steps)
+                kept = in_order(pool, keep, self.data.blocks, 2 * num_threads)
+                edges, columns = self._arranged(kept, steps, progress)
+                part = functools.partial(self._checksums, columns)
+                made = pool.map(part, steps, edges[:-1], edges[1:])
                 for step, checksums in zip(steps, made, strict=True):
                     yield step, checksums
                     num_done += 1
@@ -116,68 +118,108 @@ class Resampling:
         Raises:
           InputError: too little memory.
         """
-        plan = self.sampler.plan
-        row = row_bytes(self.columns)
-        times_chosen = plan.num_steps * plan.sampling_probability
-        of_block = _BLOCK_COPIES * row + math.ceil(_CHOICE_BYTES * (1 + times_chosen))
-        largest = max(block.num_rows for block in self.data.blocks)
-        of_step = plan.expected_batch_size * (2 * row + _KEPT_BYTES)
-        fitting = (memory - _BASE_BYTES - num_threads * largest * of_block) // of_step
+        num_steps = self.sampler.plan.num_steps
+        fitting = self.fitting_steps(memory, num_threads)
         if fitting < 1:
             raise InputError(
                 f"Expected memory_limit={memory} to suffice for {num_threads} row "
                 "groups and one step. Raise --memory-limit."
             )
-        size = -(-plan.num_steps // -(-plan.num_steps // fitting))
-        starts = range(0, plan.num_steps, size)
-        return [range(start, min(start + size, plan.num_steps)) for start in starts]
+        size = -(-num_steps // -(-num_steps // fitting))
+        starts = range(0, num_steps, size)
+        return [range(start, min(start + size, num_steps)) for start in starts]
 
-    def _keep(self, block: Block, steps: range) -> _Kept:
-        """Returns the step, priority and bytes of each choice in a range of steps."""
+    def fitting_steps(self, memory: int, num_threads: int) -> int:
+        """Returns how many steps fit into memory at a time; none below 1.
+
+        Args:
+          memory: Bytes to use.
+          num_threads: Number of threads that read.
+        """
+        plan, row = self.sampler.plan, row_bytes(self.columns)
+        times_chosen = plan.num_steps * plan.sampling_probability
+        of_block = _BLOCK_COPIES * row + math.ceil(_CHOICE_BYTES * (1 + times_chosen))
+        largest = max(block.num_rows for block in self.data.blocks)
+        longest = max(column.num_bytes for column in self.columns)
+        of_step = plan.expected_batch_size * (row + longest + _KEPT_BYTES)
+        return (memory - _BASE_BYTES - num_threads * largest * of_block) // of_step
+
+    def _keep(self, block: Block, *, steps: range) -> list[np.ndarray]:
+        """Returns step, priority and columns of each choice in a range of steps."""
         row, step, priority = self.sampler.choose(block)
         here = np.flatnonzero((step >= steps.start) & (step < steps.stop))
         if not len(here):
-            nothing = np.empty((0, row_bytes(self.columns)), "u1")
-            return step[here], priority[here], nothing
-        columns = self.data.read(block, self.columns)
-        rows = [np.take(values, row[here], axis=0) for values in columns]
-        return step[here], priority[here], np.concatenate(rows, axis=1)
+            return []
+        columns, rows = self.data.read(block, self.columns), row[here]
+        return [step[here], priority[here], *(_cells(each)[rows] for each in columns)]
 
-    def _arranged(self, kept: list[_Kept], steps: range) -> Iterator[Iterable[Any]]:
-        """Yields the arguments of ``_checksums``: an item of each for every step."""
-        step, priority, rows = map(np.concatenate, zip(*kept, strict=True))
-        kept.clear()
+    def _arranged(
+        self,
+        pieces: Iterable[list[np.ndarray]],
+        steps: range,
+        progress: Callable[[int], None],
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Returns where each step begins or ends, and its rows by priority, as columns.
+
+        Args:
+          pieces: From ``_keep``, of every block.
+          steps: The range of steps.
+          progress: As in ``steps``.
+        """
+        # A bit more than expected: arrays that grow would leave holes in the memory.
+        size, most = 0, int(1.02 * len(steps) * self.sampler.plan.expected_batch_size)
+        kept = [np.empty(most, np.int64), np.empty(most, np.uint64)]
+        for column in self.columns:
+            kept.append(_cells(np.empty((most, column.num_bytes), np.uint8)))
+        for number, piece in enumerate(pieces, start=1):
+            start, size = size, size + (len(piece[0]) if piece else 0)
+            for place, more in enumerate(piece):
+                if size > len(kept[place]):
+                    kept[place] = np.resize(
+                        kept[place], (size * 5 // 4, *more.shape[1:])
+                    )
+                kept[place][start:size] = more
+            # About half of the work of a range.
+            done = len(steps) * number // (2 * len(self.data.blocks))
+            progress(steps.start + done)
+        step, priority = kept[0][:size], kept[1][:size]
+        del kept[:2]
         order = np.lexsort((priority, step))
-        edges = np.searchsorted(step[order], [*steps, steps.stop])
-        yield steps
-        yield itertools.repeat(rows)
-        yield (order[start:end] for start, end in itertools.pairwise(edges))
+        counts = np.bincount(step - steps.start, minlength=len(steps))
+        del step, priority
+        for place in range(len(kept)):  # one after the other, to hold no second copy
+            kept[place] = kept[place][:size][order]
+        return np.append(0, np.cumsum(counts)), kept
 
     def _checksums(
-        self, step: int, rows: np.ndarray, chosen: np.ndarray
+        self, columns: list[np.ndarray], step: int, start: int, end: int
     ) -> list[RecordChecksum]:
         """Returns the checksums of the records of a step.
 
         Args:
+          columns: Columns of rows, by step and priority.
           step: The step.
-          rows: Bytes of rows.
-          chosen: Which of them chose the step, by priority.
+          start: Its first row.
+          end: The row after its last.
         """
         plan, size = self.sampler.plan, self.record_rows
-        chosen = chosen[: plan.truncated_batch_size]
+        if plan.truncated_batch_size is not None:
+            end = min(end, start + plan.truncated_batch_size)
         # A cap fixes the number of records: it must not depend on the rows.
-        most = plan.largest_batch_size or max(1, len(chosen))
+        most = plan.largest_batch_size or max(1, end - start)
         return [
             records.checksum(
-                rows[chosen[start : start + size]], self.columns,
-                step=step, part=start // size, size=size,
+                [each[min(first, end) : min(first + size, end)] for each in columns],
+                self.columns, step=step, part=part, size=size,
             )
-            for start in range(0, most, size)
+            for part, first in enumerate(range(start, start + most, size))
         ]  # fmt: skip
 
 
-#: Parallel arrays: step, priority, bytes of the row.
-_Kept = tuple[np.ndarray, np.ndarray, np.ndarray]
+def _cells(values: np.ndarray) -> np.ndarray:
+    """Returns the cells of a column as items, which NumPy gathers fast."""
+    width = values.shape[1]
+    return values.view(f"V{width}")[:, 0] if width else values
 
 
 def resampling(manifest: Any, key: bytes, data: DataSet) -> Resampling:

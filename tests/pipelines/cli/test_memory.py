@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import certify
+from pipelines.core.resample import Resampling
 from tests.pipelines.conftest import Command
 
 SCHEMA = """\
@@ -59,13 +61,17 @@ def test_too_little_memory_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("machine", "container", "taken"),
-    [(64, "max", 4), (6, None, 3), (64, str(2 << 30), 1)],
-)
+    ("machine", "container", "fitting", "taken"),
+    [
+        (64, "max", True, 1.375), (64, "max", False, 4), (6, None, False, 3),
+        (2, None, True, 1), (64, str(2 << 30), True, 1),
+    ],
+)  # fmt: skip
 def test_making_batches_again_takes_no_more_than_half_of_the_memory(
     machine: int,
     container: str | None,
-    taken: int,
+    fitting: bool,
+    taken: float,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,7 +80,9 @@ def test_making_batches_again_takes_no_more_than_half_of_the_memory(
     monkeypatch.setattr(certify, "_CONTAINER_LIMIT", tmp_path / "memory.max")
     if container is not None:
         (tmp_path / "memory.max").write_text(f"{container}\n")
-    assert certify.default_memory() == taken << 30
+    resampled = mock.create_autospec(Resampling, instance=True)
+    resampled.fitting_steps.return_value = int(fitting)
+    assert certify.default_memory(resampled, 2) == taken * (1 << 30)
 
 
 def test_making_batches_again_says_its_memory_before_it_starts(

