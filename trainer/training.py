@@ -83,7 +83,7 @@ _INTERRUPTIONS = (
 def _files() -> Files:
     return Files(
         create=lambda path, data: storage.create(path, data, mode=0o600),
-        read=lambda path: storage.read_bytes(path, patient=True),
+        read=storage.read_bytes,
         names=storage.names,
         make_folder=storage.make_folder,
         remove=storage.delete,

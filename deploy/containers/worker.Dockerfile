@@ -10,9 +10,9 @@ COPY accounting accounting
 COPY dpsgd dpsgd
 COPY pipelines pipelines
 COPY trainer trainer
-# The lock file's versions; trainer is listed in setup.py, and no worker needs it.
+# The lock file's versions, and gcsfs, which is in none; trainer is listed in setup.py, and no worker needs it.
 RUN sed 's/ *\\$//; /--hash/d' constraints.txt > versions.txt \
-    && pip install --no-cache-dir --constraint versions.txt '.[pipelines,aws]' \
+    && pip install --no-cache-dir --constraint versions.txt '.[pipelines,aws,gcp]' \
     && rm -rf trainer build \
         "$(python -I -c 'import os, trainer; print(os.path.dirname(trainer.__file__))')"
 

@@ -10,8 +10,7 @@ at least 4.1 together: noise of the same steps may be averaged.
 
 Formal guarantees:
   - Of several runs that ask for one folder, also at once, ``take`` gives it to one, for
-    good.  That run may ask again, in any process.  (In a store other than S3, of two
-    that ask within the same seconds each may get it.)
+    good.  That run may ask again, in any process.
   - ``check`` writes nothing, and refuses what ``take`` would refuse now.
   - Where nothing can be written ``take`` refuses nothing, and says so.
   - *not* noticed: a copy that was made before the first run, and batches that were

@@ -29,7 +29,7 @@ from pipelines.core.batches.ranges import RANGE_BYTES
 from pipelines.core.batches.reader import Read, changed
 from pipelines.core.batches.share import ALL, Share
 from pipelines.files.paths import StrPath, is_remote, join
-from pipelines.files.storage import range_reader, size
+from pipelines.files.storage import read_range, size
 
 #: Maximum bytes and number of the ranges that are read ahead.
 _AHEAD_BYTES, _MOST_AHEAD = 64 << 20, 8
@@ -75,7 +75,6 @@ def read_from(directory: StrPath, checksums: Checksums) -> Read:
       directory: Folder of batches, local or in a store.
       checksums: From ``read_checksums``.
     """
-    reader = range_reader(directory)
 
     def read(name: str, start: int, count: int) -> bytes:
         path = join(directory, name)
@@ -87,7 +86,7 @@ def read_from(directory: StrPath, checksums: Checksums) -> Read:
                 checksums.files[name].size,
             ):
                 raise changed(path)
-            return reader(path, start, count)
+            return read_range(path, start, count)
         except OSError as error:
             raise _unreadable(path, error) from None
 

@@ -20,7 +20,6 @@ from pipelines.cli.console import show
 from pipelines.cli.engine import similar_option
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
-from pipelines.files import storage
 from pipelines.files.paths import absolute
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
@@ -195,14 +194,13 @@ def run(
       InputError: before any work, for anything that the user can fix.
     """
     options = beam_options(arguments)
-    storage.use_options(options)
+    runner = poisson_batching.runner_of(options)
     check_outside(source, out, MANIFEST_NAME)
     dataset = list_blocks(source)
     plan = settings.plan(dataset.num_examples)
     shared_options.warn(settings.delta, plan.num_examples)
     layout = make_layout(plan, dataset, settings.physical_batch_size)
     cost = estimate(layout)
-    runner = poisson_batching.runner_of(options)
     local = runner == poisson_batching.LOCAL
     poisson_batching.spill_place(absolute(out), job["scratch"], local)  # may refuse it
     shuffle = poisson_batching.choose_shuffle(job["shuffle"], runner)

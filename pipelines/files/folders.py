@@ -1,15 +1,16 @@
-"""Folders that a user names: usable and private, or refused."""
+"""Folders that a user names: usable, private, free to be made, or refused."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import pathlib
+from collections.abc import Iterator, Sequence
 
 from accounting.core.validation import InputError
 from pipelines.core.files import local_files
+from pipelines.files import storage
 from pipelines.files.paths import SCHEME, WILDCARDS, StrPath, absolute, is_remote
-from pipelines.files.storage import check_client, make_folder
 
 
 def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> None:
@@ -23,9 +24,7 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
     Raises:
       InputError, OSError: as `local_files.make_private_folder`.
     """
-    if is_remote(path):
-        make_folder(path)
-    else:
+    if not is_remote(path):
         local_files.make_private_folder(path, follow=follow, remedy=remedy)
 
 
@@ -41,9 +40,12 @@ def usable_folder(path: StrPath, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
+        remedy = "Choose another."
+        if is_remote(path):
+            remedy = "Check its bucket, rights, credentials and endpoint."
         raise InputError(
             f"Expected {option} {path} to be a folder that can be used: {reason}. "
-            "Choose another."
+            f"{remedy}"
         ) from None
 
 
@@ -56,17 +58,55 @@ def check_folder(path: StrPath, option: str) -> None:
 
     Raises:
       InputError: it is below a file, its name is too long, or there is no access; in a
-        store, it has wildcards, or no name after the bucket's.
+        store, it has wildcards, or no name after the bucket's, or does not answer.
     """
-    if not is_remote(path):
-        with usable_folder(path, option), contextlib.suppress(FileNotFoundError):
-            os.stat(path)
-        return
     text = absolute(path)
-    place = text.split(SCHEME, 1)[1]
-    if "/" not in place or any(character in text for character in WILDCARDS):
+    place = text.rpartition(SCHEME)[2]
+    if is_remote(path) and ("/" not in place or set(WILDCARDS) & set(text)):
         raise InputError(
             f"Expected {option} {text} to name a folder in a bucket, without any of "
             f"{' '.join(WILDCARDS)}."
         )
-    check_client(text)
+    with usable_folder(path, option), contextlib.suppress(FileNotFoundError):
+        storage.size(path)
+
+
+def is_free(path: pathlib.Path) -> bool:
+    """Whether there is nothing at a path, or an empty folder."""
+    try:
+        return not os.path.lexists(path) or not any(path.iterdir())
+    except OSError:
+        return False
+
+
+def refuse_used(path: pathlib.Path) -> None:
+    """Refuses, by an InputError, a path with anything but an empty folder.
+
+    Nor can a mount point be replaced at the end of the work.
+    """
+    if not is_free(path) or os.path.ismount(os.path.realpath(path)):
+        raise InputError(
+            f"Expected --out {path} to be a new or an empty folder, and no mount "
+            "point. Choose another, or remove it."
+        )
+
+
+def make_parents(path: pathlib.Path, made: list[pathlib.Path]) -> None:
+    """Makes the folders above a path, and appends those that were missing.
+
+    Args:
+      path: The path.
+      made: List to append to, also if an OSError is raised.
+    """
+    for parent in reversed(path.parents):
+        if not parent.exists():
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                parent.mkdir()
+                made.append(parent)
+
+
+def remove_empty(folders: Sequence[pathlib.Path]) -> None:
+    """Removes those of the folders that are there and empty, the deepest first."""
+    for folder in sorted(folders, key=lambda path: -len(path.parts)):
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -8,11 +8,14 @@ Sensitive: keys; no message holds them.
 
 from __future__ import annotations
 
+import errno
+
+from accounting.core.validation import InputError
 from pipelines.core.files import key_files
 from pipelines.core.files.key_files import create_key_file as create_key_file
 from pipelines.core.keys import derive
 from pipelines.files.paths import StrPath, is_remote
-from pipelines.files.storage import read_bytes, read_secret
+from pipelines.files.storage import read_bytes
 
 #: Prefix of keys in Google's Secret Manager, before
 #: projects/NAME/secrets/NAME/versions/NUMBER.
@@ -24,10 +27,26 @@ def insecure_key(seed: int) -> bytes:
     return derive(b"insecure", "seed", seed)
 
 
+def _managed(version: str) -> bytes:
+    """Returns a version of a secret of Google's Secret Manager."""
+    try:
+        from google.cloud import secretmanager
+    except ImportError:
+        raise InputError(
+            f"Expected a client for {SECRET_MANAGER}{version}: pip install "
+            "google-cloud-secret-manager."
+        ) from None
+    try:
+        client = secretmanager.SecretManagerServiceClient()
+        return client.access_secret_version(request={"name": version}).payload.data
+    except Exception as error:  # its message may quote a token
+        raise OSError(errno.EACCES, type(error).__name__, version) from None
+
+
 def _text(location: str) -> bytes:
     """Returns the text at ``location``; refuses a local file that others can read."""
     if location.startswith(SECRET_MANAGER):
-        return read_secret(location.removeprefix(SECRET_MANAGER))
+        return _managed(location.removeprefix(SECRET_MANAGER))
     if is_remote(location):
         return read_bytes(location)
     return key_files.private_text(location)

@@ -18,7 +18,7 @@ from typing import cast
 
 from accounting.core.validation import InputError, check_local
 from pipelines.core.files.local_files import names_full_disk
-from pipelines.files.locks import lock_file
+from pipelines.core.files.locks import lock_file
 
 
 def check_new(

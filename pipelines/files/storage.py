@@ -1,140 +1,99 @@
-"""Files of this machine and of every store that Beam knows, through one interface.
+"""Files of this machine and of object stores, through one interface.
 
-A path with a scheme (``s3://``, ``gs://``, ``hdfs://``) is passed to ``stores``.  Any
-other path is local or mounted, and needs no Beam.
+A path with a scheme (``s3://``, ``gs://``) is passed to ``stores``.  Any other path is
+local or mounted, and needs no client.
 
 Formal guarantees:
   - A file of ``new_file`` and ``write_atomically`` is visible under its final name
-    complete or not at all.  Where the file system has folders, a temporary file is
-    renamed; on this machine it is flushed to the disk first, unless ``flush`` is False.
-    In an object store an object appears when its writing ends.  In S3 an object whose
-    writing failed never appears; in other stores it is removed.
-  - An error holds only the path, the operation and the type of the failure: messages of
-    a store's client may quote addresses and credentials.
+    complete or not at all.  On this machine a temporary file is flushed to the disk,
+    unless ``flush`` is False, and renamed.  In a store nothing is renamed.
+  - An error of a store holds only the path and the type of the failure.
+
+Every function raises an OSError where there is no room, no access, or no answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import logging
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from pipelines.core.files import local_files
-from pipelines.core.files.local_files import drop_from_cache as drop_from_cache
-from pipelines.files.paths import StrPath, is_remote
-
-if TYPE_CHECKING:
-    from apache_beam.options.pipeline_options import PipelineOptions
+from pipelines.files.paths import SCHEME, StrPath, absolute, is_remote
 
 
-@functools.cache
 def _stores() -> Any:
-    """Returns the module for stores, which loads Beam: at the first path of a store."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # Beam warns of each cloud without a client
-    try:
-        from pipelines.files import stores
-    finally:
-        logging.disable(before)
+    """Returns the module for stores, whose clients take half a second to load."""
+    from pipelines.files import stores
+
     return stores
 
 
-def use_options(options: PipelineOptions) -> None:
-    """Lets the stores use Beam's ``options``, such as ``--s3_endpoint_url``."""
-    _stores().use_options(options)
+def _ask(path: StrPath, operation: Callable[[Any], Any]) -> Any:
+    """Returns what the file system of a store answers; see ``stores.ask``."""
+    return _stores().ask(os.fspath(path), operation)
 
 
-def check_client(path: str) -> None:
-    """Refuses the path of a store whose client is not installed, by an InputError."""
-    _stores().file_system(path)
+def _info(path: StrPath) -> dict[str, Any] | None:
+    try:
+        return _ask(path, lambda files: files.info(path))
+    except FileNotFoundError:
+        return None
 
 
-def read_secret(version: str) -> bytes:
-    """Returns a version of a secret of Google's Secret Manager.  Sensitive.
+def _entries(folder: StrPath) -> list[dict[str, Any]]:
+    root = absolute(folder)
+    try:
+        return _ask(root, lambda files: files.ls(root, detail=True))
+    except FileNotFoundError:
+        return []
 
-    Raises:
-      OSError: no such secret, no access, or no client.
-    """
-    return _stores().read_secret(version)
+
+def _name(entry: dict[str, Any]) -> str:
+    return entry["name"].rstrip("/").rpartition("/")[2]
 
 
 def open_file(path: StrPath) -> IO[bytes]:
-    """Returns ``path`` open for reading, with ``seek``.
-
-    Raises:
-      OSError: missing, or no access.
-    """
-    return _stores().open_file(os.fspath(path)) if is_remote(path) else open(path, "rb")
-
-
-def _plain_errors(path: StrPath) -> AbstractContextManager[None]:
-    """Makes errors of a store quote only the path, as those of the system do."""
-    return (
-        _stores().plain_errors(os.fspath(path))
-        if is_remote(path)
-        else contextlib.nullcontext()
-    )
-
-
-def read_bytes(path: StrPath, *, patient: bool = False) -> bytes:
-    """Returns the contents of a file; raises as ``open_file`` does.
-
-    Args:
-      path: Path of the file.
-      patient: Whether a store that fails is asked again for about a minute.
-    """
+    """Returns ``path`` open for reading, with ``seek``."""
     if is_remote(path):
-        return _stores().read_bytes(os.fspath(path), patient=patient)
-    with open_file(path) as file:
+        return _stores().open_object(os.fspath(path))
+    return open(path, "rb")
+
+
+def read_bytes(path: StrPath) -> bytes:
+    """Returns the contents of a file."""
+    if is_remote(path):
+        return _ask(path, lambda files: files.cat_file(path))
+    with open(path, "rb") as file:
         return file.read()
 
 
-@contextlib.contextmanager
-def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
-    """Yields a function of (start, size) that reads exactly those bytes of a file.
+def read_range(path: StrPath, start: int, size: int) -> bytes:
+    """Returns exactly some bytes of a file; from a store by one request.
 
-    From ``gs://`` Beam fetches at least 16 MiB.
+    Args:
+      path: Path of the file.
+      start: First byte.
+      size: Number of bytes.
 
     Raises:
-      OSError: missing, no access, or too short.
+      OSError: as all here, or the file is too short.
     """
-
-    def read(start: int, size: int) -> bytes:
-        with _plain_errors(path):
-            raw.seek(start)
-            parts, left = [], size
-            while left and (part := raw.read(left)):  # it may return less
-                parts.append(part)
-                left -= len(part)
-        if left:
-            reason = f"{left} bytes are missing at {start}"
-            raise OSError(errno.EIO, reason, os.fspath(path))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    with open_file(path) as file:
-        raw: Any = getattr(file, "raw", file)  # Beam's and Python's buffers read ahead
-        yield read
-
-
-def range_reader(folder: StrPath) -> Callable[[str, int, int], bytes]:
-    """Returns a thread-safe function of (path, start, size) for files of a folder.
-
-    For a store it keeps the connections, and retries for about a minute, unless the
-    store refused access.  It raises an OSError, as ``slices`` does.
-    """
-    return _stores().range_reader(os.fspath(folder)) if is_remote(folder) else _range
-
-
-def _range(path: str, start: int, size: int) -> bytes:
-    with slices(path) as read:
-        return read(start, size)
+    if is_remote(path):
+        data = _stores().read_range(os.fspath(path), start, size)
+    else:
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read(size)
+    if len(data) != size:
+        reason = f"{size - len(data)} bytes are missing at {start}"
+        raise OSError(errno.EIO, reason, os.fspath(path))
+    return data
 
 
 def new_file(
@@ -147,13 +106,65 @@ def new_file(
       mode: Permissions on this machine; a store has its own access rules.
       flush: Whether the file must survive a loss of power.
       cached: Whether the page cache may keep the file once it is flushed.
-
-    Raises:
-      OSError: no room, no access, or no folder.
     """
     if is_remote(path):
-        return _stores().new_file(os.fspath(path))
+        return _stores().new_object(os.fspath(path))
     return local_files.new_file(os.fspath(path), mode=mode, flush=flush, cached=cached)
+
+
+def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
+    """Writes a whole file; other arguments as for ``new_file``.
+
+    Args:
+      data: Contents of the file.
+    """
+    if is_remote(path):
+        _ask(path, lambda files: files.pipe_file(path, bytes(data)))
+    else:
+        local_files.write_atomically(path, data, mode=mode)
+
+
+def create(path: StrPath, data: bytes, *, mode: int = 0o644) -> bool:
+    """Writes a whole file unless there is one; returns whether it did.
+
+    Of several that create one file at once, one does, and the others return False.  On
+    this machine the file then survives a loss of power.  A store whose answer was lost
+    is asked again, and may return False though the file is this one.
+
+    Args:
+      path: Path in an existing folder.
+      data: Contents of the file.
+      mode: Permissions on this machine.
+
+    Raises:
+      OSError: as all here, or a file system without hard links.
+    """
+    if is_remote(path):
+        try:
+            _ask(path, lambda files: files.pipe_file(path, bytes(data), mode="create"))
+        except FileExistsError:
+            return False
+        return True
+    whole = local_files.hidden_path(os.fspath(path))
+    write_atomically(whole, data, mode=mode)
+    try:
+        os.link(whole, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(whole)
+    flush_to_disk(os.path.dirname(os.path.abspath(path)))
+    return True
+
+
+def copy_to_store(source: StrPath, path: str) -> None:
+    """Copies a file of this machine to the ``path`` of a store.
+
+    Args:
+      source: Path of the file on this machine.
+      path: Its path in the store.
+    """
+    _ask(path, lambda files: files.put_file(source, path))
 
 
 def flush_to_disk(path: StrPath) -> None:
@@ -174,74 +185,16 @@ def boot_id() -> str:
         return uuid.uuid4().hex
 
 
-def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes a whole file; other arguments, and errors, as for ``new_file``.
-
-    Args:
-      data: Contents of the file.
-    """
-    with new_file(path, mode=mode) as write:
-        write(data)
-
-
-def create(path: StrPath, data: bytes, *, mode: int = 0o644) -> bool:
-    """Writes a whole file unless there is one; returns whether it did.
-
-    Of several that create one file at once, one does, and the others return False; in a
-    store other than S3 several may, of which the last one's file stays.  On this
-    machine the file then survives a loss of power.  A store that fails is asked again
-    for about a minute: where its first answer was lost, it may return False though the
-    file is this one.
-
-    Args:
-      path: Path in an existing folder.
-      data: Contents of the file.
-      mode: Permissions on this machine.
-
-    Raises:
-      OSError: as ``new_file``, or a file system without hard links.
-    """
-    if is_remote(path):
-        return _stores().create(os.fspath(path), data)
-    whole = local_files.hidden_path(os.fspath(path))
-    write_atomically(whole, data, mode=mode)
-    try:
-        os.link(whole, path)
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(whole)
-    flush_to_disk(os.path.dirname(os.path.abspath(path)))
-    return True
-
-
-def copy_to_store(source: StrPath, path: str) -> None:
-    """Copies a file of this machine to the ``path`` of a store.
-
-    A store that fails is asked again for about a minute, unless it refused access.
-
-    Args:
-      source: Path of the file on this machine.
-      path: Its path in the store; in a store with folders, in an existing one.
-
-    Raises:
-      OSError: ``source`` cannot be read, or the store failed or refused access.
-    """
-    _stores().copy_to_store(os.fspath(source), path)
-
-
 def exists(path: StrPath) -> bool:
     """Whether there is a file at ``path``, or a local folder."""
-    return (
-        _stores().exists(os.fspath(path)) if is_remote(path) else os.path.lexists(path)
-    )
+    return size(path) is not None if is_remote(path) else os.path.lexists(path)
 
 
 def is_folder(path: StrPath) -> bool:
-    """Whether ``path`` is a folder; in an object store, whether it is not an object."""
-    return (
-        _stores().is_folder(os.fspath(path)) if is_remote(path) else os.path.isdir(path)
-    )
+    """Whether ``path`` is a folder; in a store, whether it is not an object."""
+    if is_remote(path):
+        return os.fspath(path).endswith("/") or not exists(path)
+    return os.path.isdir(path)
 
 
 def walk(
@@ -251,15 +204,20 @@ def walk(
 
     Args:
       folder: Local folder, where links are followed, or one in a store.
-      enter: Path of a folder, in parts -> whether to enter it.  An object store has no
-        folders and is listed as a whole.
+      enter: Path of a folder, in parts -> whether to enter it.  A store has no folders
+        and is listed as a whole.
 
     Raises:
-      OSError: a folder cannot be listed, or is a link to one that it is in.
+      OSError: as all here, or a folder is a link to one that it is in.
     """
-    if is_remote(folder):
-        return _stores().walk(os.fspath(folder), enter)
-    return _walk_here(os.fspath(folder) or ".", (), enter, ())
+    if not is_remote(folder):
+        yield from _walk_here(os.fspath(folder) or ".", (), enter, ())
+        return
+    root = absolute(folder)
+    start = len(root.split(SCHEME)[1]) + 1
+    for path in _ask(root, lambda files: files.find(root)):
+        if not path.endswith("/"):  # as some tools mark a folder
+            yield tuple(path[start:].split("/"))
 
 
 _Id = tuple[int, int]
@@ -289,7 +247,7 @@ def _walk_here(
 def names(folder: StrPath) -> set[str]:
     """Returns the names directly in a folder; empty if there is no folder."""
     if is_remote(folder):
-        return _stores().names(os.fspath(folder))
+        return set(map(_name, _entries(folder)))
     try:
         return set(os.listdir(folder))
     except FileNotFoundError:
@@ -297,60 +255,54 @@ def names(folder: StrPath) -> set[str]:
 
 
 def sizes(folder: StrPath) -> dict[str, int]:
-    """Returns name -> bytes of the files directly in a folder; empty if there is none.
-
-    Hadoop lists folders too, with 0 bytes.
-    """
+    """Returns name -> bytes of the files directly in a folder; empty without one."""
     if is_remote(folder):
-        return _stores().sizes(os.fspath(folder))
-    found = {}
+        found = [one for one in _entries(folder) if one["type"] == "file"]
+        return {_name(one): one["size"] for one in found}
+    files = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             # A worker may have removed a temporary file since.
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file():
-                    found[entry.name] = entry.stat().st_size
-    return found
+                    files[entry.name] = entry.stat().st_size
+    return files
 
 
 def size(path: StrPath) -> int | None:
     """Returns the bytes of a file, or None if there is none."""
+    if is_remote(path):
+        entry = _info(path)
+        return entry["size"] if entry and entry["type"] == "file" else None
     try:
-        return (
-            _stores().size(os.fspath(path))
-            if is_remote(path)
-            else os.stat(path).st_size
-        )
+        return os.stat(path).st_size
     except FileNotFoundError:
         return None
 
 
-def make_folder(path: StrPath) -> bool:
+def make_folder(path: StrPath) -> None:
     """Makes a folder that only its owner may enter, if there is none.
 
-    Returns:
-      Whether it was made; False in an object store, which has no folders.
+    A store has no folders.
     """
-    if is_remote(path):
-        return _stores().make_folder(os.fspath(path))
-    return local_files.make_folder(path)
+    if not is_remote(path):
+        local_files.make_folder(path)
 
 
 def delete(path: StrPath) -> None:
     """Removes a file, if there is one."""
-    if is_remote(path):
-        _stores().delete(os.fspath(path))
-        return
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        if is_remote(path):
+            _ask(path, lambda files: files.rm_file(path))
+        else:
+            os.unlink(path)
 
 
 def delete_folder(path: StrPath) -> None:
-    """Removes a folder with its contents, if there is one.
-
-    In S3 also the unfinished uploads of killed writers, if the bucket's rules allow it.
-    """
-    if is_remote(path):
-        _stores().delete_folder(os.fspath(path))
-    else:
+    """Removes a folder with its contents, if there is one."""
+    if not is_remote(path):
         shutil.rmtree(path, ignore_errors=True)
+        return
+    root = absolute(path)
+    with contextlib.suppress(FileNotFoundError):
+        _ask(root, lambda files: files.rm(root, recursive=True))

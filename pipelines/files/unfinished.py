@@ -34,14 +34,14 @@ from typing import Any, NoReturn
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, check_local
-from pipelines.files.folders import make_private_folder, usable_folder
-from pipelines.files.locks import LOCK_NAME, in_use, locked
-from pipelines.files.output_folder import (
+from pipelines.core.files.locks import LOCK_NAME, in_use, locked
+from pipelines.files.folders import (
     is_free,
     make_parents,
-    real_path,
+    make_private_folder,
     refuse_used,
     remove_empty,
+    usable_folder,
 )
 from pipelines.files.stopping import on_signals
 from pipelines.files.storage import flush_to_disk, write_atomically
@@ -212,7 +212,7 @@ class Unfinished:
 
 
 def _at(out: str | os.PathLike[str]) -> Unfinished:
-    final = real_path(out)
+    final = pathlib.Path(os.path.realpath(out))
     work = final.parent / f"{final.name}.unfinished"
     return Unfinished(pathlib.Path(out), final, work)
 

@@ -124,8 +124,10 @@ def check_outside(pattern: str, out: str, *names: str) -> None:
     Raises:
       InputError: the pattern stands for that file.
     """
+    if is_remote(pattern) or is_remote(out):
+        return
     query = _query(pattern, "", "--input")
-    if is_remote(query.root) or is_remote(out) or not query.parts:
+    if not query.parts:
         return
     root, file = (os.path.realpath(path) for path in (query.root or ".", out))
     below = os.path.relpath(os.path.join(file, *names), root).split(os.sep)

@@ -4,14 +4,13 @@
     OUT/private/files/       checksums of finished files, until the manifest is written
     OUT/private/spill/       the shuffle, until then, unless it is elsewhere
     OUT/private/boundaries   of a shuffle, the ranks that start its steps, until then
-    OUT/private/lock         locked by the process that writes; see ``locks``
+    OUT/private/lock         on this machine, locked by the process that writes
 
 Formal guarantees:
   - Existing output is never replaced: a folder that is neither empty nor the unfinished
     state of the same job (version, plan, layout, input, key) is refused.
   - On this machine two jobs never write one folder at a time.  A store has no locks:
-    there the job that began last wins, and any other ends with an error.  Both write
-    the same bytes.
+    whoever starts jobs lets one at a time write to a folder there.
   - A manifest is written only when every file is there.
   - On this machine only this user may enter the folder or read a batch, even if the
     folder existed before; otherwise the job is refused before any work.
@@ -26,7 +25,6 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,9 +40,10 @@ from pipelines.batches.folder import (
     write_manifest,
 )
 from pipelines.core.batches.manifest import FORMAT_VERSION, FileChecksum, Manifest
+from pipelines.core.files import locks
 from pipelines.core.keys import commitment, derive
 from pipelines.core.users.bounded import KEY_LABEL
-from pipelines.files import folders, locks, storage
+from pipelines.files import folders, storage
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.key_files import read_key_file, read_or_create_key_file
 from pipelines.files.paths import StrPath, is_remote, join
@@ -94,23 +93,12 @@ def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum |
     return checksum if checksum.size == size else None
 
 
-@contextlib.contextmanager
-def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
-    """Locks an open job, until the context or the process ends.
-
-    Yields:
-      A function to call right before the job is finished.  It raises an InputError if
-      the lock was lost: in a store the job that began last has it.
+def lock_job(out: StrPath) -> AbstractContextManager[None]:
+    """Locks a job of this machine, until the context or the process ends.
 
     Raises:
       InputError: another job has the lock.
     """
-    with _locked(out):
-        yield locks.claim(join(out, PRIVATE_NAME), out)
-
-
-def _locked(out: StrPath) -> AbstractContextManager[None]:
-    """Locks a folder of this machine; a store has no locks."""
     if is_remote(out):
         return contextlib.nullcontext()
     return locks.locked(join(out, PRIVATE_NAME), out)
@@ -232,7 +220,7 @@ def open_job(
     check_out(out)
     key = None if key_file is None else read_or_create_key_file(key_file)
     _make_folders(out)
-    with _locked(out):
+    with lock_job(out):
         begun = storage.exists(join(out, PRIVATE_NAME, JOB_NAME))
         if not begun:
             _refuse_finished(out)  # by another job in the meantime

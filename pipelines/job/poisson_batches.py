@@ -122,8 +122,7 @@ class PoissonBatches(beam.PTransform):
           InputError: the pipeline did not write every file.
         """
         _, batches_id = self._open()
-        with lock_job(self._out) as check_lock:
-            check_lock()
+        with lock_job(self._out):
             return finish_job(self._out, self._layout, self._dataset, batches_id)
 
     def _open(self) -> tuple[str, str]:

@@ -28,7 +28,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
-from pipelines.files import folders, locks, storage
+from pipelines.core.files import locks
+from pipelines.files import folders, storage
 from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
@@ -63,12 +64,19 @@ _SECONDS, _REMOTE_SECONDS = 1.0, 15.0
 
 
 def runner_of(options: PipelineOptions) -> str:
-    """Returns the name of the runner; refuses options with which it loses data.
+    """Returns the name of the runner; refuses options that would be misunderstood.
 
     Raises:
-      InputError: no such runner, or several workers of the local one.
+      InputError: no such runner, several workers of the local one, or an option of
+        Beam's client for S3, which is not used.
     """
     values = options.get_all_options()
+    if of_s3 := [n for n in options.get_all_options(drop_default=True) if "s3_" in n]:
+        raise InputError(
+            f"Expected no --{of_s3[0]}: every process finds its stores by its "
+            "environment. Set AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on, also for "
+            "the workers of an engine."
+        )
     runner = values.get("runner")
     try:
         # Beam knows a runner by several names.
@@ -122,7 +130,6 @@ def write_batches(
       InputError: before any work, for anything that the user can fix.
     """
     options = options or PipelineOptions([])  # not those of this process
-    storage.use_options(options)
     root, key = absolute(out), None if key_file is None else absolute(key_file)
     try:
         local = (runner := runner_of(options)) == LOCAL
@@ -134,7 +141,7 @@ def write_batches(
         key_path, batches_id = open_job(root, layout, dataset, key)
         folder = _spill_folder(root, place, batches_id)
         fan_in = None if local else choose_fan_in(layout, dataset)
-        with lock_job(root) as check_lock:
+        with lock_job(root):
             if pending := pending_groups(root, layout):
                 secrets = _secrets(
                     layout, dataset, root, key_path,
@@ -148,12 +155,7 @@ def write_batches(
                         layout, root, secrets, dataset=dataset,
                         groups=pending, spill=spill,
                     )  # fmt: skip
-                    try:
-                        _run_pipeline(write, options, local)
-                    except InputError:
-                        check_lock()  # a new owner of the job may have removed files
-                        raise
-            check_lock()
+                    _run_pipeline(write, options, local)
             return finish_job(root, layout, dataset, batches_id, folder)
     except OSError as error:
         raise storage_error(error) from error

@@ -14,7 +14,6 @@ of a whole bundle, which is a worker's share of the data.
 
 Formal guarantees:
   - A file under its final name is complete; a resumed job reads it, not the blocks.
-    The unfinished object of a failed writer in a store is not used.
   - ``read_slice`` and ``SliceReader`` return exactly the bytes that were written.
   - In a store a slice is one request, once the index of its file has been read.
 
@@ -29,7 +28,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pipelines.files.paths import StrPath, is_remote, join
-from pipelines.files.storage import new_file, range_reader, size, slices
+from pipelines.files.storage import new_file, read_range, size
 from pipelines.job.fan_in import ONE_BY_ONE, FanIn
 
 _OFFSET = np.dtype("<i8")
@@ -104,10 +103,9 @@ def is_written(path: StrPath) -> bool:
     found = size(path)
     if not found:
         return False
-    with slices(path) as read:
-        (index_bytes,) = np.frombuffer(read(0, _OFFSET.itemsize), _OFFSET)
-        last = read(int(index_bytes) - _OFFSET.itemsize, _OFFSET.itemsize)
-        return np.frombuffer(last, _OFFSET).item() == found
+    (index_bytes,) = np.frombuffer(read_range(path, 0, _OFFSET.itemsize), _OFFSET)
+    last = read_range(path, int(index_bytes) - _OFFSET.itemsize, _OFFSET.itemsize)
+    return np.frombuffer(last, _OFFSET).item() == found
 
 
 def read_slice(path: StrPath, number: int) -> bytes:
@@ -120,14 +118,13 @@ def read_slice(path: StrPath, number: int) -> bytes:
     Raises:
       OSError: the file is missing or too short.
     """
-    with slices(path) as read:
-        edges = read(number * _OFFSET.itemsize, 2 * _OFFSET.itemsize)
-        start, end = np.frombuffer(edges, _OFFSET).tolist()
-        return read(start, end - start)
+    edges = read_range(path, number * _OFFSET.itemsize, 2 * _OFFSET.itemsize)
+    start, end = np.frombuffer(edges, _OFFSET).tolist()
+    return read_range(path, start, end - start)
 
 
 class SliceReader:
-    """Reads slices; from a store over kept connections, and each index once.
+    """Reads slices; from a store each index once.
 
     It is thread-safe.
 
@@ -137,16 +134,16 @@ class SliceReader:
     """
 
     def __init__(self, folder: StrPath, num_slices: int) -> None:
-        self._read = range_reader(folder) if is_remote(folder) else None
+        self._is_remote = is_remote(folder)
         self._index_bytes = (num_slices + 1) * _OFFSET.itemsize
         self._edges: dict[str, np.ndarray] = {}
 
     def read(self, path: str, number: int) -> bytes:
         """Returns a slice of a file in the folder: see ``read_slice``."""
-        if self._read is None:
+        if not self._is_remote:
             return read_slice(path, number)
         if path not in self._edges:
-            index = self._read(path, 0, self._index_bytes)
+            index = read_range(path, 0, self._index_bytes)
             self._edges[path] = np.frombuffer(index, _OFFSET)
         start, end = self._edges[path][number : number + 2].tolist()
-        return self._read(path, start, end - start) if end > start else b""
+        return read_range(path, start, end - start)

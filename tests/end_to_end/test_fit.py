@@ -25,7 +25,7 @@ from dpsgd import fit_stages, rehearsal
 from dpsgd.command_line import cli
 from dpsgd.fit import _check_runs
 from pipelines.batches.folder import read_manifest
-from pipelines.files.locks import locked
+from pipelines.core.files.locks import locked
 from tests.warm_processes import warm_python
 from trainer.cli.releases.tune_commands import candidates_of
 

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import uuid
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,7 +38,6 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.tables.synthetic import SynthOptions, write_synth
-from tests.pipelines.memory_stores import STORES
 from tests.warm_processes import warm_python
 
 
@@ -145,16 +143,6 @@ def finished(
 def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
     """A copy of ``finished``, to be damaged."""
     return pathlib.Path(shutil.copytree(finished, tmp_path / "batches"))
-
-
-def new_place(scheme: str) -> str:
-    return f"{scheme}://host/{uuid.uuid4().hex}/o"
-
-
-@pytest.fixture(params=STORES)
-def memory_place(request: pytest.FixtureRequest) -> str:
-    """A new folder in a store in memory, not made yet."""
-    return new_place(request.param)
 
 
 def contents(folder: StrPath) -> dict[str, bytes]:

@@ -68,9 +68,9 @@ from accounting.core.validation import InputError, check_float
 from accounting.core.versioned_json import header
 from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.files.locks import locked
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.json_files import read_json
-from pipelines.files.locks import locked
 from pipelines.inputs.parquet_blocks import list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from trainer.core.run import run_record

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
+from pipelines.core.files.locks import LOCK_NAME
 from pipelines.files import storage
 from pipelines.files.folders import check_folder, usable_folder
-from pipelines.files.locks import LOCK_NAME
 from pipelines.files.paths import is_remote, join
 from trainer.core.run.checkpoints import FOLDER_NAME, MAY_GO_ON_NAME
 from trainer.core.run.run_record import RECORD_NAME, RUN_ID_NAME
@@ -79,7 +79,7 @@ def _is_kept(path: tuple[str, ...]) -> bool:
 
 def _fetch(source: str, path: pathlib.Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data = storage.read_bytes(source, patient=True)
+    data = storage.read_bytes(source)
     storage.write_atomically(path, data, mode=0o600)
 
 
@@ -128,7 +128,7 @@ class StoredRun:
         with self.plain_errors():
             storage.make_folder(place.rpartition("/")[0])
             storage.create(place, ours, mode=0o600)
-            if storage.read_bytes(place, patient=True) != ours:
+            if storage.read_bytes(place) != ours:
                 raise StoreError(
                     f"Expected {self._store} to be of this run alone; another run has "
                     "written to it. Choose another --out."

@@ -31,7 +31,7 @@ from pipelines.job.spill import SliceReader, Spill, is_written, part_path, spill
 from pipelines.job.steps.bundles import BundleFn, check_delivery
 from pipelines.job.steps.map_step import write_packed
 
-#: Number of slices that a worker requests from a store at once; S3's client keeps ten
+#: Number of slices that a worker requests from a store at once; s3fs keeps ten
 #: connections.
 _REQUESTS = 8
 

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import pathlib
-import uuid
 from typing import Any
 
 import pytest
@@ -15,21 +14,16 @@ from accounting.core.validation import InputError
 from pipelines.batches import first_use
 from pipelines.files import storage
 from tests.at_once import at_once
-from tests.pipelines.memory_stores import STORES
 
 A_RUN, ANOTHER = "a" * 32, "b" * 32
 REFUSED = "run begun in /runs/one has used them.*batches.*--batches-used-before"
 
 
-@pytest.fixture(params=["here", *STORES, "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+@pytest.fixture
+def place(here_or_s3: str) -> str:
     """A folder of batches, here or in a store."""
-    name = uuid.uuid4().hex
-    root = {"here": os.fspath(tmp_path)}.get(request.param, f"{request.param}://host")
-    if request.param == "s3":
-        root = request.getfixturevalue("s3_bucket")
-    storage.make_folder(f"{root}/{name}/private")
-    return f"{root}/{name}"
+    storage.make_folder(f"{here_or_s3}/private")
+    return here_or_s3
 
 
 def test_the_first_run_takes_a_folder_and_others_are_refused(place: str) -> None:

@@ -59,19 +59,14 @@ def test_a_worker_reads_its_share_of_the_bytes(
     batches: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_read = 0
-    range_reader = reader.range_reader
+    read = reader.read_range
 
-    def counting(folder: StrPath) -> Callable[[str, int, int], bytes]:
-        read = range_reader(folder)
+    def counting(path: StrPath, start: int, size: int) -> bytes:
+        nonlocal num_read
+        num_read += size
+        return read(path, start, size)
 
-        def counted(path: str, start: int, size: int) -> bytes:
-            nonlocal num_read
-            num_read += size
-            return read(path, start, size)
-
-        return counted
-
-    monkeypatch.setattr(reader, "range_reader", counting)
+    monkeypatch.setattr(reader, "read_range", counting)
     all_bytes = sum(path.stat().st_size for path in files_of(batches))
     for rank in range(2):
         num_read = 0

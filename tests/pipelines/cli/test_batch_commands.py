@@ -167,7 +167,7 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
 
 
 def test_a_dry_run_says_what_the_job_would_do_with_a_store(rows: list[str]) -> None:
-    arguments = [*rows, "--out=memory://host/dry", "--epochs=1", "--dry-run"]
+    arguments = [*rows, "--out=s3://host/dry", "--epochs=1", "--dry-run"]
     # The local runner's files are temporary ones then, whatever Beam calls it.
     for more in ([], ["--runner=fnapi"], ["--runner=FnApiRunner"]):
         assert json.loads(invoke(*arguments, *more).stdout)["shuffle"] == "files"
@@ -175,6 +175,6 @@ def test_a_dry_run_says_what_the_job_would_do_with_a_store(rows: list[str]) -> N
     assert (told["shuffle"], told["shuffle_files"]) == ("files", 2)
     assert told["shuffle_reads"] == 2 * told["files"]
     assert told["stored_bytes"] == told["shuffle_bytes"]
-    refused = invoke(*arguments, "--scratch=memory://host/scratch").exception
+    refused = invoke(*arguments, "--scratch=s3://host/scratch").exception
     assert isinstance(refused, InputError)
     assert "on this machine" in str(refused)

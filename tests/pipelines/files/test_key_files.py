@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
+import uuid
+from typing import Any
 
 import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.keys import commitment, derive
 from pipelines.files import key_files as keys
+from pipelines.files import storage
 
 
 def test_a_new_key_is_256_bits_in_a_file_of_mode_0600(tmp_path: pathlib.Path) -> None:
@@ -78,3 +82,40 @@ def test_a_commitment_names_the_key_without_telling_it() -> None:
     assert commitment(one, "x") != commitment(other, "x")
     assert commitment(one, "x") != commitment(one, "y")
     assert len(commitment(one)) == 32
+
+
+def test_a_key_in_a_store_is_read_and_never_made_there(s3_bucket: str) -> None:
+    location = f"{s3_bucket}/{uuid.uuid4().hex}/sampling.key"
+    with pytest.raises(InputError, match="readable"):
+        keys.read_or_create_key_file(location)
+    assert not storage.exists(location)
+    storage.write_atomically(location, b"5a" * 32 + b"\n")
+    assert keys.read_or_create_key_file(location) == b"\x5a" * 32
+
+
+def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to Google's library, which no lock file holds."""
+    name = "secretmanager://projects/p/secrets/sampling-key/versions/"
+    if "google.cloud.secretmanager" not in sys.modules:
+        with pytest.raises(InputError, match="pip install google-cloud-secret-manager"):
+            keys.read_key_file(f"{name}1")
+    asked: list[Any] = []
+
+    class Client:
+        def access_secret_version(self, request: dict[str, str]) -> Any:
+            asked.append(request)
+            if request["name"].endswith("/2"):
+                raise PermissionError("quotes a token")
+            return type("R", (), {"payload": type("P", (), {"data": b"5a" * 32})})
+
+    module = type(sys)("google.cloud.secretmanager")
+    module.SecretManagerServiceClient = Client  # type: ignore[attr-defined]
+    cloud = type(sys)("google.cloud")
+    cloud.secretmanager = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "google.cloud", cloud)
+    monkeypatch.setitem(sys.modules, "google.cloud.secretmanager", module)
+    assert keys.read_key_file(f"{name}1") == b"\x5a" * 32
+    assert asked == [{"name": "projects/p/secrets/sampling-key/versions/1"}]
+    with pytest.raises(InputError, match="readable") as error:
+        keys.read_key_file(f"{name}2")
+    assert "token" not in str(error.value)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files import locks, unfinished
+from pipelines.core.files import locks
+from pipelines.files import unfinished
 from pipelines.files.unfinished import (
     is_resumable,
     staged_folder,

@@ -48,10 +48,9 @@ def test_a_folder_means_its_visible_files_at_any_depth(nested: pathlib.Path) -> 
 
 
 def test_a_folder_of_a_store_means_the_same(
-    nested: pathlib.Path, memory_place: str
+    nested: pathlib.Path, s3_folder: str
 ) -> None:
-    place = memory_place
-    storage.make_folder(place)
+    place = s3_folder
     for path in nested.rglob("*"):
         if path.is_file():
             name = path.relative_to(nested).as_posix()

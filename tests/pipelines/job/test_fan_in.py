@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import uuid
 
 import numpy as np
 import pytest
@@ -68,7 +67,7 @@ def test_the_numbers_depend_on_layout_and_row_groups_alone() -> None:
 
 
 def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
-    jobs: SmallJobs, monkeypatch: pytest.MonkeyPatch
+    jobs: SmallJobs, s3_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = jobs.layout(4)
     whole = jobs.write("whole", layout)
@@ -94,7 +93,7 @@ def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
 
     monkeypatch.setattr(poisson_batching, "finish_job", look)
     engine = PipelineOptions(["--runner=BundleBasedDirectRunner"])
-    out, scratch = (f"memory://h/{uuid.uuid4().hex}/{name}" for name in "os")
+    out, scratch = (f"{s3_folder}/{name}" for name in "os")
     jobs.write(out, layout, scratch=scratch, options=engine)
     assert storage.names(scratch) == set()
     assert contents(out) == contents(whole)

@@ -1,9 +1,6 @@
-"""Guarantees of pipelines.job.spill, and of the slices and new files of storage."""
+"""Guarantees of pipelines.job.spill."""
 
 from __future__ import annotations
-
-import pathlib
-import uuid
 
 import numpy as np
 import pytest
@@ -19,17 +16,12 @@ from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
 from pipelines.job.steps.reduce_step import WriteSpilledFn
 from tests.pipelines.conftest import SmallJobs
-from tests.pipelines.memory_stores import STORES
 
 
-@pytest.fixture(params=["this machine", *STORES])
-def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    """A folder: here, in a store without folders, in one with them."""
-    if request.param not in STORES:
-        return str(tmp_path)
-    folder = f"{request.param}://host/{uuid.uuid4().hex}/spill"
-    storage.make_folder(folder)
-    return folder
+@pytest.fixture
+def place(here_or_s3: str) -> str:
+    """A folder, here or in a store."""
+    return here_or_s3
 
 
 def test_slices_are_those_of_any_store(place: str) -> None:
@@ -39,10 +31,6 @@ def test_slices_are_those_of_any_store(place: str) -> None:
     assert [read_slice(path, group) for group in (4, 0, 2)] == [
         pieces[4], b"", pieces[2],
     ]  # fmt: skip
-    with storage.slices(path) as read:
-        with pytest.raises(OSError, match="bytes are missing"):
-            read(48 + 9_990, 20)
-        assert read(48, 10) == b"\1" * 10
     with pytest.raises(FileNotFoundError):
         read_slice(spill_path(place, 1), 0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files import locks
+from pipelines.core.files import locks
 from trainer.cli.experiments import compare_body
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from apache_beam.utils import retry
 
 from accounting.core.validation import InputError
-from tests.pipelines.memory_stores import STORES
+from pipelines.files import storage
+from tests.conftest import S3Requests
 from tests.trainer.run.whole_runs import (
     AVERAGES,
     LINEAR,
@@ -38,72 +38,54 @@ _SETTINGS = private_settings(**PUBLISHING)
 
 
 class Store:
-    """A folder in a store, and what happens in it."""
+    """A folder in a store, and the changes of it that a run asks for."""
 
-    def __init__(self, scheme: str) -> None:
-        self.url = f"{scheme}://host/{uuid.uuid4().hex}"
-        self.kind = STORES[scheme]
+    def __init__(self, url: str, patch: pytest.MonkeyPatch) -> None:
+        self.url = url
         self.changes: list[str] = []
         self._killed_at: int | None = None
-        # With folders a file appears under a hidden name, and is renamed.
-        self._change = "rename" if self.kind.DIRS else "appear"
+        self._write = storage.write_atomically
+        for name in ("create", "delete", "write_atomically"):
+            patch.setattr(storage, name, self._seen(getattr(storage, name), place=0))
+        copy = self._seen(storage.copy_to_store, place=1)
+        patch.setattr(storage, "copy_to_store", copy)
 
-    def __call__(self, operation: str, path: str) -> None:
-        if operation not in (self._change, "delete") or not path.startswith(self.url):
-            return
-        self.changes.append(path.removeprefix(f"{self.url}/"))
-        if self._killed_at is not None and len(self.changes) >= self._killed_at:
-            raise Planted
+    def _seen(self, change: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def changing(*given: Any, **more: Any) -> Any:
+            if str(given[place]).startswith(f"{self.url}/"):
+                self.changes.append(given[place].removeprefix(f"{self.url}/"))
+                if self._killed_at is not None and len(self.changes) >= self._killed_at:
+                    raise Planted
+            return change(*given, **more)
+
+        return changing
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Contents by name, but of what a killed process left unfinished."""
-        found = {**self.kind.objects}
-        start = f"{self.url}/"
-        return {
-            path.removeprefix(start): data
-            for path, data in found.items()
-            if path.startswith(start) and "/." not in path
-        }
+        """Contents by name."""
+        names = map("/".join, storage.walk(self.url, lambda _: True))
+        return {name: storage.read_bytes(f"{self.url}/{name}") for name in names}
 
     def restart(self, files: dict[str, bytes], *, killed_at: int | None = None) -> None:
         """Replaces the files; a process is killed at the change of that number."""
-        self._killed_at = None
-        for name in self.files:
-            del self.kind.objects[f"{self.url}/{name}"]
+        storage.delete_folder(self.url)
         for name, data in files.items():
             self.put(name, data)
         self.changes.clear()
         self._killed_at = killed_at
 
     def put(self, name: str, data: bytes) -> None:
-        path = f"{self.url}/{name}"
-        folder, store = path.rpartition("/")[0], self.kind(None)
-        if store.has_dirs() and not store.exists(folder):
-            store.mkdirs(folder)
-        self.kind.objects[path] = data
+        self._write(f"{self.url}/{name}", data)
 
 
 @pytest.fixture
-def store(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Store]:
+def store(s3_folder: str, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty folder in a store."""
-    monkeypatch.setattr(retry.Clock, "sleep", lambda self, seconds: None)
-    found = Store(getattr(request, "param", "memory"))
-    found.kind.listeners.append(found)
-    yield found
-    found.kind.listeners.clear()
-
-
-#: Runs a test in an object store, and in a store with folders.
-in_each_store = pytest.mark.parametrize("store", STORES, indirect=True)
+    return Store(s3_folder, monkeypatch)
 
 
 @pytest.fixture
-def stored(
-    request_for: Any, store: Store, tmp_path: pathlib.Path
-) -> Callable[..., Request]:
+def stored(request_for: Any, store: Store) -> Callable[..., Request]:
     """Requests of one run, each made on a machine of its own."""
 
     def make(**changes: Any) -> Request:
@@ -173,7 +155,6 @@ def test_a_run_that_is_killed_goes_on_on_another_machine(
 
 
 @pytest.mark.thorough
-@in_each_store
 def test_a_run_killed_at_each_change_of_the_store_goes_on(
     stored: Any, store: Store, chain: Chain
 ) -> None:
@@ -230,25 +211,20 @@ def test_of_two_runs_in_one_folder_one_is_stopped(
 
 
 def test_a_store_that_fails_is_asked_again_and_one_that_refuses_is_not(
-    stored: Any, store: Store
+    stored: Any, store: Store, s3_requests: S3Requests
 ) -> None:
-    failures = [ConnectionError("quotes an address")] * 3
-
-    def fail(operation: str, path: str) -> None:
-        if operation == "create" and path.endswith(RECORD) and failures:
-            raise failures.pop()
-
-    store.kind.listeners.append(fail)
+    s3_requests.busy(3, RECORD)
     train(stored())
-    assert not failures
     store.restart({})
-    refusal = OSError("quotes an address")
-    refusal.code = 403  # type: ignore[attr-defined]
-    failures.extend([refusal] * 2)
+
+    def refuse(operation: str, given: dict[str, Any]) -> None:
+        if operation == "PutObject" and given["Key"].endswith(RECORD):
+            s3_requests.refuse(403, operation)
+
+    s3_requests.fail = refuse
     with pytest.raises(StoreError, match=f"{RECORD}.*answered.*give the same") as error:
         train(stored())
     assert "quotes" not in str(error.value)
-    assert len(failures) == 1
 
 
 def test_what_cannot_be_the_folder_is_refused_before_any_work(
@@ -267,5 +243,5 @@ def test_what_cannot_be_the_folder_is_refused_before_any_work(
     with pytest.raises(InputError, match="to be empty, since"):
         fetch(request)
     with pytest.raises(InputError, match="name a folder in a bucket"):
-        fetch(stored(store="memory://host"))
+        fetch(stored(store="s3://host"))
     assert not store.changes

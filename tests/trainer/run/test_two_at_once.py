@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files import locks
+from pipelines.core.files import locks
 from tests.trainer.run.whole_runs import (
     LINEAR,
     child_of,

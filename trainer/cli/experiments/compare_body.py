@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 import click
 
-from pipelines.files.folders import usable_folder
-from pipelines.files.locks import LOCK_NAME, locked
-from pipelines.files.output_folder import make_parents, remove_empty
+from pipelines.core.files.locks import LOCK_NAME, locked
+from pipelines.files.folders import make_parents, remove_empty, usable_folder
 from trainer.experiments.compare import compare
 from trainer.settings.requests import ComparisonSettings
 

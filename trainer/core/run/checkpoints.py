@@ -44,8 +44,7 @@ Formal guarantees:
   - ``last`` returns, bit for bit, what the last finished ``commit`` was given; a commit
     that was killed is no commit.  It never returns an older one: a last commit whose
     arrays are missing or damaged is refused.
-  - Of several processes that commit after the same commit, one does.  (In a store other
-    than S3, of two that commit within the same seconds each may.)
+  - Of several processes that commit after the same commit, one does.
   - A commit is on the disk before ``commit`` returns.
   - *not* covered: a folder that is copied, or restored from a backup, and finished
     twice.
