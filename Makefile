@@ -9,7 +9,7 @@ PIP_INSTALL = $(RUN)pip install --quiet --disable-pip-version-check
 COMPILE = $(RUN)uv pip compile --quiet $(UPGRADE) --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
-.PHONY: help demo test test-thorough lint docs engines engines-embedded cluster-train browser check-python lock clean
+.PHONY: help demo test test-thorough lint docs engines engines-embedded cluster-train check-python lock clean
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
@@ -20,7 +20,6 @@ help:
 	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
 	@echo "make engines-embedded  the job on a Flink and a Spark of one process each"
 	@echo "make cluster-train  several workers of dpsgd train as hosts, with faults (7 minutes)"
-	@echo "make browser  install Debian's Chromium, in which the tests open a report"
 	@echo "make lock   bring deploy/lock/ up to setup.py; UPGRADE=--upgrade renews all of it"
 	@echo "make clean  remove the environment and what the demo made"
 
@@ -53,12 +52,6 @@ engines: $(INSTALLED)
 
 cluster-train: $(INSTALLED)
 	$(RUN)python -m tests.cluster_train
-
-browser:
-	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && \
-	apt-get -q update && apt-get -q install --yes --no-install-recommends chromium; } \
-	|| { echo "error: Expected Debian's apt-get and the right to install chromium, \
-	for example as root. Without a browser the tests of the page are skipped." >&2; exit 1; }
 
 check-python:
 	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.11 to 3.13 on the PATH; \

@@ -57,6 +57,13 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
+from trainer.core.tf_compat import (
+    keras,
+    pywrap_tfe,
+    saved_model_pb2,
+    serialization_lib,
+    tf,
+)
 from trainer.model.layers import has_keras_format
 from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
 from trainer.model.losses import Loss
@@ -71,7 +78,6 @@ from trainer.report.run_files import (
     Serving,
     exported_names,
 )
-from trainer.tf_compat import keras, pywrap_tfe, saved_model_pb2, serialization_lib, tf
 
 #: Names of the two signatures of a SavedModel.
 SERVING_SIGNATURE = "serve"  # Keras's name, and the first, hence the default

@@ -68,9 +68,9 @@ from accounting.core.validation import InputError, check_float, check_int
 from pipelines.core.batches.batch_format import Column
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
+from trainer.core.tf_compat import keras, tf
 from trainer.model.trainable_model import TrainableModel
 from trainer.report.run_files import CURVE_NAME, METRICS_NAME
-from trainer.tf_compat import keras, tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

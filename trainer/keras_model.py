@@ -71,6 +71,7 @@ from trainer.claims.lazy_tables import is_plain_sgd
 from trainer.claims.workers import launch
 from trainer.core.run.batches import Element
 from trainer.core.run.withheld import withhold_values
+from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.export import check_export, export, own_numbers, save_tensorflow
 from trainer.fitting import (
     Epoch,
@@ -96,7 +97,6 @@ from trainer.run import preflight, privacy
 from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, raw_variable, tf
 from trainer.training import Training
 
 _PREFIX = "non_private_"

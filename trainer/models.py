@@ -28,6 +28,7 @@ import numpy as np
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.model_check import check_differentiable, check_model
 from trainer.model.layers import as_keras
 from trainer.model.losses import (
@@ -47,7 +48,6 @@ from trainer.model.trainable_model import TrainableModel, of_users
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
-from trainer.tf_compat import keras, tf
 
 #: What Keras's fit, evaluate and predict call.
 _OF_KERAS_LOOPS = (

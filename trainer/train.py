@@ -39,6 +39,7 @@ from trainer.claims.workers import launch
 from trainer.core.run.batches import element_spec
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.workers import Workers
+from trainer.core.tf_compat import get_keras_mask, keras, tf
 from trainer.export import check_export, export
 from trainer.gradients.engine import proof
 from trainer.keras_model import PrivateModel
@@ -56,7 +57,6 @@ from trainer.run import preflight, privacy, stored_run
 from trainer.run.preflight import Checked, Request
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
-from trainer.tf_compat import get_keras_mask, keras, tf
 from trainer.training import Training
 
 

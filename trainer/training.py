@@ -57,6 +57,7 @@ from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
 from trainer.core.step.pure_graph import check_state, reads_tables, variables_read
 from trainer.core.step.workers import Workers
+from trainer.core.tf_compat import raw_variable, tf
 from trainer.methods import registry
 from trainer.model import initial_weights
 from trainer.model.trainable_model import TrainableModel, of_users
@@ -66,7 +67,6 @@ from trainer.report.progress import Reporter
 from trainer.run import preflight
 from trainer.run.stored_run import StoredRun
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import raw_variable, tf
 
 #: Names of Keras's variables that callbacks set.
 _RATES = ("learning_rate",)
@@ -427,14 +427,15 @@ class Training:
         if self._workers.is_chief:
             session.check_folder()
             self._stored.take()
+            state = self._state(number)
             with self._stored.plain_errors():
-                self._checkpoints.commit(self._state(number))
+                self._checkpoints.commit(state)
                 if self._closed:
                     self._checkpoints.end()
         self._saved_at, session.num_commits = time.monotonic(), number
         session.num_steps_committed = session.num_steps_executed
         if self._workers.is_chief:
-            self._publish()
+            self._publish(state)
 
     def _complete_rows(self) -> None:
         """Adds the outstanding lazy noise; before that only a step may read weights."""
@@ -457,10 +458,11 @@ class Training:
             },
         )
 
-    def _publish(self) -> None:
-        """Makes public what the committed state says; also after a crash."""
-        step = self.session.num_steps_committed
-        weights = [variable.numpy() for variable in self._weights]
+    def _publish(self, state: State) -> None:
+        """Makes public what a committed state says; also after a crash."""
+        step = state.step
+        names = {one.ref(): name for name, one in self._variables.items()}
+        weights = [state.arrays[names[raw_variable(w).ref()]] for w in self._weights]
         if not all(np.isfinite(value).all() for value in weights):
             raise InputError(
                 f"Expected finite weights after step {step}; they are not. Lower "

@@ -36,12 +36,12 @@ sys.path.insert(0, str(ROOT))
 
 from accounting.plots import new_figure  # noqa: E402
 from tests.trainer.bounded import bam_sum  # noqa: E402
+from trainer.core.tf_compat import keras, tf  # noqa: E402
 from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.report import report  # noqa: E402
 from trainer.report.report import DASHES  # noqa: E402
 from trainer.settings.methods import BAM_HVP  # noqa: E402
-from trainer.tf_compat import keras, tf  # noqa: E402
 
 TITLE = "Milliseconds of a step, wall / processor"
 ROWS, UNITS, CLIP, RADIUS = 256, 64, 1.0, 0.02

@@ -44,11 +44,11 @@ from trainer.core.run.batches import BatchSource  # noqa: E402
 from trainer.core.step.bounded_sum import BoundedSum  # noqa: E402
 from trainer.core.step.dp_step import Step  # noqa: E402
 from trainer.core.step.per_example import ExampleGradients  # noqa: E402
+from trainer.core.tf_compat import keras, tf  # noqa: E402
 from trainer.gradients import clipping  # noqa: E402
 from trainer.model.table_model import read_table, table_model  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.settings.train_settings import TrainSettings  # noqa: E402
-from trainer.tf_compat import keras, tf  # noqa: E402
 
 BATCH = 1024
 KEY = insecure_key(0)

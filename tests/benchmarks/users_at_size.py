@@ -41,7 +41,7 @@ _WITH_MODEL = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATHS)}
 
 def linear(manifest: Any) -> Any:
     """Returns a model of a row: eight numbers, one hidden layer, one output."""
-    from trainer.tf_compat import keras
+    from trainer.core.tf_compat import keras
 
     del manifest
     numbers = keras.Input((_NUMBERS,), name="x")

@@ -14,7 +14,7 @@ import pytest
 from dpsgd import rehearsal
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli.commands import train_request
-from trainer.tf_compat import keras
+from trainer.core.tf_compat import keras
 
 
 def _without_values(path: pathlib.Path) -> None:

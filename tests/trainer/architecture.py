@@ -25,6 +25,7 @@ from pipelines.core.users.bounded import BOUNDED, ROW_WEIGHTS, USERS, Bounded
 from pipelines.tables.schema.schema import LABEL, Schema
 from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds
+from trainer.core.tf_compat import keras, tf
 from trainer.fitting import ExampleWeights, weighted
 from trainer.gradients.clipping import ONE_PASS
 from trainer.model.layers import keyed_layers
@@ -33,7 +34,6 @@ from trainer.model.rows import of_one_row
 from trainer.model.trainable_model import TrainableModel, nested_inputs
 from trainer.model.views import ONE_VIEW
 from trainer.models import as_functional, check_model, make_trained
-from trainer.tf_compat import keras, tf
 
 #: Rows of a physical batch.
 PHYSICAL = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trainer.architecture import Architectures, ids, real, registers
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
-from trainer.tf_compat import keras, tf
 
 layers, ops = keras.layers, keras.ops
 

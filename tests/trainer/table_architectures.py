@@ -16,9 +16,9 @@ from tests.trainer.architecture import (
     registers,
 )
 from tests.trainer.zoo import Turned
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import SINGLE_EXAMPLES
 from trainer.model.table_model import read_table, table_model
-from trainer.tf_compat import keras, tf
 
 layers, ops = keras.layers, keras.ops
 

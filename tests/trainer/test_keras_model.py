@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import pathlib
 import shutil
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,16 @@ from pipelines.files.json_files import read_json
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS
 from trainer.core.run.run_record import (
-    RECORD_NAME,
-    RunRecord,
     read_run,
 )
 from trainer.core.step.dp_step import Step
+from trainer.core.tf_compat import keras, tf
 from trainer.export import predicting_model
 from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
-from trainer.model.layers import FunctionModel
 from trainer.model.trainable_model import TrainableModel
 from trainer.report import run_files
 from trainer.run.privacy import run_statement
-from trainer.tf_compat import keras, tf
 
 
 def _network() -> Any:
@@ -321,23 +317,6 @@ def test_sample_weight_names_a_column_of_the_batches(
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
     model.fit(verbose=0)
     assert not np.array_equal(before[0], model.get_weights()[0])
-
-
-def test_weights_are_of_one_call_of_fit(private: Any) -> None:
-    model = _compiled(private(noise_multiplier=0.0))
-    model.fit(epochs=1, steps_per_epoch=1, verbose=0, class_weight={0: 0, 1: 0})
-    before = model.get_weights()
-    model.fit(epochs=1, steps_per_epoch=1, verbose=0)
-    assert not np.array_equal(before[0], model.get_weights()[0])
-
-
-def test_the_record_names_the_software_that_clipped_and_drew_the_noise(
-    private: Any, tmp_path: pathlib.Path
-) -> None:
-    _compiled(private()).fit(epochs=1, verbose=0)
-    record = RunRecord.from_json(read_json(tmp_path / "run" / RECORD_NAME))
-    for package in ("numpy", "randomgen", "tensorflow-privacy"):
-        assert record.versions[package] == metadata.version(package)
 
 
 def test_the_record_counts_the_steps_of_a_fit_that_ended_early(
@@ -776,11 +755,6 @@ def test_noise_settings_of_tf_privacy_are_not_ignored_in_silence(
         private(network=make())
 
 
-def test_a_private_model_is_not_made_private_again(private: Any) -> None:
-    with pytest.raises(InputError, match=r"private already.*\.network"):
-        private("outer", network=private())
-
-
 def test_several_outputs_have_a_loss_each(private: Any, data: Any) -> None:
     integers = keras.Input((13,), name="integers")
     known = keras.ops.nan_to_num(integers) / 8
@@ -850,11 +824,6 @@ def test_a_module_of_tensorflow_trains_as_the_same_layers(
     assert not (tmp_path / "module" / "model.keras").exists()
 
 
-def test_a_function_without_variables_is_refused() -> None:
-    with pytest.raises(InputError, match=r"list of tf\.Variable.*\[\]"):
-        FunctionModel(lambda columns: columns["integers"], [])
-
-
 def test_without_a_clip_norm_it_adapts_in_fit(private: Any, tmp_path: Any) -> None:
     model = _compiled(private(l2_norm_clip=None))
     model.fit(epochs=1, verbose=0)
@@ -892,23 +861,6 @@ def test_training_of_its_own_is_not_ignored_in_silence(kind: Any, private: Any) 
     with pytest.raises(InputError, match="would not be called") as caught:
         private(network=kind(plain.inputs, plain.outputs))
     assert "\n" not in str(caught.value)
-
-
-def test_layers_of_a_private_model_are_those_of_its_network(
-    private: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Seen to fail: there was one layer, the network."""
-    network = _network()
-    model = private(network=network)
-    assert model.layers == network.layers
-    (layer,) = (one for one in network.layers if one.weights)
-    assert model.get_layer(layer.name) is layer
-    inner = keras.Model(model.inputs, model.get_layer(layer.name).output)
-    rows = tf.ones((2, 13))
-    np.testing.assert_array_equal(inner(rows), model(rows))
-    assert len(model.outputs) == 1
-    model.summary()
-    assert layer.name in capsys.readouterr().out
 
 
 def _dense(outputs: Any = None, *, name: str | None = "integers") -> Any:
@@ -1040,15 +992,6 @@ def test_a_model_that_cannot_be_trained_here_is_told_the_reason(
         private(network=make()).compile("sgd", loss)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_remedy_for_a_list_of_outputs_works_as_it_is_typed(private: Any) -> None:
-    model = _dense(lambda *both: both)
-    with pytest.raises(InputError) as caught:
-        private(network=model)
-    typed = str(caught.value).partition("Give ")[2].rstrip(".")
-    network = eval(typed, {"keras": keras, "model": model})
-    assert [*network.output] == ["label", "other"]
 
 
 def test_what_is_not_supported_is_refused_in_one_line(

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
+from trainer.core.tf_compat import keras, tf
 from trainer.model.losses import loss_of_ones_own
 from trainer.models import (
     TrainableModel,
-    as_functional,
     check_model,
     make_model,
 )
-from trainer.tf_compat import keras, tf
 
 
 @pytest.fixture
@@ -57,12 +56,6 @@ def test_a_python_branch_on_a_tensor_is_refused_with_its_line(manifest: Any) -> 
     with pytest.raises(InputError, match=r"test_models\.py, line \d+.*cond") as error:
         check_model(own, manifest)
     assert "\n" not in str(error.value)
-
-
-def test_sizes_are_described(manifest: Any) -> None:
-    model = _click_model(manifest)
-    sizes = [int(np.prod(v.shape)) for v in model.variables]
-    assert model.description["num_parameters"] == sum(sizes)
 
 
 def test_data_of_another_kind_is_refused(manifest: Any) -> None:
@@ -151,39 +144,6 @@ def test_wrong_inputs_and_outputs_are_refused(manifest: Any) -> None:
     ):
         with pytest.raises(InputError, match=message):
             check_model(TrainableModel(network=network, description={}), manifest)
-
-
-class _Doubled(keras.Sequential):
-    def call(self, values: Any, **more: Any) -> Any:
-        return 2.0 * super().call(values, **more)
-
-
-@pytest.mark.parametrize("kind", [keras.Sequential, _Doubled])
-def test_a_sequential_model_is_the_one_that_keras_calls(
-    kind: Any, manifest: Any
-) -> None:
-    """Seen to fail: what was trained were the layers without the call."""
-    network = kind([keras.Input((13,), name="integers"), keras.layers.Dense(1)])
-    made, rows = as_functional(network, manifest), tf.ones((2, 13))
-    np.testing.assert_array_equal(made(rows), network(rows))
-    assert tuple(made.output.shape) == (None, 1)  # seen to fail: a list of it
-
-
-def test_an_input_that_keras_named_has_the_name_of_the_only_column(
-    manifest: Any,
-) -> None:
-    """Seen to fail: 'keras_tensor' was no column."""
-    network = keras.Sequential([keras.Input((13,)), keras.layers.Dense(1)])
-    label, integers, _ = manifest.columns
-    one = dataclasses.replace(manifest, columns=(label, integers))
-    made = as_functional(network, one)
-    check_model(TrainableModel(network=made, description={}), one)
-    rows = tf.ones((2, 13))
-    np.testing.assert_array_equal(made(rows), network(rows))
-    unnamed = keras.Sequential([keras.Input((13,)), keras.layers.Dense(1)])
-    model = TrainableModel(network=as_functional(unnamed, manifest), description={})
-    with pytest.raises(InputError, match=r"'keras_tensor.*keras\.Input\(.*name="):
-        check_model(model, manifest)
 
 
 def test_a_model_of_ones_own(

@@ -22,6 +22,7 @@ from pipelines.core.users.bounded import Bounded
 from tests.trainer.conftest import make_rows, write_held_out, write_run_folder
 from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.commands import account
+from trainer.core.tf_compat import keras
 from trainer.html_report import page
 from trainer.keras_model import make_private
 from trainer.releases import evaluate
@@ -29,7 +30,6 @@ from trainer.releases.evaluate import EvaluationPrice
 from trainer.run import preflight
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras
 from trainer.train import train
 
 RUNS, EPSILON, DELTA = 4, 9.0, 1e-3

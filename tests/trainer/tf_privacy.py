@@ -19,8 +19,8 @@ import pytest
 
 from tests.trainer import zoo
 from trainer.core.step.per_example import GradientSum, clip_scale, keep_rows, real_rows
+from trainer.core.tf_compat import tf
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import tf
 
 #: The functions of ``keras.ops`` that models of ``zoo`` call.
 _OPS = types.SimpleNamespace(

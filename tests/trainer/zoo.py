@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import SINGLE_EXAMPLES
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 NUM_ROWS = 5
 

@@ -52,9 +52,9 @@ from trainer.averaging import iterates
 from trainer.averaging.iterates import CustomAggregate
 from trainer.core.run.batches import Element
 from trainer.core.run.withheld import withhold_values
+from trainer.core.tf_compat import tf
 from trainer.model.swapped_weights import weights_of
 from trainer.settings.aggregation_settings import CUSTOM, EMA, UTA, AggregationSettings
-from trainer.tf_compat import tf
 
 
 def newest_weight(num_updates: int, decay: float) -> float:

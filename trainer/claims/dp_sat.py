@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import check_float
+from trainer.core.tf_compat import raw_variable, tf
 from trainer.methods import registry
 from trainer.methods.registry import Hooks
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import raw_variable, tf
 
 #: Added to the norm, as by the authors: the first step has no previous gradient.
 _LEAST_NORM = 1e-16

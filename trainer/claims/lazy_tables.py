@@ -17,13 +17,13 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
+from trainer.core.tf_compat import keras
 from trainer.gradients.clipping import ONE_PASS
 from trainer.gradients.engine.table_reads import TableReads, table_reads
 from trainer.methods import registry
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
-from trainer.tf_compat import keras
 
 #: Unless asked for, a table is lazy only with this many rows per row that a step reads.
 _ROWS_PER_READ = 2

@@ -52,11 +52,11 @@ import numpy as np
 
 from accounting.core.validation import InputError, check_float
 from trainer.core.step.noise import mixing_coefficients
+from trainer.core.tf_compat import raw_variable, tf
 from trainer.methods import registry
 from trainer.methods.registry import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import raw_variable, tf
 
 
 class MixingOptimizer:

@@ -1,7 +1,6 @@
 """Imports TensorFlow, Keras and TF Privacy with the settings that they need.
 
-The core imports them from here, and all else from ``trainer.tf_compat``, so that the
-settings precede the first import.
+The trainer imports them from here, so that the settings precede the first import.
 """
 
 from __future__ import annotations

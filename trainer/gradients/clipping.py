@@ -30,10 +30,10 @@ from trainer.core.step.per_example import (
     real_rows,
 )
 from trainer.core.step.single_examples import SingleExamples
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine import proof
 from trainer.gradients.engine.backward_pass import one_pass
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import tf
 
 ONE_PASS = "one pass"
 SINGLE_EXAMPLES = "single examples"

@@ -40,6 +40,7 @@ import numpy as np
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.batches.manifest import Manifest
+from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     choose_path,
@@ -51,7 +52,6 @@ from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel, named_inputs
 from trainer.model.user_code import one_line_errors
-from trainer.tf_compat import keras, raw_variable, tf
 
 #: Layers whose output for one example depends on the others, while they are trained.
 _MIXING = ("BatchNormalization", "SyncBatchNormalization")

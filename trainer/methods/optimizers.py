@@ -46,6 +46,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError, check_float, check_int
+from trainer.core.tf_compat import keras, tf
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.settings.train_settings import (
     CONSTANT,
@@ -55,7 +56,6 @@ from trainer.settings.train_settings import (
     TRAPEZOID,
     TrainSettings,
 )
-from trainer.tf_compat import keras, tf
 
 
 class FlooredAdam(keras.optimizers.Adam):

@@ -41,15 +41,15 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError, check_choice
-from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
-from trainer.model.swapped_weights import weights_of
-from trainer.tf_compat import (
+from trainer.core.tf_compat import (
     LossFunctionWrapper,
     get_keras_mask,
     keras,
     set_keras_mask,
     tf,
 )
+from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
+from trainer.model.swapped_weights import weights_of
 
 LOGITS = "logits"
 PROBABILITIES = "probabilities"

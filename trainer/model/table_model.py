@@ -27,8 +27,8 @@ import numpy as np
 
 from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.manifest import Manifest
+from trainer.core.tf_compat import keras
 from trainer.model.metrics import LABEL
-from trainer.tf_compat import keras
 
 ops = keras.ops
 

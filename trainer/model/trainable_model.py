@@ -34,11 +34,11 @@ from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import ROW_WEIGHTS
 from trainer.core.step.noise import SEEDS
+from trainer.core.tf_compat import raw_variable, tf
 from trainer.model.layers import keyed_layers, plain_layers, still_layers
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
 from trainer.model.rows import has_users, rows_per_user
-from trainer.tf_compat import raw_variable, tf
 
 Kept = TypeVar("Kept")
 

@@ -41,10 +41,10 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from trainer.core.step.noise import SEEDS
 from trainer.core.step.pure_graph import check_pure
+from trainer.core.tf_compat import keras, tf
 from trainer.model.layers import SEED_WORDS, has_dropout, seeded_layers
 from trainer.model.trainable_model import GroupedModel, TrainableModel, named_inputs
 from trainer.model.user_code import load_function, one_line_errors
-from trainer.tf_compat import keras, tf
 
 #: (columns of one example, seed) -> the columns that a view changes.
 Augment = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]

@@ -35,13 +35,13 @@ from trainer.averaging.iterates import (
 )
 from trainer.core.run.withheld import withhold_values
 from trainer.core.step.pure_graph import check_pure
+from trainer.core.tf_compat import tf
 from trainer.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
 from trainer.prediction.chosen_model import PREDICTED, VOTE_SHARE, ChosenModel
 from trainer.report import run_files
 from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
-from trainer.tf_compat import tf
 
 #: Columns of some rows -> predictions by name, in the order of the rows.
 Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]

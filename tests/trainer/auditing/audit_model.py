@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.batches.manifest import Manifest
-from trainer.tf_compat import keras, tf
+from trainer.core.tf_compat import keras, tf
 
 ops = keras.ops
 

@@ -26,9 +26,9 @@ from tests.trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRu
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.step import dp_step, noise, per_example
 from trainer.core.step.dp_step import Step
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine.backward_pass import BackwardPass
 from trainer.gradients.engine.gradient_parts import TableRows
-from trainer.tf_compat import tf
 
 pytestmark = [
     pytest.mark.thorough,

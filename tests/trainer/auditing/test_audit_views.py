@@ -14,8 +14,8 @@ from tests.trainer.auditing.audit_model import CANARY
 from tests.trainer.auditing.audit_training import SmallRun
 from tests.trainer.auditing.test_audit_users import CLIP, NOISE, PLAN, judged
 from trainer.core.step import bounded_sum
+from trainer.core.tf_compat import tf
 from trainer.gradients.clipping import example_gradients
-from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.usefixtures("weights_alone", "warm_starts")
 

@@ -10,19 +10,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.core.validation import InputError
-from trainer.averaging.iterates import Iterates, PastResults, column_names
+from trainer.averaging.iterates import Iterates, PastResults
+from trainer.core.tf_compat import keras, tf
 from trainer.model.evaluation import Evaluator
 from trainer.model.losses import (
     BINARY_CROSS_ENTROPY,
     Loss,
     loss_by_name,
-    loss_of_ones_own,
 )
 from trainer.model.metrics import Metrics, binary_metrics
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.tf_compat import keras, tf
 
 INPUTS = np.array([-2.0, -1.0, 1.0, 3.0])
 LABELS = np.array([0, 1, 0, 1])
@@ -93,27 +91,6 @@ def _of(give: Callable[[], Any], loss: Loss, labels: Any, kept: Iterates, weight
     return PastResults(kept, [weight], evaluator, chosen).evaluate(lambda name: None)
 
 
-def test_predictions_of_numbers_are_averaged_and_get_intervals_without_ends(
-    iterates: Iterates, weight: Any, tmp_path: pathlib.Path
-) -> None:
-    loss, labels = loss_by_name("mean_squared_error"), np.array([0.0, 0.0, 4.0, 1.5])
-    metrics, uncertainty = _of(
-        lambda: (100 * weight * INPUTS**2).numpy(), loss, labels, iterates, weight,
-        uncertainty=0.9,
-    )  # fmt: skip
-    # The mean of linear functions of the weight is that of the mean weight.
-    assert set(metrics) == {"past_ema", "upa", "opa"}
-    expected = ((50 * INPUTS**2 - labels) ** 2).mean()
-    assert metrics["opa"]["loss"] == pytest.approx(expected, rel=1e-6)
-    table = pq.read_table(tmp_path / "uncertainty.parquet")
-    assert table.column_names == ["prediction", "stddev", "low", "high"]
-    # Student's t of two degrees of freedom at 0.95, and S of -1, 0.5 and 2.
-    half = 2.919986 * 1.5 / np.sqrt(3) * 100 * INPUTS**2
-    np.testing.assert_allclose(table["low"], 50 * INPUTS**2 - half, rtol=1e-5)
-    np.testing.assert_allclose(table["high"], 50 * INPUTS**2 + half, rtol=1e-5)
-    assert uncertainty["mean_width"] == pytest.approx(2 * half.mean(), rel=1e-5)
-
-
 @pytest.mark.parametrize("one_hot", [False, True])
 def test_classes_have_a_vote_a_mean_probability_and_an_interval_each(
     one_hot: bool, iterates: Iterates, weight: Any, tmp_path: pathlib.Path
@@ -140,38 +117,6 @@ def test_classes_have_a_vote_a_mean_probability_and_an_interval_each(
     low = np.array(table["low"].to_pylist())
     assert low.min() == 0  # cut off
     assert low.max() > 0
-
-
-def test_several_outputs_are_told_apart_by_their_names(
-    iterates: Iterates, weight: Any, tmp_path: pathlib.Path
-) -> None:
-    loss = loss_of_ones_own(
-        "own:loss",
-        lambda labels, outputs: abs(labels["a"] - outputs["a"]) + outputs["b"][:, 0],
-    )
-    labels = {"a": np.zeros(4, "f4"), "b": np.zeros(4, "f4")}
-
-    def give() -> dict[str, np.ndarray]:
-        a = (weight * INPUTS).numpy()
-        return {"a": a, "b": np.stack([a**2, a], 1)}
-
-    metrics, uncertainty = _of(give, loss, labels, iterates, weight, uncertainty=0.9)
-    squares = np.mean([1.0, 0.25, 4.0]) * INPUTS**2
-    expected = (abs(INPUTS / 2) + squares).mean()
-    assert metrics["opa"]["loss"] == pytest.approx(expected, rel=1e-6)
-    table = pq.read_table(tmp_path / "uncertainty.parquet")
-    assert table.column_names == [
-        name + part for name in "ab" for part in ("", "_stddev", "_low", "_high")
-    ]
-    np.testing.assert_allclose(table["a"], INPUTS / 2, rtol=1e-6)
-    b = np.array(table["b"].to_pylist())
-    np.testing.assert_allclose(b, np.stack([squares, INPUTS / 2], 1), rtol=1e-5)
-    assert set(uncertainty["mean_width"]) == {"a", "b"}
-
-
-def test_names_that_would_stand_twice_are_refused() -> None:
-    with pytest.raises(InputError, match="two are 'a_low'"):
-        column_names(["a", "a_low"])
 
 
 def test_what_is_asked_for_is_exported_with_its_weights_and_the_model_is_left_as_it_was(

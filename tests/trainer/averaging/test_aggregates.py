@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.core.validation import InputError
 from trainer.averaging.iterates import (
     Outputs,
-    OutputsByName,
     WeightedMean,
     ema_weights,
     majority_metrics,
     uniform_weights,
 )
-from trainer.model.metrics import BINARY, CLASSES, OTHER, binary_metrics
+from trainer.model.metrics import BINARY, CLASSES, binary_metrics
 
 
 def _logit(probability: float) -> float:
@@ -37,15 +35,6 @@ def test_the_weights_sum_to_one_and_do_not_fall(count: int, decay: float) -> Non
     # 1 - d^i cancels where d is next to 1.
     if decay < 0.999:
         np.testing.assert_allclose(weights, recursive, rtol=1e-6, atol=1e-12)
-
-
-def test_the_ends_of_decay_are_the_last_iterate_and_the_mean() -> None:
-    assert ema_weights(4, 0.0).tolist() == [0, 0, 0, 1]
-    near_one = ema_weights(4, 1 - 1e-12)
-    np.testing.assert_allclose(near_one, uniform_weights(4), rtol=1e-10)
-    for decay in (-0.1, 1.0):
-        with pytest.raises(InputError, match="keep_decay"):
-            ema_weights(4, decay)
 
 
 def test_the_mean_of_weights_by_hand() -> None:
@@ -132,13 +121,6 @@ def test_running_moments_are_those_of_all_predictions(logits: list[float]) -> No
     assert mean == pytest.approx(probabilities.mean(), rel=1e-9)
 
 
-def test_one_iterate_has_no_variance() -> None:
-    outputs = Outputs(BINARY)
-    outputs.add(np.zeros(1))
-    with pytest.raises(InputError, match="num_iterates=1"):
-        _ = outputs.stddev
-
-
 def _log(table: list[list[float]]) -> np.ndarray:
     # Logits are the logarithms of probabilities, up to a number for each row.
     return np.log(np.array(table, np.float32)) + 7
@@ -160,25 +142,3 @@ def test_classes_by_hand() -> None:
     for labels in (np.array([1, 2]), np.eye(3)[[1, 2]]):
         found = majority_metrics(labels, outputs)
         assert (found["accuracy"], found["log_loss"]) == (0.5, None)
-
-
-def test_the_logarithms_of_mean_probabilities_are_finite_where_these_round() -> None:
-    outputs = Outputs(CLASSES)
-    outputs.add(np.array([[0.0, 900.0, -900.0]]))
-    outputs.add(np.array([[0.0, 900.0, -1000.0]]))
-    expected = [[-900, 0, -1800 - np.log(2)]]
-    np.testing.assert_allclose(outputs.outputs, expected, rtol=1e-12)
-
-
-def test_each_of_several_outputs_is_averaged_for_itself_and_has_no_votes() -> None:
-    outputs = OutputsByName(OTHER, "prediction")
-    outputs.add({"rating": np.array([[4.0], [2.0]], "f4"), "click": np.ones(2, "f4")})
-    outputs.add({"rating": np.array([[1.0], [-8.0]], "f4"), "click": np.zeros(2, "f4")})
-    assert outputs.outputs["rating"].tolist() == [[2.5], [-3.0]]
-    assert outputs.outputs["click"].tolist() == [0.5, 0.5]
-    np.testing.assert_allclose(outputs["rating"].stddev ** 2, [[4.5], [50.0]])
-    assert not outputs.votes
-    single = OutputsByName(OTHER, "prediction")
-    single.add(np.array([2.0]))
-    single.add(np.array([4.0]))
-    assert single.outputs.tolist() == [3.0]

@@ -16,8 +16,8 @@ from trainer.averaging.averages import (
     newest_weight,
     weights_of,
 )
+from trainer.core.tf_compat import tf
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.tf_compat import tf
 
 
 def test_warm_up_by_hand() -> None:

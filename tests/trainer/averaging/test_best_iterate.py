@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trainer.averaging.averages import BestIterate, without_held_out
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 
 def _batch(values: Any, weight: Any = None) -> dict[str, Any]:

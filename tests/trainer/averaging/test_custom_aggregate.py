@@ -13,8 +13,8 @@ import pytest
 from accounting.core.validation import InputError
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import CustomAggregate, load_aggregate
+from trainer.core.tf_compat import tf
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.tf_compat import tf
 
 _CODE = """
 import numpy as np

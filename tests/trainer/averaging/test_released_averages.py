@@ -11,9 +11,9 @@ import pytest
 
 from tests.trainer.flat_settings import train_settings
 from trainer import models
+from trainer.core.tf_compat import keras
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras
 from trainer.train import train
 
 NUM_STEPS, DECAY, TAIL, RATE = 10, 0.7, 4, 0.5

@@ -29,8 +29,8 @@ from tests.trainer.zoo import (
     norm_of,
     numbers,
 )
-from trainer.claims.bam import ascent_scale, choose_bam_path
-from trainer.claims.functional_weights import replaced_weights
+from trainer.claims.bam import ascent_scale, choose_bam_path, replaced_weights
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -42,7 +42,6 @@ from trainer.gradients.engine.proof import proof_of
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import BAM_HVP, BAM_SAM
-from trainer.tf_compat import keras, tf
 
 CLIP = 0.3
 RADIUS = 0.3

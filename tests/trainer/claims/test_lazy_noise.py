@@ -26,12 +26,12 @@ from trainer.core.step.adaptive_clip import COUNT_SHAPE, AdaptiveClip
 from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
 from trainer.core.step.noise import LaterNoise, grid_normal, step_noise
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.engine import table_reads
 from trainer.gradients.engine.table_reads import TableReads
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
 
 KEY = insecure_key(8)
 NUM_ROWS, DIM = 30, 2
@@ -520,17 +520,6 @@ def test_large_tables_are_lazy_by_themselves_and_small_ones_are_not(
         _choose(_model(10**4), manifest, embedding_noise="dense")
         == lazy_tables.Choice()
     )
-
-
-def test_dense_noise_of_large_tables_says_why_and_what_it_costs(
-    small_batches: Any,
-) -> None:
-    manifest = small_batches.manifest
-    chosen = _choose(_model(10**4), manifest, optimizer="momentum")
-    assert chosen.reads is None
-    assert "dense, 20,000 values at every step" in chosen.message
-    assert "--optimizer sgd" in chosen.message
-    assert _choose(_model(100), manifest, optimizer="momentum").message == ""
 
 
 def test_models_without_rows_that_are_known_beforehand_are_refused(

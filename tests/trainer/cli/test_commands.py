@@ -7,7 +7,6 @@ import json
 import math
 import pathlib
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -25,8 +24,7 @@ from tests.contracts.test_imports import FRAMEWORKS, loaded
 from tests.trainer.conftest import write_run_folder
 from tests.trainer.run.whole_runs import LINEAR
 from trainer.cli import account_body
-from trainer.cli.commands import _in_short, account, train_command
-from trainer.train import Summary
+from trainer.cli.commands import account, train_command
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
@@ -76,11 +74,6 @@ def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> N
     other = json.loads(_call(account, str(run), "--delta=1e-5", "--json").output)
     assert other["epsilon"] > found["epsilon"]
     assert "REPLACE_SPECIAL" in _call(account, str(run)).output
-
-
-def test_account_takes_nothing_from_flags_that_the_run_says(run: pathlib.Path) -> None:
-    for flag in ("--noise-multiplier=9", "--num-steps=1", "--sampler=poisson"):
-        assert "A run takes no" in _error(account, str(run), flag)
 
 
 def test_account_answers_for_other_relations_and_users_of_a_run(
@@ -281,53 +274,6 @@ def test_train_refuses_before_tensorflow_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("flags", "lines"),
-    [
-        (["--noise-multiplier=1", "--delta=1e-3"], 3),
-        (["--noise-multiplier=1"], 1),
-        (["--method=non-private"], 1),
-    ],
-    ids=["claim", "no delta", "non-private"],
-)
-def test_train_prints_metrics_first_and_the_statement_in_three_lines(
-    flags: list[str],
-    lines: int,
-    tmp_path: pathlib.Path,
-    small_batches: Any,
-    held_out: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    clip = [] if "--method=non-private" in flags else ["--l2-norm-clip=1"]
-    result = _call(
-        train_command, f"--batches={small_batches.path}", f"--eval={held_out}",
-        "--out=my run", f"--model={LINEAR}", *clip, *flags,
-    )  # fmt: skip
-    assert result.exception is None, result.output
-    lines_printed = result.stdout.splitlines()
-    metrics, _, guess, *statement, results = [
-        line for line in lines_printed if not line.startswith("warning: ")
-    ]
-    assert guess.startswith("guessing  ")
-    assert metrics.startswith("held-out metrics of ")
-    assert results == "results in my run"
-    assert len(statement) == lines
-    whole = (tmp_path / "my run" / "privacy.txt").read_text()
-    assert statement[0] == whole.splitlines()[0]
-    if lines == 3:
-        assert statement[1] == "  unit        one example."
-        words = shlex.split(statement[2].partition(": ")[2])
-        assert words[:2] == ["dpsgd", "account"]
-        assert _call(account, *words[2:]).output == whole
-
-
-def test_the_rest_of_a_statement_in_a_store_is_named() -> None:
-    fields = {"claim": "It is private.", "privacy_unit": "one example"}
-    summary = Summary(run="s3://bucket/run", metrics={}, statement=fields, text="")
-    assert _in_short(summary).endswith(": s3://bucket/run/privacy.txt")
-
-
-@pytest.mark.parametrize(
     ("number", "signals"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)]
 )
 def test_a_stopped_run_tells_its_signal_and_goes_on(
@@ -368,10 +314,3 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     assert not end.value.code
     done = 4 if signals == 1 else 2  # the third was not committed yet
     assert f"continuing after step {done}" in capfd.readouterr().err
-
-
-def test_account_says_that_a_run_is_unfinished(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    run = write_run_folder(tmp_path / "stopped", small_batches, complete=False)
-    assert "stopped after step 10" in _error(account, str(run))

@@ -124,39 +124,11 @@ def test_optimistic_noise_is_marked_wherever_it_is_shown(
     assert (out / "comparison.md").read_text().startswith(report.markdown())
 
 
-def test_the_table_on_the_terminal_cuts_no_number_and_no_mark(
-    make_settings: MakeSettings,
-    work: Work,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    report = library.compare(make_settings(noise=(OWN, OPTIMISTIC)))
-    report.show()
-    printed = capsys.readouterr().out
-    assert "optimistic: no guarantee" in printed
-    assert "…" not in printed
-    for outcome in report.outcomes:
-        assert f"{outcome.noise_multiplier:.4f}" in printed
-
-
 def test_same_noise_is_that_of_the_first_sampler(make_settings: MakeSettings) -> None:
     found = _cases(make_settings(noise=(SAME, OWN)))
     assert set(found) == {(POISSON, OWN), (SHUFFLE, SAME), (SHUFFLE, OWN)}
     same, first = found[SHUFFLE, SAME].settings, found[POISSON, OWN].settings
     assert same.noise_multiplier == first.noise_multiplier
-
-
-def test_same_noise_that_meets_the_target_is_proven(
-    make_settings: MakeSettings, work: Work
-) -> None:
-    settings = make_settings(samplers=(SHUFFLE, POISSON))
-    outcomes = library.compare(settings).outcomes
-    assert [(o.noise_rule, o.guarantee) for o in outcomes] == [
-        (OWN, "proven"), (SAME, "proven"),
-    ]  # fmt: skip
-    assert outcomes[1].epsilon is not None
-    assert outcomes[1].epsilon < 2
 
 
 def test_noise_that_is_given_is_that_of_all(make_settings: MakeSettings) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import textwrap
 from typing import Any
 
@@ -17,13 +14,13 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import BatchFolder, make_rows, write_batches
+from trainer.core.tf_compat import keras, tf
 from trainer.export import check_export, export
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_model
 from trainer.report import run_files
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 COLUMNS = {
@@ -226,33 +223,3 @@ def test_a_layer_with_a_table_is_exported_with_the_table(
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     again = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(again(columns), wanted, rtol=1e-6)
-
-
-def test_a_full_disk_is_not_taken_for_a_fault_of_the_model(
-    model: TrainableModel, batches: BatchFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(InputError, match=r"No space left.*TMPDIR"):
-        check_export(model, batches.manifest)
-
-
-def test_trying_an_export_leaves_nothing(
-    model: TrainableModel,
-    batches: BatchFolder,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    before = [variable.numpy() for variable in model.variables]
-    config = model.network.to_json()
-    check_export(model, batches.manifest)
-    # TensorFlow leaves the code there that AutoGraph generates.
-    assert not [p for p in place.iterdir() if not p.name.startswith("__autograph")]
-    assert model.network.to_json() == config
-    for left, right in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(left, right)

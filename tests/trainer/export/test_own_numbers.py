@@ -15,8 +15,14 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import load_model
 from trainer import export
+from trainer.core.tf_compat import (
+    keras,
+    pywrap_tfe,
+    saved_model_pb2,
+    serialization_lib,
+    tf,
+)
 from trainer.keras_model import make_private
-from trainer.tf_compat import keras, pywrap_tfe, saved_model_pb2, serialization_lib, tf
 
 
 def _branch(values: Any) -> Any:

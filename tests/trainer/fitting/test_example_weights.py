@@ -9,6 +9,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import Column
+from trainer.core.tf_compat import keras, tf
 from trainer.fitting import ExampleWeights, weighted
 from trainer.gradients.clipping import (
     ONE_PASS,
@@ -18,7 +19,6 @@ from trainer.gradients.clipping import (
 )
 from trainer.model.losses import loss_by_name
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 ROWS = 7
 #: One row per class and kind of weight: ordinary, zero, negative, not a number.

@@ -11,6 +11,7 @@ from accounting.core.validation import InputError
 from tests.trainer.architecture import PHYSICAL
 from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.zoo import arrays, batch, clipped_total, norm_of
+from trainer.core.tf_compat import tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -18,7 +19,6 @@ from trainer.gradients.clipping import (
     clipped_sum,
 )
 from trainer.gradients.engine.table_reads import table_reads
-from trainer.tf_compat import tf
 
 NUM_ROWS = 4
 #: A sum of 2^8 numbers, the longest of a row, is rounded 2^8 times: in two orders it

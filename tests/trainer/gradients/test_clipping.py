@@ -32,6 +32,7 @@ from tests.trainer.zoo import (
     numbers,
     pairs,
 )
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -43,7 +44,6 @@ from trainer.gradients.clipping import (
 from trainer.gradients.model_check import check_model
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 CLIP = 0.3
 

@@ -13,8 +13,8 @@ from pipelines.core.batches.manifest import Manifest
 from tests.trainer.bounded import bounded
 from trainer import models
 from trainer.core.step.dp_step import Step
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients import clipping
-from trainer.tf_compat import keras, tf
 
 NUM_ROWS = 4
 LABEL = Column(name="label", dtype="int8")

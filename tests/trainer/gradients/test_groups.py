@@ -28,11 +28,11 @@ from tests.trainer.zoo import (
     norm_of,
     numbers,
 )
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 from trainer.gradients.engine.table_reads import table_reads
 from trainer.model.trainable_model import GroupedModel
-from trainer.tf_compat import keras, tf
 
 NUM, SIZE = 5, 3
 

@@ -12,6 +12,7 @@ import pytest
 from tests.trainer.bounded import bam_sum
 from tests.trainer.zoo import arrays
 from trainer.core.step.per_example import clip_to_norm
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -21,7 +22,6 @@ from trainer.gradients.clipping import (
 from trainer.gradients.engine import gradient_parts
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 CLIP = 0.3
 MOST = 1.0001

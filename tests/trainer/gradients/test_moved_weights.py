@@ -21,13 +21,13 @@ from tests.trainer.zoo import (
     numbers,
 )
 from trainer.claims import bam
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path
 from trainer.gradients.engine.backward_pass import backward
 from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.engine.weight_uses import UnknownUseError
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 CLIP = 0.3
 RADIUS = 0.3

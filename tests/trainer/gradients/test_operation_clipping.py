@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +22,14 @@ from tests.trainer.zoo import (
 )
 from trainer.core.step import single_examples
 from trainer.core.step.single_examples import SingleExamples
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
 from trainer.gradients.engine import gradient_parts
 from trainer.gradients.engine.gradient_parts import TableRows
 from trainer.gradients.engine.proof import obstacle
-from trainer.model.layers import plain_layers
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 CLIP = 0.3
 MOST = 1.001
@@ -157,16 +155,6 @@ def test_chunks_and_capped_coordinates_equal_a_loop_over_examples(
     gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
     found = gradient_sum(*batch(data, padding=3, fill=math.nan))
     assert_close(arrays(found), naive_sum(model, data, CLIP, cap))
-
-
-def test_recurrent_layers_are_what_they_were_afterwards() -> None:
-    model = ARCHITECTURES["opacus_char_lstm"].plain()
-    (lstm,) = [x for x in model.network.layers if isinstance(x, keras.layers.LSTM)]
-    before = dict(vars(lstm))
-    with contextlib.suppress(ValueError), plain_layers(model.network):
-        assert vars(lstm) != before
-        raise ValueError("stop")
-    assert vars(lstm) == before
 
 
 def test_memory_counts_the_steps_of_recurrent_layers(

@@ -28,10 +28,10 @@ from tests.trainer.gradients.test_random_operations import (
     called,
     is_rows,
 )
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine import row_independence
 from trainer.gradients.engine.row_independence import Rows, classify
 from trainer.gradients.engine.static_values import with_known_sizes
-from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.thorough
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from tensorflow.python.framework import op_def_registry
 
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine import row_independence
 from trainer.gradients.engine.row_independence import Rows, classify
-from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.thorough
 

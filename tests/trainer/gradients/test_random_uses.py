@@ -21,12 +21,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine import gradient_parts
 from trainer.gradients.engine.backward_pass import backward
 from trainer.gradients.engine.proof import Proof, prove
 from trainer.gradients.engine.table_reads import ids_depend_on_weights
 from trainer.gradients.engine.traced_losses import TracedLosses
-from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.thorough
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.trainer.zoo import batch
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.engine.proof import obstacle
 from trainer.gradients.engine.table_reads import table_reads
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 
 def _model(*, second: bool = False, from_weights: bool = False) -> TrainableModel:

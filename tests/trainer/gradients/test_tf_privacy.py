@@ -25,8 +25,8 @@ from tests.trainer.zoo import (
     one_id,
 )
 from trainer.core.step import per_example
+from trainer.core.tf_compat import tf
 from trainer.gradients.clipping import GradientSum, clipped_sum
-from trainer.tf_compat import tf
 
 CLIP = 1e-3  # below every norm: each row is clipped
 

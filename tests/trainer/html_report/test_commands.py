@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import pathlib
@@ -192,19 +191,3 @@ def test_the_command_without_the_run_is_unrounded(
     stated = json.loads(again.stdout)
     for field in ("epsilon", "epsilon_lower_bound", "delta", "theorem"):
         assert stated[field] == found["privacy"]["statement"][field]
-
-
-def test_the_commands_of_another_delta_name_it(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run("my run")
-    found = collect(run, delta=1e-7)
-    monkeypatch.chdir(run.parent)
-    lines = [shlex.split(each["command"]) for each in found["commands"]]
-    account = ["dpsgd", "account", "my run", "--delta", "1e-07"]
-    assert account in lines
-    done = CliRunner().invoke(dpsgd.cli, account[1:])
-    assert done.output.splitlines()[0] == found["privacy"]["statement"]["claim"]
-    assert ["dpsgd", "audit", "my run", "--delta", "1e-07"] in lines
-    digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
-    assert found["files"]["manifest.json"] == digest

@@ -194,21 +194,6 @@ def test_curves_and_metrics_are_of_held_out_examples(make_run: Any, name: str) -
         collect(run)
 
 
-def test_a_run_that_was_not_evaluated_has_no_results(make_run: Any) -> None:
-    run = make_run()
-    for name in ("metrics.json", "curve.json"):
-        (run / name).unlink()
-    found = collect(run)
-    assert found["evaluation"] is None
-    assert "Results" not in render(found)
-
-
-def test_the_metric_to_judge_by_comes_first(make_run: Any) -> None:
-    evaluation = collect(make_run())["evaluation"]
-    assert list(evaluation["metrics"]) == ["auc", "log_loss", "accuracy"]
-    assert evaluation["curve"]["metrics"]["auc"] == [None, 0.75, 0.8125]
-
-
 @pytest.mark.parametrize(
     "changes", [{"noise_multiplier": 1.1}, {"plan": 0}, {"max_examples_per_user": 3}]
 )
@@ -258,12 +243,6 @@ def test_a_run_on_other_batches_is_refused(
         collect(make_run(manifest_fingerprint="0" * 64, **changes))
 
 
-def test_a_statement_of_a_stopped_run_says_so(make_run: Any) -> None:
-    found = collect(make_run())
-    found["privacy"]["statement"]["stopped"] = "after 3 of T=10 steps"
-    assert "after 3 of T=10 steps" in render(found)
-
-
 @pytest.mark.parametrize(
     ("record", "says"),
     [
@@ -285,7 +264,3 @@ def test_the_page_says_what_a_run_is_worth(
     text = render(collect(make_run(**record)))
     assert says in text
     assert ('class="verdict good"' in text) == (not record)
-
-
-def test_the_page_says_what_was_audited(make_run: Any, audit_of: Any) -> None:
-    assert "1,000 trials" in render(collect(make_run(), audit=audit_of()))

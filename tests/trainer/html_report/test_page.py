@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
-import json
 import pathlib
 import random
 import re
@@ -17,7 +15,6 @@ from click.testing import CliRunner
 
 import dpsgd
 from accounting.core.validation import InputError
-from tests.trainer.conftest import DATASET
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.core import claims
 from trainer.html_report import facts, page
@@ -98,24 +95,6 @@ def test_a_page_says_whether_epsilon_includes_a_search(make_run: Any) -> None:
     assert says in best
 
 
-@pytest.mark.parametrize(("rows", "record"), [(0, {"target_delta": None}), (3, {})])
-def test_no_page_has_backticks(
-    rows: int, record: dict[str, Any], make_run: Any, audit_of: Any
-) -> None:
-    dataset = of_users(rows, num_examples=20_000) if rows else DATASET
-    audit = audit_of(max_examples_per_user=rows or 1)
-    text = page.render(facts.collect(make_run(dataset=dataset, **record), audit=audit))
-    assert "`" not in text
-    unit = "of whom <code>dpsgd bound</code> kept at most 3 rows"
-    assert (unit in text) == (rows == 3 and record.get("target_delta", 1) is not None)
-
-
-def test_a_delta_is_one_in_a_round_number(make_run: Any) -> None:
-    text = words_of(page.render(facts.collect(make_run(target_delta=1e-5))))
-    assert "one in 100,000" in text
-    assert "99,999" not in text
-
-
 def test_a_page_has_the_title_of_the_user_and_names_the_target(
     make_run: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -151,42 +130,6 @@ def test_text_of_files_is_escaped(make_run: Any) -> None:
     text = page.render(facts.collect(run, delta=1e-8))
     assert not Elements(text).of("script")
     assert "&lt;script&gt;alert(1)&lt;" in text
-
-
-@pytest.mark.parametrize(
-    ("width", "says"),
-    [(0.125, "mean width of 0.125"), ({"a": 0.25, "b": 3.5}, "(a), 3.5")],
-)
-def test_intervals_of_one_or_of_several_outputs_are_told(
-    width: Any, says: str, make_run: Any
-) -> None:
-    run = make_run()
-    metrics = json.loads((run / "metrics.json").read_bytes())
-    metrics["uncertainty"] = {"level": 0.9, "mean_width": width}
-    (run / "metrics.json").write_text(json.dumps(metrics))
-    text = " ".join(page.render(facts.collect(run)).split())
-    assert says in re.sub(r"<[^>]+>", "", text)
-
-
-def test_headings_are_in_order_and_figures_and_tables_are_named(text: str) -> None:
-    elements = Elements(text)
-    levels = [int(tag[1]) for tag, _ in elements.found if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
-    assert all(th.get("scope") in ("row", "col") for th in elements.of("th"))
-    identities = [each["id"] for _, each in elements.found if "id" in each]
-    assert len(identities) == len(set(identities))
-    for svg in elements.of("svg"):
-        assert svg["role"] == "img"
-        assert set(svg["aria-labelledby"].split()) <= set(identities)
-    targets = {a["href"][1:] for a in elements.of("a")}
-    assert targets <= set(identities)
-    # What scrolls can be reached by the keyboard, and has a name.
-    for box in elements.of("div"):
-        if box.get("class") == "scroll":
-            assert box["tabindex"] == "0"
-            assert box["aria-label"]
 
 
 def test_upper_bounds_are_rounded_up_and_lower_bounds_down(text: str) -> None:
@@ -236,53 +179,3 @@ def test_a_file_appears_whole_or_not_at_all(
         with pytest.raises(OSError, match="No space"):
             page.write_report(run, out)
     assert set(tmp_path.iterdir()) == before
-
-
-def test_the_command_prints_the_facts_of_the_page(
-    make_run: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run()
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(dpsgd.cli, ["report", "run"])
-    assert done.output == "report: report.html\n"
-    printed = CliRunner().invoke(dpsgd.cli, ["report", "run", "--json"]).stdout
-    found = json.loads(printed)
-    assert found == facts.collect(run)
-    assert (tmp_path / "report.html").read_text() == page.render(found)
-
-
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([0.5, 0.75, 0.81], ["0.5", "0.6", "0.7", "0.8", "0.9"]),
-        ([0.75, 0.7525, 0.76], ["0.750", "0.755", "0.760"]),
-        ([0.21910, 0.2195], ["0.218", "0.219", "0.220", "0.221"]),
-        ([0.8, 0.8], ["0.7950", "0.7975", "0.8000", "0.8025", "0.8050"]),
-        ([1e7, 3e7], ["1e+07", "1.5e+07", "2e+07", "2.5e+07", "3e+07"]),
-        ([0.0, 0.0], ["-0.50", "-0.25", "0.00", "0.25", "0.50"]),
-        ([1e3, 5e3], ["1,000", "2,000", "3,000", "4,000", "5,000"]),
-    ],
-)
-def test_ticks_hold_all_values_and_can_be_told_apart(
-    values: list[float], labels: list[str]
-) -> None:
-    chart = page.line_chart(range(len(values)), values)
-    assert chart is not None
-    assert [tick.label for tick in chart.y_ticks] == labels
-    heights = [tick.place for tick in chart.y_ticks]
-    assert all(min(heights) <= y <= max(heights) for _, y in chart.points)
-    assert all(chart.left <= x <= chart.right for x, _ in chart.points)
-
-
-@pytest.mark.parametrize("last", [1, 7, 2040, 2999, 123_456, 1_000_000])
-def test_the_axis_of_steps_ends_with_the_steps(last: int) -> None:
-    chart = page.line_chart([0, last // 2, last], [0.5, 0.6, 0.7])
-    assert chart is not None
-    assert chart.points[-1][0] == chart.right
-    steps = [int(tick.label.replace(",", "")) for tick in chart.x_ticks]
-    assert len(steps) >= 2
-    assert 0 <= min(steps) < max(steps) <= last
-
-
-def test_a_curve_of_one_known_point_is_none() -> None:
-    assert page.line_chart([0, 1], [None, 0.5]) is None

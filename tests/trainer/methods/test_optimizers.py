@@ -10,9 +10,9 @@ import pytest
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
+from trainer.core.tf_compat import keras, tf
 from trainer.methods.optimizers import FlooredAdam, learning_rates, make_optimizer
-from trainer.settings.train_settings import OPTIMIZERS, SCHEDULES, TrainSettings
-from trainer.tf_compat import keras, tf
+from trainer.settings.train_settings import SCHEDULES, TrainSettings
 
 
 def _settings(**changes: Any) -> TrainSettings:
@@ -75,18 +75,6 @@ def test_the_rates_are_those_that_the_optimizer_uses_also_after_a_restart(
     assert float(weight) == pytest.approx(-sum(used), rel=1e-5)
 
 
-def test_a_warm_up_that_leaves_no_step_is_refused() -> None:
-    with pytest.raises(InputError, match="warmup_steps=9"):
-        make_optimizer(_settings(warmup_steps=9), 9)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_name_is_an_optimizer(name: str) -> None:
-    optimizer = make_optimizer(_settings(optimizer=name), 9)
-    assert isinstance(optimizer, keras.optimizers.Optimizer)
-    assert float(optimizer.learning_rate) == 0.5
-
-
 def _steps(optimizer: Any, gradients: np.ndarray) -> np.ndarray:
     """The weights after each of the gradients, from zero."""
     weight = tf.Variable(tf.zeros(gradients.shape[1]))
@@ -140,13 +128,6 @@ def test_the_plans_rate_gives_weights_the_same_noise_with_any_floor() -> None:
         moved.append(_steps(make_optimizer(settings, 100), gradients)[-1].std())
     # Without a floor the first steps, of which chance decides, are larger.
     np.testing.assert_allclose(moved, 0.15, rtol=0.1)
-
-
-def test_a_floor_is_part_of_the_configuration() -> None:
-    config = FlooredAdam(0.5, floor=0.3).get_config()
-    assert config["floor"] == 0.3
-    with pytest.raises(InputError, match="floor=-1"):
-        FlooredAdam(0.5, floor=-1.0)
 
 
 def test_an_optimizer_of_ones_own(

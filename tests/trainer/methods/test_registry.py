@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import json
@@ -27,7 +26,6 @@ from trainer.core.step.bounded_sum import BoundedSum
 from trainer.core.step.per_example import ExampleGradients
 from trainer.core.step.single_examples import SingleExamples, example_gradient
 from trainer.gradients import clipping
-from trainer.keras_model import make_private
 from trainer.methods import registry
 from trainer.methods.registry import Hooks
 from trainer.model.trainable_model import TrainableModel
@@ -264,44 +262,6 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
     assert said["epsilon"] == dp_sgd_epsilon.guarantee
 
 
-def test_flags_are_those_of_the_methods_that_are_registered(register: Register) -> None:
-    def said(command: Any, *arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(command, list(arguments))
-        return done.exit_code, done.output + str(done.exception)
-
-    asked = ("--batches=b", "--eval=e", "--out=o", f"--method={NAME}")
-    assert "--clip-share" not in said(train_command, "--help")[1]
-    assert f"'{NAME}' is not one of 'dp-sgd'" in said(train_command, *asked)[1]
-    register(WHOLE)
-    status, text = said(train_command, "--help")
-    assert status == 0
-    for words in ("--clip-share FLOAT", "Share of the clip norm", f"|{NAME}]"):
-        assert words in text
-    assert f"{NAME}: a smaller clip" in " ".join(text.split())
-    assert "--clip-share for method" in said(train_command, *asked)[1]
-    # It has DP-SGD's epsilon, for which `dpsgd account` needs no setting.
-    assert "--clip-share" not in said(account, "--help")[1]
-    assert "--mix-width" in said(account, "--help")[1]
-
-
-def test_a_flag_has_one_meaning(register: Register) -> None:
-    register(dataclasses.replace(WHOLE, settings={"batches": SHARE}))
-    done = CliRunner().invoke(train_command, ["--help"])
-    assert "no setting 'batches' of a method: --batches means" in str(done.exception)
-
-
-def test_a_model_of_ones_own_takes_the_settings_of_its_method(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
-    folders = {"batches": tmp_path / "none", "run": tmp_path / "run"}
-    model = make_model(linear).network
-    register(WHOLE)
-    with pytest.raises(InputError, match="clip_share=2"):
-        make_private(model, **folders, **PRIVATE, method=NAME, clip_share=2.0)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"no l2_norm_clp=1 .* no method has it"):
-        make_private(model, **folders, **PRIVATE, l2_norm_clp=1)  # type: ignore[arg-type]
-
-
 # -- what is not brought ---------------------------------------------------------------
 
 
@@ -427,13 +387,6 @@ def test_an_unknown_method_is_not_taken_for_dp_sgd() -> None:
             ask()
 
 
-def test_training_without_privacy_has_no_epsilon_and_no_statement() -> None:
-    with pytest.raises(InputError, match="no epsilon is known"):
-        methods.theorem_of(NON_PRIVATE, {}, 1.0)
-    with pytest.raises(InputError, match="no privacy statement"):
-        gradients_text(NON_PRIVATE, {})
-
-
 def test_a_name_means_one_method_and_a_setting_has_one_owner(
     register: Register,
 ) -> None:
@@ -455,38 +408,6 @@ def test_the_methods_of_the_package_bring_what_a_run_needs(name: str) -> None:
     assert isinstance(registry.hooks_of(name), Hooks)
     private = name != NON_PRIVATE
     assert (method.accounting is not None) == (method.sentence is not None) == private
-
-
-def test_no_other_module_goes_by_the_name_of_a_method(root: pathlib.Path) -> None:
-    """Except the default, and training without privacy."""
-    named = {f'"{name}"' for name in methods.names()} - {'"dp-sgd"', '"non-private"'}
-    settings = {f'"{setting}"' for setting in methods.owners()}
-    for package in ("accounting", "dpsgd", "pipelines", "trainer"):
-        for path in (root / package).rglob("*.py"):
-            if not _MODULES & {
-                path.relative_to(root).as_posix(),
-                path.stem,
-                path.parent.name,
-            }:
-                found = _strings(path.read_text())
-                assert not [word for word in named | settings if word in found], path
-
-
-#: Modules that may name a method: the table, its step, and its theorem.
-_MODULES = {
-    "trainer/settings/methods.py",
-    *(name.replace("-", "_") for name in methods.names()),
-}
-
-
-def _strings(source: str) -> str:
-    """The strings of a source, each in quotes, without docstrings."""
-    nodes = list(ast.walk(ast.parse(source)))
-    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    found = (
-        n.value for n in nodes if isinstance(n, ast.Constant) and id(n) not in docs
-    )
-    return " ".join(f'"{one}"' for one in found).replace("'", '"')
 
 
 def test_the_sum_of_a_run_has_its_clip_and_its_quantile() -> None:

@@ -13,6 +13,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from tests.trainer.zoo import assert_close, clipped_total, tape_gradients
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -21,10 +22,9 @@ from trainer.gradients.clipping import (
     plain_sum,
 )
 from trainer.model.losses import loss_by_name, loss_of_keras, loss_of_ones_own
-from trainer.model.metrics import LOSSES, METRICS, Scores, metric_names
+from trainer.model.metrics import LOSSES, Scores
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import check_model
-from trainer.tf_compat import keras, tf
 
 CLIP = 0.4
 
@@ -371,14 +371,6 @@ def test_logits_under_a_loss_on_probabilities_are_refused(
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_loss_on_neither_takes_both(manifest: Any) -> None:
-    own = loss_of_ones_own("m:f", lambda y, z: (tf.cast(y, tf.float32) - z[:, 0]) ** 2)
-    for ending in ("argument", "linear"):
-        network = _ending({**ENDINGS, **LOGIT_ENDINGS}[ending], 1)
-        for loss in (loss_by_name("mean_squared_error"), loss_of_keras("mse"), own):
-            check_model(_with_loss(network, loss), manifest)
-
-
 def _centred(labels: Any, outputs: Any) -> Any:
     return (outputs - tf.reduce_mean(outputs, 0))[:, 0] * tf.cast(labels, tf.float32)
 
@@ -402,14 +394,6 @@ def test_a_loss_whose_clipping_would_mean_nothing_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         _checked(manifest, 1, loss_of_ones_own("m:f", function))
-
-
-@pytest.mark.parametrize("name", ["MeanSquaredError", "mean_squared_error"])
-def test_a_loss_of_keras_2_is_refused_in_one_line(name: str) -> None:
-    found = getattr(pytest.importorskip("tf_keras").losses, name)
-    with pytest.raises(InputError, match="is of tf_keras") as error:
-        loss_of_keras(found() if isinstance(found, type) else found)
-    assert "\n" not in str(error.value)
 
 
 def test_several_outputs_are_a_dict_of_columns(manifest: Any) -> None:
@@ -445,13 +429,3 @@ def test_metrics_of_classes_by_hand() -> None:
             "log_loss": pytest.approx(losses.mean()),
             "num_examples": 3,
         }
-
-
-@pytest.mark.parametrize("task", sorted(set(LOSSES.values())))
-def test_the_metrics_of_a_task_are_known_before_there_are_any(task: str) -> None:
-    scores = Scores(task)
-    labels, outputs = np.array([0, 1]), np.array([[0.5, 2.0], [1.0, 3.0]])
-    if task == "binary":
-        outputs = outputs[:, :1]
-    scores.add(labels=labels, outputs=outputs, losses=np.ones(2), predictions=None)
-    assert tuple(metric_names(scores.metrics())) == METRICS[task]

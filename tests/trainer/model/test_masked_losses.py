@@ -11,6 +11,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from tests.trainer.zoo import assert_close, clipped_total
+from trainer.core.tf_compat import get_keras_mask, keras, tf
 from trainer.gradients.clipping import (
     SINGLE_EXAMPLES,
     choose_path,
@@ -20,7 +21,6 @@ from trainer.gradients.model_check import check_model
 from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.losses import loss_by_name, loss_of_keras
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import get_keras_mask, keras, tf
 
 layers, losses = keras.layers, keras.losses
 POSITIONS, CLASSES, ROWS = 6, 5, 16

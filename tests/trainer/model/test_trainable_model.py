@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainer.core.tf_compat import keras
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras
 
 
 def _model() -> TrainableModel:

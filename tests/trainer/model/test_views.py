@@ -12,6 +12,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from trainer.core.step.noise import SEEDS, row_seeds
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import clipped_sum
 from trainer.methods import registry
 from trainer.model.layers import SEED_WORDS
@@ -24,7 +25,6 @@ from trainer.model.views import (
     trained_model,
 )
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
 
 SIDE, NUM, SIZE = 6, 4, 3
 LABEL = Column(name="label", dtype="int8")

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from trainer.model.metrics import BINARY, CLASSES, OTHER, correct
+from trainer.model.metrics import BINARY, CLASSES
 from trainer.prediction.predict import PREDICTED, shown_names, with_classes
 
 NAMES = ("red", "<green>", "dark blue")
@@ -32,44 +32,12 @@ def test_the_columns_of_classes_have_their_names() -> None:
         np.testing.assert_array_equal(found[f"probability_{name}"], ROWS[:, number])
 
 
-@pytest.mark.parametrize("names", [(), NAMES[:2]])
-def test_classes_without_a_name_for_each_have_numbers(names: tuple[str, ...]) -> None:
-    found = with_classes({"probabilities": ROWS}, CLASSES, names)
-    assert list(found) == [PREDICTED, "probabilities"]
-    assert found[PREDICTED].tolist() == [1, 0, 2]
-    labels = np.array([1, 0, 0])
-    right = found[PREDICTED] == labels
-    np.testing.assert_array_equal(right, correct(labels, ROWS))
-
-
-def test_a_row_of_several_labels_has_several_numbers() -> None:
-    found = with_classes({"probabilities": ROWS.reshape(1, 3, 3)}, CLASSES, NAMES)
-    assert found[PREDICTED].tolist() == [[1, 0, 2]]
-    assert found["probabilities"].shape == (1, 3, 3)
-
-
 def test_label_1_is_predicted_above_one_half() -> None:
     rows = {"probability": np.array([[0.5], [0.51], [0.1]])}
     assert with_classes(rows, BINARY, ())[PREDICTED].tolist() == [0, 1, 0]
     named = with_classes(rows, BINARY, ("no", "yes"))
     assert named[PREDICTED].tolist() == ["no", "yes", "no"]
     assert list(named) == [PREDICTED, "probability"]
-
-
-@pytest.mark.parametrize("task", [BINARY, CLASSES])
-def test_a_vote_has_the_names_of_classes(task: str) -> None:
-    binary = task == BINARY
-    share = np.array([0.0, 1.0]) if binary else ROWS[:2]
-    votes = {PREDICTED: np.array([0, 1], np.int8), "vote_share": share}
-    found = with_classes(votes, task, NAMES[:2] if binary else NAMES)
-    assert found[PREDICTED].tolist() == ["red", "<green>"]
-    assert list(found)[1] == ("vote_share" if binary else "vote_share_red")
-
-
-def test_other_outputs_have_no_class() -> None:
-    rows = {"prediction": ROWS}
-    assert with_classes(rows, OTHER, NAMES).keys() == rows.keys()
-    assert shown_names(["prediction"], OTHER, NAMES) == ("prediction",)
 
 
 @pytest.mark.parametrize("task", [BINARY, CLASSES])

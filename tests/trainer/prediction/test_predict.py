@@ -18,7 +18,6 @@ from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.core.run.run_record import read_run, write_run
 from trainer.prediction import exported_model, predict
-from trainer.prediction.predict import check_name
 from trainer.run.preflight import Request
 from trainer.settings.requests import PredictSettings
 from trainer.train import train
@@ -68,16 +67,6 @@ def test_predictions_are_those_of_the_exported_model_in_the_order_of_the_rows(
     np.testing.assert_array_equal(found["predicted"], wanted > 0.5)
 
 
-@pytest.mark.parametrize("name", ["run[1]", "run*", "run?"])
-def test_names_of_folders_are_no_patterns(
-    folder: pathlib.Path, tmp_path: pathlib.Path, name: str
-) -> None:
-    wanted = _predict(folder, tmp_path / "wanted.parquet")
-    (tmp_path / name).symlink_to(folder / "run")
-    predict.predict(tmp_path / name, folder / "table", tmp_path / "out.parquet")
-    assert pq.read_table(tmp_path / "out.parquet").equals(wanted)
-
-
 @pytest.mark.parametrize(
     ("file", "data"),
     [
@@ -125,25 +114,6 @@ def test_the_mean_of_kept_weights_needs_no_export(
     )
 
 
-def test_the_moving_average_of_kept_weights_has_the_decay_of_the_run(
-    folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    found = _predict(folder, tmp_path / "out.parquet", average="past_ema")
-    kept = [np.load(path) for path in sorted(folder.glob("run/iterates/*"))]
-    model = load_model(folder / "run" / "model.keras")
-    # The default decay of 0.9, three iterates: 0.81 : 0.9 : 1.
-    model.set_weights(
-        [
-            (0.81 * kept[0][n] + 0.9 * kept[1][n] + kept[2][n]) / 2.71
-            for n in (f"weight_{i}" for i in range(len(kept[0])))
-        ]
-    )
-    columns = {name: ROWS[name] for name in ("integers", "categories")}
-    wanted = np.ravel(model.predict(columns, verbose=0))
-    # Of logits of 80, float32 knows a probability to 1e-5; they vary by source.
-    np.testing.assert_allclose(found["probability"], wanted, rtol=1e-4)
-
-
 def test_an_aggregate_of_ones_own_predicts_by_kept_weights(
     folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,17 +127,6 @@ def test_an_aggregate_of_ones_own_predicts_by_kept_weights(
     found = _predict(folder, tmp_path / "out.parquet", aggregate=spec)
     wanted = _by_keras(folder / "run" / "upa_model.keras")
     np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
-
-
-def test_intervals_are_those_of_the_run(
-    folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    found = _predict(folder, tmp_path / "out.parquet", uncertainty=0.9)
-    of_run = pq.read_table(folder / "run" / "uncertainty.parquet")
-    assert found.column_names == ["predicted", "probability", "stddev", "low", "high"]
-    for name in of_run.column_names:
-        mine = "probability" if name == "prediction" else name
-        np.testing.assert_allclose(found[mine], of_run[name], rtol=1e-6, atol=1e-9)
 
 
 def test_a_majority_vote_gives_labels_and_shares_of_votes(
@@ -212,13 +171,6 @@ def test_a_name_that_ends_in_csv_gets_csv(
     np.testing.assert_allclose(found["probability"], wanted["probability"], rtol=1e-6)
     values = np.stack([found[name].to_numpy() for name in lists], axis=1)
     np.testing.assert_allclose(values, np.stack(wanted["integers"].to_numpy()))
-
-
-def test_lists_of_any_length_are_not_carried_to_csv() -> None:
-    types = {"tags": pa.list_(pa.string()), "id": pa.string()}
-    check_name(pathlib.Path("out.parquet"), types)
-    with pytest.raises(InputError, match=r"tags of type list.*--out out\.parquet"):
-        check_name(pathlib.Path("out.csv"), types)
 
 
 @pytest.mark.parametrize("average", ["last", "opa"])

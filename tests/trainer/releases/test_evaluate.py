@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from accounting.core.intervals import upper_text
 from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
@@ -31,7 +30,7 @@ from tests.trainer.conftest import (
 )
 from tests.trainer.run.whole_runs import private_settings
 from trainer.cli.metrics_text import metrics_text
-from trainer.cli.releases.evaluate_commands import evaluate_command
+from trainer.core.tf_compat import keras, tf
 from trainer.model import evaluation
 from trainer.model.metrics import binary_metrics
 from trainer.prediction import exported_model
@@ -41,7 +40,6 @@ from trainer.releases.evaluate import evaluate
 from trainer.report import run_files
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
-from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 DELTA = 1e-5
@@ -194,14 +192,6 @@ def test_files_of_training_rows_are_refused(
     monkeypatch.setattr(private, "read_checksums", lambda _: sampled)
     with pytest.raises(InputError, match="to hold no training examples"):
         evaluated()
-
-
-def test_other_batches_than_those_of_the_run_are_refused(
-    root: pathlib.Path, run: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    other = write_batches(tmp_path / "other", [make_rows(8, 1)]).path
-    with pytest.raises(InputError, match="to be those of the run"):
-        evaluate(run, other, root / "table", epsilon=1.0)
 
 
 #: A loss of one's own, of labels whose range no schema has.
@@ -453,19 +443,6 @@ def test_a_prediction_that_is_not_finite_refuses_nothing(
 
     monkeypatch.setattr(exported_model, "load", wild)
     assert evaluated(epsilon=4.0)["log_loss"] > 2.0
-
-
-def test_the_command_prints_metrics_intervals_baseline_and_claim(
-    root: pathlib.Path, run: pathlib.Path
-) -> None:
-    arguments = [
-        str(run), f"--batches={root}/batches-run-a", f"--input={root}/table",
-        "--epsilon=2",
-    ]  # fmt: skip
-    result = CliRunner().invoke(evaluate_command, arguments)
-    assert result.exit_code == 0, result.output
-    for words in ("AUC", "95 % interval, from", "guessing", "(2.0000, 1e-05)"):
-        assert words in result.output
 
 
 def test_memory_does_not_grow_with_the_held_out_rows(

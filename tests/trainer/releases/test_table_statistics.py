@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables.schema.schema import Schema
 from trainer.releases import table_counts, table_statistics
 from trainer.releases.table_counts import threshold
-from trainer.releases.table_statistics import least_rows, statistics, with_fields
+from trainer.releases.table_statistics import least_rows, statistics
 from trainer.report.progress import Silent
 
 NUM_ROWS = 30_000
@@ -195,12 +194,6 @@ def test_the_schema_says_where_its_ranges_came_from_and_prepares_the_table(
     assert roles["age"] == roles["net_worth"] == "number"
 
 
-def test_two_releases_differ(found_in: Callable[..., Any], tmp_path: Any) -> None:
-    found = found_in(epsilon=1.5)
-    (tmp_path / "out.toml").unlink()
-    assert found_in(epsilon=1.5)["classes"] != found["classes"]
-
-
 def test_too_few_rows_are_refused_before_they_are_read(
     found_in: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -219,31 +212,6 @@ def test_a_table_of_users_is_refused(
     monkeypatch.setattr(Schema, "user", "person")
     with pytest.raises(InputError, match=r"users of .* to be bounded"):
         found_in()
-
-
-def test_lines_are_added_behind_headers_alone() -> None:
-    fields = {"age": ["log = true"], "net worth": ["log = false"]}
-    text = with_fields(SCHEMA, fields)
-    found = tomllib.loads(text)["columns"]
-    assert found["age"] == {"kind": "numeric", "log": True}
-    assert found["net worth"] == {"kind": "numeric", "log": False}
-    kept = [line for line in text.split("\n") if not line.startswith("log = ")]
-    assert "\n".join(kept) == SCHEMA
-    with pytest.raises(InputError, match=r"a header \[columns\.city\]"):
-        with_fields(SCHEMA, {"city": ["log = true"]})
-
-
-def test_the_command_prints_ranges_and_the_claim(
-    root: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    arguments = [
-        "statistics", f"--input={root}/data/val", f"--schema={root}/schema.toml",
-        f"--out={tmp_path}/new.toml", "--epsilon=3", "--delta=1e-6",
-    ]  # fmt: skip
-    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    for words in ("net worth", "Shares of the classes", "(3.0000, 1e-06)"):
-        assert words in result.output
 
 
 def test_shares_add_up_to_1_at_most_for_any_number_of_columns() -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from scipy import stats
 
 from accounting.claims.selection.best_of import epsilon_of_best
@@ -26,7 +25,7 @@ from accounting.planning.tuning import Tuning
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import Planted, private_settings
-from trainer.cli.releases.tune_commands import candidate_flags, tune_command
+from trainer.cli.releases.tune_commands import candidate_flags
 from trainer.core import claims
 from trainer.core.run import run_record
 from trainer.releases import evaluate, tuning
@@ -403,19 +402,6 @@ def test_a_search_that_was_killed_at_its_end_leaves_nothing_more(
     assert {path.name for path in out.iterdir()} == {"tuning.json"}
 
 
-def test_a_search_that_ended_while_another_was_checked_is_not_replaced(
-    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
-    monkeypatch.setattr(tuning, "_scored", lambda *_: (0.5, {}))
-    late = checked(root, tmp_path / "out", score="accuracy")
-    _watched(root, tmp_path / "out", 2, monkeypatch)
-    written = (tmp_path / "out/tuning.json").read_bytes()
-    with pytest.raises(InputError, match="a second release, whose epsilon adds"):
-        tuning.tune_checked(late, Silent())
-    assert (tmp_path / "out/tuning.json").read_bytes() == written
-
-
 def test_lines_of_progress_do_not_depend_on_the_number_of_runs(
     root: pathlib.Path,
     search: Any,
@@ -522,28 +508,3 @@ def test_lists_and_alternatives_are_combined() -> None:
         ("--hidden", "8", "--learning-rate=0.2"),
         ("--optimizer", "sgd", "--learning-rate=1"),
     ]
-
-
-def test_the_command_prints_winner_metrics_and_claim(
-    root: pathlib.Path, search: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, found, _ = search
-    monkeypatch.setattr(tuning, "_priced", lambda *_: {**found, "winner": None})
-    monkeypatch.setattr(tuning, "tune_checked", lambda *_: found)
-    arguments = [
-        f"--input={root}/train", f"--score={root}/val", f"--out={root}/new", "--runs=2",
-        "--epsilon=4", "--delta=1e-3", "--batch-size=20", "--epochs=1",
-        "--learning-rate=0.01,0.1", "--by=accuracy",
-    ]  # fmt: skip
-    result = CliRunner().invoke(tune_command, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    rate = found["winner"]["settings"]["learning_rate"]
-    for words in (f"winner: --learning-rate={rate:g}", "log_loss", "dpsgd evaluate",
-                  "Model and score together are (4.0000, 0.001)"):  # fmt: skip
-        assert words in result.output
-    result = CliRunner().invoke(tune_command, [*arguments, "--json"])
-    assert json.loads(result.stdout)["winner"]["score"] == "accuracy"
-    refused = CliRunner().invoke(
-        tune_command, [*arguments, "--init-seed=4", "--eval=x"]
-    )
-    assert "--eval=x is set for every run of this command" in str(refused.exception)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 
 import dpsgd
 from trainer.experiments.compare import NO_GUARANTEE, Outcome, report
-from trainer.report.report import plot_curve
 
 PLAN = (
     "plan", "--num-examples=400", "--batch-size=40", "--epochs=2", "--delta=1e-5",
@@ -45,43 +41,10 @@ def named(figure: Figure) -> list[str]:
     return [text.get_text().replace("\n", " ") for text in legend.get_texts()]
 
 
-def renderer_of(figure: Figure) -> RendererBase:
-    return figure.canvas.get_renderer()
-
-
 def run(*arguments: str) -> str:
     done = CliRunner().invoke(dpsgd.cli, [*PLAN, *arguments])
     assert done.exit_code == 0, done.output
     return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("question", "samplers"),
-    [("--epsilon=3", ("poisson", "dynamic-shuffle")), ("--noise-multiplier=0.7", ())],
-)
-def test_numbers_are_those_of_the_table_beside_their_bars(
-    drawn: list[Figure], question: str, samplers: tuple[str, ...]
-) -> None:
-    table = run(question, *(f"--sampler={name}" for name in samplers))
-    [figure] = drawn
-    [axes] = figure.axes
-    assert set(named(figure)) == {"proven", "lower bound"}
-    labels = axes.texts
-    assert len(labels) == (len(samplers) or 6)
-    cells = re.findall(r"(?:\.\. )?(\d+\.\d{4}) │ [eul]", table)
-    assert [label.get_text() for label in labels] == cells
-    circles = [axes.transData.transform(line.get_xydata()) for line in axes.lines]
-    assert circles
-    for label, [(x, y)] in itertools.product(labels, circles):
-        box = label.get_window_extent(renderer_of(figure)).padded(4)
-        assert not box.contains(x, y)
-
-
-def test_no_noise_is_drawn_as_infinite(drawn: list[Figure]) -> None:
-    run("--noise-multiplier=0")
-    [axes] = drawn[0].axes
-    assert {label.get_text() for label in axes.texts} == {"infinite"}
-    assert not drawn[0].legends
 
 
 def test_a_sweep_is_drawn_on_the_safe_side(drawn: list[Figure]) -> None:
@@ -161,19 +124,6 @@ def test_a_comparison_has_a_line_for_each_combination_of_settings(
     assert "batch size 1,024, delta 1e-06" in figure.get_suptitle()
 
 
-def test_rates_that_plans_choose_do_not_part_a_line(drawn: list[Figure]) -> None:
-    given = [
-        dataclasses.replace(OUTCOME, num_epochs=epochs, learning_rate=rate)
-        for epochs, rate in ((1, 0.1), (5, 0.02))
-    ]
-    draw(given)
-    assert named(drawn[0]) == ["truncated-poisson"]
-    draw([*given, dataclasses.replace(OUTCOME, learning_rate=0.3)])
-    assert [name.split(", rate ")[1] for name in named(drawn[1])] == [
-        "0.1", "0.02", "0.3",
-    ]  # fmt: skip
-
-
 def test_lines_of_a_comparison_can_be_told_apart_without_colour(
     drawn: list[Figure],
 ) -> None:
@@ -192,23 +142,6 @@ def test_lines_of_a_comparison_can_be_told_apart_without_colour(
     points = [x for x in drawn[0].axes[0].lines if x.get_marker() in markers]
     assert len(points) > 2
     assert {line.get_markerfacecolor() for line in points} == {"white"}
-
-
-def test_a_comparison_without_privacy_is_drawn_over_its_batch_size(
-    drawn: list[Figure],
-) -> None:
-    draw([dataclasses.replace(OUTCOME, **PLAIN, delta=None)])
-    [axes] = drawn[0].axes
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["1,024"]
-
-
-def test_each_metric_of_a_curve_has_axes_of_its_own(drawn: list[Figure]) -> None:
-    points = [{"step": s, "auc": None if s == 0 else 0.7, "loss": 1.0} for s in (0, 5)]
-    plot_curve(points, pathlib.Path("a.png"), title="T")
-    labels = [axes.get_ylabel() for axes in drawn[0].axes]
-    assert labels == ["AUC on held-out examples", "loss on held-out examples"]
-    values = drawn[0].axes[0].lines[0].get_ydata()
-    assert np.array_equal(values, [np.nan, 0.7], equal_nan=True)
 
 
 def test_an_audit_names_all_and_rounds_its_claim_up(drawn: list[Figure]) -> None:

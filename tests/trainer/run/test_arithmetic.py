@@ -11,9 +11,9 @@ from accounting.core.validation import InputError
 from tests.trainer.run.test_views_of_runs import network
 from trainer import train as train_module
 from trainer.core.run import arithmetic
+from trainer.core.tf_compat import keras, tf
 from trainer.keras_model import make_private
 from trainer.run import preflight
-from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 

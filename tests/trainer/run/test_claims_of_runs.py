@@ -20,9 +20,9 @@ from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.claims import CLAIMS
 from trainer.core.run.run_record import RunRecord
 from trainer.core.step.dp_step import Step
+from trainer.core.tf_compat import keras
 from trainer.gradients.engine.table_reads import table_reads
 from trainer.methods import registry
-from trainer.tf_compat import keras
 
 METHODS: dict[str, dict[str, Any]] = {
     "dp-sgd": {},

@@ -44,10 +44,10 @@ from trainer.core.run.run_record import RECORD_NAME, read_run
 from trainer.core.run.session import Session
 from trainer.core.run.withheld import InterruptedRunError
 from trainer.core.step.dp_step import Step
+from trainer.core.tf_compat import keras
 from trainer.keras_model import make_private
 from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
-from trainer.tf_compat import keras
 from trainer.train import train
 from trainer.training import Training
 

@@ -17,12 +17,12 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import linear, load_model, private_settings
 from trainer.core.run.run_record import read_run
+from trainer.core.tf_compat import keras
 from trainer.keras_model import make_private
 from trainer.model.metrics import binary_metrics
 from trainer.run import preflight
 from trainer.run.privacy import run_statement
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")

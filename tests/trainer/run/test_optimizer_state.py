@@ -11,7 +11,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import LINEAR, private_settings, same_results
-from trainer.tf_compat import keras
+from trainer.core.tf_compat import keras
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results", "one_secret")

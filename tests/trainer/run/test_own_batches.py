@@ -21,11 +21,11 @@ from tests.trainer.run.whole_runs import (
 )
 from trainer.cli import account_body
 from trainer.core.run.run_record import read_run
+from trainer.core.tf_compat import keras
 from trainer.html_report import page
 from trainer.keras_model import make_private
 from trainer.run.preflight import Request
 from trainer.settings.methods import NON_PRIVATE
-from trainer.tf_compat import keras
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")

@@ -7,7 +7,6 @@ import json
 import pathlib
 from typing import Any
 
-import numpy as np
 import pytest
 
 from accounting.claims.model_mix.theorem import Mixing
@@ -16,7 +15,6 @@ from accounting.statement import privacy_statement
 from pipelines.core.batches.share import Share
 from pipelines.core.users.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
-from trainer.core.run import run_record
 from trainer.core.run.run_record import (
     RECORD_NAME,
     RunRecord,
@@ -36,17 +34,6 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
 def _edit(path: pathlib.Path, **changes: Any) -> None:
     fields = json.loads(path.read_text())
     path.write_text(json.dumps({**fields, **changes}, indent=2, sort_keys=True) + "\n")
-
-
-def test_versions_say_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_record, "_PACKAGES", ("numpy", "no-such-package"))
-    found = run_record.versions()
-    assert found == {"numpy": np.__version__, "no-such-package": "not installed"}
-
-
-def test_json_round_trip(small_batches: Any) -> None:
-    record = make_record(small_batches.manifest)
-    assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 @pytest.mark.parametrize(
@@ -284,9 +271,3 @@ def test_a_ledger_starts_where_a_run_stopped() -> None:
     ledger.finish()
     with pytest.raises(InputError):
         StepLedger(num_steps=4, first_step=2).enter(1, part=1)
-
-
-def test_records_are_frozen(small_batches: Any) -> None:
-    record = make_record(small_batches.manifest)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        record.noise_multiplier = 9.0  # type: ignore[misc]

@@ -26,9 +26,9 @@ from tests.trainer.export.test_own_numbers import (
 )
 from tests.trainer.run.whole_runs import private_settings
 from trainer.core.step.bounded_sum import BoundedSum
+from trainer.core.tf_compat import tf
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
-from trainer.tf_compat import tf
 from trainer.train import train
 
 #: Numbers of rows of the steps of two runs.

@@ -23,10 +23,10 @@ from trainer.core.run.run_record import read_run
 from trainer.core.run.session import Session
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import step_noise
+from trainer.core.tf_compat import keras, tf
 from trainer.keras_model import make_private
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")

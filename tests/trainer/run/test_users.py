@@ -21,12 +21,12 @@ from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.make_batches import make_batches
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
+from trainer.core.tf_compat import keras
 from trainer.keras_model import make_private
 from trainer.model.rows import of_one_row
 from trainer.prediction.predict import predict
 from trainer.run.preflight import Request, check
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras
 from trainer.train import train
 
 MOST, ROWS = 3, 400

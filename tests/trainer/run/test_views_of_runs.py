@@ -15,9 +15,9 @@ from tests.trainer.run.whole_runs import private_settings, same_results
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import SEEDS
+from trainer.core.tf_compat import keras, tf
 from trainer.keras_model import make_private
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results", "one_secret")

@@ -18,9 +18,9 @@ from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
 from trainer.core.run.checkpoints import Checkpoints
 from trainer.core.step.dp_step import Step
+from trainer.core.tf_compat import keras, raw_variable
 from trainer.keras_model import make_private
 from trainer.model.evaluation import Evaluator
-from trainer.tf_compat import keras, raw_variable
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")

@@ -19,10 +19,10 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.core import tf_compat
 from trainer.core.run.withheld import withhold_values
+from trainer.core.tf_compat import keras, tf
 from trainer.keras_model import PrivateModel, make_private
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")

@@ -22,11 +22,11 @@ from trainer.core.run.checkpoints import Checkpoints, State
 from trainer.core.run.run_record import read_run
 from trainer.core.run.session import Session
 from trainer.core.step.workers import Alone, Workers
+from trainer.core.tf_compat import keras
 from trainer.model.metrics import binary_metrics
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
-from trainer.tf_compat import keras
 
 SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
 #: Secret of all attempts, of a test that compares runs.

@@ -72,17 +72,3 @@ def test_kept_steps_are_evenly_apart_and_end_with_the_run(
         assert gaps <= {keep_every}
     elif num_steps >= 2 * keep_last:
         assert steps[0] > num_steps / 2
-
-
-def test_averages_of_every_step_are_told_from_those_of_kept_iterates() -> None:
-    assert AggregationSettings(tail=2).averages_every_step
-    assert AggregationSettings(ema_decay=0.9).averages_every_step
-    assert not AggregationSettings(keep_last=2).averages_every_step
-
-
-def test_the_record_tells_what_changes_training() -> None:
-    assert AggregationSettings(tail=2, keep_last=2).describe_feedback() == {}
-    settings = AggregationSettings(tail=2, train_over="uta")
-    assert settings.describe_feedback() == {
-        "train_over": "uta", "aggregate_from": 0, "tail": 2,
-    }  # fmt: skip

@@ -15,12 +15,6 @@ PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
 MIXED = {"method": "model-mix", "mix_width": 0.1, "optimizer": "sgd"}
 
 
-def test_either_a_target_or_a_noise_multiplier() -> None:
-    TrainSettings(**PRIVATE)
-    TrainSettings(target_epsilon=3.0, target_delta=1e-5, l2_norm_clip=1.0)
-    TrainSettings(method="non-private")
-
-
 @pytest.mark.parametrize(
     ("changes", "clip"),
     [
@@ -183,16 +177,3 @@ def test_impossible_requests_are_refused(changes: dict[str, Any], message: str) 
     with pytest.raises(InputError, match=message) as found:
         train_settings(**{**PRIVATE, **changes})
     assert "\n" not in str(found.value)
-
-
-def test_averages_of_iterates_go_with_model_mix() -> None:
-    averages = {"ema_decay": 0.9, "tail": 3, "keep_last": 2, "export": ("upa",)}
-    for schedule in ("constant", "cosine"):
-        more = {"learning_rate_schedule": schedule, "warmup_steps": 2}
-        train_settings(**{**PRIVATE, **MIXED, **averages, **more})
-
-
-def test_the_curve_has_ten_points_unless_told_otherwise() -> None:
-    assert TrainSettings(**PRIVATE).eval_steps(1000) == 100
-    assert TrainSettings(**PRIVATE).eval_steps(3) == 1
-    assert TrainSettings(**PRIVATE, eval_every=7).eval_steps(1000) == 7

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import pathlib
 import re
@@ -40,7 +39,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from accounting.core.claim import AUTO_CLIP
-from accounting.core.plan import MOST_RUNS, DpSgdPlan
+from accounting.core.plan import MOST_RUNS, DpSgdPlan, fingerprint
 from accounting.core.validation import InputError, check_float, check_int
 from accounting.core.versioned_json import header, installed_version, read_fields
 from pipelines.core.batches.manifest import Manifest
@@ -53,7 +52,7 @@ from trainer.core import claims
 from trainer.core.claims import NON_PRIVATE
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 10
+RUN_RECORD_VERSION = 11
 _HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
@@ -174,7 +173,7 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
         fields = {**header(**_HEADER), **dataclasses.asdict(self)}
-        return {**fields, "checksum": _checksum(fields)}
+        return {**fields, "checksum": fingerprint(fields)}
 
     @classmethod
     def from_json(cls, fields: Any) -> RunRecord:
@@ -187,16 +186,12 @@ class RunRecord:
         names = [*(field.name for field in dataclasses.fields(cls)), "checksum"]
         found = read_fields(fields, names, kind="run record", **_HEADER)
         checksum = found.pop("checksum")
-        if checksum != _checksum({**header(**_HEADER), **found}):
+        if checksum != fingerprint({**header(**_HEADER), **found}):
             raise InputError(
                 f"Expected checksum={checksum!r} to be that of the run record; its "
                 "values have changed since. Restore it, or train again."
             )
         return cls(**found)
-
-
-def _checksum(fields: dict[str, Any]) -> str:
-    return hashlib.sha256(pretty_json(fields)).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -26,6 +26,7 @@ from typing import Any
 
 from trainer.core.claims import GRAPH_GRADIENTS
 from trainer.core.step.per_example import ExampleGradients, scale_rows
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine.changed_results import with_changes
 from trainer.gradients.engine.moved_weights import Change, changes_of
 from trainer.gradients.engine.proof import Proof, proof_of
@@ -34,7 +35,6 @@ from trainer.gradients.engine.traced_losses import GraphCopy, copy_into
 from trainer.gradients.engine.use_gradients import part_of, split_examples
 from trainer.gradients.engine.weight_uses import Piece, Use
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import tf
 
 
 def one_pass(model: TrainableModel) -> ExampleGradients:

@@ -54,7 +54,7 @@ from trainer.core.step.per_example import (
     sum_in_chunks,
     zero_others,
 )
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: Largest number of values of formed gradients that are held at a time.
 _MOST_HELD_VALUES = 1 << 23

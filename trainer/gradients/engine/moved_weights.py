@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine.gradient_parts import TableRows
 from trainer.gradients.engine.proof import Proof
 from trainer.gradients.engine.row_independence import Rows
@@ -51,7 +52,6 @@ from trainer.gradients.engine.weight_uses import (
     UnknownUseError,
     Use,
 )
-from trainer.tf_compat import tf
 
 #: The same use in a copy of the graph -> what is added to its result.
 Change = Callable[[Use], Any]

@@ -18,6 +18,7 @@ from typing import Any
 from accounting.core.validation import InputError
 from trainer.core.run.withheld import place_of
 from trainer.core.step.tracing import check_eager
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine.row_independence import (
     Kind,
     Rows,
@@ -34,7 +35,6 @@ from trainer.gradients.engine.weight_uses import (
     find_pieces,
 )
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

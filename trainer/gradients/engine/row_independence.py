@@ -43,8 +43,8 @@ from typing import Any
 import numpy as np
 
 from trainer.core.step.row_sums import is_row_by_row
+from trainer.core.tf_compat import gradient_registry, tf
 from trainer.gradients.engine.static_values import static_value, with_known_sizes
-from trainer.tf_compat import gradient_registry, tf
 
 
 @dataclasses.dataclass(frozen=True)

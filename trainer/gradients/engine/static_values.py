@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: Most operations of such a value; values that models compute with have more.
 _MOST_OPERATIONS = 64

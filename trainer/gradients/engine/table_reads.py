@@ -16,12 +16,12 @@ from typing import Any
 
 from trainer.core.step.per_example import filled, keep_rows, real_rows
 from trainer.core.step.tracing import in_graph
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine.proof import Proof, proof_of
 from trainer.gradients.engine.row_independence import Rows
 from trainer.gradients.engine.traced_losses import copy_into
 from trainer.gradients.engine.weight_uses import LOOK_UPS, Piece, ancestors
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

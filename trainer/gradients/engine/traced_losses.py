@@ -22,9 +22,9 @@ from typing import Any
 from trainer.core.step.kernel_faults import check_products
 from trainer.core.step.pure_graph import check_pure
 from trainer.core.step.tracing import trace_eagerly
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine.static_values import with_known_sizes
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import tf
 
 #: Name of the gradient of a gather within rows.
 _WITHIN_ROWS = "dpsgd: values within rows"

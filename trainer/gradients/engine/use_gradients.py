@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trainer.core.tf_compat import tf
 from trainer.gradients.engine.gradient_parts import (
     FormedGradients,
     OuterProducts,
@@ -30,7 +31,6 @@ from trainer.gradients.engine.gradient_parts import (
     TableRows,
 )
 from trainer.gradients.engine.weight_uses import Piece, Use, einsum_letters
-from trainer.tf_compat import tf
 
 PRODUCTS, TABLE, OTHER = "products", "table", "other"
 

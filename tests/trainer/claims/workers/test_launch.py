@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
 import sys
 
 import pytest
@@ -81,45 +78,3 @@ def test_workers_without_mpi_are_refused_with_what_to_install(
     monkeypatch.setenv("PMI_RANK", "1")  # rank 0 reported it
     with pytest.raises(SystemExit):
         of_this_process()
-
-
-#: Prints the bytes that the system gets back when vectors of 16 MiB are freed.
-_FREED = """
-import os, pathlib
-import numpy as np
-from trainer.claims.workers import launch
-from trainer.core.step.workers import Alone
-
-def resident():
-    pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-launch._load_mpi = lambda count: lambda **_: Alone()
-launch.of_this_process()
-vectors = [np.ones(1 << 21, np.int64) for _ in range(8)]
-held = resident()
-del vectors
-print(held - resident())
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_workers_keep_the_memory_of_vectors_that_are_freed() -> None:
-    of_launcher = {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", _FREED],
-        env={**os.environ, **of_launcher},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert int(done.stdout) < 1 << 24, "less than one vector"
-
-
-@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
-def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
-    with pytest.raises(InputError, match="worker_timeout"):
-        of_this_process(timeout)
-
-
-def test_mpi_is_imported_by_the_launch_alone() -> None:
-    code = "import sys, trainer.cli.commands; sys.exit('mpi4py' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

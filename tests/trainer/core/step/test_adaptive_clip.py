@@ -28,9 +28,9 @@ from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import step_noise
 from trainer.core.step.per_example import ExampleGradients
 from trainer.core.step.single_examples import SingleExamples
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES, example_gradients
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 DIVISOR = 8
 #: Norms and sums are rounded to float32 (see `clipping`).

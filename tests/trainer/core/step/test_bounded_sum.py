@@ -26,6 +26,7 @@ from trainer.core.step.bounded_sum import BoundedSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.per_example import ExampleGradients
 from trainer.core.step.single_examples import SingleExamples, example_gradient
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -33,7 +34,6 @@ from trainer.gradients.clipping import (
     plain_sum,
 )
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 CLIP, DIVISOR = 0.5, 8
 #: Norms and sums are rounded to float32 (see `clipping`).

@@ -18,9 +18,9 @@ from tests.trainer.gradients.test_random_operations import ERRORS, SHAPE, Call, 
 from tests.trainer.zoo import arrays, assert_close, batch
 from trainer.core.step import single_examples
 from trainer.core.step.kernel_faults import KNOWN, is_safe_together
+from trainer.core.tf_compat import tf
 from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum
 from trainer.gradients.engine import row_independence
-from trainer.tf_compat import tf
 
 pytestmark = pytest.mark.thorough
 

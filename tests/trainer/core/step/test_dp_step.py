@@ -23,9 +23,9 @@ from trainer.core.step.dp_step import Step
 from trainer.core.step.grid import Grid
 from trainer.core.step.noise import mixing_coefficients, step_noise
 from trainer.core.step.per_example import clipped
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import clipped_sum, example_gradients, plain_sum
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 CLIP = 0.5
 

@@ -15,7 +15,7 @@ from trainer.core.step import grid as module
 from trainer.core.step import noise
 from trainer.core.step.grid import Grid, make
 from trainer.core.step.noise import grid_normal, step_noise
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 KEY = insecure_key(1)
 SIZE = 400

@@ -14,6 +14,7 @@ from tests.trainer.zoo import arrays, assert_close, batch, make_model, numbers
 from trainer.core.step.kernel_faults import is_safe_together
 from trainer.core.step.single_examples import example_gradient
 from trainer.core.step.tracing import trace_eagerly
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
     SINGLE_EXAMPLES,
@@ -21,7 +22,6 @@ from trainer.gradients.clipping import (
     clipped_sum,
 )
 from trainer.gradients.engine.proof import check_function
-from trainer.tf_compat import keras, tf
 
 
 class _Product(keras.layers.Layer):

@@ -27,9 +27,9 @@ from trainer.core.step.per_example import (
     squared_norms,
     sum_in_chunks,
 )
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum
 from trainer.model.trainable_model import TrainableModel
-from trainer.tf_compat import keras, tf
 
 
 class _AcceptsBits:

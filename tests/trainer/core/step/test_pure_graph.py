@@ -10,7 +10,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from trainer.core.step.pure_graph import check_pure, impurity
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 STATE = tf.Variable(1.0)
 TABLE = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)

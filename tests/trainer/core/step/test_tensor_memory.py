@@ -7,7 +7,7 @@ import pytest
 
 from trainer.core.step import tensor_memory
 from trainer.core.step.aligned_arrays import aligned
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 
 def _read_only() -> np.ndarray:

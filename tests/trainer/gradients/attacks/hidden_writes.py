@@ -18,7 +18,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     finite,
     new_weight,
 )
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 CASES = Cases("hidden write")
 

@@ -12,7 +12,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     new_weight,
     tamed,
 )
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 #: Each row by itself, by operations without state.
 CASES = Cases("honest", honest=True)

@@ -24,7 +24,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     tamed,
     weight,
 )
-from trainer.tf_compat import keras, tf
+from trainer.core.tf_compat import keras, tf
 
 CASES = Cases("keras")
 _after = CASES.of_values

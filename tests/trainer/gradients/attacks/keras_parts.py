@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trainer.core.tf_compat import keras, raw_variable, tf
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
-from trainer.tf_compat import keras, raw_variable, tf
 
 layers = keras.layers
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import Holder
-from trainer.tf_compat import keras, tf
+from trainer.core.tf_compat import keras, tf
 
 CASES = Cases("loss")
 

@@ -16,7 +16,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     hidden,
     known,
 )
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 CASES = Cases("state")
 

@@ -14,7 +14,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     Call,
     any_rare,
 )
-from trainer.tf_compat import tf
+from trainer.core.tf_compat import tf
 
 CASES = Cases("python")
 

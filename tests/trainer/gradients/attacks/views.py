@@ -13,7 +13,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     Holder,
     layers,
 )
-from trainer.tf_compat import keras, tf
+from trainer.core.tf_compat import keras, tf
 
 CASES = Cases("view")
 

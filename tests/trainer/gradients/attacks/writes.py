@@ -18,7 +18,7 @@ from tests.trainer.gradients.attacks.keras_parts import (
     new_weight,
     weight,
 )
-from trainer.tf_compat import keras, tf
+from trainer.core.tf_compat import keras, tf
 
 CASES = Cases("write")
 

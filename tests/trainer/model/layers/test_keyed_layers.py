@@ -24,12 +24,12 @@ from tests.trainer.zoo import (
     numbers,
 )
 from trainer.core.step.noise import SEEDS, row_seeds
+from trainer.core.tf_compat import keras, tf
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 from trainer.model.layers import SEED_WORDS, has_dropout, keyed_layers
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, trained_model
-from trainer.tf_compat import keras, tf
 
 layers = keras.layers
 KEY = bytes(range(32))
