@@ -58,7 +58,7 @@ from trainer.report.report import (
     drawn,
     over_seeds,
 )
-from trainer.report.run_files import notes_on_plain, warnings
+from trainer.report.run_files import PLAIN, warnings
 from trainer.settings.aggregation_settings import OMV
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.requests import LAST, OPTIMISTIC, OWN, ComparisonSettings
@@ -423,7 +423,7 @@ def _lines(outcomes: Sequence[Outcome], axis: str) -> dict[str, list[Outcome]]:
 
     Args:
       outcomes: What to draw.
-      axis: A key of ``plot.AXES``, by whose values outcomes of a line differ.
+      axis: A key of ``_AXES``, by whose values outcomes of a line differ.
     """
     settings = {**_settings(outcomes)}
     if "noise rule" in settings:  # the plot itself marks what has no guarantee
@@ -460,29 +460,11 @@ def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
         "noise; no proof can give less than eps ≥. The columns after it are for "
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
         *([_NO_GUARANTEE_NOTE] if marked else []),
-        *_plain_notes(outcomes),
+        *([PLAIN] if any(one.method == NON_PRIVATE for one in outcomes) else []),
         *_unfit_notes(outcomes),
         *notes,
         COSTS,
     ]
-
-
-def _plain_notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """Returns the notes on lines without privacy, among those of their plan."""
-    plans = defaultdict[tuple[Any, ...], list[Outcome]](list)
-    for one in outcomes:
-        plans[_of_plan(one)].append(one)
-    found: dict[str, None] = {}
-    for lines in plans.values():
-        plain = [one.mean for one in lines if one.method == NON_PRIVATE]
-        private = [one.mean for one in lines if one.method != NON_PRIVATE]
-        if plain:
-            found |= dict.fromkeys(notes_on_plain(lines[0].metric, private, plain))
-    return list(found)
-
-
-def _of_plan(outcome: Outcome) -> tuple[Any, ...]:
-    return outcome.sampler, outcome.expected_batch_size, outcome.num_epochs
 
 
 def _unfit_notes(outcomes: Sequence[Outcome]) -> list[str]:

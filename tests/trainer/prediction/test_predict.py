@@ -129,15 +129,6 @@ def test_an_aggregate_of_ones_own_predicts_by_kept_weights(
     np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
 
 
-def test_a_majority_vote_gives_labels_and_shares_of_votes(
-    folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    found = _predict(folder, tmp_path / "out.parquet", average="omv")
-    share = np.asarray(found["vote_share"])
-    assert set(np.round(share * 3)) <= {0, 1, 2, 3}
-    np.testing.assert_array_equal(found["predicted"], share > 0.5)
-
-
 def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

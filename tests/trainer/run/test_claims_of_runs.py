@@ -85,7 +85,7 @@ def test_a_claim_of_no_release_and_an_older_record_are_refused(
     fields = make_record(small_batches.manifest).to_json()
     del fields["relies_on"]
     with pytest.raises(
-        InputError, match=r"version=4 to be 10\. Use the release"
+        InputError, match=r"version=4 to be 11\. Use the release"
     ) as error:
         RunRecord.from_json({**fields, "version": 4})
     assert "\n" not in str(error.value)

@@ -15,8 +15,6 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import (
     LINEAR,
-    SMALL,
-    private_settings,
     same_results,
     weights_of,
 )
@@ -62,29 +60,6 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match="finished run"):
         train(request)  # which is not replaced
-
-
-def test_a_run_without_delta_says_how_to_get_a_statement(
-    lean_results: None, request_for: Any
-) -> None:
-    request = request_for(settings=private_settings(target_delta=None, model=LINEAR))
-    summary = train(request)
-    assert "dpsgd account RUN --delta" in summary.text
-    fields = json.loads((request.run / "privacy.json").read_text())
-    assert fields["epsilon"] is None
-    assert fields == summary.statement
-    assert (request.run / "privacy.txt").read_text().strip() == summary.text
-
-
-def test_a_run_without_privacy_says_so(lean_results: None, request_for: Any) -> None:
-    settings = TrainSettings(method="non-private", **SMALL)
-    request = request_for(settings=settings)
-    train(request)
-    assert "not private" in (request.run / "privacy.txt").read_text()
-    record, manifest = read_run(request.run)
-    assert record.noise_multiplier is None
-    with pytest.raises(InputError, match="no epsilon"):
-        privacy.run_statement(record, manifest, delta=1e-3)
 
 
 def test_a_run_without_privacy_stops_where_rows_that_train_nothing_are_best(

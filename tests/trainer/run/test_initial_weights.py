@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import json
 import pathlib
@@ -21,7 +20,6 @@ from trainer.core.tf_compat import keras
 from trainer.keras_model import make_private
 from trainer.model.metrics import binary_metrics
 from trainer.run import preflight
-from trainer.run.privacy import run_statement
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
@@ -137,36 +135,6 @@ def test_weights_of_a_run_on_the_same_batches_are_refused(
     other = manifest.read_text().replace("0" * 32, "1" * 32)
     manifest.write_text(other)
     preflight.check(request)
-
-
-def test_a_run_does_not_go_on_from_other_initial_weights(
-    request_for: Any, crash: Any, tmp_path: pathlib.Path
-) -> None:
-    settings = _settings("w.npz", learning_rate=0.1)
-    request = request_for(settings=settings, checkpoint_every=2)
-    crash(request, 4)
-    np.savez(tmp_path / "w.npz", KERNEL + 1, BIAS)
-    with pytest.raises(InputError, match="initial_weights="):
-        train(request)
-
-
-def test_make_private_starts_there_too_and_says_so(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    model = make_private(
-        linear(), batches=small_batches.path, run=tmp_path / "run",
-        noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
-        initial_weights=tmp_path / "w.npz", initial_weights_are_public=True,
-    )  # fmt: skip
-    np.testing.assert_array_equal(model.network.get_weights()[0], KERNEL)
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    record = dataclasses.replace(
-        model._session.record(complete=True), num_steps_executed=10, target_delta=1e-3
-    )
-    statement = run_statement(record, model._session.manifest, delta=None)
-    assert "declares public" in statement.to_text().replace("\n", " ")
-    json.dumps(record.to_json())
 
 
 OF_ONE_PROCESS = """

@@ -22,7 +22,7 @@ from tests.trainer.run.whole_runs import (
     private_settings,
 )
 from trainer.core.run.run_record import read_run
-from trainer.run import preflight, privacy
+from trainer.run import privacy
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
@@ -108,26 +108,6 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
         found = privacy.run_statement(changed, manifest, delta=None)
         assert found.epsilon.guarantee == plain
         assert "ModelMix (" not in found.epsilon.method
-
-
-def test_model_mix_needs_less_gaussian_noise_for_the_same_epsilon(
-    request_for: Any, poisson_batches: pathlib.Path
-) -> None:
-    target = {"noise_multiplier": None, "target_epsilon": 3.0, "target_delta": 1e-3}
-    noise = {}
-    for name, changes in (("plain", {"optimizer": "sgd"}), ("mixed", MIXED)):
-        settings = private_settings(**{**target, **changes})
-        request = request_for(name, settings=settings, batches=poisson_batches)
-        checked = preflight.check(request)
-        noise[name] = checked.noise_multiplier
-    plan, delta = checked.manifest.plan, 1e-3
-    mixed = Mixing(mix_width=0.5, l2_norm_clip=1.0, linf_factor=16)
-    for found in (
-        accountant.epsilon(plan, noise_multiplier=noise["plain"], delta=delta),
-        mixed.epsilon(plan, noise_multiplier=noise["mixed"], delta=delta),
-    ):
-        assert 2.99 < found.guarantee <= 3.0
-    assert noise["mixed"] < noise["plain"] / 1.5
 
 
 def test_model_mix_refuses_batches_of_other_samplers_before_any_work(

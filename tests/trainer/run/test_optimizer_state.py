@@ -29,12 +29,6 @@ _MOST: dict[str, str] = {
 #: Optimizers that take another, not a learning rate.
 _WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer")
 
-#: Further ways in which a step depends on those before.
-_CALLS = {
-    "steps that wait": "keras.optimizers.Adam(rate, gradient_accumulation_steps=2)",
-    "two optimizers": """keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(
-        keras.optimizers.Adam(rate), {".*bias": keras.optimizers.Nadam(rate)}))""",
-}
 
 #: What Keras's own ``fit`` does for an optimizer, and a step does not.
 _OF_FIT = {
@@ -170,14 +164,6 @@ def test_a_killed_run_of_every_optimizer_of_keras_goes_on_with_its_state(
     # Nadam fails if only ``optimizer.variables`` is saved, as does one's own.
     call = f"keras.optimizers.{name}(rate, {_MOST.get(name, '')})"
     _check_resumes(own("", call), request_for, crash, tmp_path)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("what", _CALLS)
-def test_a_killed_run_of_a_composed_optimizer_goes_on_with_its_state(
-    what: str, own: Any, request_for: Any, crash: Any, tmp_path: pathlib.Path
-) -> None:
-    _check_resumes(own("", _CALLS[what]), request_for, crash, tmp_path)
 
 
 @pytest.mark.parametrize("what", _OF_FIT)

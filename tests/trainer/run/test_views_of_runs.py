@@ -17,7 +17,6 @@ from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import SEEDS
 from trainer.core.tf_compat import keras, tf
 from trainer.keras_model import make_private
-from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results", "one_secret")
@@ -63,14 +62,6 @@ def test_a_run_of_random_views_and_dropout_goes_on_with_the_same_bits(
     assert "mean loss over 2 views" in summary.statement["mechanism"]
     plain = accountant.epsilon(manifest.plan, noise_multiplier=0.8, delta=1e-3)
     assert summary.statement["epsilon"] == plain.guarantee
-
-
-def test_a_run_without_privacy_has_views_and_dropout_in_its_steps_alone(
-    request_for: Any,
-) -> None:
-    plain = TrainSettings(method="non-private", learning_rate=0.3, **RANDOM)
-    summary = train(request_for(settings=plain))
-    assert summary.metrics["step"] > 0
 
 
 def test_seeds_are_of_the_place_and_never_repeat(

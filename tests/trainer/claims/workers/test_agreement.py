@@ -13,7 +13,6 @@ from accounting.core.validation import InputError
 from tests.trainer.claims.workers.in_threads import outcomes
 from trainer.claims.workers import agreement
 from trainer.claims.workers.agreement import AgreedError, AgreedStopError
-from trainer.core.step.workers import Alone
 
 
 def refused(found: list[Any]) -> str:
@@ -37,24 +36,6 @@ def test_what_fails_at_one_worker_ends_all_and_is_said_once() -> None:
     message = refused(outcomes(3, work))
     assert message.startswith("worker 1 on ")
     assert message.endswith(": Expected a file.")
-
-
-def test_an_error_of_all_workers_names_none_of_them() -> None:
-    def own() -> None:
-        raise InputError("Expected a file.")
-
-    found = outcomes(2, lambda workers: workers.together(own))
-    assert refused(found) == "Expected a file."
-
-
-def test_without_an_error_each_worker_has_its_own_result() -> None:
-    found = outcomes(3, lambda workers: workers.together(lambda: workers.rank))
-    assert found == [0, 1, 2]
-
-
-def test_all_get_the_chiefs_value() -> None:
-    found = outcomes(3, lambda w: w.chiefs(f"of {w.rank}".encode()))
-    assert found == [b"of 0"] * 3
 
 
 VALUES = {"settings": {"rate": 0.1}, "batches": "5f" * 32, "versions": {"numpy": "2"}}
@@ -156,17 +137,3 @@ def test_all_stop_and_the_chief_says_so() -> None:
     chief, other = outcomes(2, lambda workers: agreement.leave(workers, error))
     assert chief is error
     assert other.code == 143
-
-
-def test_one_worker_asks_nobody() -> None:
-    def fail() -> None:
-        raise InputError("Expected a file.")
-
-    with pytest.raises(InputError, match=r"^Expected a file\.$"):
-        Alone().together(fail)
-    Alone().compare(VALUES)
-    assert Alone().settle_step(0, [0, 1], 2, None) is None
-    with pytest.raises(InputError, match="each part of step 0 once"):
-        Alone().settle_step(0, [1], 1, None)
-    with pytest.raises(InputError, match=r"^Expected ids\.$"):
-        Alone().settle_step(0, [], 1, None, InputError("Expected ids."))
