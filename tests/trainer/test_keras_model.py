@@ -14,7 +14,6 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from pipelines.files.json_files import read_json
-from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS
 from trainer.core.run.run_record import (
     read_run,
@@ -24,7 +23,6 @@ from trainer.core.tf_compat import keras, tf
 from trainer.export import predicting_model
 from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
-from trainer.model.trainable_model import TrainableModel
 from trainer.report import run_files
 from trainer.run.privacy import run_statement
 
@@ -104,30 +102,6 @@ def test_without_noise_and_clip_it_is_ordinary_training(
             loss = tf.reduce_sum(losses) / 8  # expected_batch_size
         variables = plain.trainable_variables
         optimizer.apply(tape.gradient(loss, variables), variables)
-    for left, right in zip(model.network.weights, plain.weights, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
-
-
-def test_bam_takes_the_gradients_of_its_variant(
-    private: Any, small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    variant = "hvp"  # not the default
-    settings = {"bam_radius": 0.5, "bam_variant": variant}
-    # Of a linear model the variants differ in length alone: nothing is clipped.
-    free = {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}
-    model = _compiled(private(method="bam", **settings, **free))
-    model.fit(epochs=1, steps_per_epoch=2, verbose=0)
-    record, _ = read_run(tmp_path / "run")
-    assert (record.method, record.method_settings) == ("bam", settings)
-    assert f"BAM, variant {variant}" in model.privacy_statement().to_text()
-    plain, optimizer = _network(), keras.optimizers.SGD(0.1)
-    trainable = TrainableModel(network=plain, description={})
-    gradient_sum = bam_sum(trainable, l2_norm_clip=1e3, radius=0.5, variant=variant)
-    for rows in small_batches.steps[:2]:
-        columns = {name: rows[name] for name in ("integers", "label")}
-        sums = gradient_sum(columns, tf.ones(len(rows)))
-        pairs = zip([g / 8 for g in sums], trainable.variables, strict=True)
-        optimizer.apply_gradients(pairs)  # 8 is expected_batch_size
     for left, right in zip(model.network.weights, plain.weights, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
@@ -317,20 +291,6 @@ def test_sample_weight_names_a_column_of_the_batches(
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
     model.fit(verbose=0)
     assert not np.array_equal(before[0], model.get_weights()[0])
-
-
-def test_the_record_counts_the_steps_of_a_fit_that_ended_early(
-    private: Any, tmp_path: pathlib.Path
-) -> None:
-    class Fail(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        _compiled(private()).fit(callbacks=[Fail()], verbose=0)
-    record, _ = read_run(tmp_path / "run")
-    assert (record.num_steps_executed, record.complete) == (3, False)
 
 
 def test_metrics_of_validation_data_are_in_the_files_of_the_run(
@@ -702,17 +662,6 @@ def test_optimizers_that_cannot_take_a_step_are_refused_by_compile(
     with pytest.raises(InputError, match=message) as error:
         private().compile(optimizer(), loss)
     assert "\n" not in str(error.value)
-
-
-def test_a_policy_that_comes_after_the_network_scales_no_loss(private: Any) -> None:
-    """Seen to fail: Keras's wrapper divided each step by 32,768."""
-    network, before = _network(), keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = _compiled(private(network=network))
-    finally:
-        keras.config.set_dtype_policy(before)
-    assert type(model.optimizer) is keras.optimizers.SGD
 
 
 def _class_of_tf_privacy(base: type) -> Any:

@@ -313,7 +313,7 @@ ENDS = {
     "the step": _at(Step, "add", 6, FailedError()),
     "a metric": _at(Evaluator, "metrics", 2, FailedError()),
     "values": lambda patch: patch.setattr(
-        Training, "_publish", _with_a_weight_that_is_no_number(Training._publish)
+        Training, "commit", _with_a_weight_that_is_no_number(Training.commit)
     ),
     "the end of Python": _at(Evaluator, "metrics", 2, SystemExit()),
 }
@@ -329,13 +329,13 @@ INTERRUPTS = {
 }
 
 
-def _with_a_weight_that_is_no_number(publish: Any) -> Any:
-    def published(training: Training) -> None:
+def _with_a_weight_that_is_no_number(commit: Any) -> Any:
+    def committed(training: Training) -> None:
         if training.session.num_steps_executed >= 6:
             training._model.variables[0].assign(np.full((13, 1), np.nan))
-        publish(training)
+        commit(training)
 
-    return published
+    return committed
 
 
 @pytest.mark.parametrize("what", ENDS)
