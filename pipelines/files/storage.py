@@ -18,7 +18,6 @@ import contextlib
 import errno
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any
@@ -174,15 +173,6 @@ def flush_to_disk(path: StrPath) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def boot_id() -> str:
-    """Returns the id of this boot; files that are not flushed belong to one."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return uuid.uuid4().hex
 
 
 def exists(path: StrPath) -> bool:

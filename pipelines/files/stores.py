@@ -136,8 +136,7 @@ def _plain(error: Exception, path: str) -> OSError:
         return FileNotFoundError(errno.ENOENT, "no such object", path)
     if isinstance(error, FileExistsError):
         return FileExistsError(errno.EEXIST, "it exists", path)
-    answer = dict.fromkeys((type(error).__name__, code))
-    reason = f"the store answered {' '.join(answer)}".strip()
+    reason = f"the store answered {code or type(error).__name__}"
     return OSError(errno.EIO if _may_pass(error) else errno.EACCES, reason, path)
 
 

@@ -1,21 +1,12 @@
-"""A folder that appears under its name complete, or not at all, by one process.
+"""A staged folder whose job is resumed: see ``staged_folder``.
 
-    OUT.unfinished/lock        locked by the process that works there
-    OUT.unfinished/job.json    digest of the job, if the same command resumes it
+    OUT.unfinished/job.json    digest of the job
     OUT.unfinished/failed      the job ended with an error
-    OUT.unfinished/data/       becomes OUT
 
-Formal guarantees:
-  - One process at a time works for ``out``.  Of several at once one does the work, and
-    each other one is refused.
-  - ``out`` gets its name when all its files are on the disk, and replaces nothing.
+Formal guarantees, beside those of ``staged_folder``:
   - A job with a record, killed at any moment, is resumed by the same command, which
-    also removes what the job needed.  Another command is refused, unless the job ended
-    with an error: then it gives way.
-  - Without a record nothing is left after an error or a signal, and what a killed
-    process left is removed by the next command.
-  - Nothing else is removed: a folder OUT.unfinished of other origin is refused.
-  - Only this user may enter OUT.unfinished, and ``out`` unless ``mode`` says otherwise.
+    also removes what the job needed.  Another command that resumes its job is refused,
+    unless the job ended with an error: then it gives way.
 
 Sensitive: everything in OUT.unfinished; the record is a digest.
 """
@@ -28,27 +19,25 @@ import json
 import os
 import pathlib
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from accounting.core.plan import fingerprint
-from accounting.core.validation import InputError, check_local
-from pipelines.core.files.locks import LOCK_NAME, in_use, locked
-from pipelines.files.folders import (
-    is_free,
-    make_parents,
-    make_private_folder,
-    refuse_used,
-    remove_empty,
-    usable_folder,
+from accounting.core.validation import InputError
+from pipelines.files.folders import is_free, refuse_used
+from pipelines.files.staged_folder import (
+    DATA_NAME,
+    clear,
+    publish,
+    staged_folder,  # noqa: F401, until its users name its own module
+    work_folder,
+    work_path,
+    writable,
 )
 from pipelines.files.stopping import on_signals
-from pipelines.files.storage import flush_to_disk, write_atomically
+from pipelines.files.storage import write_atomically
 
-_JOB, _FAILED, _DATA, _RESULT = "job.json", "failed", "data", "result"
-#: Processes that may remove the folder between its making and its locking.
-_MOST_RIVALS = 100
+_JOB, _FAILED, _RESULT = "job.json", "failed", "result"
 
 
 @dataclasses.dataclass
@@ -69,7 +58,7 @@ class Unfinished:
     @property
     def data(self) -> pathlib.Path:
         """The folder that becomes ``out``."""
-        return self.work / _DATA
+        return self.work / DATA_NAME
 
     @property
     def has_record(self) -> bool:
@@ -103,21 +92,6 @@ class Unfinished:
         self._is_begun = True
         return dict(self._read()[_RESULT]) if self.is_published else None
 
-    def begin(self, mode: int) -> None:
-        """Begins a job without a record, which cannot be resumed.
-
-        Args:
-          mode: Permissions of ``out``, before the umask.
-
-        Raises:
-          InputError: the folder is of another job, which did not end with an error.
-        """
-        if self._has_failed:
-            self._start_over()
-        if self.has_record:
-            self.refuse_another("command or options")
-        self.data.mkdir(mode)
-
     @property
     def _has_failed(self) -> bool:
         return (self.work / _FAILED).exists()
@@ -129,7 +103,7 @@ class Unfinished:
 
     def _start_over(self) -> None:
         self.give_up()
-        self.clear()
+        clear(self.work)
         refuse_used(self.out)
 
     def _is_of(self, job: Mapping[str, Any]) -> bool:
@@ -171,19 +145,6 @@ class Unfinished:
         if self._is_begun and self.has_record:
             (self.work / _FAILED).touch()
 
-    def clear(self, but: tuple[str, ...] = ()) -> None:
-        """Removes everything except the lock.
-
-        Args:
-          but: Names of further files that stay.
-        """
-        for name in sorted(set(os.listdir(self.work)) - {LOCK_NAME, *but}):
-            path = self.work / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
     def finish(self, result: Mapping[str, Any] | None = None) -> None:
         """Gives ``data`` its name, and removes what else the job needed.
 
@@ -193,28 +154,18 @@ class Unfinished:
         Raises:
           InputError: ``out`` cannot be written.
         """
-        with _written(self.out):
+        with writable(self.out):
             if not self.is_published:
-                self._publish(dict(result or {}))
-            self.clear(but=(_JOB,))
+                self._write({**self._read(), _RESULT: dict(result or {})})
+                publish(self.work)
+            clear(self.work, but=(_JOB,))
             # Last: while it is there, the same command removes the rest.
             self.give_up()
-
-    def _publish(self, result: dict[str, Any]) -> None:
-        for path in self.data.rglob(".*"):  # a killed process was writing it
-            path.unlink()
-        for path in (*self.data.rglob("*"), self.data):
-            flush_to_disk(path)
-        if self.has_record:
-            self._write({**self._read(), _RESULT: result})
-        os.rename(self.data, self.final)
-        flush_to_disk(self.final.parent)
 
 
 def _at(out: str | os.PathLike[str]) -> Unfinished:
     final = pathlib.Path(os.path.realpath(out))
-    work = final.parent / f"{final.name}.unfinished"
-    return Unfinished(pathlib.Path(out), final, work)
+    return Unfinished(pathlib.Path(out), final, work_path(out))
 
 
 def is_resumable(out: str | os.PathLike[str]) -> bool:
@@ -239,48 +190,10 @@ def unfinished_folder(out: str | os.PathLike[str]) -> Iterator[Unfinished]:
     Raises:
       InputError: ``out`` is in use or cannot be made, or another process works for it.
     """
-    check_local("--out", out)
     folder = _at(out)
-    made = list[pathlib.Path]()
-    with contextlib.ExitStack() as held:
-        held.callback(remove_empty, made)
-        _enter(folder, held, made)
-        with _kept_if_recorded(folder):
-            _check_begun(folder)
-            yield folder
-
-
-def _enter(
-    folder: Unfinished, held: contextlib.ExitStack, made: list[pathlib.Path]
-) -> None:
-    """Makes and locks the folder of a job."""
-    with usable_folder(folder.out, "--out"):
-        if not folder.work.exists():
-            refuse_used(folder.out)
-    for _ in range(_MOST_RIVALS):
-        # The process that had the folder removes it, at any moment until it is locked.
-        with (
-            usable_folder(folder.out, "--out"),
-            contextlib.suppress(FileNotFoundError),
-        ):
-            make_parents(folder.final, made)
-            _check_origin(folder)
-            made.append(folder.work)
-            make_private_folder(folder.work, remedy="Name another --out.")
-            held.enter_context(locked(folder.work, folder.out))
-            return
-    raise in_use(folder.out)
-
-
-def _check_origin(folder: Unfinished) -> None:
-    """Refuses a folder that no job can have left."""
-    work = folder.work
-    names = set(os.listdir(work)) if work.is_dir() else {work.name}
-    if os.path.lexists(work) and names and not names & {LOCK_NAME, _JOB}:
-        raise InputError(
-            f"Expected {work} to be what an unfinished job left; it is something else. "
-            "Move it away, or name another --out."
-        )
+    with work_folder(out), _kept_if_recorded(folder):
+        _check_begun(folder)
+        yield folder
 
 
 def _check_begun(folder: Unfinished) -> None:
@@ -290,7 +203,7 @@ def _check_begun(folder: Unfinished) -> None:
     if not folder.data.exists():  # removed by another hand
         folder.give_up()
     if not folder.has_record:
-        folder.clear()
+        clear(folder.work)
     refuse_used(folder.out)
 
 
@@ -306,36 +219,4 @@ def _kept_if_recorded(folder: Unfinished) -> Iterator[None]:
         # A second signal must not interrupt this.
         with on_signals(lambda _: None), contextlib.suppress(OSError):
             if not folder.has_record:
-                folder.clear()
-
-
-@contextlib.contextmanager
-def _written(out: pathlib.Path) -> Iterator[None]:
-    """Turns an OSError into an InputError with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError(
-            f"Expected to be able to write --out {out}: {reason}. Make room or "
-            "restore access, then give the same command again."
-        ) from None
-
-
-@contextlib.contextmanager
-def staged_folder(
-    out: str | os.PathLike[str], *, mode: int = 0o700
-) -> Iterator[pathlib.Path]:
-    """Yields a folder that becomes ``out``; nothing is left after an error.
-
-    Args:
-      out: New or empty folder.
-      mode: Permissions of the folder, before the umask.
-
-    Raises:
-      InputError: as ``unfinished_folder``, or ``out`` cannot be written.
-    """
-    with unfinished_folder(out) as folder, _written(folder.out):
-        folder.begin(mode)
-        yield folder.data
-        folder.finish()
+                clear(folder.work)

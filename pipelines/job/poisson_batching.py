@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pathlib
 import tempfile
+import uuid
 from collections.abc import Iterator
 
 import apache_beam as beam
@@ -59,6 +61,7 @@ from pipelines.job.transforms import WriteBatches
 LOCAL = "FnApiRunner"
 #: How rows travel from map to reduce; see ``choose_shuffle``.
 AUTO, FILES, ENGINE = SHUFFLES = ("auto", "files", "engine")
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 #: Seconds between two counts of the files of an engine.
 _SECONDS, _REMOTE_SECONDS = 1.0, 15.0
 
@@ -295,11 +298,19 @@ def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
     """
     _own_folder(folder)
     with locks.locked(folder, folder):
-        boot = storage.boot_id()
+        boot = _boot_id()
         storage.make_folder(join(folder, boot))
         for other in storage.names(folder) - {boot, locks.LOCK_NAME}:
             storage.delete_folder(join(folder, other))
         yield Spill(folder=join(folder, boot), num_threads=num_threads, flush=False)
+
+
+def _boot_id() -> str:
+    """Returns the id of this boot; files that are not flushed belong to one."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex
 
 
 def _secrets(

@@ -32,7 +32,7 @@ import pyarrow.csv
 from accounting.core.validation import check_int
 from pipelines.core.keys import derive
 from pipelines.files.key_files import insecure_key
-from pipelines.files.unfinished import staged_folder
+from pipelines.files.staged_folder import staged_folder
 from pipelines.tables.criteo import COLUMNS, NUM_CATEGORIES, NUM_INTEGERS
 
 #: ``on_progress(rows done, rows in all)``.

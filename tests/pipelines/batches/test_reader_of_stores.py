@@ -96,7 +96,7 @@ def test_a_store_that_goes_on_failing_ends_in_one_line_with_the_remedy(
         list(read_batches(stored))
     text = str(error.value)
     assert text.startswith(f"Expected batch file {stored}/batches-")
-    assert "the store answered OSError 503" in text
+    assert "the store answered 503" in text
     assert "same command again: a run goes on from its last checkpoint" in text
     assert "\n" not in text
 
