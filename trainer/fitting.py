@@ -141,8 +141,6 @@ def plan_epochs(
 
 
 _VALIDATION = "val_"
-#: Callbacks that see no more of a batch than its number.
-_OF_NUMBERS = (keras.callbacks.ProgbarLogger, keras.callbacks.TerminateOnNaN)
 _OF_BATCHES = (
     "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"
 )  # fmt: skip
@@ -364,45 +362,37 @@ def _check_labels(columns: Mapping[str, Column], model: TrainableModel) -> None:
         )
 
 
-class ValidationCurve:
-    """The points of one run.
+def add_validation_point(
+    run: pathlib.Path,
+    points: list[dict[str, Any]],
+    metrics: Mapping[str, Any],
+    *,
+    method: str,
+    step: int,
+    data: Any,
+) -> None:
+    """Adds a point to the curve of a run, and writes both files.
 
     Args:
-      run: Folder of the run, which exists at the first point.
+      run: Folder of the run.
+      points: The points so far.
+      metrics: Name -> value, as Keras's ``evaluate`` returns them.
       method: Name of the training method.
+      step: Number of executed steps.
+      data: The validation data of ``fit``.
     """
-
-    def __init__(self, run: pathlib.Path, method: str) -> None:
-        self._run = run
-        self._method = method
-
-    def add(
-        self,
-        points: list[dict[str, Any]],
-        step: int,
-        metrics: Mapping[str, Any],
-        data: Any,
-    ) -> None:
-        """Adds a point, and writes both files.
-
-        Args:
-          points: The points so far.
-          step: Number of executed steps.
-          metrics: Name -> value, as Keras's ``evaluate`` returns them.
-          data: The validation data of ``fit``.
-        """
-        # Keras names a metric as compile does: "AUC" is the "auc" of `dpsgd train`.
-        numbers = {
-            name.lower(): _finite(value)
-            for name, value in metrics.items()
-            if np.ndim(value) == 0
-        }
-        points.append({**numbers, "step": step, "num_examples": num_examples(data)})
-        curve = {"examples": "held-out", "points": points}
-        last = {"examples": "held-out", "method": self._method, **points[-1]}
-        last |= {"aggregates": {}, "uncertainty": None}
-        for name, found in ((CURVE_NAME, curve), (METRICS_NAME, last)):
-            write_atomically(self._run / name, pretty_json(found))
+    # Keras names a metric as compile does: "AUC" is the "auc" of `dpsgd train`.
+    numbers = {
+        name.lower(): _finite(value)
+        for name, value in metrics.items()
+        if np.ndim(value) == 0
+    }
+    points.append({**numbers, "step": step, "num_examples": num_examples(data)})
+    curve = {"examples": "held-out", "points": points}
+    last = {"examples": "held-out", "method": method, **points[-1]}
+    last |= {"aggregates": {}, "uncertainty": None}
+    for name, found in ((CURVE_NAME, curve), (METRICS_NAME, last)):
+        write_atomically(run / name, pretty_json(found))
 
 
 def _finite(value: Any) -> float | None:

@@ -76,8 +76,8 @@ from trainer.export import check_export, export, own_numbers, save_tensorflow
 from trainer.fitting import (
     Epoch,
     ExampleWeights,
-    ValidationCurve,
     WeightedModel,
+    add_validation_point,
     check_callbacks,
     plan_epochs,
     see_every_step,
@@ -341,7 +341,6 @@ class PrivateModel(keras.Model):
             training.session.manifest,
             columns=of_one_view(manifest.columns, network, views),
         )
-        self._curve = ValidationCurve(self._session.run, self._session.settings.method)
         #: What holds the lock of the folder.  If None, each ``fit`` does, and the one
         #: that takes the last step ends the run.
         self._held = held
@@ -831,8 +830,14 @@ class PrivateModel(keras.Model):
             return {}
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         found = self.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True)
-        points = self._training.points
-        self._curve.add(points, self.num_steps_executed, found, data)
+        add_validation_point(
+            self._session.run,
+            self._training.points,
+            found,
+            method=self._session.settings.method,
+            step=self.num_steps_executed,
+            data=data,
+        )
         return {f"val_{name}": value for name, value in found.items()}
 
     def _evaluate_batch(self, logs: dict[str, Any], batch: Element) -> None:

@@ -214,7 +214,7 @@ def _flat(table: pa.Table) -> pa.Table:
 OPTION = "--input"
 
 
-class TableRows(Protocol):
+class RowsToPredict(Protocol):
     """Rows to predict.
 
     Attributes:
@@ -241,7 +241,7 @@ class TableRows(Protocol):
 
 def open_rows(
     path: pathlib.Path, manifest: Manifest, carried: Sequence[str]
-) -> TableRows:
+) -> RowsToPredict:
     """Returns the rows at a path, whose columns are checked.
 
     Args:
@@ -403,7 +403,7 @@ class PredictRequest:
     """
 
     chosen: ChosenModel
-    rows: TableRows
+    rows: RowsToPredict
     out: pathlib.Path
 
 

@@ -3,8 +3,7 @@
 ``metrics.json`` and ``curve.json`` of a run: as they were written, or refused.
 
 Formal guarantees:
-  - What is returned has the fields and types that a run writes.
-  - The epsilon of a private evaluation is that of its noise, or more.
+  - What is returned has the metrics and points that a run writes, as numbers.
   - Numbers of other than held-out examples are refused: they are not private.
 
 Public: everything here.
@@ -102,11 +101,6 @@ def read_finished(run: pathlib.Path) -> RunRecord:
 
 _HELD_OUT = "held-out"
 _WORDS = ("examples", "method")
-_OF_INTERVALS = ("level", "mean_width")
-_OF_EVALUATION = (
-    "epsilon", "delta", "noise_multiplier", "largest_loss", "larger_losses"
-)  # fmt: skip
-_ROUNDING = 1e-9
 _RESTORE = "Restore it, or train again."
 
 
@@ -120,19 +114,11 @@ def read_metrics(path: pathlib.Path) -> dict[str, Any]:
       InputError: missing, damaged, edited, or not of held-out examples.
     """
     found = _read(path)
-    try:
-        points = [found, *found["aggregates"].values()]
-        if found["uncertainty"] is not None:
-            points.append({name: found["uncertainty"][name] for name in _OF_INTERVALS})
-        private = found.get("evaluation")
-        if private is not None:
-            points += [_checked(private), found["intervals"], *found["calibration"]]
-            points.append(dict(enumerate(_ends(found["intervals"]))))
-        count = found["num_examples"]  # None: of a data set of unknown length
-        sound = (count is None or count >= 0) and all(map(_has_numbers, points))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        sound = False
-    if not sound:
+    of_averages = found.get("aggregates")
+    each = of_averages.values() if isinstance(of_averages, dict) else ()
+    points = [found, of_averages, *each]
+    named = {"num_examples", "uncertainty"} <= set(found)
+    if not (named and all(map(_has_numbers, points))):
         raise _edited(path)
     return found
 
@@ -145,21 +131,6 @@ def write_private(run: pathlib.Path, metrics: dict[str, Any]) -> None:
       metrics: JSON-serialisable.
     """
     write_atomically(run / METRICS_NAME, pretty_json(metrics))
-
-
-def _checked(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of a private evaluation, whose noise gives its epsilon."""
-    from accounting.core.pld.gaussian import gaussian_noise  # after --help
-
-    numbers = {name: found[name] for name in _OF_EVALUATION}
-    least = gaussian_noise(numbers["epsilon"], numbers["delta"])
-    if numbers["noise_multiplier"] < least * (1 - _ROUNDING):
-        raise ValueError
-    return numbers
-
-
-def _ends(intervals: dict[str, Any]) -> list[Any]:
-    return [end for low, high in intervals.values() for end in (low, high)]
 
 
 def read_curve(path: pathlib.Path, names: Collection[str]) -> list[dict[str, Any]]:

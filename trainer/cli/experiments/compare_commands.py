@@ -119,15 +119,15 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSetting
         for method in flags["methods"]
         for request in _requests(flags, method, (*rest, *own.get(method, ())))
     ]
-    beside = [experiment_flags.beside(request) for request in requests]
-    if any(each != beside[0] for each in beside):
+    every, *others = {request.checkpoint_every for request in requests}
+    if others:
         raise InputError(
             "Expected --checkpoint-every to be that of all methods. Give it outside of "
             "--for."
         )
     return ComparisonSettings(
         **setting_flags.take(flags, ComparisonSettings),
-        **beside[0],
+        checkpoint_every=every,
         samplers=flags["samplers"],
         noise=flags["rules"],
         batches=tuple(

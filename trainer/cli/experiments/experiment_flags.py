@@ -56,8 +56,6 @@ def request(
     flags: dict[str, Any],
     set_here: Mapping[str, Any],
     rest: Sequence[str],
-    *,
-    also_set: Sequence[str] = (),
 ) -> Request:
     """Returns the request to `dpsgd train`, except for the folder of batches.
 
@@ -65,13 +63,12 @@ def request(
       flags: Flags of the command, with ``eval`` and ``out``.
       set_here: Values of flags that the command sets, by parameter.
       rest: Further arguments of the user, for `dpsgd train`.
-      also_set: Further flags that this command sets for every run.
 
     Raises:
       InputError: ``rest`` has a flag that is set for every run, or `dpsgd train` would
         refuse the flags before it reads a file.
     """
-    refuse(rest, (*_SET_FOR_ALL, *also_set))
+    refuse(rest, _SET_FOR_ALL)
     folders = {"batches": ".", "eval": flags["eval"], "out": flags["out"]}
     return train_request(rest, **folders, **set_here)
 
@@ -129,8 +126,3 @@ def _tried() -> tuple[str, ...]:
         if setting.kind in (int, float)
     )
     return ("--learning-rate", "--l2-norm-clip", *own)
-
-
-def beside(request: Request) -> dict[str, Any]:
-    """Returns what all runs share in addition to their settings."""
-    return {"checkpoint_every": request.checkpoint_every}
