@@ -162,23 +162,27 @@ class Iterates:
         write_atomically(path, buffer.getvalue())
 
     def load(self, step: int) -> list[np.ndarray]:
-        """Returns the weights after ``step`` steps.
-
-        Raises:
-          InputError: the file is missing or damaged.
-        """
-        path = self.path(step)
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return [arrays[f"weight_{index}"] for index in range(len(arrays))]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise InputError(
-                f"Expected {path} to be the iterate that this run wrote; it is missing "
-                "or damaged. Restore it, or begin a new run in an empty folder."
-            ) from None
+        """Returns the weights after ``step`` steps; see `read_iterate`."""
+        return read_iterate(self.path(step))
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         return map(self.load, self.steps)
+
+
+def read_iterate(path: pathlib.Path) -> list[np.ndarray]:
+    """Returns the weights of a kept iterate.
+
+    Raises:
+      InputError: the file is missing or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return [arrays[f"weight_{index}"] for index in range(len(arrays))]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        raise InputError(
+            f"Expected {path} to be an iterate that the run kept; it is missing or "
+            "damaged. Restore it, or begin a new run in an empty folder."
+        ) from None
 
 
 def ema_weights(num_iterates: int, decay: float) -> np.ndarray:

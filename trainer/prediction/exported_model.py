@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from trainer.averaging.iterates import (
     WeightedMean,
     ema_weights,
     interval_columns,
+    read_iterate,
     uniform_weights,
 )
 from trainer.core.run.withheld import withhold_values
@@ -177,7 +177,7 @@ class _ExportedModel:
         return joined
 
     def _iterates(self) -> Iterator[list[np.ndarray]]:
-        return map(_read_iterate, self._chosen.iterates)
+        return map(read_iterate, self._chosen.iterates)
 
     def _assign(self, values: Sequence[np.ndarray]) -> None:
         shapes = [tuple(weight.shape) for weight in self._weights]
@@ -202,14 +202,3 @@ def _of_each(give: Any) -> Any:
         return tf.map_fn(of_one, columns, fn_output_signature=kinds)
 
     return tf.function(of_all, reduce_retracing=True)
-
-
-def _read_iterate(path: pathlib.Path) -> list[np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return [arrays[f"weight_{index}"] for index in range(len(arrays))]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"Expected {path} to be an iterate that the run kept: "
-            f"{type(error).__name__}. Restore it."
-        ) from None
