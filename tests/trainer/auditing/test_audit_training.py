@@ -22,7 +22,6 @@ from tests.trainer.auditing import (
 )
 from tests.trainer.auditing.audit_training import NUM_CANARIES, SmallRun
 from trainer import models
-from trainer.claims import lazy_noise
 from trainer.core.step import noise
 from trainer.gradients import clipping
 
@@ -119,19 +118,6 @@ def test_weights_that_are_not_finite_are_refused() -> None:
         checks.add(change)
 
 
-def test_the_large_table_takes_several_chunks_with_canaries_in_each() -> None:
-    # The small table and the large one share the blocks of a chunk.
-    size = lazy_noise._BLOCK // audit_model.LARGE_DIM * (lazy_noise._FLUSH_BLOCKS // 2)
-    num_rows = audit_model.large_rows(NUM_CANARIES)
-    assert size < num_rows
-    numbers = np.arange(1, NUM_CANARIES + 1)
-    places = audit_model.places(audit_model.LARGE, numbers, NUM_CANARIES)
-    assert len(set(places)) == NUM_CANARIES
-    assert places.max() < num_rows * audit_model.LARGE_DIM
-    chunks = np.bincount(places // audit_model.LARGE_DIM // size)
-    assert min(chunks) > NUM_CANARIES / 4
-
-
 def test_the_models_take_both_paths(folder: pathlib.Path) -> None:
     manifest = read_manifest(folder / "batches")
     paths = [
@@ -211,17 +197,3 @@ def test_small_runs_are_like_the_audited_one() -> None:
     )
     dense, lazy, *_ = audit_training.small_runs(short, 0.7, 2.0)
     assert dense.steps_per_epoch == lazy.steps_per_release == 1
-
-
-def test_trials_are_shared_by_the_kinds_that_have_any() -> None:
-    for trials, count in ((100, 4), (8192, 4), (8193, 6), (20_000, 8)):
-        names = [run.name for run in audit_training.runs([DENSE, LAZY, *FEW], trials)]
-        assert len(names) == count
-        assert names.count("dense") == names.count("lazy") == (count - 2) // 2
-
-
-def test_a_job_that_fails_says_why_in_one_line(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "data").mkdir()
-    with pytest.raises(InputError, match="Expected files at --input") as raised:
-        audit_run.make_batches(tmp_path, DENSE)
-    assert "\n" not in str(raised.value)

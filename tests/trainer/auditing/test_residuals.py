@@ -74,13 +74,6 @@ def test_a_fault_is_seen(
     assert residuals.contradicted([*others, check], 1e-6) == [check]
 
 
-def test_the_farthest_group_is_named() -> None:
-    check = residuals.deviations("d", [100, 25, 400], [100, 100, 100])
-    assert check.worst == 2.0
-    check = residuals.deviations("d", [100, 25, 101], [100, 100, 100])
-    assert check.worst == 0.5
-
-
 def test_contributions_are_in_clip_norms_and_may_round() -> None:
     values = np.ones((1, 100))
     assert _contributions(values, noise=0.25).worst == pytest.approx(0.25)
@@ -89,14 +82,3 @@ def test_contributions_are_in_clip_norms_and_may_round() -> None:
     assert check.p_value == 1.0
     check = residuals.contributions("c", 2 * rounded, [10**6], 1e-6)
     assert check.p_value == 0.0
-
-
-def test_nothing_is_held_against_no_residuals() -> None:
-    empty = [
-        residuals.deviations("d", [0.0], [0]),
-        residuals.contributions("c", [], [], 1.0),
-        residuals.correlations("r", [[np.ones(3)], []]),
-    ]
-    assert [check.p_value for check in empty] == [1.0] * 3
-    assert [check.worst for check in empty] == [1.0, 0.0, 0.0]
-    assert residuals.contradicted(empty, 0.5) == []

@@ -196,26 +196,6 @@ def test_account_prints_and_draws_the_trade_off_and_rounds_mu_up(
         assert 100 * best <= float(most)
 
 
-def test_account_cross_checks_a_run(
-    tmp_path: pathlib.Path, batch_folder: Any, rows: Any
-) -> None:
-    folder = batch_folder([rows(8, s) for s in range(5)], truncated_batch_size=None)
-    run = write_run_folder(tmp_path / "run", folder)
-    found = json.loads(_call(account, str(run), "--cross-check", "--json").output)
-    theirs = found["cross_check"]["epsilon"]
-    assert found["epsilon"] == pytest.approx(theirs, rel=2e-3)
-
-
-def test_account_refuses_a_cross_check_before_any_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("trainer.run.privacy.plan_statement", None)  # not called
-    asked = ("--mix-width=1", "--l2-norm-clip=1", "--epochs=1", "--cross-check")
-    assert "no event for ModelMix" in _error(account, *PLAN, *asked)
-    shuffled = (*PLAN[1:], "--sampler=dynamic-shuffle", "--epochs=1", "--cross-check")
-    assert "has no event for it" in _error(account, *shuffled)
-
-
 def test_train_and_account_of_model_mix_agree(
     tmp_path: pathlib.Path, batch_folder: Any, rows: Any, held_out: pathlib.Path
 ) -> None:

@@ -185,21 +185,3 @@ def test_held_out_files_that_do_not_match_are_refused_before_any_noise_is_comput
         library.compare(settings)
     assert not work.batches
     assert not settings.out.exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"trained": ()}, "to compare; got none"),
-        ({"noise": ()}, "to compare; got none"),
-        (
-            {"trained": (PRIVATE, dataclasses.replace(PRIVATE, target_delta=1e-4))},
-            "of another method",
-        ),
-    ],
-)
-def test_settings_that_cannot_be_compared_are_refused(
-    changes: dict[str, Any], message: str, make_settings: MakeSettings
-) -> None:
-    with pytest.raises(InputError, match=message):
-        make_settings(**changes)

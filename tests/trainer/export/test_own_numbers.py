@@ -17,9 +17,7 @@ from tests.trainer.run.whole_runs import load_model
 from trainer import export
 from trainer.core.tf_compat import (
     keras,
-    pywrap_tfe,
     saved_model_pb2,
-    serialization_lib,
     tf,
 )
 from trainer.keras_model import make_private
@@ -130,24 +128,6 @@ def test_a_function_that_was_traced_elsewhere_is_refused(
         export._save_tensorflow(network, network, str(tmp_path / "model"))
 
 
-def test_the_functions_of_a_layer_are_traced_again(tmp_path: pathlib.Path) -> None:
-    class Twice(keras.layers.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.twice = tf.function(lambda values: 2 * values)
-
-        @tf.function
-        def call(self, values: Any) -> Any:
-            return self.twice(values)
-
-    inputs = {"x": keras.Input((4,), name="x")}
-    network = keras.Model(inputs, {"y": Twice()(inputs["x"])})
-    network({"x": tf.ones((3, 4))})
-    whole = tf.function(network, input_signature=[{"x": tf.TensorSpec((None, 4))}])
-    whole.get_concrete_function()
-    export._save_tensorflow(network, network, str(tmp_path / "model"))
-
-
 def test_variables_are_listed_in_the_order_of_their_reads() -> None:
     ones = [tf.Variable([1.0], name=f"one_{number}") for number in range(20)]
     sum_of = tf.function(lambda: tf.add_n([one.read_value() for one in ones[::-1]]))
@@ -181,12 +161,3 @@ def test_keras_names_what_layers_share_by_no_address(
     assert numbers
     assert max(map(int, numbers)) < 100
     assert load_model(tmp_path / "model.keras").count_params() == 31
-
-
-def test_tensorflow_counts_as_before_afterwards() -> None:
-    counter = pywrap_tfe.TFE_Py_UID
-    with contextlib.suppress(KeyError), export.own_numbers():
-        assert pywrap_tfe.TFE_Py_UID() >= export._FIRST
-        raise KeyError
-    assert pywrap_tfe.TFE_Py_UID is counter
-    assert not hasattr(serialization_lib, "id")

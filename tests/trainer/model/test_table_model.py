@@ -137,18 +137,3 @@ def test_the_output_is_for_the_label_and_other_losses_are_refused(
         InputError, match=f"--loss {loss} for the {label['task']} label"
     ):
         make_model(found, loss=make_loss(wrong), **sizes)
-
-
-def test_batches_of_other_columns_are_refused(manifest: Any) -> None:
-    found = manifest_of(manifest, COLUMNS)
-    broken = {**found.dataset, "inputs": [{"name": "raw"}]}
-    for dataset in ({}, {"name": "other"}, broken):
-        other = dataclasses.replace(found, dataset=dataset)
-        with pytest.raises(InputError, match=r"`dpsgd prepare` wrote.*--model module"):
-            read_table(other)
-    fewer = tuple(c for c in found.columns if c.name != "words")
-    with pytest.raises(InputError, match="column words of type int32"):
-        read_table(dataclasses.replace(found, columns=fewer))
-    unlabelled = tuple(c for c in found.columns if c.name != "label")
-    with pytest.raises(InputError, match="column label"):
-        read_table(dataclasses.replace(found, columns=unlabelled))

@@ -19,7 +19,7 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.core import tf_compat
 from trainer.core.run.withheld import withhold_values
-from trainer.core.tf_compat import keras, tf
+from trainer.core.tf_compat import keras
 from trainer.keras_model import PrivateModel, make_private
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
@@ -258,18 +258,3 @@ def test_what_was_refused_keeps_its_words_and_loses_what_it_came_from() -> None:
     with pytest.raises(InputError, match="Expected n=3") as error:
         refuse()
     assert [str(one) for one in _chain(error.value)] == ["Expected n=3 to be less."]
-
-
-@pytest.mark.parametrize(
-    ("error", "remedy"),
-    [
-        (tf.errors.ResourceExhaustedError(None, None, ""), "--physical-batch-size"),
-        (MemoryError(), "--physical-batch-size"),
-        (tf.errors.InvalidArgumentError(None, None, ""), "ids outside the range"),
-    ],
-)
-def test_the_remedy_is_for_what_was_raised(error: Exception, remedy: str) -> None:
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
-    future.set_exception(error)
-    with pytest.raises(InputError, match=remedy):
-        withhold_values(future.result)()
