@@ -36,16 +36,9 @@ from pipelines.files.paths import SCHEME
 
 #: The client of each scheme.
 _CLIENTS = {"s3": "s3fs", "gs": "gcsfs"}
-#: Retries are ours; a client's own would multiply them.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {
-        "config_kwargs": {
-            "connect_timeout": 3,
-            "read_timeout": 30,
-            "retries": {"total_max_attempts": 1},
-        }
-    }
-}
+#: Attempts of s3fs at a part of an upload, within about a minute; all else is asked
+#: again here.
+_PART_ATTEMPTS = 8
 #: Seconds after which nothing is asked again: of a store that never answered, and of
 #: one that did; and before the first time, which then double.
 FIRST_SECONDS, PATIENT_SECONDS, _WAIT_SECONDS = 1.0, 60.0, 0.5
@@ -62,8 +55,12 @@ for _name in _CLIENTS.values():
 _answered: set[str] = set()
 
 
-def file_system(path: str) -> Any:
+def file_system(path: str, attempts: int = 1) -> Any:
     """Returns fsspec's file system for a path, the same for all threads of a process.
+
+    Args:
+      path: Path in a store.
+      attempts: Attempts of its client, if that is s3fs.
 
     Raises:
       InputError: there is no client for its scheme.
@@ -73,7 +70,7 @@ def file_system(path: str) -> Any:
         known = " or ".join(f"{name}://" for name in _CLIENTS)
         raise InputError(f"Expected {scheme}:// of {path} to be {known}.")
     try:
-        return _opened(scheme, os.getpid())
+        return _opened(scheme, attempts, os.getpid())
     except ImportError:
         raise InputError(
             f"Expected a client for {scheme}:// of {path}: pip install "
@@ -82,15 +79,17 @@ def file_system(path: str) -> Any:
 
 
 @functools.cache
-def _opened(scheme: str, process: int) -> Any:
+def _opened(scheme: str, attempts: int, process: int) -> Any:
     del process  # a client does not survive a fork
+    retries = {"total_max_attempts": attempts}
+    config = {"connect_timeout": 3, "read_timeout": 30, "retries": retries}
     files = fsspec.filesystem(
         scheme,
         use_listings_cache=False,  # other processes write, too
         skip_instance_cache=True,  # which has one for each thread
-        **_OPTIONS.get(scheme, {}),
+        **({"config_kwargs": config} if scheme == "s3" else {}),
     )
-    files.retries = 1
+    files.retries = 1  # on top of those
     return files
 
 
@@ -222,10 +221,10 @@ def read_range(path: str, start: int, size: int) -> bytes:
 @contextlib.contextmanager
 def new_object(path: str) -> Iterator[Callable[[bytes], None]]:
     """Yields a function that writes to an object, which appears at the end."""
-    file = ask(
-        path,
-        lambda files: files.open(path, "wb", block_size=_PART_BYTES, autocommit=False),
-    )
+    with _plain_errors(path):
+        file = file_system(path, _PART_ATTEMPTS).open(
+            path, "wb", block_size=_PART_BYTES, autocommit=False
+        )
 
     def write(data: bytes) -> None:
         with _plain_errors(path):

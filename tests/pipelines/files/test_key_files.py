@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.core.keys import commitment, derive
 from pipelines.files import key_files as keys
 from pipelines.files import storage
 
@@ -56,32 +55,6 @@ def test_a_file_that_is_not_one_key_is_refused(
     with pytest.raises(InputError) as error:
         keys.read_key_file(path)
     assert not text or text not in str(error.value)
-
-
-def test_sub_keys_differ_by_every_label_and_by_key() -> None:
-    derived = {
-        derive(key, *labels)
-        for key in (bytes(32), bytes(31) + b"\1")
-        for labels in [("a",), ("a", 1), ("a", "1"), ("a1",), ("a", "b"), ("ab",), ()]
-    }
-    assert len(derived) == 14
-    assert {len(key) for key in derived} == {32}
-
-
-def test_derivation_golden_value() -> None:
-    """BLAKE2b-256, key 0^32, person "dpsgd-v1", of the JSON text ["noise",7,"w"]."""
-    assert derive(bytes(32), "noise", 7, "w").hex() == GOLDEN
-
-
-GOLDEN = "6b5beb6b700d896775cf1e42a240b11ea5bb60b3d9d551b924d9e7c74610911d"
-
-
-def test_a_commitment_names_the_key_without_telling_it() -> None:
-    one, other = keys.insecure_key(1), keys.insecure_key(2)
-    assert commitment(one, "x") == commitment(one, "x")
-    assert commitment(one, "x") != commitment(other, "x")
-    assert commitment(one, "x") != commitment(one, "y")
-    assert len(commitment(one)) == 32
 
 
 def test_a_key_in_a_store_is_read_and_never_made_there(s3_bucket: str) -> None:

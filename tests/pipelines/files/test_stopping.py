@@ -8,14 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import apache_beam as beam
 import pytest
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines.files.stopping import StoppedError, on_signals, stoppable
-from pipelines.job import engine_tasks, progress
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -76,93 +73,6 @@ def test_other_threads_change_no_handler() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
-
-
-class Engine:
-    """A pipeline and its job: the job ends when it is cancelled.
-
-    Args:
-      signal_in: In which of its calls the process is asked to stop.
-    """
-
-    def __init__(self, signal_in: str) -> None:
-        self._signal_in = signal_in
-        self._end = threading.Event()
-        self.calls: list[str] = []
-        self.told = threading.Event()
-
-    def _enter(self, name: str) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-        self.calls.append(name)
-        if name == self._signal_in:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def run(self) -> Engine:
-        self._enter("run")
-        if self._signal_in == "run":
-            self.told.wait(600)  # it takes the job after all
-        return self
-
-    def wait_until_finish(self) -> None:
-        self._enter("wait_until_finish")
-        assert self._end.wait(600)
-        raise RuntimeError("CANCELLED")
-
-    def cancel(self) -> None:
-        self.calls.append("cancel")
-        self._end.set()
-
-
-@pytest.mark.parametrize("signal_in", ["run", "wait_until_finish"])
-def test_a_signal_cancels_the_job_of_an_engine(
-    signal_in: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(signal_in)
-    cancel = engine_tasks._cancel
-
-    def tell(jobs: list[Engine]) -> None:
-        cancel(jobs)
-        engine.told.set()
-
-    monkeypatch.setattr(engine_tasks, "_cancel", tell)
-    with pytest.raises(StoppedError), stoppable():
-        engine_tasks.run_to_end(engine)
-    assert "cancel" in engine.calls
-
-
-# What Beam would copy if they were in a closure.
-_BEGUN: list[int] = []
-_ENDING = threading.Event()
-
-
-def long_block(number: int) -> Iterator[int]:
-    """Gets the signal, and works on until the main thread has raised what it raises."""
-    from tests.pipelines.files import (
-        test_stopping as this,  # as it is here, not as pickled
-    )
-
-    assert threading.current_thread() is not threading.main_thread()
-    this._BEGUN.append(number)
-    os.kill(os.getpid(), number)
-    assert this._ENDING.wait(600)
-    progress.advance("blocks")
-    yield number
-
-
-def test_a_signal_ends_beams_local_runner_at_its_next_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What the signal raises is raised outside of Beam, which ends in order.
-
-    What has begun goes on once its job is cancelled.
-    """
-    monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
-    pipeline, number = beam.Pipeline(FnApiRunner()), SIGNALS[0]
-    _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
-    with pytest.raises(StoppedError) as error, stoppable("go on so"):
-        engine_tasks.run_to_end(pipeline)
-    assert str(error.value) == "go on so"
-    assert [number] == _BEGUN
 
 
 #: ``dpsgd``, which gets a signal once there is a file in its folder of work: from

@@ -1,19 +1,23 @@
-"""Guarantees of pipelines on an engine: how its failures reach the user."""
+"""Guarantees of pipelines on an engine: how failures and signals end them."""
 
 from __future__ import annotations
 
 import errno
 import os
 import pathlib
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 
 from accounting.core.validation import InputError
-from pipelines.job import engine_tasks
+from pipelines.files.stopping import StoppedError, stoppable
+from pipelines.job import engine_tasks, progress
 from pipelines.job.runtime.plain_errors import StorageError
 from tests.pipelines.conftest import Command, write_table
 
@@ -101,3 +105,90 @@ def test_an_error_in_the_traceback_of_an_engine_is_one_line(kind: type) -> None:
     found = engine_tasks._one_line(RuntimeError(text), beam.Pipeline())
     assert type(found) is kind
     assert str(found) == "Expected a disk"
+
+
+class Engine:
+    """A pipeline and its job: the job ends when it is cancelled.
+
+    Args:
+      signal_in: In which of its calls the process is asked to stop.
+    """
+
+    def __init__(self, signal_in: str) -> None:
+        self._signal_in = signal_in
+        self._end = threading.Event()
+        self.calls: list[str] = []
+        self.told = threading.Event()
+
+    def _enter(self, name: str) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.calls.append(name)
+        if name == self._signal_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(self) -> Engine:
+        self._enter("run")
+        if self._signal_in == "run":
+            self.told.wait(600)  # it takes the job after all
+        return self
+
+    def wait_until_finish(self) -> None:
+        self._enter("wait_until_finish")
+        assert self._end.wait(600)
+        raise RuntimeError("CANCELLED")
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+        self._end.set()
+
+
+@pytest.mark.parametrize("signal_in", ["run", "wait_until_finish"])
+def test_a_signal_cancels_the_job_of_an_engine(
+    signal_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(signal_in)
+    cancel = engine_tasks._cancel
+
+    def tell(jobs: list[Engine]) -> None:
+        cancel(jobs)
+        engine.told.set()
+
+    monkeypatch.setattr(engine_tasks, "_cancel", tell)
+    with pytest.raises(StoppedError), stoppable():
+        engine_tasks.run_to_end(engine)
+    assert "cancel" in engine.calls
+
+
+# What Beam would copy if they were in a closure.
+_BEGUN: list[int] = []
+_ENDING = threading.Event()
+
+
+def long_block(number: int) -> Iterator[int]:
+    """Gets the signal, and works on until the main thread has raised what it raises."""
+    from tests.pipelines.job import (
+        test_engine_tasks as this,  # as it is here, not as pickled
+    )
+
+    assert threading.current_thread() is not threading.main_thread()
+    this._BEGUN.append(number)
+    os.kill(os.getpid(), number)
+    assert this._ENDING.wait(600)
+    progress.advance("blocks")
+    yield number
+
+
+def test_a_signal_ends_beams_local_runner_at_its_next_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the signal raises is raised outside of Beam, which ends in order.
+
+    What has begun goes on once its job is cancelled.
+    """
+    monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
+    pipeline, number = beam.Pipeline(FnApiRunner()), signal.SIGINT
+    _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
+    with pytest.raises(StoppedError) as error, stoppable("go on so"):
+        engine_tasks.run_to_end(pipeline)
+    assert str(error.value) == "go on so"
+    assert [number] == _BEGUN
