@@ -181,6 +181,12 @@ class _Reader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves to a place, and returns it.
+
+        Args:
+          offset: Bytes from where ``whence`` says.
+          whence: As for files of this machine.
+        """
         starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}
         self._at = starts[whence] + offset
         return self._at
