@@ -267,8 +267,9 @@ class Checkpoints:
         self._files.remove(self._token)
 
     def finish(self) -> None:
-        """Removes the arrays of a complete run; no process goes on with it."""
+        """Removes all arrays of a complete run; no process goes on with it."""
         self.end()
+        self._remove_earlier()
         self._remove(self._arrays_name)
 
     def _remove(self, name: str | None) -> None:
