@@ -204,6 +204,7 @@ def smallest_truncated_batch_size(
     epsilon: float,
     delta: float,
     sampler: str = TRUNCATED_POISSON,
+    bands: int | None = None,
 ) -> int:
     """Returns the least cap on the examples of a step with a negligible privacy cost.
 
@@ -218,6 +219,7 @@ def smallest_truncated_batch_size(
       epsilon: Target, at least 0.
       delta: Target, in (0, 1).
       sampler: A sampler whose plans have a cap.
+      bands: As in `DpSgdPlan`.
 
     Raises:
       InputError: a value out of range, or a sampler without a cap.
@@ -231,6 +233,7 @@ def smallest_truncated_batch_size(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         num_steps=num_steps,
+        bands=bands,
     )
     return truncation.smallest_cap(untruncated, float(epsilon), float(delta))
 

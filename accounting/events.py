@@ -32,6 +32,7 @@ from accounting.core.neighboring_relation import (
     brought,
 )
 from accounting.core.plan import (
+    CYCLIC_POISSON,
     DETERMINISTIC,
     POISSON,
     TRUNCATED_POISSON,
@@ -39,9 +40,8 @@ from accounting.core.plan import (
 )
 from accounting.core.pld import user_pairs
 from accounting.core.samplers.composed_steps import probability
+from accounting.core.samplers.cyclic_poisson import steps_of_an_example
 from accounting.core.validation import InputError
-
-_TRUNCATED = " plus (1 + e^epsilon) T Pr[Bin(n, q) > B]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,7 @@ class Question:
       event: A ``DpEvent``.
       relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
       cost: Epsilon -> what truncation adds to dp_accounting's delta; None for nothing.
+      formula: ``cost`` in symbols.
       tight: Whether dp_accounting's answers on finer grids converge to the truth.
       slow: Whether each point of dp_accounting's grid is costly to compute.
     """
@@ -83,11 +84,12 @@ class Question:
     cost: Callable[[float], float] | None
     tight: bool
     slow: bool = False
+    formula: str = ""
 
     @property
     def text(self) -> str:
         """The question in words."""
-        return f"{self.event}{'' if self.cost is None else _TRUNCATED}"
+        return str(self.event) + (f" plus {self.formula}" if self.formula else "")
 
 
 def ask(
@@ -119,7 +121,9 @@ def ask(
         event = _event(untruncated.sampler, *asked)
         found = _question(event, untruncated, noise_multiplier)
         cost = functools.partial(truncation.delta, plan)
-        found = found and dataclasses.replace(found, cost=cost, tight=False)
+        found = found and dataclasses.replace(
+            found, cost=cost, formula=truncation.formula, tight=False
+        )
     if found is not None:
         return dataclasses.replace(found, slow=max_examples_per_user > 1)
     raise InputError(_no_event(plan) if event is None else _not_installed(plan))
@@ -209,7 +213,18 @@ def _truncated(relation: str, count: int) -> Event | None:
     return Event(build=build, relation=relation, tight=False) if count == 1 else None
 
 
+def _cyclic(relation: str, count: int) -> Event:
+    """An example is in steps of its group alone, as of Poisson sampling."""
+    of_group = _poisson(relation, count)
+
+    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
+        return of_group.build(steps_of_an_example(plan), noise_multiplier)
+
+    return dataclasses.replace(of_group, build=build)
+
+
 _EVENTS: dict[str, EventOf] = {
+    CYCLIC_POISSON: _cyclic,
     DETERMINISTIC: _deterministic,
     POISSON: _poisson,
     TRUNCATED_POISSON: _truncated,

@@ -343,8 +343,9 @@ class PrivacyStatement(Claim):
         return f"n={self.plan.num_examples:,}{' slots' if zero_out else ''}"
 
     def _cap(self) -> str:
-        size = self.plan.truncated_batch_size
-        return "" if size is None else f", at most B={size:,}"
+        size, bands = self.plan.truncated_batch_size, self.plan.bands
+        groups = "" if bands is None else f" of one of {bands:,} groups in turn"
+        return groups + ("" if size is None else f", at most B={size:,}")
 
 
 def _finite(value: float | None) -> float | None:

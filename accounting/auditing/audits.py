@@ -18,10 +18,12 @@ from accounting.core import sampler_registry
 from accounting.core.neighboring_relation import brought
 from accounting.core.plan import (
     BALLS_AND_BINS,
+    CYCLIC_POISSON,
     DETERMINISTIC,
     DYNAMIC_SHUFFLE,
     PERSISTENT_SHUFFLE,
     POISSON,
+    TRUNCATED_CYCLIC_POISSON,
     TRUNCATED_POISSON,
 )
 from accounting.core.validation import InputError
@@ -51,6 +53,10 @@ _AUDITS = {
         users=functools.partial(_of_users, worst_cases.truncated),
     ),
     BALLS_AND_BINS: Audit(worst_case=worst_cases.own_block, score=scores.hidden_step),
+    CYCLIC_POISSON: Audit(worst_case=worst_cases.own_block, score=scores.hidden_group),
+    TRUNCATED_CYCLIC_POISSON: Audit(
+        worst_case=worst_cases.truncated, score=scores.hidden_group
+    ),
 }
 
 

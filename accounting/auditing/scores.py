@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -52,6 +53,30 @@ def _independent_steps(
     for step in range(1, plan.num_steps):
         total += pair.loss(observe(step))
     return total
+
+
+def hidden_group(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    observe: Observe,
+    positions: np.ndarray,
+    means: tuple[float, float],
+) -> np.ndarray:
+    """Returns the score of cyclic Poisson batches, whose groups are uniform.
+
+    Arguments as for `Score.__call__`.
+    """
+    del positions, means  # every row is alike, and others contribute nothing
+    assert plan.bands is not None
+    pair = dominating_pairs.remove_pair(
+        float(plan.sampling_probability), noise_multiplier
+    )
+    # A group without steps has the same outputs with and without the canary.
+    groups = [np.zeros(()) for _ in range(plan.bands)]
+    for step in range(plan.num_steps):
+        group = step % plan.bands
+        groups[group] = groups[group] + pair.loss(observe(step))
+    return functools.reduce(np.logaddexp, groups) - math.log(plan.bands)
 
 
 #: The score for one example of Poisson batches.

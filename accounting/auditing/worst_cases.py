@@ -6,8 +6,9 @@ import dataclasses
 
 from accounting.auditing.audit_case import Case
 from accounting.claims.shuffles import shuffle
+from accounting.core import sampler_registry
 from accounting.core.plan import DpSgdPlan
-from accounting.core.samplers.truncation import TRUNCATION, truncation_probability
+from accounting.core.samplers.truncation import truncation_probability
 from accounting.core.validation import check_int
 
 #: Largest number of rows times epochs that are sampled in a trial.
@@ -72,8 +73,10 @@ def truncated(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
         first = (rows - canary_rows + 1) // 2
         return Case(plan=plan, block_rows=sizes, canary=first, canary_rows=canary_rows)
     slack = any_truncation_probability(plan)
+    truncation = sampler_registry.get(plan.sampler).truncation
+    assert truncation is not None  # the plan has a cap
     return dataclasses.replace(
-        own_block(TRUNCATION.without(plan), canary_rows),
+        own_block(truncation.without(plan), canary_rows),
         slack=slack,
         scaled=(
             f"steps are not truncated at {plan.truncated_batch_size:,} examples; they "

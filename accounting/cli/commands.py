@@ -36,6 +36,7 @@ from accounting.core import neighboring_relation
 @shared_options.truncated_batch_size(
     "Cap on the examples of a step; auto: the least of negligible privacy cost."
 )
+@shared_options.bands("Also of cyclic samplers, with so many groups of examples.")
 @click.option(
     "--sweep",
     type=click.Choice(

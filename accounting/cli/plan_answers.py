@@ -110,9 +110,11 @@ def _is_supported(question: Question, sampler: str) -> bool:
     # Samplers that use every example once per epoch need whole epochs.
     steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
     whole = question.num_steps == question.num_epochs * steps
-    composes = question.of_runs == 1 or sampler_registry.rules(sampler).composes
+    rules = sampler_registry.rules(sampler)
+    composes = question.of_runs == 1 or rules.composes
     return (
         composes
+        and not (rules.cyclic and question.bands is None)
         and neighboring_relation.is_supported(
             sampler, question.neighboring_relation, question.max_examples_per_user
         )
@@ -272,7 +274,13 @@ def _question(flags: dict[str, Any]) -> Question:
     if given is not None and samplers and not set(capped) & set(samplers):
         raise InputError(
             f"Expected no truncated_batch_size={given} beside --sampler "
-            f"{samplers[0]}: only {' and '.join(capped)} has a cap. Omit it."
+            f"{samplers[0]}: only {' and '.join(capped)} have a cap. Omit it."
+        )
+    cyclic = [n for n in sampler_registry.names() if sampler_registry.rules(n).cyclic]
+    if flags["bands"] is not None and samplers and not set(cyclic) & set(samplers):
+        raise InputError(
+            f"Expected no bands={flags['bands']} beside --sampler {samplers[0]}: only "
+            f"{' and '.join(cyclic)} have groups. Omit it."
         )
     if flags["epsilon"] is not None:
         comparison.check_target(flags["epsilon"])
@@ -298,6 +306,7 @@ def _question(flags: dict[str, Any]) -> Question:
         neighboring_relation=flags["relation"],
         max_examples_per_user=flags["max_examples_per_user"],
         of_runs=flags["of_runs"],
+        bands=flags["bands"],
     )
 
 

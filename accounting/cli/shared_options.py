@@ -67,6 +67,7 @@ num_steps = _declared("--num-steps", type=int)
 truncated_batch_size = _declared(
     "--truncated-batch-size", default="auto", show_default=True, callback=_cap
 )
+bands = _declared("--bands", type=int)
 epsilon = _declared("--epsilon", type=float)
 noise_multiplier = _declared("--noise-multiplier", type=float)
 l2_norm_clip = _declared("--l2-norm-clip", type=float)

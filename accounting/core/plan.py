@@ -42,6 +42,8 @@ DYNAMIC_SHUFFLE = "dynamic-shuffle"
 POISSON = "poisson"
 TRUNCATED_POISSON = "truncated-poisson"
 BALLS_AND_BINS = "balls-and-bins"
+CYCLIC_POISSON = "cyclic-poisson"
+TRUNCATED_CYCLIC_POISSON = "truncated-cyclic-poisson"
 #: The samplers of this package; `accounting.core.sampler_registry` may know more.
 SAMPLERS = sampler_registry.BUILT_IN
 
@@ -71,8 +73,11 @@ class DpSgdPlan:
       num_epochs: Rounds of ``num_steps / num_epochs`` steps each.  Divides
         ``num_steps``.  Dynamic shuffling and balls-and-bins draw anew in each epoch;
         Poisson sampling does not depend on it.
-      truncated_batch_size: For truncated Poisson, the cap on the examples of one step;
-        in [expected_batch_size, num_examples].  None for all other samplers.
+      truncated_batch_size: For truncated samplers, the cap on the examples of one step;
+        in [expected_batch_size, num_examples].  None for all others.
+      bands: For cyclic samplers, the number of groups of examples, whose steps take
+        turns; at least 2, at most num_examples / expected_batch_size.  None for all
+        others, whose JSON does not have it.
 
     Raises:
       InputError: name, value, bound.
@@ -94,6 +99,7 @@ class DpSgdPlan:
     num_steps: int
     num_epochs: int = 1
     truncated_batch_size: int | None = None
+    bands: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("sampler", self.sampler, sampler_registry.names())
@@ -107,6 +113,7 @@ class DpSgdPlan:
                 f"num_steps={self.num_steps}."
             )
         self._check_truncation()
+        self._check_bands()
 
     def _check_truncation(self) -> None:
         if not sampler_registry.rules(self.sampler).truncates:
@@ -132,10 +139,49 @@ class DpSgdPlan:
             f"{self.num_examples}, or auto.",
         )
 
+    def _check_bands(self) -> None:
+        if not sampler_registry.rules(self.sampler).cyclic:
+            if self.bands is not None:
+                raise InputError(
+                    f"Expected bands={self.bands!r} to be None for "
+                    f"sampler={self.sampler!r}. Omit it, or take --sampler "
+                    f"{CYCLIC_POISSON}."
+                )
+            return
+        if self.bands is None:
+            raise InputError(
+                "Expected bands=None to be an integer of at least 2 for "
+                f"sampler={self.sampler!r}. Give --bands, such as 8, to `dpsgd "
+                f"batches`, or take --sampler {TRUNCATED_POISSON}."
+            )
+        remedy = f"Give 2 or more, or take --sampler {TRUNCATED_POISSON}."
+        check_int("bands", self.bands, at_least=2, remedy=remedy)
+        check_int(
+            "bands",
+            self.bands,
+            at_most=self.num_examples // self.expected_batch_size,
+            remedy="A step expects no more examples than one of so many groups has. "
+            f"Lower --batch-size or --bands, or take --sampler {TRUNCATED_POISSON}.",
+        )
+
     @property
     def sampling_probability(self) -> Fraction:
-        """Probability that an example is in a given step, before truncation."""
-        return Fraction(self.expected_batch_size, self.num_examples)
+        """Probability that an example is in a given step, before truncation.
+
+        With ``bands``, in a given step of its group.
+        """
+        sampled = self.expected_batch_size * (self.bands or 1)
+        return Fraction(sampled, self.num_examples)
+
+    @property
+    def expected_uses(self) -> Fraction:
+        """Expected number of steps of an example, before truncation."""
+        return Fraction(self.expected_batch_size * self.num_steps, self.num_examples)
+
+    @property
+    def num_group_steps(self) -> int:
+        """Most steps that may hold one example; with ``bands`` those of its group."""
+        return -(-self.num_steps // (self.bands or 1))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -169,7 +215,10 @@ class DpSgdPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``version``."""
-        return {**header(PLAN_VERSION), **dataclasses.asdict(self)}
+        fields = {**header(PLAN_VERSION), **dataclasses.asdict(self)}
+        if self.bands is None:  # fingerprints, and with them batches, are as before
+            del fields["bands"]
+        return fields
 
     @classmethod
     def from_json(cls, fields: Any) -> DpSgdPlan:
@@ -178,7 +227,9 @@ class DpSgdPlan:
         Raises:
           InputError: unknown or missing fields, ill-typed values, another version.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(fields, dict) or fields.get("bands") is None:
+            names.remove("bands")  # None is not written
         return cls(**read_fields(fields, names, kind="plan", version=PLAN_VERSION))
 
 
@@ -210,6 +261,11 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
     row once in each of its own epochs.  A shuffle that one run repeats is another one
     in the next run, which no plan of repeated shuffles describes: it is refused.
 
+    With k ``bands``, each run draws its groups and begins a cycle of k steps: an
+    example is in at most N ceil(T / k) steps.  T is rounded up to whole cycles, so that
+    a group of the returned plan has as many.  Its bounds hold whatever the groups are,
+    which need not be the same in two runs.
+
     Args:
       plan: Of each run.
       num_runs: N, from 1 to `MOST_RUNS`.
@@ -235,6 +291,8 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
             "--of-runs."
         )
     steps, epochs = plan.num_steps * num_runs, plan.num_epochs * num_runs
+    if plan.bands is not None:
+        steps, epochs = plan.num_group_steps * plan.bands * num_runs, num_runs
     return dataclasses.replace(plan, num_steps=steps, num_epochs=epochs)
 
 

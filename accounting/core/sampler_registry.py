@@ -63,6 +63,8 @@ class PlanRules:
       largest_batch_size: Plan -> largest possible number of examples in a step; None
         if it has no bound.
       truncates: Whether the plan must have a ``truncated_batch_size``.
+      cyclic: Whether the plan must have ``bands``: an example is in steps of its group
+        alone, every ``bands`` steps.
       num_shuffles: Plan -> number of uniformly random orders of all rows that a run
         draws and cuts into steps; epoch e uses order ``e % num_shuffles``.  0 without
         shuffling.
@@ -73,6 +75,7 @@ class PlanRules:
     once_per_epoch: bool
     largest_batch_size: Callable[[DpSgdPlan], int | None]
     truncates: bool = False
+    cyclic: bool = False
     num_shuffles: Callable[[DpSgdPlan], int] = no_shuffle
     composes: bool = False
 
@@ -102,11 +105,13 @@ class Truncation:
       delta: (plan, epsilon) -> an upper bound on what the cap adds to delta.
       smallest_cap: (untruncated plan, epsilon, delta) -> the least cap that adds a
         negligible part of ``delta``.
+      formula: ``delta`` in symbols.
     """
 
     untruncated: str
     delta: Callable[[DpSgdPlan, float], float]
     smallest_cap: Callable[[DpSgdPlan, float, float], int]
+    formula: str = "(1 + e^epsilon) T Pr[Bin(n, q) > B]"
 
     def without(self, plan: DpSgdPlan) -> DpSgdPlan:
         """Returns ``plan`` without its cap."""
@@ -254,6 +259,9 @@ def _once_per_epoch(plan: DpSgdPlan) -> int:
 _BY_CHANCE = PlanRules(
     once_per_epoch=False, largest_batch_size=by_chance, composes=True
 )
+_CAPPED = dataclasses.replace(
+    _BY_CHANCE, largest_batch_size=truncated_batches, truncates=True
+)
 _EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches, composes=True)
 
 _BUILT_IN = {
@@ -267,15 +275,18 @@ _BUILT_IN = {
         "claims.shuffles.shuffle:DYNAMIC",
     ),
     "poisson": (_BY_CHANCE, "core.samplers.poisson:SAMPLER"),
-    "truncated-poisson": (
-        dataclasses.replace(
-            _BY_CHANCE, largest_batch_size=truncated_batches, truncates=True
-        ),
-        "core.samplers.truncated_poisson:SAMPLER",
-    ),
+    "truncated-poisson": (_CAPPED, "core.samplers.truncated_poisson:SAMPLER"),
     "balls-and-bins": (
         dataclasses.replace(_BY_CHANCE, once_per_epoch=True),
         "claims.balls_and_bins:SAMPLER",
+    ),
+    "cyclic-poisson": (
+        dataclasses.replace(_BY_CHANCE, cyclic=True),
+        "core.samplers.cyclic_poisson:SAMPLER",
+    ),
+    "truncated-cyclic-poisson": (
+        dataclasses.replace(_CAPPED, cyclic=True),
+        "core.samplers.cyclic_poisson:TRUNCATED",
     ),
 }
 for _name, (_rules, _place) in _BUILT_IN.items():

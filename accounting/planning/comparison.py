@@ -58,6 +58,7 @@ class Question:
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
       of_runs: Number of runs that the answer is of, all together.
+      bands: Groups of the examples of cyclic samplers.
     """
 
     num_examples: int
@@ -72,6 +73,7 @@ class Question:
     neighboring_relation: str = REPLACE_SPECIAL
     max_examples_per_user: int = 1
     of_runs: int = 1
+    bands: int | None = None
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise_multiplier is None:
@@ -128,7 +130,11 @@ class Question:
             num_steps=self.num_steps,
             num_epochs=self.num_epochs,
             truncated_batch_size=size,
+            bands=self._bands(sampler),
         )
+
+    def _bands(self, sampler: str) -> int | None:
+        return self.bands if sampler_registry.rules(sampler).cyclic else None
 
     def _smallest_cap(self, sampler: str) -> int:
         return smallest_truncated_batch_size(
@@ -138,6 +144,7 @@ class Question:
             epsilon=self._design_epsilon(sampler),
             delta=self.delta,
             sampler=sampler,
+            bands=self._bands(sampler),
         )
 
     def _design_epsilon(self, sampler: str) -> float:

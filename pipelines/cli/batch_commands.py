@@ -22,7 +22,7 @@ _OF_THE_JOB = ("key_file", "memory_limit", "shuffle", "scratch")
 
 def _settings(options: dict[str, Any]) -> BatchSettings:
     names = (
-        "sampler", "num_steps", "truncated_batch_size", "epsilon", "delta",
+        "sampler", "num_steps", "truncated_batch_size", "bands", "epsilon", "delta",
         "physical_batch_size",
     )  # fmt: skip
     return BatchSettings(
@@ -56,6 +56,7 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 @shared_options.truncated_batch_size(
     "Cap on the rows of a step; auto: the smallest cap that does not raise epsilon."
 )
+@shared_options.bands("Groups of the rows of a cyclic sampler, whose steps take turns.")
 @shared_options.epsilon(
     "For auto: the largest epsilon you will train with.",
     default=BatchSettings.epsilon,

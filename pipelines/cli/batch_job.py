@@ -127,6 +127,7 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
         "expected_batch_size": plan.expected_batch_size,
         "num_steps": plan.num_steps,
         "truncated_batch_size": plan.truncated_batch_size,
+        **({} if plan.bands is None else {"bands": plan.bands}),
         "physical_batch_size": layout.physical_batch_size,
         "files": layout.num_groups,
         "expected_padding": round(cost.padding, 4),

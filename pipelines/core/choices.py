@@ -9,6 +9,8 @@ it are drawn, in this order:
 - Poisson: for each row the number of its steps, binomial by inversion of the exact
   distribution; then for each row a uniform subset of that size; then a priority for
   each participation.  Independent coin flips, one per step, have the same law.
+- cyclic Poisson: for each row a uniform group; then, for each group of rows in turn,
+  as for Poisson among its steps; then the priorities.
 - balls and bins: for each epoch and row a uniform step; then the priorities.
 - shuffles: for each row a rank of 128 bits, by which an epoch is sorted and cut into
   steps of equal size.  The upper half of the rank is the priority.
@@ -41,10 +43,12 @@ import numpy as np
 
 from accounting.core.plan import (
     BALLS_AND_BINS,
+    CYCLIC_POISSON,
     DETERMINISTIC,
     DYNAMIC_SHUFFLE,
     PERSISTENT_SHUFFLE,
     POISSON,
+    TRUNCATED_CYCLIC_POISSON,
     TRUNCATED_POISSON,
     DpSgdPlan,
 )
@@ -192,8 +196,30 @@ def _subsets(
 
 def _poisson(sampler: Sampler, rows: Rows) -> Choices:
     plan, stream = sampler.plan, sampler.stream(rows)
-    steps = plan.num_steps
-    counts = _binomial(stream, steps, plan.sampling_probability, rows.num_rows)
+    row, step = _independent(stream, plan, plan.num_steps, rows.num_rows)
+    return row, step, stream.words(len(row))
+
+
+def _cyclic_poisson(sampler: Sampler, rows: Rows) -> Choices:
+    plan, stream = sampler.plan, sampler.stream(rows)
+    groups = plan.bands
+    assert groups is not None
+    group = stream.integers(groups, rows.num_rows)
+    found = []
+    for each in range(min(groups, plan.num_steps)):
+        members = np.flatnonzero(group == each)
+        num_turns = (plan.num_steps - each - 1) // groups + 1
+        row, turn = _independent(stream, plan, num_turns, len(members))
+        found.append((members[row], each + groups * turn))
+    row, step = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return row, step, stream.words(len(row))
+
+
+def _independent(
+    stream: Stream, plan: DpSgdPlan, steps: int, num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (row, step): each row in each step with the plan's probability."""
+    counts = _binomial(stream, steps, plan.sampling_probability, num_rows)
     is_heavy = counts > steps // 2
     row, step = _subsets(stream, np.where(is_heavy, 0, counts), steps)
     if is_heavy.any():  # of more than half of the steps, the others are drawn
@@ -202,7 +228,7 @@ def _poisson(sampler: Sampler, rows: Rows) -> Choices:
         chosen[_subsets(stream, steps - counts[heavy], steps)] = False
         more, its_step = np.nonzero(chosen)
         row, step = np.append(row, heavy[more]), np.append(step, its_step)
-    return row, step, stream.words(len(row))
+    return row, step
 
 
 def _each_epoch(plan: DpSgdPlan, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -288,4 +314,6 @@ _SAMPLERS: dict[str, Callable[[Sampler, Rows], Choices]] = {
     POISSON: _poisson,
     TRUNCATED_POISSON: _poisson,
     BALLS_AND_BINS: _balls_and_bins,
+    CYCLIC_POISSON: _cyclic_poisson,
+    TRUNCATED_CYCLIC_POISSON: _cyclic_poisson,
 }

@@ -137,8 +137,8 @@ class Resampling:
           num_threads: Number of threads that read.
         """
         plan, row = self.sampler.plan, row_bytes(self.columns)
-        times_chosen = plan.num_steps * plan.sampling_probability
-        of_block = _BLOCK_COPIES * row + math.ceil(_CHOICE_BYTES * (1 + times_chosen))
+        choices = _CHOICE_BYTES * (1 + plan.expected_uses)
+        of_block = _BLOCK_COPIES * row + math.ceil(choices)
         largest = max(block.num_rows for block in self.data.blocks)
         longest = max(column.num_bytes for column in self.columns)
         of_step = plan.expected_batch_size * (row + longest + _KEPT_BYTES)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from accounting.core import sampler_registry
-from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
+from accounting.core.plan import (
+    CYCLIC_POISSON,
+    TRUNCATED_POISSON,
+    DpSgdPlan,
+    steps_and_epochs,
+)
 from accounting.core.validation import InputError, check_float
 
 #: For ``separate_process.call``: makes batches of (source, folder, settings).
@@ -23,6 +28,7 @@ class BatchSettings:
       num_steps: Number of steps; None if ``num_epochs`` is given.
       truncated_batch_size: Cap on the examples of a truncated step; None for the
         smallest cap that costs no epsilon.
+      bands: Groups of the examples of a cyclic sampler; None for all others.
       epsilon: Largest epsilon that the batches are meant for, which sets that cap.
       delta: Smallest delta, which sets that cap; 0.1 / examples if None.
       physical_batch_size: Rows per record; None for one record per step, or the fewest
@@ -37,6 +43,7 @@ class BatchSettings:
     num_epochs: int | None = None
     num_steps: int | None = None
     truncated_batch_size: int | None = None
+    bands: int | None = None
     epsilon: float = 8.0
     delta: float | None = None
     physical_batch_size: int | None = None
@@ -46,8 +53,14 @@ class BatchSettings:
         given = self.truncated_batch_size
         if given is not None and not self._truncates:
             raise InputError(
-                f"Expected --truncated-batch-size={given} with --sampler "
-                f"{TRUNCATED_POISSON} alone; sampler is {self.sampler}. Leave it out."
+                f"Expected --truncated-batch-size={given} with a sampler that "
+                f"truncates, such as {TRUNCATED_POISSON}; sampler is {self.sampler}. "
+                "Leave it out."
+            )
+        if self.bands is not None and not sampler_registry.rules(self.sampler).cyclic:
+            raise InputError(
+                f"Expected --bands={self.bands} with a cyclic sampler, such as "
+                f"{CYCLIC_POISSON}; sampler is {self.sampler}. Leave it out."
             )
 
     @property
@@ -81,6 +94,7 @@ class BatchSettings:
             num_steps=num_steps,
             num_epochs=num_epochs,
             truncated_batch_size=cap,
+            bands=self.bands,
         )
 
     def _smallest_cap(self, num_examples: int, num_steps: int) -> int:
@@ -93,4 +107,5 @@ class BatchSettings:
             epsilon=self.epsilon,
             delta=0.1 / num_examples if self.delta is None else self.delta,
             sampler=self.sampler,
+            bands=self.bands,
         )

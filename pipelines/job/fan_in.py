@@ -94,7 +94,7 @@ def choose_fan_in(layout: Layout, dataset: Dataset) -> FanIn:
 
 def _block_bytes(layout: Layout, dataset: Dataset) -> float:
     """Returns the expected bytes that the largest block sends, at least one."""
-    participations = layout.plan.num_steps * float(layout.plan.sampling_probability)
+    participations = float(layout.plan.expected_uses)
     row = row_bytes(layout.columns) + OVERHEAD_BYTES
     largest_block = max(block.num_rows for block in dataset.blocks)
     return max(1.0, largest_block * participations * row)

@@ -148,7 +148,7 @@ def worker_bytes(
 def _work_bytes(layout: Layout, dataset: Dataset, largest: int) -> int:
     """Returns the bytes for the block or range of steps that one thread works on."""
     largest_block = max(block.num_rows for block in dataset.blocks)
-    participations = layout.plan.num_steps * layout.plan.sampling_probability
+    participations = layout.plan.expected_uses
     row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
     # Padding can make a record longer than the rows of a unit.
     record = record_bytes(layout.columns, layout.physical_batch_size)

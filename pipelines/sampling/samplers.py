@@ -10,6 +10,7 @@ one per step (Beltran et al. 2024, arXiv:2406.17298, Lemma 1, with rows and step
 exchanged).  The cost grows with the rows read plus the participations drawn, not with
 rows x steps.
 
+With ``bands``, a row first draws its group, and then a subset of its group's steps.
 Deterministic batches follow the order of the data.  Balls-and-bins draws one uniform
 step per row and epoch.  Shuffles are in ``shuffle``.
 
@@ -18,6 +19,9 @@ keyed BLAKE2b (for Poisson samplers, within 2**-64 in total variation over a dat
 2**40 rows):
   - inclusion probability: a row takes part in step t with probability
     ``plan.sampling_probability``, for all t in [0, num_steps).
+  - groups: with ``bands`` k, the groups of rows are uniform and independent, and a row
+    takes part in steps of its group g alone, t = g modulo k.  Given the groups, what
+    follows of inclusion and independence holds for those steps.
   - independence across steps: the participations of a row in distinct steps are
     independent.
   - independence across rows: the participations of distinct rows are independent.
@@ -49,10 +53,12 @@ import numpy as np
 from accounting.core import sampler_registry
 from accounting.core.plan import (
     BALLS_AND_BINS,
+    CYCLIC_POISSON,
     DETERMINISTIC,
     DYNAMIC_SHUFFLE,
     PERSISTENT_SHUFFLE,
     POISSON,
+    TRUNCATED_CYCLIC_POISSON,
     TRUNCATED_POISSON,
     DpSgdPlan,
 )
@@ -221,6 +227,25 @@ def _poisson(
     return row, step, stream.words(len(row))
 
 
+def _cyclic_poisson(
+    plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
+) -> Choices:
+    assert plan.bands is not None
+    stream = _block_stream(plan, sampling_key, block)
+    group = stream.integers(plan.bands, block.num_rows)
+    rows, turns = [], []
+    for number in range(min(plan.bands, plan.num_steps)):
+        its_rows = np.flatnonzero(group == number)
+        num_turns = len(range(number, plan.num_steps, plan.bands))
+        rate = plan.sampling_probability
+        counts = binomial_counts(stream, num_turns, rate, len(its_rows))
+        row, turn = uniform_subsets(stream, counts, num_turns)
+        rows.append(its_rows[row])
+        turns.append(turn * plan.bands + number)
+    row, step = np.concatenate(rows), np.concatenate(turns)
+    return row, step, stream.words(len(row))
+
+
 def _balls_and_bins(
     plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
 ) -> Choices:
@@ -265,6 +290,8 @@ _SAMPLERS: dict[str, Assign] = {
     POISSON: _poisson,
     TRUNCATED_POISSON: _poisson,
     BALLS_AND_BINS: _balls_and_bins,
+    CYCLIC_POISSON: _cyclic_poisson,
+    TRUNCATED_CYCLIC_POISSON: _cyclic_poisson,
 }
 
 

@@ -22,9 +22,10 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.sampler_registry import names as samplers
 from accounting.core.validation import InputError
 from tests.accounting.cross_check import check
+from tests.sampler_fields import needed
 
 FILE = pathlib.Path(__file__).parents[2] / "accounting" / "README.md"
-NOISE, DELTA, USER, CAP = 1.0, 1e-5, 3, 170
+NOISE, DELTA, USER, CAP, BANDS = 1.0, 1e-5, 3, 170, 4
 HEAD = (
     "| sampler | neighbours | unit | upper bound | lower bound | epsilon | elsewhere |",
     "|---|---|---|---|---|---|---|",
@@ -40,7 +41,7 @@ def plan(sampler: str) -> DpSgdPlan:
         expected_batch_size=100,
         num_steps=200,
         num_epochs=2,
-        truncated_batch_size=CAP if sampler == "truncated-poisson" else None,
+        **needed(sampler, cap=CAP, bands=BANDS),
     )
 
 

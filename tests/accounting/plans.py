@@ -13,6 +13,7 @@ def make_plan(
     *,
     epochs: int = 1,
     cap: int | None = None,
+    bands: int | None = None,
 ) -> DpSgdPlan:
     """Returns a plan.
 
@@ -23,6 +24,7 @@ def make_plan(
       num_steps: T.
       epochs: Rounds of ``num_steps / epochs`` steps each.
       cap: Most examples of a step, of truncated batches.
+      bands: Groups of examples, of cyclic batches.
     """
     return DpSgdPlan(
         sampler=sampler,
@@ -31,4 +33,5 @@ def make_plan(
         num_steps=num_steps,
         num_epochs=epochs,
         truncated_batch_size=cap,
+        bands=bands,
     )

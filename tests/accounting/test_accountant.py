@@ -18,6 +18,7 @@ from accounting.core.plan import SAMPLERS, steps_and_epochs
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
+from tests.sampler_fields import needed
 
 
 def test_a_lower_bound_is_never_a_guarantee():
@@ -89,8 +90,7 @@ def test_curves_are_the_points_at_once(small_plan):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_epsilon_delta_and_noise_agree(small_plan, sampler):
-    cap = 220 if sampler == "truncated-poisson" else None
-    plan = small_plan(sampler, truncated_batch_size=cap)
+    plan = small_plan(sampler, **needed(sampler, cap=220))
     found = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-6)
     noise = found.guarantee
     assert found.necessary is None or found.necessary <= noise
@@ -115,13 +115,23 @@ def questions(draw, samplers=SAMPLERS):
     sampler = draw(st.sampled_from(samplers))
     epochs, cap = 1, None
     steps = int(draw(log_floats(1, 1e7)))
-    if sampler == "truncated-poisson":
+    if "cyclic" in sampler:
+        size = min(size, num_examples // 2)
+    if "truncated" in sampler:
         margin = draw(st.floats(0.0, 10.0)) * math.sqrt(size)
         cap = min(num_examples, size + int(margin))
-    elif sampler != "poisson":
+    elif "poisson" not in sampler:
         epochs = min(steps, draw(st.sampled_from((1, 2, 5, 100))))
         steps -= steps % epochs
-    plan = make_plan(sampler, num_examples, size, steps, epochs=epochs, cap=cap)
+    plan = make_plan(
+        sampler,
+        num_examples,
+        size,
+        steps,
+        epochs=epochs,
+        cap=cap,
+        bands=needed(sampler).get("bands"),
+    )
     noise = draw(st.one_of(st.just(0.0), log_floats(1e-3, 1e3)))
     return plan, noise, draw(log_floats(1e-3, 1e3)), draw(log_floats(1e-15, 0.1))
 

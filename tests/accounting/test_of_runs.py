@@ -23,6 +23,7 @@ from accounting.core.plan import MOST_RUNS, DpSgdPlan, together
 from accounting.core.pld.gaussian import gaussian_epsilon
 from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
+from tests.sampler_fields import needed
 
 RUNS, NOISE, DELTA = 4, 1.3, 1e-5
 #: Of 3 epochs; with all of their runs, written out.
@@ -39,12 +40,13 @@ CASES = [
     ("deterministic", {"max_examples_per_user": 2}),
     ("dynamic-shuffle", {}),
     ("balls-and-bins", {}),
+    ("cyclic-poisson", {}),
 ]
 
 
 def _plan(sampler: str, **fields: int) -> DpSgdPlan:
-    cap = {"truncated_batch_size": 40} if sampler == "truncated-poisson" else {}
-    return DpSgdPlan(sampler=sampler, **{**PLAN, "num_epochs": 3, **cap, **fields})
+    own = needed(sampler, cap=40)
+    return DpSgdPlan(sampler=sampler, **{**PLAN, "num_epochs": 3, **own, **fields})
 
 
 @pytest.mark.parametrize(("sampler", "unit"), CASES)

@@ -14,14 +14,14 @@ from accounting.core import claim as claims
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
+from tests.sampler_fields import needed
 
 pytestmark = pytest.mark.usefixtures("answers_once")
 
 
 @functools.cache
 def make(small_plan, sampler="truncated-poisson", **changes):
-    cap = 220 if sampler == "truncated-poisson" else None
-    plan = small_plan(sampler, truncated_batch_size=cap)
+    plan = small_plan(sampler, **needed(sampler, cap=220))
     arguments = {"noise_multiplier": 1.0, "delta": 1e-5, "l2_norm_clip": 1.0}
     return statement.privacy_statement(plan, **{**arguments, **changes})
 
@@ -37,14 +37,15 @@ def test_epsilon_never_travels_alone(small_plan, sampler):
     ]:  # fmt: skip
         assert fields[name], name
     assert fields["neighboring_relation"] == "REPLACE_SPECIAL"
-    assert fields["sampling_probability"] == "1/100"
+    assert fields["sampling_probability"] == str(said.plan.sampling_probability)
     assert DpSgdPlan.from_json(fields["plan"]) == said.plan
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_text_names_everything_a_reviewer_asks_for(small_plan, sampler):
     text = make(small_plan, sampler).to_text()
-    for words in ("1e-05", "zero-out", "q=1/100", "T=200", "n=10,000", "dpsgd"):
+    rate = "q=1/50" if "cyclic" in sampler else "q=1/100"
+    for words in ("1e-05", "zero-out", rate, "T=200", "n=10,000", "dpsgd"):
         assert words in text
     for item in statement.NOT_COVERED:
         assert item in text

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.plan import DpSgdPlan
 from pipelines.files.key_files import create_key_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.packing import Layout
@@ -15,6 +15,7 @@ from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from tests.benchmarks.prepared_rows import write_table
 from tests.engines.harness import embedded, parts
+from tests.sampler_fields import needed
 
 ROWS = 50_000
 
@@ -32,14 +33,13 @@ def layout_of(dataset: Dataset) -> Callable[[str], Layout]:
     """Sampler -> a layout of 200 steps in two epochs; a cap cuts a third of them."""
 
     def make(sampler: str) -> Layout:
-        capped = sampler == TRUNCATED_POISSON
         plan = DpSgdPlan(
             sampler=sampler,
             num_examples=ROWS,
             expected_batch_size=500,
             num_steps=200,
             num_epochs=2,
-            truncated_batch_size=510 if capped else None,
+            **needed(sampler, cap=510),
         )
         return make_layout(plan, dataset)
 

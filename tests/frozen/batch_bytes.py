@@ -21,6 +21,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from tests.frozen.compare import Answers
+from tests.sampler_fields import needed
 
 NUM_ROWS = 3_000
 #: Of each job: expected batch size, epochs, rows of a physical batch.
@@ -71,8 +72,7 @@ def _batches(folder: pathlib.Path, sampler: str, size: str) -> str:
         "num_steps": steps,
         "num_epochs": epochs,
     }
-    if sampler == "truncated-poisson":
-        plan["truncated_batch_size"] = round(1.1 * expected)
+    plan |= needed(sampler, cap=round(1.1 * expected), bands=4)
     key_file = folder / "sampling.key"
     key_file.write_text(insecure_key(0).hex())
     key_file.chmod(0o600)

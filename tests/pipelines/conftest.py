@@ -38,6 +38,7 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.tables.synthetic import SynthOptions, write_synth
+from tests.sampler_fields import needed
 from tests.warm_processes import warm_python
 
 
@@ -84,9 +85,8 @@ def small_layout(dataset: Dataset, size: int | None = 8, **changes: Any) -> Layo
     """40 steps of 10 expected rows; capped at 14, or in 4 epochs."""
     fields = {"sampler": "truncated-poisson", "num_examples": 100, **changes}
     fields = {"expected_batch_size": 10, "num_steps": 40, **fields}
-    if fields["sampler"] == "truncated-poisson":
-        fields.setdefault("truncated_batch_size", 14)
-    elif fields["sampler"] != "poisson":
+    fields = {**needed(fields["sampler"], cap=14, bands=4), **fields}
+    if "poisson" not in fields["sampler"]:
         fields.setdefault("num_epochs", 4)
     return make_layout(DpSgdPlan(**fields), dataset, size)
 

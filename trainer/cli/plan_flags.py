@@ -24,6 +24,7 @@ options = shared_options.together(
     shared_options.num_examples("Number of examples or slots in the data set."),
     shared_options.batch_size("Expected batch size."),
     click.option("--truncated-batch-size", type=int, help="For truncated Poisson."),
+    shared_options.bands("Groups of the examples of cyclic samplers."),
     shared_options.num_steps("Number of steps."),
     shared_options.epochs("Instead of --num-steps: epochs of n/b steps."),
     shared_options.noise_multiplier("Noise standard deviation over the clip norm."),
@@ -97,6 +98,7 @@ def plan(flags: dict[str, Any]) -> DpSgdPlan:
         num_steps=num_steps,
         num_epochs=num_epochs,
         truncated_batch_size=flags["truncated_batch_size"],
+        bands=flags["bands"],
     )
     plans.check_epochs(plan)
     return plan

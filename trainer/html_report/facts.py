@@ -157,6 +157,8 @@ def _account(record: RunRecord, statement: PrivacyStatement) -> str:
     }
     if plan.truncated_batch_size is not None:
         flags["truncated-batch-size"] = plan.truncated_batch_size
+    if plan.bands is not None:
+        flags["bands"] = plan.bands
     if statement.max_examples_per_user > 1:
         flags["max-examples-per-user"] = statement.max_examples_per_user
     if statement.neighboring_relation != REPLACE_SPECIAL:

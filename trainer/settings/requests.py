@@ -197,7 +197,14 @@ def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:
             f"--claim {claim} needs a cap, and these batches have none. Take --claim "
             "poisson, whose epsilon is that of a large cap."
         )
-    return dataclasses.replace(plan, sampler=claim, truncated_batch_size=None)
+    if sampler_registry.rules(claim).cyclic:
+        raise InputError(
+            f"--claim {claim} needs bands. Take --claim poisson, whose rows are not "
+            "in groups."
+        )
+    return dataclasses.replace(
+        plan, sampler=claim, truncated_batch_size=None, bands=None
+    )
 
 
 #: The last iterate, and all averages that may predict.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, least
 from accounting.core.numerics.calibration import smallest_noise_in_two
@@ -30,7 +31,11 @@ _SLACK = 1e-15
 
 def probability(plan: DpSgdPlan) -> float:
     """Returns the sampling probability, rounded up, which is less private."""
-    exact = plan.sampling_probability
+    return rounded_up(plan.sampling_probability)
+
+
+def rounded_up(exact: Fraction) -> float:
+    """Returns a probability as a float, rounded up."""
     rounded = float(exact)
     return rounded if rounded >= exact else min(1.0, math.nextafter(rounded, 1.0))
 

@@ -252,7 +252,8 @@ class TruncatedSteps:
             fine=privacy_profile.FINE,
             coarse_tolerance=privacy_profile.COARSE / 5,
         )
-        return NoiseBounds(sufficient=value, method=next(iter(self.mixtures)))
+        method = next(iter(self.mixtures), self.additive)
+        return NoiseBounds(sufficient=value, method=method)
 
 
 def _least_nearby(total: Callable[[float], float], epsilon: float) -> float:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import bisect
 import math
+from fractions import Fraction
 
 from scipy import special
 
 from accounting.core import sampler_registry
 from accounting.core.plan import DpSgdPlan
-from accounting.core.samplers.composed_steps import probability
+from accounting.core.samplers.composed_steps import rounded_up
 
 #: Largest share of a target delta for truncation by `smallest_cap`.
 _SHARE_OF_DELTA = 1e-5
@@ -47,12 +48,26 @@ def tail_probability(
     return min(1.0, float(tail) * TAIL_SLACK)
 
 
+def step_tail(plan: DpSgdPlan, size: int) -> float:
+    """Returns a bound on the probability that a step has more than ``size`` examples.
+
+    Where examples are in groups, it is a step of the group of a given example, which
+    counts as in it: each other example is in that group and step with probability b/n.
+
+    Args:
+      plan: A plan of Poisson batches.
+      size: At least 1.
+    """
+    rate = rounded_up(Fraction(plan.expected_batch_size, plan.num_examples))
+    if plan.bands is None:
+        return tail_probability(plan.num_examples, rate, size)
+    return tail_probability(plan.num_examples - 1, rate, size - 1)
+
+
 def truncation_probability(plan: DpSgdPlan) -> float:
-    """Returns the probability that one given step is truncated."""
+    """Returns the probability that one given step is truncated; see `step_tail`."""
     assert plan.truncated_batch_size is not None
-    return tail_probability(
-        plan.num_examples, probability(plan), plan.truncated_batch_size
-    )
+    return step_tail(plan, plan.truncated_batch_size)
 
 
 def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
@@ -83,12 +98,11 @@ def smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
       ...               expected_batch_size=65_536, num_steps=562), 5.0, 2.7e-8)
       67754
     """
-    rate = probability(plan)
     allowed = math.log(_SHARE_OF_DELTA) + math.log(delta) - math.log(plan.num_steps)
     allowed -= epsilon + math.log1p(math.exp(-epsilon))
 
     def is_enough(size: int) -> bool:
-        tail = tail_probability(plan.num_examples, rate, size)
+        tail = step_tail(plan, size)
         return tail == 0.0 or math.log(tail) <= allowed
 
     sizes = range(plan.expected_batch_size, plan.num_examples)

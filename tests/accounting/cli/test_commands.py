@@ -67,6 +67,18 @@ def test_another_relation_leaves_out_what_is_not_accounted_for():
         run(*SMALL, "--relation", "REPLACE_ONE", "--sampler", "balls-and-bins")
 
 
+def test_bands_add_the_samplers_of_groups():
+    assert "cyclic" not in run(*SMALL)
+    answers = json.loads(run(*SMALL, "--json", "--bands", "4"))["answers"]
+    found = {each["sampler"]: each["plan"].get("bands") for each in answers}
+    assert found["cyclic-poisson"] == found["truncated-cyclic-poisson"] == 4
+    assert found["poisson"] is None
+    with pytest.raises(InputError, match="Give --bands"):
+        run(*SMALL, "--sampler", "cyclic-poisson")
+    with pytest.raises(InputError, match="bands=4 beside --sampler poisson"):
+        run(*SMALL, "--sampler", "poisson", "--bands", "4")
+
+
 def test_truncated_batch_size_is_chosen_or_taken():
     base = [*SMALL, "--json", "--sampler", "truncated-poisson"]
     [chosen] = json.loads(run(*base))["answers"]

@@ -16,6 +16,7 @@ from accounting.core import plan as plans
 from accounting.core.samplers import truncated_poisson, truncation
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
+from tests.sampler_fields import needed
 
 #: The authors' repository junwan0224/ModelMix: CIFAR-10 with a residual network.
 DEFAULT = make_plan("poisson", 50_000, 1500, 3400)
@@ -326,7 +327,7 @@ def test_mixing_is_noise_too():
     [s for s in plans.SAMPLERS if s not in ("poisson", "truncated-poisson")],
 )
 def test_other_samplers_are_refused(small_plan, sampler):
-    plan = small_plan(sampler)
+    plan = small_plan(sampler, **needed(sampler, cap=220))
     for ask in (
         lambda: mixing().epsilon(plan, noise_multiplier=1.0, delta=1e-5),
         lambda: mixing().delta(plan, noise_multiplier=1.0, epsilon=1.0),

@@ -85,7 +85,9 @@ def test_beyond_the_range_of_numbers_nothing_is_claimed():
     assert gaussian.gaussian_epsilon(1e-200, 0.1) == math.inf
 
 
-@pytest.mark.parametrize("sampler", [s for s in SAMPLERS if s != TRUNCATED_POISSON])
+@pytest.mark.parametrize(
+    "sampler", [s for s in SAMPLERS if s != TRUNCATED_POISSON and "cyclic" not in s]
+)
 def test_one_step_per_epoch_is_rounded_to_both_sides(small_plan, sampler):
     # Every example in both steps: one Gaussian mechanism with noise 1.3 / sqrt(2).
     plan = small_plan(sampler, expected_batch_size=10_000, num_steps=2)

@@ -21,6 +21,7 @@ from tests.engines.harness.cluster import Cluster, environment
 from tests.engines.harness.comparing import keep_checksums, same_checksums
 from tests.engines.harness.hosts import HEAD, Process
 from tests.engines.harness.polling import wait_for
+from tests.sampler_fields import needed
 
 BATCH_SIZE = 1024
 _LONGEST = 900.0
@@ -57,13 +58,14 @@ class Job:
 
     def arguments(self, out: pathlib.Path, options: Sequence[str] = ()) -> list[str]:
         """Returns the arguments of ``dpsgd`` in ``command``, which takes the same."""
-        cap = ["--truncated-batch-size", str(BATCH_SIZE + BATCH_SIZE // 16)]
+        fields = needed(self.sampler, cap=BATCH_SIZE + BATCH_SIZE // 16)
+        own = [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
         return [
             "batches", "--input", str(self.source),
             "--out", str(out), "--key-file", str(self.key_file),
             "--batch-size", str(BATCH_SIZE), "--epochs", "1",
             "--sampler", self.sampler,
-            *(cap if self.sampler == TRUNCATED_POISSON else []), *options,
+            *own, *options,
         ]  # fmt: skip
 
 

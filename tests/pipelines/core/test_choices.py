@@ -16,6 +16,7 @@ from pipelines.files.key_files import insecure_key
 from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import NAME
 from tests.pipelines.core.test_streams import FakeStream
+from tests.sampler_fields import needed
 
 #: Rows of blocks; some are empty, or hold a single row.
 SIZES = (70, 0, 1, 29, 100)
@@ -38,12 +39,19 @@ def plans() -> list[DpSgdPlan]:
             (50, 12, 3),
             (200, 4, 4),
         ):
-            cap = min(200, batch_size + 5) if "truncated" in sampler else None
+            if "cyclic" in sampler:  # in all steps of its group
+                batch_size = min(batch_size, 100)
+            cap = min(200, batch_size + 5)
             plan = DpSgdPlan(
                 sampler=sampler, num_examples=200, expected_batch_size=batch_size,
-                num_steps=num_steps, num_epochs=num_epochs, truncated_batch_size=cap,
+                num_steps=num_steps, num_epochs=num_epochs, **needed(sampler, cap),
             )  # fmt: skip
             found.append(plan)
+    for bands in (3, 16):  # groups with a step more, and without any
+        found.append(
+            DpSgdPlan(sampler="cyclic-poisson", num_examples=200, num_steps=11,
+                      expected_batch_size=11, bands=bands)
+        )  # fmt: skip
     for batch_size in (110, 190):
         found.append(
             DpSgdPlan(sampler="poisson", num_examples=200, num_steps=9,

@@ -44,6 +44,7 @@ from pipelines.job.sizing import make_layout
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 from tests.pipelines.conftest import Command
+from tests.sampler_fields import needed
 
 #: How the tests make batches of `input_folder`, whose rows are 100.
 PLAN: dict[str, Any] = {"num_examples": 100, "expected_batch_size": 10}
@@ -52,8 +53,7 @@ PLAN: dict[str, Any] = {"num_examples": 100, "expected_batch_size": 10}
 def layout_of(source: pathlib.Path, **changes: Any) -> Layout:
     dataset = list_blocks(str(source))
     fields = {**PLAN, "num_steps": 40, **changes}
-    if "truncated" in fields["sampler"]:
-        fields.setdefault("truncated_batch_size", 14)
+    fields = {**needed(fields["sampler"], cap=14, bands=3), **fields}
     layout = make_layout(DpSgdPlan(**fields), dataset, 4)
     return dataclasses.replace(layout, steps_per_group=7)
 

@@ -40,6 +40,7 @@ from pipelines.job.job_folder import finish_job
 from pipelines.job.spill import Spill
 from pipelines.job.steps import map_step, reduce_step
 from tests.pipelines.conftest import Command, SmallJobs, contents
+from tests.sampler_fields import needed
 
 # Bundles, as an engine may run them.
 
@@ -157,6 +158,7 @@ _TWO_PASSES = FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)
         ("dynamic-shuffle", ONE_BY_ONE),
         ("truncated-poisson", None),  # by value
         ("dynamic-shuffle", _TWO_PASSES),
+        ("truncated-cyclic-poisson", ONE_BY_ONE),
     ],
 )
 def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
@@ -165,7 +167,7 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     sampler: str,
     fan_in: FanIn | None,
 ) -> None:
-    cap = {"truncated_batch_size": 11} if sampler == "truncated-poisson" else {}
+    cap = needed(sampler, cap=11, bands=3)
     layout, dataset = jobs.layout(4, sampler=sampler, **cap), jobs.dataset
     key_file, whole = jobs.key_file, jobs.write("whole", layout)
     out, batches_id = jobs.open("o", layout)

@@ -369,6 +369,50 @@ def test_balls_and_bins_are_uniform_and_drawn_anew_each_epoch() -> None:
     assert stats.chisquare(same.ravel()).pvalue < ERROR_RATE
 
 
+def cyclic_plan(**changes: object) -> DpSgdPlan:
+    """Three groups with 4, 4 and 3 steps, in each of them with probability 0.3."""
+    fields = {
+        "sampler": "cyclic-poisson", "num_examples": 40_000, "bands": 3,
+        "expected_batch_size": 4_000, "num_steps": 11, **changes,
+    }  # fmt: skip
+    return DpSgdPlan(**fields)  # type: ignore[arg-type]
+
+
+def p_groups(matrix: np.ndarray) -> float:
+    """Of the law of the four steps of group 0: all patterns, and of each step."""
+    rows, _ = matrix.shape
+    took, rest = matrix[:, ::3], np.delete(matrix, np.s_[::3], axis=1)
+    alone = np.where(rest.any(axis=1), 0, took @ [1, 2, 4, 8])
+    found = np.bincount(alone, minlength=16)[1:]
+    sizes = np.array([bin(each).count("1") for each in range(1, 16)])
+    law = 0.3**sizes * 0.7 ** (4 - sizes) / 3
+    expected = rows * np.append(law, 1 - law.sum())
+    patterns = stats.chisquare(np.append(found, rows - found.sum()), expected).pvalue
+    return 2 * min(patterns, smallest_p(matrix.sum(axis=0), rows, 0.1))
+
+
+def test_cyclic_rows_are_in_steps_of_one_uniform_group_alone() -> None:
+    plan = cyclic_plan()
+    first, second = (indicator(plan, insecure_key(0), name, 40_000) for name in "ab")
+    for matrix in (first, second):
+        groups = np.stack([matrix[:, g::3].any(axis=1) for g in range(3)])
+        assert (groups.sum(axis=0) <= 1).all()
+        assert p_groups(matrix) > ERROR_RATE
+    # Groups of two blocks are independent, which groups by position would not be.
+    seen = [
+        np.argmax([m[:, g::3].any(1) for g in range(3)], 0) for m in (first, second)
+    ]
+    both = first.any(axis=1) & second.any(axis=1)
+    pairs = np.zeros((3, 3), int)
+    np.add.at(pairs, (seen[0][both], seen[1][both]), 1)
+    assert stats.chi2_contingency(pairs).pvalue > ERROR_RATE
+    same = np.diag(pairs.sum(axis=0)) + 1  # the fault
+    assert stats.chi2_contingency(same).pvalue < ERROR_RATE
+    # Another: rows that are in the steps of every group.
+    plain = cyclic_plan(sampler="poisson", bands=None)
+    assert p_groups(indicator(plain, insecure_key(0), "a", 40_000)) < ERROR_RATE
+
+
 @pytest.mark.parametrize("sampler", ONCE)
 def test_steps_that_do_not_make_epochs_are_refused(sampler: str) -> None:
     plan = epochs_plan(sampler)

@@ -36,6 +36,7 @@ from pipelines.users import bound_folder, bound_job
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundJob, BoundSettings
 from tests.pipelines.conftest import Command, contents
+from tests.sampler_fields import needed
 
 ROWS, MOST = 1200, 3
 SETTINGS = BoundSettings(
@@ -319,12 +320,15 @@ def test_batches_have_the_public_number_of_slots(
         ("deterministic", "--sampler deterministic not to be used"),
         ("dynamic-shuffle", "--sampler dynamic-shuffle not to be used"),
         ("balls-and-bins", "balls-and-bins not to be used on up to 3 rows"),
+        ("cyclic-poisson", "cyclic-poisson not to be used on up to 3 rows"),
     ],
 )
 def test_samplers_that_place_every_slot_or_have_no_proof_are_refused(
     bounded: pathlib.Path, tmp_path: pathlib.Path, sampler: str, message: str
 ) -> None:
-    settings = BatchSettings(expected_batch_size=40, num_epochs=1, sampler=sampler)
+    settings = BatchSettings(
+        expected_batch_size=40, num_epochs=1, sampler=sampler, **needed(sampler)
+    )
     dataset, layout = open_input(str(bounded), str(tmp_path / "out"), settings)
     with pytest.raises(InputError, match=message):  # no memory that blocks need
         write_batches(

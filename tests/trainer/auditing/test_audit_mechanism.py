@@ -17,6 +17,7 @@ from accounting.claims.shuffles import shuffle
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.sampling import samplers
+from tests.sampler_fields import needed
 from tests.trainer.auditing.joint_tests import JointVerdict
 from trainer import auditing
 from trainer.auditing import audit as run_audit
@@ -28,11 +29,10 @@ NOISE = 0.8
 
 
 def _plan(sampler: str, **more: Any) -> DpSgdPlan:
-    size = 20 if sampler == "truncated-poisson" else None
     fields = {"num_examples": 200, "expected_batch_size": 10, "num_steps": 40}
     return DpSgdPlan(
         sampler=sampler,
-        **{**fields, "num_epochs": 2, "truncated_batch_size": size, **more},
+        **{**fields, "num_epochs": 2, **needed(sampler, cap=20), **more},
     )
 
 
@@ -247,7 +247,7 @@ def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
     """Against a sum over all ways in which the canary can participate."""
     plan = _plan(
         sampler, num_examples=6, expected_batch_size=2, num_steps=6,
-        truncated_batch_size=6 if sampler == "truncated-poisson" else None,
+        **needed(sampler, cap=6),
     )  # fmt: skip
     means = (2.0, 1.0) if "shuffle" in sampler else (1.0, 0.0)
     x = np.random.default_rng(3).normal(0, 1, 6)
@@ -256,7 +256,13 @@ def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
         positions=np.array(3), means=means,
     )  # fmt: skip
     ways = []
-    if "poisson" in sampler:
+    if "cyclic" in sampler:  # of one of two groups, in each of its steps by 2/3
+        for group, *took in itertools.product((0, 1), repeat=4):
+            chance = math.prod(2 / 3 if t else 1 / 3 for t in took) / 2
+            steps = np.zeros(6)
+            steps[group::2] = took
+            ways.append((chance, steps))
+    elif "poisson" in sampler:
         for took in itertools.product((0, 1), repeat=6):
             chance = math.prod(1 / 3 if t else 2 / 3 for t in took)
             ways.append((chance, np.array(took)))

@@ -19,6 +19,7 @@ from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import AUDIT, NAME, RULES, WHOLE, _assign
+from tests.sampler_fields import needed
 from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
@@ -34,7 +35,8 @@ def small(sampler: str, **changes: Any) -> DpSgdPlan:
     if rules.once_per_epoch:
         fields["num_steps"] = 6
     if rules.truncates:
-        fields |= {"num_steps": 2, "truncated_batch_size": 30}
+        fields |= {"num_steps": 2}
+    fields |= needed(sampler, cap=30)
     return DpSgdPlan(sampler=sampler, **{**fields, **changes})
 
 
