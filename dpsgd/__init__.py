@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from pipelines.job.poisson_batching import write_batches as write_batches
     from pipelines.job.runtime.tasks import Runtime as Runtime
     from pipelines.job.sizing import make_layout as make_layout
-    from pipelines.tables.job.prepare_job import prepare as prepare
+    from pipelines.tables.first_schema import first_schema as first_schema
+    from pipelines.tables.prepare import TableOptions as TableOptions
+    from pipelines.tables.prepare import prepare as prepare
     from pipelines.tables.prepared_files import (
         PreparedVerification as PreparedVerification,
     )
     from pipelines.tables.prepared_files import verify_prepared as verify_prepared
-    from pipelines.tables.schema.first_schema import first_schema as first_schema
-    from pipelines.tables.schema.schema import Schema as Schema
-    from pipelines.tables.table_format import TableOptions as TableOptions
+    from pipelines.tables.schema import Schema as Schema
     from trainer.auditing import audit as audit
     from trainer.core.run.run_record import RunRecord as RunRecord
     from trainer.core.run.run_record import read_run as read_run

@@ -41,10 +41,6 @@ COMMANDS = {
         "trainer.cli.releases.statistics_commands:statistics_command",
         "Find ranges of columns, with an epsilon for them.",
     ),
-    "bound": (
-        "pipelines.cli.bound_commands:bound",
-        "Keep at most k rows of each user.",
-    ),
     "plan": ("accounting.cli.commands:plan_command", "Noise that each sampler needs."),
     "batches": (
         "pipelines.cli.batch_commands:batches",
@@ -145,7 +141,7 @@ def cli() -> None:
 
     \b
     Example, from raw text to a private model:
-      dpsgd prepare --input 'train.txt' --format criteo-tsv --out data
+      dpsgd prepare --input train.txt --schema criteo --out data
       dpsgd batches --input data/train --out batches --sampler truncated-poisson \\
           --batch-size 1024 --epochs 1 --epsilon 3 --delta 1e-7
       dpsgd train --batches batches --eval data/test --out run \\

@@ -111,12 +111,6 @@ def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
     label = next((name for name, kind in kinds.items() if kind == "label"), "")
     if ends.get(label) == []:
         asked.append(f"the range of the label (--range {label}:LOW:HIGH)")
-    dates = [n for n, kind in kinds.items() if kind == "date" and ends[n] is None]
-    if dates and flags["schema"] is None:
-        asked.append(
-            f"first and last date of {', '.join(dates)}, without which years are lost "
-            f"(--range {dates[0]}:2000-01-01:2030-01-01)"
-        )
     if "user" not in kinds.values() and not flags["rows_are_independent"]:
         asked.append(
             "whether a person may have several rows (--user COLUMN of the person's id, "

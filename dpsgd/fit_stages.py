@@ -18,6 +18,8 @@ Formal guarantees:
   - A stage is done when its last file is there, and is not made again.
   - All stages are of one table: one that has changed since is refused, whose rows may
     be in other parts.
+  - No message depends on what a row holds, unless it is malformed, or all rows for
+    training are of one class.
   - A search that `dpsgd tune` would refuse is refused before the first noise.
 
 Public: everything here.
@@ -41,7 +43,7 @@ from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.inputs.source_table import SOURCES
-from pipelines.tables.schema.column_kinds import REGRESSION
+from pipelines.tables.kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
 from trainer.core.claims import NON_PRIVATE
 
@@ -104,13 +106,12 @@ def sources_of(table: str) -> frozenset[str]:
       table: A file, a folder or a glob.
 
     Raises:
-      InputError: as `raw_files.list_files`.
+      InputError: as `table_files.list_table`.
     """
     from pipelines.inputs.source_table import source_digests  # after --help
-    from pipelines.tables.raw_files import list_files
+    from pipelines.tables.table_files import list_table
 
-    files = list_files(table, partitions=True)
-    return frozenset(source_digests(file.path for file in files))
+    return frozenset(source_digests(file.path for file in list_table(table)))
 
 
 def run(
@@ -151,6 +152,7 @@ def _stages(
     click.echo(f"\n{_split_in_words(_schema(out).split)}", err=True)
     yield _prepare(out, flags, first, "schema.toml")
     _check_sources(first, sources)
+    _check_classes(first / "train", _schema(out))
     sizes = _Sizes.of(first, flags)
     yield Stage("compute the noise", None, _plan(sizes, flags))
     if flags["dry_run"]:
@@ -319,10 +321,14 @@ def _split_in_words(split: Any) -> str:
             f"By a hash of column {split.column}, {train} of its values train, {val} "
             f"give ranges, and {test} are held out."
         )
+    if split.by == "random":
+        return (
+            f"A random {train} of the rows train, {val} give ranges, and {test} are "
+            "held out: by the place of a row, and no value."
+        )
     return (
         f"The first {train} of the rows train, the next {val} give ranges, and the "
-        f"last {test} are held out. Shuffle a table that is in order of its label, or "
-        "write [split] of a --schema."
+        f"last {test} are held out."
     )
 
 
@@ -356,6 +362,29 @@ def _check_sources(folder: pathlib.Path, sources: frozenset[str]) -> None:
             f"Expected the table that the fit in {folder.parent} began with; its files "
             "have changed, and a row may be in another part now. Choose another --out."
         )
+
+
+def _check_classes(folder: pathlib.Path, schema: Any) -> None:
+    """Refuses rows for training that are all of one class.
+
+    Raises:
+      InputError: they are, and no model would learn anything of them.
+    """
+    import pyarrow.parquet as pq  # after --help
+
+    seen: set[Any] = set()
+    for path in sorted(folder.glob("*.parquet")):
+        file = pq.ParquetFile(path)
+        for group in range(file.num_row_groups):
+            labels = file.read_row_group(group, columns=["label"])["label"]
+            seen.update(labels.unique().to_pylist())
+            if len(seen) > 1 or schema.label.task == REGRESSION:
+                return
+    raise InputError(
+        f"Expected rows for training of two classes of {schema.label_name} or more; "
+        "all are of one, of which no model learns anything. Is the table in order of "
+        'its label? Write by = "random" in [split] of a --schema.'
+    )
 
 
 def _plan(sizes: _Sizes, flags: Mapping[str, Any]) -> tuple[str, ...]:
@@ -477,7 +506,7 @@ def _held_out_rows(folder: pathlib.Path, part: str, schema: Any, sizes: _Sizes) 
 
 
 def _schema(out: pathlib.Path) -> Any:
-    from pipelines.tables.schema.schema import Schema  # after --help
+    from pipelines.tables.schema import Schema  # after --help
 
     return Schema.read(out / "schema.toml")
 

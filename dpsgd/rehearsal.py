@@ -27,7 +27,7 @@ from pipelines.inputs.parquet_blocks import (
     without_note,
 )
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from pipelines.tables.convert import arrow_table
+from pipelines.tables.prepared_files import arrow_table
 from trainer.report.progress import Silent
 from trainer.settings.requests import Request
 from trainer.settings.train_settings import TrainSettings

@@ -24,8 +24,8 @@ from accounting.cli.grouped import PASSES_ON, Grouped
     "--rows-per-user",
     type=float,
     metavar="MEAN",
-    help="Write rows of users instead, MEAN per user: Parquet with a column user.  A "
-    "few users have very many rows.",
+    help="Write rows of users, MEAN per user, with a header and a column user.  A few "
+    "users have very many rows.",
 )
 @shared_options.as_json
 def synth(out: str, as_json: bool, **options: Any) -> None:
@@ -35,17 +35,17 @@ def synth(out: str, as_json: bool, **options: Any) -> None:
     skewed frequencies and missing values.  All seeds share one distribution, so a model
     trained on one seed can be tested on another; a good model has an AUC near 0.82.
 
-    With --rows-per-user the rows have the format of `dpsgd prepare`, plus the number of
-    their user, of rows / MEAN users.  Rows of one user share some columns and a latent
-    preference; another --seed has other users.
+    With --rows-per-user each row also has the number of its user, of rows / MEAN users.
+    Rows of one user share some columns and a latent preference; another --seed has
+    other users.
 
     \b
     Example:
       dpsgd synth --rows 100000 --out raw
-      dpsgd prepare --input raw --format criteo-tsv --out data
+      dpsgd prepare --input raw --schema criteo --out data
       dpsgd synth --rows 100000 --rows-per-user 10 --out visits
-      dpsgd bound --input visits --user-column user --max-examples-per-user 5 \\
-          --num-examples 50000 --out bounded
+      dpsgd prepare --input visits --schema criteo --user user \\
+          --max-examples-per-user 5 --num-examples 50000 --out bounded
     """
     from pipelines.cli import data_work
 
@@ -83,7 +83,7 @@ kind_options = shared_options.together(
 
 
 @click.command(cls=Grouped)
-@click.argument("table", type=paths.TEXT)
+@click.argument("table", type=paths.TEXT_OR_URL)
 @click.option("--label", default="", help="Column to predict.")
 @click.option(
     "--classes",
@@ -109,9 +109,9 @@ kind_options = shared_options.together(
 def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
     """Writes a first schema of a table, for `dpsgd prepare --schema`.
 
-    TABLE is CSV, TSV or Parquet: a file, a folder or a quoted glob.  Only the names of
-    the columns are read, and for Parquet their types, but no values.  Complete the file
-    before you use it: it marks what is left to choose.
+    TABLE is CSV, TSV, JSON lines or Parquet: a file, a folder or a quoted glob.  Only
+    the names of the columns are read, and for Parquet their types, but no values.
+    Complete the file before you use it: it marks what is left to choose.
 
     \b
     Example:
@@ -125,43 +125,46 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
     data_work.schema(table, out, kinds, as_json=as_json, **options)
 
 
-#: Flags of `dpsgd bound`, for a schema with a column of kind user.
+#: Flags about users.
 _user_options = shared_options.together(
+    click.option(
+        "--user",
+        default="",
+        help="Column of the users' ids, as of kind user in the schema.",
+    ),
     shared_options.max_examples_per_user(
-        "With a column of kind user: maximum number of rows kept per user for "
-        "training, chosen at random."
+        "Of users: maximum number of rows kept per user for training, at random."
     ),
     shared_options.num_examples(
-        "With a column of kind user: a public upper bound on the rows kept for "
-        "training or, with --sample users, on the users.  It replaces their true "
-        "number in the sampling rate: batches are smaller by as much as it is larger."
+        "Of users: a public upper bound on the rows kept for training or, with "
+        "--sample users, on the users.  It replaces their true number in the sampling "
+        "rate: batches are smaller by as much as it is larger."
     ),
     shared_options.sampled(
-        "With a column of kind user: what an example is; see `dpsgd bound`.  "
-        "[default: rows]",
+        "Of users: what an example is, a row or a user.  A user is one record of all "
+        "rows kept; its gradient is that of their mean loss.  [default: rows]",
         "sampled",
     ),
     click.option(
         "--bound-held-out",
         is_flag=True,
         default=None,
-        help="With a column of kind user: bounds held-out rows, too, for `dpsgd "
-        "statistics` and `dpsgd evaluate`.  [default: all of them are kept]",
+        help="Of users: bounds held-out rows, too, for `dpsgd statistics` and `dpsgd "
+        "evaluate`.  [default: all of them are kept]",
     ),
     click.option(
         "--keep-users",
         is_flag=True,
         default=None,
-        help="With a column of kind user, in place of these: keeps all rows and the "
-        "ids, for `dpsgd compare --user-column` and `dpsgd bound`.",
+        help="Of users, in place of these: keeps all rows and the ids, for other "
+        "programs.",
     ),
     shared_options.key_file(
-        "With a column of kind user: secret key that chooses rows, made if missing; "
-        "not the one of the batches.  [default: a temporary key]"
+        "Of users: secret key that chooses rows, made if missing; not the one of the "
+        "batches.  [default: a temporary key]"
     ),
     shared_options.memory_limit(
-        "With a column of kind user: memory for the threads that bound users, 256 MiB "
-        "for each.  [default: 2GiB]"
+        "Of users: memory for the choice of rows.  [default: 2GiB]"
     ),
 )
 
@@ -170,35 +173,19 @@ _user_options = shared_options.together(
 @click.option(
     "--input",
     "source",
-    type=paths.TEXT,
+    type=paths.TEXT_OR_URL,
     required=True,
-    help="File, folder or quoted glob.  With --schema: CSV, TSV (also .gz, .zst, .bz2) "
-    "or Parquet, also in partition folders such as day=3; else Criteo's text.",
+    help="CSV, TSV, JSON lines (also .gz, .zst) or Parquet, here or in a store: a "
+    "file, a folder, also of partitions such as day=3, or a quoted glob.",
 )
 @click.option(
     "--schema",
     "schema_file",
     type=paths.TEXT,
-    help="Describes the columns: see dpsgd schema.",
-)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["criteo-tsv"]),
-    help="Instead of --schema: label, 13 integers and 26 strings, tab-separated, "
-    "without a header.  [default without --schema]",
+    required=True,
+    help="Describes the columns: see dpsgd schema; or criteo, for Criteo's click logs.",
 )
 @click.option("--out", type=paths.TEXT, required=True, help="New or empty folder.")
-@click.option(
-    "--buckets",
-    help="Number of values of each Criteo category after hashing, including 0 for "
-    "missing: one number, or 26 separated by commas.  [default: 1024]",
-)
-@click.option(
-    "--split",
-    help="Shares of train, val and test, first to last.  [default: 80,10,10, or what "
-    "the schema says]",
-)
 @click.option(
     "--on-bad-row",
     type=click.Choice(["fail", "skip"]),
@@ -217,8 +204,8 @@ _user_options = shared_options.together(
     "--keep-values",
     is_flag=True,
     default=None,
-    help="With --schema: keep the values of categories without a vocabulary, in place "
-    "of hashing them, for `dpsgd statistics`.",
+    help="Keep the values of categories without a vocabulary, in place of hashing "
+    "them, for `dpsgd statistics`.",
 )
 @shared_options.threads
 @shared_options.runner
@@ -227,7 +214,7 @@ _user_options = shared_options.together(
 def prepare(
     ctx: click.Context,
     source: str,
-    schema_file: str | None,
+    schema_file: str,
     out: str,
     runner: str | None,
     as_json: bool,
@@ -235,28 +222,26 @@ def prepare(
 ) -> None:
     """Turns a raw table into numeric Parquet, split into train, val and test.
 
-    With --schema the table is any CSV, TSV or Parquet; `dpsgd schema TABLE` writes a
-    first schema.  Without --schema it is text in Criteo's format: label, 13 integers
-    (NaN if missing) and 26 categories (0 if missing).  Rows keep their order; several
-    files are read in the natural order of their names.  Every row is checked before
-    anything is written.
+    `dpsgd schema TABLE` writes a first schema.  Rows keep their order within a part;
+    several files are read in the natural order of their names.  OUT appears when every
+    row was checked.
 
     Each column of categories is hashed on its own, so that a value depends on no other
     row.  A vocabulary counted from the training data would reveal something about every
     row that no epsilon of DP-SGD covers: write a public one into the schema, or let
     `dpsgd statistics` find one, from rows that train nothing and with --keep-values.
 
-    A column of kind user holds the user's id.  All rows of a user are then in one
-    split, at most k of them are kept for training, as by `dpsgd bound`, and the ids are
-    removed.  The privacy unit of batches, runs and statements is then a user.  With
-    --keep-users nobody is bounded yet, and `dpsgd batches` refuses the table.
+    With users, all rows of a user are in one part, at most k of them are kept for
+    training, chosen by a secret key at random, and the ids are removed.  The privacy
+    unit of batches, runs and statements is then a user.  Neither the number of users
+    nor that of rows is published.
 
     \b
     Examples:
       dpsgd prepare --input table.parquet --schema schema.toml --out data
-      dpsgd prepare --input visits.csv --schema schema.toml --out data \\
+      dpsgd prepare --input visits.csv --schema schema.toml --out data --user visitor \\
           --max-examples-per-user 5 --num-examples 40000
-      dpsgd prepare --input 'criteo/day_*.gz' --format criteo-tsv --out data
+      dpsgd prepare --input 'criteo/day_*.gz' --schema criteo --out data
     """
     from pipelines.cli import data_work
 

@@ -15,20 +15,14 @@ from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
 from pipelines.files.output_file import check_new, output_file
 from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import RESUMES, stoppable
+from pipelines.files.stopping import LEAVES_NOTHING, stoppable
 from pipelines.inputs.input_files import check_outside
-from pipelines.tables import criteo
-from pipelines.tables.convert import SPLITS
-from pipelines.tables.job import prepare_job
-from pipelines.tables.raw_files import list_files
-from pipelines.tables.schema.fields import Fields, to_moment
-from pipelines.tables.schema.first_schema import Range, first_schema
-from pipelines.tables.schema.schema import UNCHOSEN, InputOptions, Schema
+from pipelines.tables import prepare as preparation
+from pipelines.tables.first_schema import Range, first_schema
+from pipelines.tables.kinds import to_moment
+from pipelines.tables.schema import SPLITS, UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
-from pipelines.tables.table_files import TSV, kind_of_file
-from pipelines.tables.table_format import TableOptions, row_group_rows
-from pipelines.users import prepare_users
-from pipelines.users.synthetic_users import SynthUserOptions, write_synth_users
+from pipelines.tables.synthetic_users import SynthUserOptions, write_synth_users
 
 
 def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
@@ -88,7 +82,7 @@ def schema(
     show("First schema", _first_schema(out, text), as_json)
 
 
-def schema_text(table: str, kinds: Mapping[str, str], **options: Any) -> str:
+def schema_text(table: Any, kinds: Mapping[str, str], **options: Any) -> str:
     """Returns the text of a first schema; arguments and errors as for `schema`.
 
     Args:
@@ -98,7 +92,7 @@ def schema_text(table: str, kinds: Mapping[str, str], **options: Any) -> str:
     """
     told = {
         "delimiter": options["delimiter"].replace("\\t", "\t"),
-        **({"header": _words(options["header"])} if options["header"] else {}),
+        "header": tuple(_words(options["header"])),
     }
     return first_schema(
         table,
@@ -106,7 +100,7 @@ def schema_text(table: str, kinds: Mapping[str, str], **options: Any) -> str:
         classes=_words(options["classes"]),
         kinds=_kinds_of_columns(kinds),
         ranges=dict(map(_range, options["ranges"])),
-        options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
+        options=InputOptions(**told),
     )
 
 
@@ -150,8 +144,8 @@ def _kinds_of_columns(kinds: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare(
-    source: str,
-    schema_file: str | None,
+    source: Any,
+    schema_file: str,
     out: str,
     runner: str | None,
     others: list[str],
@@ -162,8 +156,8 @@ def prepare(
     """Prepares a raw table and prints a summary.
 
     Args:
-      source: File, folder or glob.
-      schema_file: Schema of the table; None for Criteo's text.
+      source: File, folder or glob; or a pyarrow Table.
+      schema_file: Schema of the table.
       out: New or empty folder.
       runner: Name of a Beam runner; None for this process.
       others: Options that the command does not know, for Beam.
@@ -175,62 +169,42 @@ def prepare(
     """
     num_threads = options.pop("threads", None)
     engine.check("prepare", runner, others, num_threads)
-    check_outside(source, out, SPLITS[0], "part-00000.parquet")
+    if isinstance(source, str):
+        check_outside(source, out, SPLITS[0], "part-00000.parquet")
+    schema = Schema.read(schema_file)
+    if user := options.pop("user", ""):
+        schema = schema.with_user(user)
     of_users = user_work.take(options)
     with_values = bool(options.pop("keep_values", False))
-    _check_values(with_values, schema_file, of_users)
-    if schema_file is not None:
-        options["with_users"] = bool(of_users.get("keep_users"))
-        options["with_values"] = with_values
-        prepared = _table_options(schema_file, options)
-    else:
-        if "kind" not in options:
-            _refuse_tables(source)
-        prepared = _criteo_options(options)
-    settings = user_work.settings_for(prepared, of_users, schema_file)
+    are_bounded = of_users.get("bound_held_out") or of_users.keys() <= {"keep_users"}
+    if with_values and not are_bounded:
+        raise InputError(
+            "Expected --bound-held-out beside --keep-values: `dpsgd statistics` counts "
+            "values of held-out rows, whose users are not bounded otherwise. Add it."
+        )
+    prepared = preparation.TableOptions(
+        schema=schema,
+        with_users=bool(of_users.get("keep_users")),
+        with_values=with_values,
+        **options,
+    )
+    users = user_work.users_of(prepared, of_users, schema_file)
     began = time.perf_counter()
-    steps = prepare_users.STEPS if settings else prepare_job.STEPS
-    with stoppable(RESUMES), Bars(steps) as bars:
+    steps = preparation.STEPS if users else preparation.STEPS[:1]
+    with stoppable(LEAVES_NOTHING), Bars(steps) as bars:
         runtime = engine.runtime(runner, others, num_threads, bars)
-        if settings:
-            summary = prepare_users.prepare_users(
-                source, out, prepared, settings, runtime=runtime, **of_users
-            )
-        else:
-            summary = prepare_job.prepare(source, out, prepared, runtime=runtime)
+        summary = preparation.prepare(
+            source, out, prepared, users=users, runtime=runtime
+        )
     seconds = time.perf_counter() - began
-    if settings:
-        shown = user_work.shown(out, settings, summary)
+    if users:
+        shown = user_work.shown(out, users.settings, summary)
         shown["seconds"] = round(seconds, 2)
     else:
         shown = _prepared(out, summary, seconds)
     if summary.has_users:
         shown = user_work.without_counts(shown)
     show("Prepared data", shown, as_json)
-
-
-def _check_values(
-    with_values: bool, schema_file: str | None, of_users: dict[str, Any]
-) -> None:
-    """Refuses --keep-values where nobody could use them."""
-    if with_values and schema_file is None:
-        raise InputError("Expected --schema beside --keep-values. Leave it out.")
-    if with_values and not of_users.keys() <= {"keep_users"}:
-        raise InputError(
-            "Expected no bound on users beside --keep-values: held-out rows, of which "
-            "`dpsgd statistics` counts values, are not bounded here. Give --keep-users "
-            "in its place, and then `dpsgd bound --input OUT/val`."
-        )
-
-
-def _integers(name: str, text: str) -> tuple[int, ...]:
-    """Returns the integers of a comma-separated list."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"Expected {name}={text!r} to be integers, separated by commas."
-        ) from None
 
 
 def _words(text: str) -> list[str]:
@@ -249,39 +223,6 @@ def _first_schema(out: str, text: str) -> dict[str, Any]:
         "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
         "--out data",
     }
-
-
-def _refuse_tables(source: str) -> None:
-    """Refuses CSV and Parquet, by their names, where Criteo's text is expected."""
-    for file in list_files(source, partitions=True):
-        if kind_of_file(file.path) not in (None, TSV):
-            raise InputError(
-                f"Expected --schema for {file.shown}, a table. `dpsgd schema {source}` "
-                "writes a first one, schema.toml."
-            )
-
-
-def _criteo_options(options: dict[str, Any]) -> Any:
-    options.pop("kind", None)  # Criteo's is the only one
-    buckets = _integers("--buckets", options.pop("buckets", "1024"))
-    return criteo.PrepareOptions(
-        num_buckets=buckets * criteo.NUM_CATEGORIES if len(buckets) == 1 else buckets,
-        split=_integers("--split", options.pop("split", "80,10,10")),
-        **options,
-    )
-
-
-def _table_options(schema_file: str, options: dict[str, Any]) -> Any:
-    for flag in ("kind", "buckets", "split"):
-        if flag in options:
-            name = "format" if flag == "kind" else flag
-            raise InputError(
-                f"Expected no --{name} beside --schema, which says it. Leave it out, "
-                f"and write it into {schema_file}."
-            )
-    schema = Schema.read(schema_file)
-    options.setdefault("row_group_rows", row_group_rows(schema))
-    return TableOptions(schema=schema, **options)
 
 
 def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:

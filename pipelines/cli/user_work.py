@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.tables.convert import PrepareSummary
-from pipelines.tables.table_format import TableOptions
-from pipelines.users.bound_job import BoundSettings
+from pipelines.tables.bounding import BoundSettings
+from pipelines.tables.prepare import PrepareSummary, TableOptions, UserOptions
 
 _NEEDED = ("max_examples_per_user", "num_examples")
 _FLAGS = (
@@ -20,27 +19,26 @@ def take(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in _FLAGS if name in options}
 
 
-def settings_for(
-    prepared: Any, flags: dict[str, Any], schema_file: str | None
-) -> BoundSettings | None:
+def users_of(
+    prepared: TableOptions, flags: dict[str, Any], schema_file: str
+) -> UserOptions | None:
     """Returns how users are bounded; None if the table has none, or keeps their ids.
 
     Args:
       prepared: Options of the table.
-      flags: Flags about users, by name; those used here are removed.
-      schema_file: Schema of the table; None for Criteo's text.
+      flags: Flags about users, by name.
+      schema_file: Schema of the table, for messages.
 
     Raises:
       InputError: flags without a column of users, or missing flags.
     """
-    user = prepared.schema.user if isinstance(prepared, TableOptions) else ""
+    user = prepared.schema.user
     if not user:
         if not flags:
             return None
         raise InputError(
-            f"Expected no {_flag(next(iter(flags)))} without a column of kind user. "
-            'Leave it out, or write kind = "user" for the column of ids, in '
-            f"{schema_file or 'a schema of the table'}."
+            f"Expected no {_flag(next(iter(flags)))} without a column of users. "
+            f"Leave it out, or name the column of ids by --user."
         )
     if flags.pop("keep_users", False):
         _refuse_beside_ids(flags)
@@ -55,7 +53,10 @@ def settings_for(
             f'both, or write kind = "drop" in {schema_file}.'
         )
     names = [name for name in (*_NEEDED, "sampled") if name in flags]
-    return BoundSettings(user_column=user, **{name: flags.pop(name) for name in names})
+    settings = BoundSettings(
+        user_column=user, **{name: flags.pop(name) for name in names}
+    )
+    return UserOptions(settings=settings, **flags)
 
 
 def _refuse_beside_ids(flags: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from pipelines.files.storage import flush_to_disk
 
 DATA_NAME = "data"
 #: What tells that a folder is ours; the second of a job that is resumed.
-_OURS = {LOCK_NAME, "job.json"}
+_OURS = {LOCK_NAME}
 #: Processes that may remove the folder between its making and its locking.
 _MOST_RIVALS = 100
 

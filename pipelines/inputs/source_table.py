@@ -141,7 +141,7 @@ def read_from(paths: Iterable[str]) -> dict[str, list[str]]:
 def _source_digest(path: str) -> str:
     from pipelines.inputs.parquet_blocks import footer_digest  # which imports this
 
-    with open(path, "rb") as file:
+    with storage.open_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_PARQUET_END)))
         if file.read() == _PARQUET_END:
@@ -272,13 +272,13 @@ def _split(dataset: Mapping[str, Any], skips: bool) -> Any:
     Args:
       dataset: Description of the rows.
       skips: Whether malformed rows are left out.  Which ones moves all rows after
-        them, in a split by place, and depends on how each column is read.
+        them, in a split by shares of all, and depends on how each column is read.
     """
     schema = dataset.get("schema", {})
     split = schema.get("split", {})
     kind = schema.get("columns", {}).get(split.get("column"), {})
     # Of earlier releases dates of integers had a unit.
     times = [kind.get(name) for name in ("format", "unit", "zone")]
-    by_place = skips and not split.get("column")
-    others = [schema["columns"]] if by_place and "columns" in schema else []
+    by_count = skips and split.get("by") == "fraction"
+    others = [schema["columns"]] if by_count and "columns" in schema else []
     return [split, times, schema.get("input"), dataset.get("cells"), *others]

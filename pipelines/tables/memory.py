@@ -36,8 +36,13 @@ from pipelines.inputs.parquet_blocks import (
     column_of,
     table_columns,
 )
-from pipelines.tables.convert import DEFAULT_ROW_GROUP_ROWS, arrow_table
-from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table, row_groups
+from pipelines.tables.prepared_files import (
+    DEFAULT_ROW_GROUP_ROWS,
+    ROW_GROUP_BYTES,
+    arrow_table,
+    new_table,
+    row_groups,
+)
 
 #: Key of the Parquet schema metadata with the ``digest``.  Sensitive.
 _DIGEST_KEY = b"dpsgd.columns"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -38,14 +40,22 @@ from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file, write_atomically
-from pipelines.inputs.parquet_blocks import description_of, without_note
+from pipelines.inputs.parquet_blocks import (
+    DATASET_METADATA_KEY,
+    description_of,
+    without_note,
+)
 from pipelines.inputs.source_table import FOOTERS, footers_of
 from pipelines.inputs.source_table import PREPARED_NAME as RECORD_NAME
+from pipelines.tables.kinds import Output
+from pipelines.tables.schema import Schema
 
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
 _FIELDS = ("dataset", "settings", "files", FOOTERS, "fingerprint")
 
-#: Maximum bytes of a row group: the batch job holds a few at a time.
+#: A row group is a block of the batch job, which holds a few at a time.
+DEFAULT_ROW_GROUP_ROWS = 131_072
+#: Maximum bytes of a row group.
 ROW_GROUP_BYTES = 64 << 20
 
 
@@ -108,6 +118,111 @@ def row_groups(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
                 waiting, room = [], num_rows
     if waiting:
         yield pa.concat_tables(waiting).combine_chunks()
+
+
+class Pieces:
+    """Files of rows in a folder: a new one begins when the last has enough row groups.
+
+    Args:
+      folder: The folder.
+      prefix: Of their names.
+      schema: Schema of the files.
+      num_rows: Rows of a row group.
+      num_groups: Row groups of a file.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        prefix: str,
+        schema: pa.Schema,
+        num_rows: int,
+        num_groups: int,
+    ) -> None:
+        self._folder, self._prefix, self._schema = folder, prefix, schema
+        self._num_rows, self._num_groups = num_rows, num_groups
+        self._waiting: list[pa.Table] = []
+        self._opened = contextlib.ExitStack()
+        self._writer: pq.ParquetWriter | None = None
+        self._num_files = self._num_written = 0
+
+    def __enter__(self) -> Pieces:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        rest = pa.concat_tables([self._schema.empty_table(), *self._waiting])
+        if error[0] is None and len(rest):
+            self._write(rest)
+        self._opened.__exit__(*error)
+
+    def write(self, table: pa.Table) -> None:
+        """Writes rows, or keeps them until there is a row group of them."""
+        self._waiting.append(table)
+        if sum(map(len, self._waiting)) < self._num_rows:
+            return
+        rows = pa.concat_tables(self._waiting)
+        while len(rows) >= self._num_rows:
+            self._write(rows.slice(0, self._num_rows))
+            rows = rows.slice(self._num_rows)
+        self._waiting = [rows]
+
+    def _write(self, rows: pa.Table) -> None:
+        if self._writer is None or self._num_written == self._num_groups:
+            self._opened.close()
+            path = self._folder / f"{self._prefix}{self._num_files:05d}.parquet"
+            self._writer = self._opened.enter_context(new_table(path, self._schema))
+            self._num_files, self._num_written = self._num_files + 1, 0
+        self._writer.write_table(rows.combine_chunks(), row_group_size=len(rows))
+        self._num_written += 1
+
+
+def prepared_schema(
+    schema: Schema, with_users: bool = False, with_values: bool = False
+) -> pa.Schema:
+    """Returns the Arrow schema of the prepared data, with its description.
+
+    Args:
+      schema: Schema of the table.
+      with_users: Whether ids of users are kept, in the last column.
+      with_values: Whether values of categories that the schema does not list are kept.
+    """
+    texts = schema.unlisted if with_values else {}
+    types = {
+        output.name: pa.large_string() if output.name in texts else _arrow_type(output)
+        for output in schema.outputs
+    }
+    fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
+    if with_users:
+        fields.append(pa.field(schema.user, pa.large_string(), nullable=False))
+    description = json.dumps(schema.description)
+    return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
+
+
+def _arrow_type(output: Output) -> pa.DataType:
+    kind = pa.from_numpy_dtype(np.dtype(output.dtype))
+    if not output.shape:
+        return kind
+    return pa.list_(pa.field("item", kind, nullable=False), output.shape[0])
+
+
+def arrow_table(columns: Iterable[Any], schema: pa.Schema) -> pa.Table:
+    """Returns columns of shape (rows, ...) as a table, without copies if possible.
+
+    Args:
+      columns: An array for each field, in order.
+      schema: Fields of numbers, or of lists of fixed sizes of them; or of texts.
+    """
+    found = zip(columns, schema, strict=True)
+    return pa.table([_as_array(values, field.type) for values, field in found], schema)
+
+
+def _as_array(values: Any, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array(values, kind)
+    inner = _as_array(values.reshape(-1, *values.shape[2:]), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(inner, type=kind)
 
 
 def write_record(

@@ -33,7 +33,14 @@ from accounting.core.validation import check_int
 from pipelines.core.keys import derive
 from pipelines.files.key_files import insecure_key
 from pipelines.files.staged_folder import staged_folder
-from pipelines.tables.criteo import COLUMNS, NUM_CATEGORIES, NUM_INTEGERS
+
+NUM_INTEGERS, NUM_CATEGORIES = 13, 26
+#: Names of the cells of a line, as in the schema ``criteo``.
+COLUMNS = (
+    "label",
+    *(f"I{number}" for number in range(1, NUM_INTEGERS + 1)),
+    *(f"C{number}" for number in range(1, NUM_CATEGORIES + 1)),
+)
 
 #: ``on_progress(rows done, rows in all)``.
 Progress = Callable[[int, int], None]

@@ -1,108 +1,209 @@
-"""Files of a table as blocks of rows: CSV, TSV and Parquet, by Arrow's readers.
+"""Tables of any format as relations of DuckDB: CSV, TSV, JSON lines, Parquet, memory.
 
-Text may be compressed (.gz, .zst, .bz2).  Its columns are read as text: only the schema
-decides what cells are.
+A table is a file, a folder or a glob, here or in a store, or an Arrow table.  Files of
+text may be compressed (.gz, .zst).  Their columns are read as text: only the schema
+decides what cells are.  Columns are named f0, f1, ... in SQL, by their place in the
+file: DuckDB takes names that differ in case for one, and binds a schema by place.
 
 Formal guarantees:
-  - Every row of a file is in exactly one block, in order, or is counted as malformed.
-  - A file that is truncated, damaged or has changed is refused, without its content,
-    as is a column that is not as in the name of its folder.
-  - Memory does not depend on the number of rows, but for Parquet on the stored size of
-    the largest row group.
+  - The columns of each file are taken from its own header, footer or first record.
+  - No value decides the type of a column.
+  - What is taken for a header, but may be a row, is not quoted.
 
 Public: names, columns and types.  Sensitive: rows.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
+import json
 import os
+import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
-from pipelines.tables.file_parts import Quotations
-from pipelines.tables.raw_files import InputFile, check_unchanged
-from pipelines.tables.schema.schema import InputOptions
+from pipelines.files import storage
+from pipelines.files.paths import is_remote
+from pipelines.files.stores import file_system
+from pipelines.inputs.input_files import find_files, without_values
+from pipelines.tables import cells
+from pipelines.tables.schema import InputOptions, Schema
 
-CSV, TSV, PARQUET = "CSV", "TSV", "Parquet"
-_ENDINGS = {".csv": CSV, ".tsv": TSV, ".parquet": PARQUET}
-_PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-
-# Maximum size of a block of text, and of one of Parquet.  Arrow reads about 32 blocks
-# of text ahead.
-_BLOCK_BYTES = 1 << 21
-_BLOCK_ROWS = 1 << 14
+TEXT, JSON, PARQUET, MEMORY = "text", "JSON lines", "Parquet", "memory"
+_PACKED = {".gz": "gzip", ".zst": "zstd"}
+_FORMATS = {
+    ".parquet": PARQUET,
+    ".pq": PARQUET,
+    ".jsonl": JSON,
+    ".ndjson": JSON,
+    ".json": JSON,
+}
+#: Endings of what is no table of text.
+_REFUSED = re.compile(
+    r"\.(zip|bz2|xz|7z|tar|rar|xlsx?|ods|feather|arrow|orc|avro|sqlite|db|pkl|npz?|pdf)$"
+)
 #: Value of null in the names of partition folders of Spark and Hive.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-
-
-def is_packed(file: InputFile) -> bool:
-    """Whether a text is compressed, so that it can only be read from its beginning."""
-    return os.path.splitext(file.path.lower())[1] in _PACKED
+#: JSON escapes it: no line of JSON holds it.
+_NO_DELIMITER = "\x1f"
+_ZONED = "TIMESTAMP WITH TIME ZONE"
+#: Column that says whether a line is JSON.
+_IS_JSON = "is_json"
+_HEAD_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RawBlock:
-    """Consecutive rows of a file.  Sensitive.
+class TableFile:
+    """A file of a table, as it was when it was listed; or a table in memory.
 
     Attributes:
-      columns: Name -> cells of the rows with the right number of cells.
-      num_rows: Number of rows, including uneven ones.
-      uneven: Indices of rows with another number of cells, increasing.
+      path: Path of the file.
+      name: Path relative to the input.
+      size: Bytes of the file.
+      modified_ns: Time of its last modification, in nanoseconds; 0 in a store.
+      format: One of "text", "JSON lines", "Parquet" and "memory".
+      table: The table in memory.
     """
 
-    columns: dict[str, pa.Array] = dataclasses.field(repr=False)
-    num_rows: int
-    uneven: np.ndarray
+    path: str
+    name: str
+    size: int
+    modified_ns: int
+    format: str
+    table: pa.Table | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def shown(self) -> str:
+        """Path for messages, without the values of partition columns."""
+        return self.path.removesuffix(self.name) + without_values(self.name)
+
+    @property
+    def has_header(self) -> bool:
+        """Whether names of columns are known to be names."""
+        return self.format != TEXT
+
+    @functools.cached_property
+    def row_bytes(self) -> float:
+        """About how many bytes of the file a row has: an estimate for the progress."""
+        if self.table is not None:
+            return self.size / max(1, self.table.num_rows)
+        if self.format == PARQUET:
+            with plain_errors(self), storage.open_file(self.path) as raw:
+                return self.size / max(1, pq.read_metadata(raw).num_rows)
+        with storage.open_file(self.path) as raw, contextlib.suppress(EOFError):
+            text = _unpacked(self, raw)
+            head = text.read(_HEAD_BYTES)
+            at = raw.tell() if text is not raw else len(head)
+            return at / max(1, head.count(b"\n"))
+        return 1.0
+
+    def parquet_schema(self) -> pa.Schema:
+        """Returns the schema of a Parquet file."""
+        with plain_errors(self), storage.open_file(self.path) as raw:
+            return pq.read_schema(raw)
+
+    def check_unchanged(self) -> None:
+        """Refuses, by an InputError, a file that has changed since it was listed."""
+        if self.format == MEMORY or is_remote(self.path):
+            return
+        status = os.stat(self.path)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.modified_ns):
+            raise InputError(
+                "Expected --input not to change while it is read. Run it again when "
+                "nothing writes to it."
+            )
 
 
-def kind_of_file(path: str) -> str | None:
-    """Returns "CSV", "TSV" or "Parquet", by the suffix of a file; None for others."""
-    stem, ending = os.path.splitext(path.lower())
-    if ending in _PACKED:
-        kind = _ENDINGS.get(os.path.splitext(stem)[1])
-        return None if kind == PARQUET else kind
-    return _ENDINGS.get(ending)
-
-
-def table_kind(files: Sequence[InputFile]) -> str:
-    """Returns the kind of all files.
+def format_of(path: str) -> str:
+    """Returns the format of a file, by its name; text for an unknown one.
 
     Raises:
-      InputError: files of different kinds, or of none.
+      InputError: an archive, a spreadsheet, or packed Parquet.
     """
-    kinds = {}
-    for file in files:
-        kind = kind_of_file(file.path)
-        if kind is None:
-            raise InputError(
-                f"Expected {file.shown} to be a table: a name that ends in "
-                f"{', '.join(_ENDINGS)}, or for text in {', '.join(_PACKED)} after it. "
-                "Save it as one of these (a spreadsheet as CSV), unpack it (an "
-                "archive), or move it away."
-            )
-        kinds[kind] = file.shown
-    if len(kinds) > 1:
+    stem, ending = os.path.splitext(path.lower())
+    if _REFUSED.search(path.lower()):
         raise InputError(
-            f"Expected files of one kind; {' and '.join(kinds.values())} differ. Give "
-            "--input a glob that matches one kind, such as 'table/**/*.parquet'."
+            f"Expected {path} to be a table: CSV, TSV, JSON lines or Parquet; text may "
+            f"be packed ({', '.join(_PACKED)}). Save it as one of these (a spreadsheet "
+            "as CSV), unpack it (an archive), or move it away."
         )
-    return next(iter(kinds))
+    if ending in _PACKED:
+        ending = os.path.splitext(stem)[1]
+    return _FORMATS.get(ending, TEXT)
 
 
-def partitions_of(file: InputFile) -> dict[str, str | None]:
+def list_table(pattern: str) -> list[TableFile]:
+    """Returns the files of a table in natural order of their names (day_2, day_10).
+
+    Args:
+      pattern: A file, a folder or a glob.
+
+    Raises:
+      InputError: no file, one that cannot be read, only empty files, or different
+        formats.
+    """
+    found = find_files(pattern, suffix="", partitions=True).files
+    files = []
+    for path, name in sorted(found, key=lambda each: _natural(each[0])):
+        shown = path.removesuffix(name) + without_values(name)
+        if is_remote(path):
+            size, modified = storage.size(path) or 0, 0
+        elif not os.access(path, os.R_OK):
+            raise InputError(
+                f"Expected input file {shown} to be one that you may read."
+            )
+        else:
+            status = os.stat(path)
+            size, modified = status.st_size, status.st_mtime_ns
+        files.append(
+            TableFile(
+                path=path,
+                name=name,
+                size=size,
+                modified_ns=modified,
+                format=format_of(path),
+            )
+        )
+    files = [file for file in files if file.size]
+    if not files:
+        raise InputError(f"Expected rows in --input={pattern!r}; it is empty.")
+    formats = {file.format: file.shown for file in files}
+    if len(formats) > 1:
+        raise InputError(
+            f"Expected files of one kind; {' and '.join(formats.values())} differ. "
+            "Give --input a glob that matches one kind, such as 'table/**/*.parquet'."
+        )
+    return files
+
+
+def in_memory(table: pa.Table) -> TableFile:
+    """Returns a table in memory as a file."""
+    return TableFile(
+        path="the table",
+        name="",
+        size=max(1, table.nbytes),
+        modified_ns=0,
+        format=MEMORY,
+        table=table,
+    )
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    parts = re.split(r"([0-9]+)", path)
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+
+
+def partitions_of(file: TableFile) -> dict[str, str | None]:
     """Returns name -> value of the columns in the names of folders."""
     folders = [part for part in file.name.split("/")[:-1] if "=" in part]
     pairs = [folder.split("=", 1) for folder in folders]
@@ -115,98 +216,111 @@ def partitions_of(file: InputFile) -> dict[str, str | None]:
 
 
 @contextlib.contextmanager
-def _plain_errors(file: InputFile) -> Iterator[None]:
-    """Raises Arrow's errors without their text, which may quote a row."""
+def plain_errors(file: TableFile) -> Iterator[None]:
+    """Raises errors of readers without their text, which may quote a row."""
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, UnicodeError, csv.Error) as error:
-        hint = " Is it all there, and what its name says? Write or copy it again."
-        if isinstance(error, UnicodeError):
+    except (duckdb.Error, pa.ArrowException, OSError, EOFError, UnicodeError,
+            csv.Error, ValueError, RuntimeError) as error:  # fmt: skip
+        text, hint = str(error), "Is it all there, and what its name says?"
+        if isinstance(error, InputError):
+            raise
+        if isinstance(error, UnicodeError) or "encoding" in text or "UTF-8" in text:
+            hint = NOT_UTF8
+        elif "invalid state" in text:
             hint = (
-                " It is not UTF-8. Write it as that, or as Parquet, as the page Your "
-                "own table says."
+                "Do some of its lines end with a carriage return, and others do not? "
+                "Write all in one way."
             )
-        elif "straddl" in str(error):
-            hint = f" A row is longer than {_BLOCK_BYTES} bytes; is a quote left open?"
+        elif isinstance(error, duckdb.OutOfMemoryException):
+            hint = "Give more memory, or smaller files."
         raise InputError(
             f"Expected input file {file.shown} to be readable to its end: "
-            f"{type(error).__name__}.{hint}"
+            f"{type(error).__name__}. {hint}"
         ) from None
 
 
-# --- Text ---------------------------------------------------------------------------
+NOT_UTF8 = (
+    "It is not UTF-8. Write encoding below [input] of the schema, such as encoding = "
+    '"latin-1", or write it as UTF-8.'
+)
 
 
-@contextlib.contextmanager
-def _open_text(file: InputFile) -> Iterator[tuple[Any, Any]]:
-    """Yields the file, and a stream of its uncompressed text."""
-    packed = _PACKED.get(os.path.splitext(file.path.lower())[1])
-    with contextlib.ExitStack() as stack:
-        raw: Any = stack.enter_context(pa.OSFile(file.path))
-        check_unchanged(file, os.stat(file.path))
-        stream = raw
-        if file.part:
-            stream = raw.get_stream(file.part.start, file.part.num_bytes)
-        if packed:
-            stream = stack.enter_context(pa.CompressedInputStream(raw, packed))
-        yield raw, stream
+# --- Columns ------------------------------------------------------------------------
 
 
-def delimiter_of(file: InputFile, options: InputOptions) -> str:
-    """Returns the delimiter of cells.
-
-    Args:
-      file: CSV or TSV.
-      options: How text is read.
-    """
-    return options.delimiter or ("\t" if kind_of_file(file.path) == TSV else ",")
-
-
-def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
-    """Returns the names of the columns, and the number of lines in the header."""
-    whole = dataclasses.replace(file, part=None)
-    with _plain_errors(file), _open_text(whole) as (_, stream):
-        # Rows after the header are read ahead, but not checked here.
-        lines = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
-        rows = csv.reader(lines, delimiter=delimiter_of(file, options))
-        first = next((row for row in rows if row), [])
-        num_lines = rows.line_num
-        lines.detach()
-    names = [name.strip() for name in first]
-    if not options.header or _are_among(names, options.header):
-        return names, num_lines
-    if len(options.header) != len(first):
-        raise InputError(
-            f"Expected header of [input] in the schema to name the {len(first)} "
-            f"columns of {file.shown}; it names {len(options.header)}. Give it "
-            "a first row with the names of its columns."
-        )
-    return list(options.header), 0
-
-
-def _are_among(names: Sequence[str], header: Sequence[str]) -> bool:
-    """Whether a first row has names of columns alone, each once: it is no example."""
-    return len(set(names)) == len(names) and set(names) <= set(header)
-
-
-def first_row(file: InputFile, kind: str, options: InputOptions) -> int:
-    """Returns the number of the first example of a file: a header is row 1.
+def columns_of(
+    file: TableFile, options: InputOptions, label: str = ""
+) -> dict[str, str]:
+    """Returns name -> type of the columns of a file, and of those in its path.
 
     Args:
       file: File of a table.
-      kind: From ``table_kind``.
       options: How text is read.
-    """
-    return 2 if kind != PARQUET and _header(file, options)[1] else 1
-
-
-def text_columns(file: InputFile, options: InputOptions) -> list[str]:
-    """Returns the names of the columns; arguments as for ``delimiter_of``.
+      label: A column of a text without a header that may be left out.
 
     Raises:
       InputError: no header, a name that occurs twice, or a row in place of a header.
     """
-    names, _ = _header(file, options)
+    with plain_errors(file):
+        if file.format == TEXT:
+            found = dict.fromkeys(_text_names(file, options, label), "VARCHAR")
+        elif file.format == JSON:
+            found = dict.fromkeys(_json_names(file), "JSON")
+        else:
+            found = _typed_columns(file)
+    return {**found, **dict.fromkeys(partitions_of(file), "VARCHAR")}
+
+
+def _typed_columns(file: TableFile) -> dict[str, str]:
+    database = _of_process(os.getpid()).cursor()  # one for each thread
+    if file.table is not None:
+        names = file.table.column_names
+        found = database.from_arrow(_numbered(file.table))
+    else:
+        schema = file.parquet_schema()
+        names, sizes = schema.names, list(map(_sizes, schema.types))
+        found = database.sql(f"SELECT * FROM {_from_parquet(file)}")
+    types = list(map(str, found.types))
+    if file.table is None:  # of a list of a fixed size DuckDB does not tell it
+        utc = _int96(file)
+        types = [
+            _ZONED if name in utc else kind.partition("[")[0] + size if size else kind
+            for name, kind, size in zip(names, types, sizes, strict=True)
+        ]
+    _refuse_twice(names, file)
+    return dict(zip(names, types, strict=True))
+
+
+def _int96(file: TableFile) -> frozenset[str]:
+    """Returns the columns of Spark's times, which are of UTC, and do not say so."""
+    with storage.open_file(file.path) as raw:
+        schema = pq.read_metadata(raw).schema
+    columns = [schema.column(place) for place in range(len(schema))]
+    return frozenset(each.path for each in columns if each.physical_type == "INT96")
+
+
+def _sizes(kind: pa.DataType) -> str:
+    """Returns the sizes of nested lists, such as [3][]; empty for other types."""
+    if pa.types.is_fixed_size_list(kind):
+        return f"{_sizes(kind.value_type)}[{kind.list_size}]"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"{_sizes(kind.value_type)}[]"
+    return ""
+
+
+@functools.lru_cache(maxsize=1)  # opening one takes longer than to read a footer
+def _of_process(number: int) -> duckdb.DuckDBPyConnection:
+    """Returns a database for types of columns; none survives a fork."""
+    del number
+    return connect()
+
+
+def _numbered(table: pa.Table) -> pa.Table:
+    return table.rename_columns([f"f{place}" for place in range(table.num_columns)])
+
+
+def _refuse_twice(names: Sequence[str], file: TableFile) -> None:
     twice = [place for place, name in enumerate(names, 1) if names.count(name) > 1]
     if twice or not names:
         # They are not quoted: what is taken for a header may be a row.
@@ -217,6 +331,53 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
             "has no header, write one, or header = [...] with all names below [input] "
             "of the schema."
         )
+
+
+def _head(file: TableFile, encoding: str = "utf-8-sig") -> io.TextIOWrapper:
+    """Returns the text of a file; rows are read ahead, but not checked."""
+    raw = _unpacked(file, storage.open_file(file.path))
+    return io.TextIOWrapper(raw, encoding, errors="replace", newline="")
+
+
+def _unpacked(file: TableFile, raw: Any) -> Any:
+    """Returns the stream of a text that may be compressed."""
+    packed = _PACKED.get(os.path.splitext(file.path.lower())[1])
+    if not packed:
+        return raw
+    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), packed)
+
+
+def delimiter_of(file: TableFile, options: InputOptions) -> str:
+    """Returns the delimiter of cells; arguments as for ``columns_of``."""
+    return options.delimiter or ("\t" if ".tsv" in file.path.lower() else ",")
+
+
+def _first_row(file: TableFile, options: InputOptions) -> list[str]:
+    encoding = options.encoding.replace("utf-8", "utf-8-sig")
+    quoting: Any = {} if options.quotes else {"quoting": csv.QUOTE_NONE}
+    with _head(file, encoding) as text:
+        rows = csv.reader(text, delimiter=delimiter_of(file, options), **quoting)
+        return [cell.strip() for cell in next((row for row in rows if row), [])]
+
+
+def _begins_with_names(file: TableFile, options: InputOptions) -> bool:
+    """Whether the first row of a text is a header."""
+    names = _first_row(file, options)
+    if not options.header:
+        return True
+    # The names of columns, each once, are no example; there may be others.
+    known = set(names) & set(options.header)
+    return len(set(names)) == len(names) and (
+        known == set(names) or known == set(options.header)
+    )
+
+
+def _text_names(file: TableFile, options: InputOptions, label: str) -> list[str]:
+    names = _first_row(file, options)
+    if options.header and not _begins_with_names(file, options):
+        is_unlabelled = len(names) == len(options.header) - 1
+        return [name for name in options.header if not is_unlabelled or name != label]
+    _refuse_twice(names, file)
     if not options.header and _looks_like_a_row(names):
         raise InputError(
             f"Expected names of columns in the first row of {file.shown}; there is a "
@@ -244,303 +405,191 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def read_text(
-    file: InputFile, needed: Sequence[str], options: InputOptions
-) -> Iterator[tuple[RawBlock, int]]:
-    """Yields blocks of rows, and the number of bytes read so far.
-
-    Args:
-      file: CSV or TSV, or a part of it.
-      needed: Names of the columns to read.
-      options: How text is read.
-
-    Raises:
-      InputError: the file is damaged, or has changed.
-    """
-    names, skipped = _header(file, options)
-    if not file.begins:
-        skipped = 0
-    inside = [name for name in needed if name in names]
-    delimiter = delimiter_of(file, options)
-    quotations = Quotations(delimiter)
-    with _plain_errors(file), _open_text(file) as (raw, stream):
-        watched = _Watched(stream, quotations.feed)
-        try:
-            for block in _rows(
-                file, raw, watched, names, inside, skipped, delimiter=delimiter
-            ):
-                _refuse_open(file, quotations.fault)
-                yield block
-        except pa.ArrowInvalid:
-            _refuse_open(file, quotations.fault)
-            raise
-        quotations.end()
-        _refuse_open(file, quotations.fault)
-
-
-def read_lines(file: InputFile, names: Sequence[str]) -> Iterator[tuple[RawBlock, int]]:
-    """Yields what ``read_text`` does, of tab-separated text without quotations.
-
-    Errors as for ``read_text``.
-
-    Args:
-      file: Text without a header, or a part of it.
-      names: Names of all columns.
-    """
-    with _plain_errors(file), _open_text(file) as (raw, stream):
-        yield from _rows(
-            file, raw, _Watched(stream), names, names,
-            delimiter="\t", quote_char=False, ignore_empty_lines=False,
-        )  # fmt: skip
-
-
-def _rows(
-    file: InputFile,
-    raw: Any,
-    stream: _Watched,
-    names: Sequence[str],
-    needed: Sequence[str],
-    skipped: int = 0,
-    **parse: Any,
-) -> Iterator[tuple[RawBlock, int]]:
-    """Yields blocks of cells as they are written, and the number of bytes read."""
-    uneven: list[int] = []
-
-    def note(row: Any) -> str:
-        uneven.append(row.number - skipped - 1)
-        return "skip"
-
-    reader = pa_csv.open_csv(
-        stream,
-        read_options=pa_csv.ReadOptions(
-            block_size=_BLOCK_BYTES,
-            use_threads=False,
-            column_names=names,
-            skip_rows=skipped,
-        ),
-        parse_options=pa_csv.ParseOptions(invalid_row_handler=note, **parse),
-        convert_options=pa_csv.ConvertOptions(
-            include_columns=needed,
-            column_types=dict.fromkeys(needed, pa.large_string()),
-            strings_can_be_null=False,
-            check_utf8=False,  # the stream does
-        ),
-    )
-    yield from _numbered(reader, uneven, file, raw if is_packed(file) else stream)
-
-
-class _Watched(io.RawIOBase):
-    """A stream of UTF-8, which is checked before Arrow sees it: Arrow would print it.
-
-    Args:
-      stream: Uncompressed text.
-      feed: Called with all that is read.
-    """
-
-    def __init__(
-        self, stream: Any, feed: Callable[[bytes], None] = lambda data: None
-    ) -> None:
-        self._stream, self._feed, self._num_read = stream, feed, 0
-        self._decode = codecs.getincrementaldecoder("utf-8")().decode
-
-    def readable(self) -> bool:
-        """See `io.IOBase.readable`."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase.readinto`."""
-        data = self._stream.read(len(buffer))
-        self._decode(data, final=not data)
-        self._feed(data)
-        buffer[: len(data)] = data
-        self._num_read += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        """Returns the number of bytes read so far."""
-        return self._num_read
-
-
-def _refuse_open(file: InputFile, line: int) -> None:
-    """Refuses text with an open quotation, which may hold the rows after it.
-
-    Args:
-      file: The text, or a part of it.
-      line: From ``Quotations.fault``.
-
-    Raises:
-      InputError: there is one.
-    """
-    if line:
-        where = f" on line {line}" if file.begins else ""
+def _json_names(file: TableFile) -> list[str]:
+    with _head(file) as text:
+        first = next((line for line in text if line.strip()), "")
+    found: Any = None
+    with contextlib.suppress(ValueError):
+        found = json.loads(first)
+    if not isinstance(found, Mapping):
         raise InputError(
-            f'Expected a quotation mark (") at the beginning of a cell of {file.shown} '
-            "to have another one at the end of the cell, on the same line; "
-            f"that{where} has none. Remove it, or double the marks within the cell. If "
-            "cells have line ends, write Parquet, as the page Your own table says."
+            f"Expected {file.shown} to hold one JSON object on each line; its first "
+            "line is none. Write it so, or as CSV or Parquet."
         )
+    return list(found)
 
 
-def _numbered(
-    reader: Any, uneven: list[int], file: InputFile, raw: Any
-) -> Iterator[tuple[RawBlock, int]]:
-    """Yields batches with the uneven rows before or among their rows.
+# --- Relations ----------------------------------------------------------------------
+
+
+def connect(
+    *, num_threads: int = 1, memory_limit: int = 1 << 30, folder: str = ""
+) -> duckdb.DuckDBPyConnection:
+    """Returns a database in memory that reads nothing but what it is told.
 
     Args:
-      reader: Yields batches without uneven rows.  It may be one batch ahead.
-      uneven: Indices of the uneven rows in the file, appended by the reader.
-      file: File of the table.
-      raw: The file, whose position is the number of bytes read.
+      num_threads: Number of its threads.
+      memory_limit: Its memory, in bytes.
+      folder: Private folder for what does not fit; empty for none.
     """
-    first = 0
-    for batch in reader:
-        last, here = first + batch.num_rows, []
-        for row in sorted(row for row in uneven if row >= first):
-            if row >= last:
-                break
-            here.append(row - first)
-            last += 1
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        yield _block(columns, batch.num_rows, here, file), raw.tell()
-        first = last
-    if rest := [row for row in uneven if row >= first]:
-        yield _block({}, 0, list(range(len(rest))), file), raw.tell()
+    database = duckdb.connect(
+        config={
+            "threads": num_threads,
+            "memory_limit": f"{memory_limit}B",
+            "temp_directory": folder,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+        }
+    )
+    database.execute("SET TimeZone = 'UTC'")
+    database.execute("SET enable_progress_bar = false")
+    database.execute("SET arrow_large_buffer_size = true")  # as our hash takes them
+    # An IN of several constants would become a join, which loses the order of rows.
+    database.execute("SET disabled_optimizers = 'in_clause'")
+    return database
 
 
-def _block(
-    columns: dict[str, pa.Array],
-    num_rows: int,
-    uneven: Sequence[int],
-    file: InputFile,
-) -> RawBlock:
-    partitions = partitions_of(file)
-    for name in columns.keys() & partitions.keys():  # polars writes it in both
-        value = pa.array([partitions[name]], pa.large_string())
-        cells = columns[name].cast(pa.large_string())
-        if not pc.all(pc.is_in(cells, value_set=value)).as_py():
-            raise InputError(
-                f"Expected column {name} of {file.shown} to be as in the name of its "
-                "folder, or in one of them. Rename the folder, or drop the column."
-            )
-    # With a dictionary of one value, its hash is computed once.
-    zeros = pa.array(np.zeros(num_rows, np.int32))
-    in_names = {
-        name: pa.DictionaryArray.from_arrays(zeros, pa.array([value], pa.string()))
-        for name, value in partitions.items()
+def _path(file: TableFile) -> str:
+    """Returns the path as a pattern that matches this file alone."""
+    return cells.literal(re.sub(r"([*?\[])", r"[\1]", file.path))
+
+
+def _from_parquet(file: TableFile) -> str:
+    return f"read_parquet([{_path(file)}], hive_partitioning = false)"
+
+
+def _from_text(file: TableFile, names: Sequence[str], **settings: str) -> str:
+    columns = ", ".join(f"'{name}': 'VARCHAR'" for name in names)
+    packed = _PACKED.get(os.path.splitext(file.path.lower())[1], "none")
+    told = {
+        "columns": f"{{{columns}}}",
+        "header": "false",
+        "auto_detect": "false",
+        "comment": "''",
+        "nullstr": "''",
+        "allow_quoted_nulls": "false",
+        "store_rejects": "true",
+        "compression": f"'{packed}'",
+        **settings,
     }
-    return RawBlock(
-        columns={**columns, **in_names},
-        num_rows=num_rows + len(uneven),
-        uneven=np.array(uneven, np.int64),
+    text = ", ".join(f"{name} = {value}" for name, value in told.items())
+    return f"read_csv([{_path(file)}], {text})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Relation:
+    """A file as a relation.
+
+    Attributes:
+      sql: What follows FROM.
+      columns: Name of a column -> its name in SQL.
+      types: Name of a column -> its type.
+      faults: (condition, reason) of rows that are none.
+      first_row: Number of the first row, for messages: a header is row 1.
+    """
+
+    sql: str
+    columns: Mapping[str, str]
+    types: Mapping[str, str]
+    faults: Sequence[tuple[str, str]] = ()
+    first_row: int = 1
+
+
+def relation_of(
+    file: TableFile, schema: Schema, database: duckdb.DuckDBPyConnection
+) -> Relation:
+    """Returns a file as a relation of all its columns.
+
+    Args:
+      file: File of a table.
+      schema: Schema of the table.
+      database: Database that reads it.
+
+    Raises:
+      InputError: as for ``columns_of``.
+    """
+    options = schema.input
+    types = columns_of(file, options, schema.label_name)
+    partitions = partitions_of(file)
+    own = [
+        name for name in types if name not in partitions or _is_in(file, name, options)
+    ]
+    names = [f"f{place}" for place in range(len(own))]
+    faults, first_row = [], 1
+    if is_remote(file.path):
+        database.register_filesystem(file_system(file.path))
+    if file.format == TEXT:
+        has_header = _begins_with_names(file, options)
+        first_row += has_header
+        quote = "'\"'" if options.quotes else "''"
+        table = _from_text(
+            file, names, delim=cells.literal(delimiter_of(file, options)),
+            header=str(has_header).lower(), quote=quote, escape=quote,
+            encoding=cells.literal(options.encoding),
+        )  # fmt: skip
+    elif file.format == JSON:
+        types = {name: _json_type(schema, name) for name in types}
+        table = _from_json(file, own, types)
+        faults.append((f"NOT {_IS_JSON}", "is no JSON object"))
+        names.append(_IS_JSON)
+    elif file.table is not None:
+        database.register("memory_table", _numbered(file.table))
+        table = "memory_table"
+    else:
+        table = _from_parquet(file)
+    columns = dict(zip(own, names, strict=False))
+    sql = f"{table} AS t({', '.join(names)})"
+    if file.format == PARQUET and (utc := _int96(file)):
+        zoned = [f"timezone('UTC', {columns[n]}) AS {columns[n]}" for n in utc]
+        sql = f"(SELECT * REPLACE ({', '.join(zoned)}) FROM {sql})"
+    if partitions:
+        sql, more = _with_partitions(sql, partitions, columns)
+        faults += more
+    return Relation(
+        sql=sql, columns=columns, types=types, faults=faults, first_row=first_row
     )
 
 
-# --- Parquet ------------------------------------------------------------------------
+def _is_in(file: TableFile, name: str, options: InputOptions) -> bool:
+    """Whether a partition column is in the file, too, as polars writes it."""
+    return name in columns_of(dataclasses.replace(file, name=""), options)
 
 
-@contextlib.contextmanager
-def _open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
-    with pa.OSFile(file.path) as raw:
-        check_unchanged(file, os.stat(file.path))
-        # By default times of INT96 wrap outside of the years 1677 to 2262.
-        yield pq.ParquetFile(
-            raw, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-        )
-
-
-def _in_utc(columns: dict[str, pa.Array], parquet: pq.ParquetFile) -> None:
-    """Gives times of INT96 their zone: Spark writes those of UTC, and does not say so.
-
-    Args:
-      columns: Name -> array; those of INT96 are replaced.
-      parquet: The file.
-    """
-    for column in parquet.schema:
-        if column.physical_type == "INT96" and column.path in columns:
-            utc = pa.timestamp("us", "UTC")
-            columns[column.path] = columns[column.path].cast(utc)
-
-
-def parquet_schema(file: InputFile) -> pa.Schema:
-    """Returns the schema of a Parquet file, from its footer.
-
-    Raises:
-      InputError: it is damaged.
-    """
-    with _plain_errors(file), _open_parquet(file) as parquet:
-        return parquet.schema_arrow
-
-
-def read_parquet(
-    file: InputFile, needed: Sequence[str]
-) -> Iterator[tuple[RawBlock, int]]:
-    """Yields blocks of rows, and the approximate number of bytes read so far.
-
-    Arguments, and errors, as for ``read_text``; ``file`` may be some row groups.
-    """
-    done = 0
-    with _plain_errors(file), _open_parquet(file) as parquet:
-        groups = range(parquet.num_row_groups)
-        if file.part:
-            groups = groups[file.part.start : file.part.end]
-        total = max(1, sum(parquet.metadata.row_group(i).num_rows for i in groups))
-        inside = [name for name in needed if name in parquet.schema_arrow.names]
-        for batch in parquet.iter_batches(
-            _rows_at_a_time(parquet), row_groups=groups, columns=inside
-        ):
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            _in_utc(columns, parquet)
-            done += batch.num_rows
-            block = _block(columns, batch.num_rows, [], file)
-            yield block, file.num_bytes * done // total
-
-
-def _rows_at_a_time(parquet: pq.ParquetFile) -> int:
-    """Returns the rows of a block, by the largest row size in the footer."""
-    metadata = parquet.metadata
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    sizes = [group.total_byte_size / max(1, group.num_rows) for group in groups]
-    return max(1, min(_BLOCK_ROWS, int(4 * _BLOCK_BYTES / max([1.0, *sizes]))))
-
-
-def read_blocks(
-    file: InputFile, kind: str, needed: Sequence[str], options: InputOptions
-) -> Iterator[tuple[RawBlock, int]]:
-    """Yields blocks of rows, and the number of bytes read so far.
-
-    Args:
-      file: File of a table.
-      kind: From ``table_kind``.
-      needed: Names of the columns to read.
-      options: How text is read.
-    """
-    if not file.size:
-        return iter(())
-    if kind == PARQUET:
-        return read_parquet(file, needed)
-    return read_text(file, needed, options)
-
-
-def table_columns(
-    file: InputFile, kind: str, options: InputOptions
-) -> dict[str, pa.DataType]:
-    """Returns name -> type of the columns of a file and of the names of its folders.
-
-    Args:
-      file: File of a table.
-      kind: From ``table_kind``.
-      options: How text is read.
-
-    Raises:
-      InputError: the file is damaged, or a name occurs twice.
-    """
-    if kind == PARQUET:
-        schema = parquet_schema(file)
-        found = dict(zip(schema.names, schema.types, strict=True))
-        if len(found) < len(schema.names):
-            raise InputError(
-                f"Expected columns with different names in {file.shown}. Rename one."
+def _with_partitions(
+    sql: str, partitions: Mapping[str, str | None], columns: dict[str, str]
+) -> tuple[str, list[tuple[str, str]]]:
+    """Returns a relation with the columns in the path, and faults of other values."""
+    faults, more = [], []
+    for place, (name, value) in enumerate(partitions.items()):
+        told = "CAST(NULL AS VARCHAR)" if value is None else cells.literal(value)
+        if name in columns:
+            other = f"CAST({columns[name]} AS VARCHAR) IS DISTINCT FROM {told}"
+            faults.append(
+                (f"differs{place}", f"{name} is not as in the name of its folder")
             )
-    else:
-        found = dict.fromkeys(text_columns(file, options), pa.large_string())
-    return {**found, **{name: pa.string() for name in partitions_of(file)}}
+            more.append(f"{other} AS differs{place}")
+        columns[name] = f"p{place}"
+        more.append(f"{told} AS p{place}")
+    return f"(SELECT *, {', '.join(more)} FROM {sql})", faults
+
+
+def _json_type(schema: Schema, name: str) -> str:
+    kind = schema.columns.get(name)
+    is_list = kind is not None and kind.is_list and not getattr(kind, "separator", "")
+    return "VARCHAR[]" if is_list else "VARCHAR"
+
+
+def _from_json(file: TableFile, names: Sequence[str], types: Mapping[str, str]) -> str:
+    spec = {
+        name: ["VARCHAR"] if types[name] == "VARCHAR[]" else "VARCHAR" for name in names
+    }
+    table = _from_text(
+        file, ["line"], delim=cells.literal(_NO_DELIMITER), quote="''", escape="''"
+    )
+    structure = cells.literal(json.dumps(spec, ensure_ascii=False))
+    fields = ", ".join(f"j[{cells.literal(name)}]" for name in names)
+    valid = "coalesce(json_valid(line) AND json_type(line) = 'OBJECT', false)"
+    return (
+        f"(SELECT {fields}, ok FROM (SELECT {valid} AS ok, CASE WHEN {valid} THEN "
+        f"from_json(line, {structure}) END AS j FROM {table}))"
+    )

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
+from tests.criteo import described
 
 ROWS_PER_GROUP = 131_072
 ROWS_PER_FILE = 32 * ROWS_PER_GROUP
 BUCKETS = 100_000
-DESCRIPTION = json.dumps({"name": "criteo", "num_buckets": [BUCKETS] * 26})
+DESCRIPTION = json.dumps(described(BUCKETS))
 SCHEMA = pa.schema(
     [
         ("label", pa.int8()),

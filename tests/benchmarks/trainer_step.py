@@ -38,6 +38,7 @@ import conftest  # noqa: E402
 
 from pipelines.batches.stored import stored  # noqa: E402
 from pipelines.files.key_files import insecure_key  # noqa: E402
+from tests.criteo import described  # noqa: E402
 from trainer.claims import bam, lazy_tables  # noqa: E402
 from trainer.claims.lazy_noise import LazyNoise  # noqa: E402
 from trainer.core.run.batches import BatchSource  # noqa: E402
@@ -70,7 +71,7 @@ class Setting:
 
     def model(self) -> TrainableModel:
         # The files stay as they are: only the model reads the number of buckets.
-        dataset = {"name": "criteo", "num_buckets": [self.num_buckets] * 26}
+        dataset = described(self.num_buckets)
         sized = dataclasses.replace(self.manifest, dataset=dataset)
         keras.utils.set_random_seed(0)
         table = read_table(sized)

@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from tests.benchmarks.kills import results
+from tests.criteo import described
 from tests.engines.harness.hosts import Process
 from tests.engines.harness.polling import wait_for
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
@@ -87,7 +88,7 @@ def make_input(
       num_evaluations: After the first step.
       more: Arguments of `dpsgd train` for all runs.
     """
-    dataset = {"name": "criteo", "num_buckets": [num_buckets] * 26}
+    dataset = described(num_buckets)
     draw = np.random.default_rng(1)
     sizes = draw.binomial(8 * batch_size, 1 / 8, num_steps)
     if gaps:

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from tests.criteo import write_schema
 from tests.warm_processes import warm_python
 
 pytestmark = pytest.mark.slow
@@ -36,9 +37,10 @@ def finished(
 ) -> pathlib.Path:
     """A folder with data, batches and a finished run.  Not to be changed."""
     folder = tmp_path_factory.mktemp("criteo")
+    write_schema(folder / "schema.toml", 200)
     succeed(
-        folder, "prepare", f"--input={criteo_sample}", "--format=criteo-tsv",
-        "--out=data", "--buckets=200", "--row-group-rows=500",
+        folder, "prepare", f"--input={criteo_sample}", "--schema=schema.toml",
+        "--out=data", "--row-group-rows=500",
     )  # fmt: skip
     succeed(
         folder, "batches", "--input=data/train", "--out=batches", "--batch-size=100",

@@ -30,7 +30,7 @@ FLAGS = (
     "--epsilon=20", "--delta=1e-4", "--epochs=3",
     "--train=--hidden 4 --embedding-dim 2", "--numeric=size", "--category=shape",
 )  # fmt: skip
-OF_ROWS = ("--drop=who", "--rows-are-independent", "--batch-size=1600")
+OF_ROWS = ("--drop=who", "--rows-are-independent", "--batch-size=1500")
 OF_USERS = (
     "--user=who", "--max-examples-per-user=2", "--num-examples=2000",
     "--batch-size=2000",

@@ -74,7 +74,7 @@ def test_equal_spreads_are_within_the_factor(script: Any) -> None:
 def test_a_script_runs_as_it_is_typed(tmp_path: pathlib.Path, name: str) -> None:
     for words in (
         "synth --rows 1000 --out text",
-        "prepare --input text/* --format criteo-tsv --out data --buckets 20",
+        "prepare --input text/* --schema criteo --out data",
     ):
         command = [sys.executable, "-m", "dpsgd", *words.split()]
         subprocess.run(command, cwd=tmp_path, check=True)

@@ -25,8 +25,8 @@ from pipelines.job.fan_in import FanIn
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.runtime.tasks import Runtime
-from pipelines.tables.criteo import PrepareOptions
-from pipelines.tables.job.prepare_job import prepare
+from pipelines.tables.prepare import TableOptions, prepare
+from tests.criteo import criteo_schema
 from tests.engines.harness import parts
 from tests.engines.harness.comparing import keep_checksums, same_checksums
 from tests.engines.harness.embedded import RUNNERS
@@ -91,7 +91,9 @@ def test_prepared_files_are_those_of_this_process(
     files: int, engine_options: list[str], tmp_path: pathlib.Path
 ) -> None:
     write_text(tmp_path / "text", 20_000, files)
-    options = PrepareOptions(row_group_rows=1000, row_groups_per_file=3)
+    options = TableOptions(
+        schema=criteo_schema(), row_group_rows=1000, row_groups_per_file=3
+    )
     source = str(tmp_path / "text")
     wanted = prepare(source, tmp_path / "here", options)
     engine = functools.partial(run_on_engine, PipelineOptions(engine_options))

@@ -22,7 +22,7 @@ from accounting.core.plan import POISSON, DpSgdPlan
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.core.users.bounded import BOUNDED, ROW_WEIGHTS, USERS, Bounded
-from pipelines.tables.schema.schema import LABEL, Schema
+from pipelines.tables.schema import LABEL, Schema
 from tests.trainer.zoo import arrays
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf

@@ -29,11 +29,12 @@ from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.inputs.source_table import SourceTable, keep_table
+from tests.criteo import described
 from trainer import models
 from trainer.core.run.run_record import RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
-DATASET = {"name": "criteo", "num_buckets": NUM_BUCKETS}
+DATASET = described(NUM_BUCKETS)
 COLUMNS = (
     Column(name="label", dtype="int8"),
     Column(name="integers", dtype="float32", shape=(13,)),

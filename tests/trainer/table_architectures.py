@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.tables.schema.schema import Schema
+from pipelines.tables.schema import Schema
 from tests.trainer.architecture import (
     LOGISTIC,
     SQUARES,

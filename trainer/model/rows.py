@@ -32,7 +32,7 @@ import pyarrow as pa
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import ROW_WEIGHTS, Bounded
-from pipelines.tables.schema.schema import DATASET_NAME, Schema
+from pipelines.tables.schema import DATASET_NAME, Schema
 from trainer.model.metrics import LABEL
 
 

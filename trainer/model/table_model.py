@@ -2,8 +2,7 @@
 
 Its inputs are embeddings of ids, mean embeddings of words and lists, numbers as the
 schema scales them (without a scale their logarithms), and whether a number is missing.
-Fully connected layers and one output per label or class follow.  Criteo's columns are
-such a table.
+Fully connected layers and one output per label or class follow.
 
 Formal guarantees:
   - With finite weights every column value gives a finite output, including missing,
@@ -31,11 +30,6 @@ from trainer.core.tf_compat import keras
 from trainer.model.metrics import LABEL
 
 ops = keras.ops
-
-INTEGERS = "integers"
-CATEGORIES = "categories"
-NUM_INTEGERS = 13
-NUM_CATEGORIES = 26
 
 #: Scales the logarithms of counts to the size of the other inputs.
 _LOG_SCALE = 0.25
@@ -221,7 +215,7 @@ def read_table(manifest: Manifest) -> Table:
     """
     dataset = manifest.dataset
     try:
-        table = {"criteo": _criteo_table, "table": _any_table}[dataset["name"]](dataset)
+        table = {"table": _any_table}[dataset["name"]](dataset)
     except (KeyError, TypeError, AttributeError, IndexError):
         raise InputError(
             "Expected batches of data that `dpsgd prepare` wrote, for the default "
@@ -245,23 +239,6 @@ def read_table(manifest: Manifest) -> Table:
     return table
 
 
-def _criteo_table(dataset: dict[str, Any]) -> Table:
-    sizes = tuple(dataset["num_buckets"])
-    if len(sizes) != NUM_CATEGORIES:
-        raise KeyError("num_buckets")
-    integers = Feature(
-        name=INTEGERS,
-        role=COUNT,
-        dtype="float32",
-        shape=(NUM_INTEGERS,),
-        nullable=True,
-    )
-    categories = Feature(
-        name=CATEGORIES, role=ID, dtype="int32", shape=(NUM_CATEGORIES,), sizes=sizes
-    )
-    return Table(features=(integers, categories), name="pctr")
-
-
 def _any_table(dataset: dict[str, Any]) -> Table:
     label = dataset["label"]
     return Table(
@@ -278,6 +255,6 @@ def _feature(fields: dict[str, Any]) -> Feature:
         role=role,
         dtype=fields["dtype"],
         shape=tuple(fields["shape"]),
-        sizes=(fields["size"],) if role in (ID, IDS) else (),
+        sizes=tuple(fields["sizes"]),
         nullable=fields["nullable"],
     )

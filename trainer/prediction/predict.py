@@ -99,11 +99,10 @@ from pipelines.files.json_files import read_json
 from pipelines.files.output_file import check_new, output_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
-from pipelines.tables.raw_files import InputFile, list_files
+from pipelines.tables import table_files
 from pipelines.tables.raw_inputs import Part, RawInputs
-from pipelines.tables.schema.fields import CELLS_NAME
-from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_files import PARQUET, kind_of_file, parquet_schema
+from pipelines.tables.schema import Schema
+from pipelines.tables.words import CELLS_NAME
 from trainer.averaging.iterates import column_names, in_units
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, OTHER
@@ -253,7 +252,7 @@ def open_rows(
       InputError: no table, or columns that the model cannot take.
     """
     schema = schema_of(manifest)
-    if schema is None or any(map(_is_prepared, list_files(str(path), partitions=True))):
+    if schema is None or any(map(_is_prepared, table_files.list_table(str(path)))):
         return _Prepared(path, manifest, carried)
     _check_cells(manifest)
     return _Raw(path, schema, carried)
@@ -271,10 +270,10 @@ def _check_cells(manifest: Manifest) -> None:
         )
 
 
-def _is_prepared(file: InputFile) -> bool:
-    if kind_of_file(file.path) != PARQUET or not file.size:
+def _is_prepared(file: table_files.TableFile) -> bool:
+    if file.format != table_files.PARQUET:
         return False
-    return DATASET_METADATA_KEY in (parquet_schema(file).metadata or {})
+    return DATASET_METADATA_KEY in (file.parquet_schema().metadata or {})
 
 
 class _Prepared:

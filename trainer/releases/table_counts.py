@@ -104,9 +104,9 @@ from scipy import special
 
 from pipelines.core.threads import in_order, num_cores
 from pipelines.inputs.parquet_blocks import Block, Dataset, read_table, table_columns
-from pipelines.tables.columns import hash_texts, salt_of
-from pipelines.tables.schema.column_kinds import COUNT, LABEL
-from pipelines.tables.schema.schema import Schema
+from pipelines.tables.kinds import COUNT, LABEL
+from pipelines.tables.schema import Schema
+from pipelines.tables.select import hash_texts, salt_of
 from trainer.releases.held_out_sums import NoisySum, RowSum
 from trainer.report.progress import Reporter
 

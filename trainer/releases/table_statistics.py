@@ -51,8 +51,8 @@ from accounting.core.validation import InputError, check_float, check_int
 from pipelines.core.users.bounded import ROWS as ROWS_SAMPLED
 from pipelines.files.output_file import check_new, output_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.tables.schema.column_kinds import LABEL
-from pipelines.tables.schema.schema import DATASET_NAME, Schema
+from pipelines.tables.kinds import LABEL
+from pipelines.tables.schema import DATASET_NAME, Schema
 from trainer.releases.evaluate import relations
 from trainer.releases.held_out_sums import NoisySum, release
 from trainer.releases.table_counts import (

@@ -63,8 +63,8 @@ from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from pipelines.tables.schema.column_kinds import REGRESSION
-from pipelines.tables.schema.schema import DATASET_NAME
+from pipelines.tables.kinds import REGRESSION
+from pipelines.tables.schema import DATASET_NAME
 from trainer.core.run import run_record
 from trainer.core.run.checkpoints import has_ended
 from trainer.model.evaluation import HeldOut, bounded_users, check_files

@@ -33,7 +33,7 @@ from pipelines.files.folders import check_folder
 from pipelines.files.json_files import read_json
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import sizes
-from pipelines.tables.schema.schema import DATASET_NAME
+from pipelines.tables.schema import DATASET_NAME
 from trainer.core.run import arithmetic
 from trainer.core.run.run_record import (
     RECORD_NAME,

@@ -18,10 +18,9 @@ from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.job import job_folder, poisson_batching
-from pipelines.tables.job.prepare_job import prepare
+from pipelines.tables.prepare import TableOptions, prepare
 from pipelines.tables.prepared_files import verify_prepared
-from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_format import TableOptions
+from pipelines.tables.schema import Schema
 from tests.pipelines.conftest import SmallJobs, contents
 
 _SCHEMA = """\

@@ -36,7 +36,7 @@ def fails(*_: Any, **__: Any) -> None:
     ("call", "at"),
     [
         ("schema t.parquet --out s", "pipelines.cli.data_work.schema"),
-        ("prepare --schema t.toml", "pipelines.tables.table_format.convert"),
+        ("prepare --schema t.toml", "pipelines.tables.reading.relation_of"),
         (_BATCHES, "pipelines.job.steps.map_step._Sampler._pack"),
         (f"{_BATCHES} --dry-run", "pipelines.cli.batch_job._summary"),
     ],

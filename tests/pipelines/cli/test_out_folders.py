@@ -13,7 +13,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.inputs.input_files import check_outside
-from pipelines.tables.job import prepare_job
+from pipelines.tables import prepare as preparation
 from tests.pipelines.conftest import Command, write_table
 
 #: Name -> --out that is none, in a folder with the file ``file`` and a closed folder.
@@ -45,7 +45,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(prepare_job._Job, "convert_file", read)
+    monkeypatch.setattr(preparation._Job, "convert", read)
     monkeypatch.setattr("pipelines.tables.synthetic.synthetic_rows", read)
     monkeypatch.setattr("pipelines.job.poisson_batching._run_pipeline", read)
 
@@ -61,7 +61,7 @@ def test_a_bad_name_is_one_line_before_any_work(
     rows = f"--input={tmp_path / 'rows.parquet'}"
     options = {
         "synth": ["--rows=10"],
-        "prepare": [f"--input={tmp_path / 'lines.txt'}"],
+        "prepare": [f"--input={tmp_path / 'lines.txt'}", "--schema=criteo"],
         "batches": [rows, "--batch-size=10", "--epochs=1"],
     }[name]
     before, out = listing(place), place / bad
@@ -144,10 +144,8 @@ def test_an_output_that_is_part_of_the_input_is_refused(
 @pytest.mark.parametrize(
     "line",
     [
-        "prepare --input=. --out=new",
+        "prepare --input=. --out=new --schema=criteo",
         "schema . --out=s.toml",
-        "bound --input=. --out=new --user-column=u --max-examples-per-user=1 "
-        "--num-examples=9",
         "batches --input=. --out=new --batch-size=1 --epochs=1",
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from accounting.core.validation import InputError
 from dpsgd.command_line import COMMANDS, cli
 from pipelines.files.output_file import check_new, output_file
-from pipelines.files.unfinished import unfinished_folder
+from pipelines.files.staged_folder import staged_folder
 from tests.pipelines.conftest import Command
 
 URL = "s3://bucket/name"
@@ -22,10 +22,9 @@ URL = "s3://bucket/name"
 #: Options that take a path of a store, by command.
 IN_STORES = {
     "batches": {"--input", "--out", "--key-file", "--scratch"},
-    "bound": {"--input"},
     "compare": {"--input"},
-    "shift": {"--input"},
-    "simulate": {"--input"},
+    "prepare": {"--input"},
+    "schema": {"TABLE"},
     "statistics": {"--input"},
     "train": {"--batches", "--out"},
     "tune": {"--input"},
@@ -87,7 +86,7 @@ def test_nothing_is_written_here_for_a_store(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("write", [check_new, output_file, unfinished_folder])
+@pytest.mark.parametrize("write", [check_new, output_file, staged_folder])
 def test_python_is_refused_too(
     write: Callable[[str], Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,8 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
-from pipelines.users.bound import bound
-from pipelines.users.bound_job import BoundSettings
+from pipelines.tables.bounding import BoundSettings
+from tests.pipelines.bounded_rows import bound
 from tests.pipelines.conftest import Command
 from tests.sampler_fields import needed
 
@@ -520,7 +520,7 @@ def test_a_prepared_table_is_certified_by_the_command(
     monkeypatch.chdir(tmp_path)
     for line in (
         "synth --rows 400 --out text",
-        "prepare --input text --format criteo-tsv --out data",
+        "prepare --input text --schema criteo --out data",
         "batches --input data/train --out batches --batch-size 20 --epochs 2 "
         "--physical-batch-size 16 --key-file key",
     ):

@@ -11,18 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums
 from pipelines.inputs.parquet_blocks import list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, source_digests, table_of
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import make_batches_quietly
-from pipelines.tables.criteo import PrepareOptions
-from pipelines.tables.job.prepare_job import prepare
-from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_format import TableOptions
-from pipelines.users.bound import bound
-from pipelines.users.bound_job import BoundSettings
-from pipelines.users.prepare_users import prepare_users
+from pipelines.tables.bounding import BoundSettings
+from pipelines.tables.prepare import TableOptions, UserOptions, prepare
+from pipelines.tables.schema import Schema
+from tests.criteo import criteo_schema
 from tests.pipelines.conftest import write_text
 
 
@@ -33,11 +31,17 @@ def raw(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def _table(
-    raw: pathlib.Path, name: str, part: str = "train", **how: Any
+    raw: pathlib.Path,
+    name: str,
+    part: str = "train",
+    buckets: int = 9,
+    shares: tuple[int, ...] = (80, 10, 10),
+    **how: Any,
 ) -> SourceTable:
     out = raw.parent / name
     if not out.exists():
-        prepare(str(raw), out, PrepareOptions(**how))
+        schema = criteo_schema(buckets, shares)
+        prepare(str(raw), out, TableOptions(schema=schema, **how))
     return table_of(list_blocks(str(out / part)))
 
 
@@ -45,7 +49,7 @@ def test_a_table_that_is_prepared_again_is_the_same(raw: pathlib.Path) -> None:
     first = _table(raw, "first")
     assert len(first.sources) == 2
     assert first.part == "train"
-    again = _table(raw, "again", num_buckets=(7,) * 26, row_group_rows=50)
+    again = _table(raw, "again", buckets=7, row_group_rows=50)
     assert first.is_same(again)
     assert again.is_same(first)
 
@@ -53,7 +57,7 @@ def test_a_table_that_is_prepared_again_is_the_same(raw: pathlib.Path) -> None:
 def test_another_split_order_or_part_is_noticed(raw: pathlib.Path) -> None:
     first = _table(raw, "first")
     assert not first.is_same(_table(raw, "first", "test"))
-    assert not first.is_same(_table(raw, "split", split=(70, 20, 10)))
+    assert not first.is_same(_table(raw, "split", shares=(70, 20, 10)))
     files = sorted(raw.iterdir())
     files[0].rename(raw / "z.tsv")  # the other file is read first now
     other = _table(raw, "order")
@@ -97,7 +101,8 @@ def test_cells_of_the_split_that_are_read_otherwise_are_noticed(
         most = BoundSettings(
             user_column="user", max_examples_per_user=9, num_examples=120
         )
-        prepare_users(str(tmp_path / "a.csv"), tmp_path / name, made, most)
+        users = UserOptions(settings=most)
+        prepare(str(tmp_path / "a.csv"), tmp_path / name, made, users=users)
         for part in ("train", "test"):
             found = tmp_path / name / part
             tables.append(table_of(list_row_groups(str(found))))
@@ -125,7 +130,11 @@ def test_other_malformed_rows_of_the_same_number_are_noticed(
             "row": {"kind": "label", "task": "classes", "classes": 61},
             column: {"kind": "numeric", "range": [0, 1]},
         }
-        schema = {"version": 1, "columns": columns, "split": {"shares": [50, 0, 50]}}
+        schema = {
+            "version": 1,
+            "columns": columns,
+            "split": {"by": "fraction", "shares": [50, 0, 50]},
+        }
         made = TableOptions(schema=Schema.from_json(schema), on_bad_row="skip")
         prepare(str(tmp_path / "a.csv"), tmp_path / name, made)
         for part in ("train", "test"):
@@ -139,30 +148,24 @@ def test_other_malformed_rows_of_the_same_number_are_noticed(
     assert not first.is_apart(tables["other", "test"].sources)
 
 
-def test_bounded_tables_that_are_prepared_are_of_the_table_before(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_bounded_tables_are_not_prepared_again(tmp_path: pathlib.Path) -> None:
     """Two keys keep other rows of it, some of which are in both."""
-    rows = {"user": np.arange(60) % 30, "row": np.arange(60), "when": ["1"] * 60}
+    rows = {"user": np.arange(60) % 30, "row": np.arange(60)}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    columns = {"row": SCHEMA["columns"]["row"]}
-    split = {"by": "hash", "column": "row", "shares": [1, 0, 1]}
-    schema = Schema.from_json({"version": 1, "columns": columns, "split": split})
-    source = table_of(list_row_groups(str(tmp_path / "a.parquet")))
     most = BoundSettings(user_column="user", max_examples_per_user=1, num_examples=60)
-    tables = []
-    for name in ("first", "other"):
-        bound(str(tmp_path / "a.parquet"), tmp_path / name, most)
-        out = tmp_path / f"{name}-prepared"
-        prepare(str(tmp_path / name), out, TableOptions(schema=schema))
-        tables.append(table_of(list_row_groups(str(out / "train"))))
-        assert tables[-1].sources == source.sources
-        again = tmp_path / f"{name}-again"
-        prepare(str(out / "train"), again, TableOptions(schema=AGAIN))
-        parts = [table_of(list_row_groups(str(again / x))) for x in ("train", "test")]
-        assert parts[0].sources == source.sources
-        assert not tables[-1].is_held_out(parts[1])
-    assert not tables[0].is_same(tables[1])
+    columns = {"user": {"kind": "user"}, "row": SCHEMA["columns"]["row"]}
+    made = TableOptions(schema=Schema.from_json({"version": 1, "columns": columns}))
+    users = UserOptions(settings=most)
+    prepare(str(tmp_path / "a.parquet"), tmp_path / "first", made, users=users)
+    source = table_of(list_row_groups(str(tmp_path / "a.parquet")))
+    found = table_of(list_row_groups(str(tmp_path / "first" / "train")))
+    assert found.sources == source.sources
+    with pytest.raises(InputError, match="users are bounded already"):
+        prepare(
+            str(tmp_path / "first" / "train"),
+            tmp_path / "again",
+            TableOptions(schema=AGAIN),
+        )
 
 
 def test_files_in_common_are_noticed_and_others_are_others(raw: pathlib.Path) -> None:

@@ -16,10 +16,9 @@ from click.testing import CliRunner
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from dpsgd.command_line import cli
-from pipelines.tables.job.prepare_job import prepare
+from pipelines.tables.prepare import TableOptions, prepare
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
-from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_format import TableOptions
+from pipelines.tables.schema import Schema
 
 FILE = "train/part-00001.parquet"
 SCHEMA = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
 import datetime
 import decimal
@@ -20,17 +19,12 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
-from pipelines.job.runtime import tasks
 from pipelines.job.runtime.tasks import Runtime
-from pipelines.tables import table_files
-from pipelines.tables.convert import PrepareSummary
-from pipelines.tables.job import prepare_job
-from pipelines.tables.job.prepare_job import prepare
+from pipelines.tables import reading
+from pipelines.tables.first_schema import first_schema
+from pipelines.tables.prepare import PrepareSummary, TableOptions, prepare
 from pipelines.tables.raw_inputs import RawInputs
-from pipelines.tables.schema.first_schema import first_schema
-from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_format import TableOptions, row_group_rows
-from tests.pipelines.conftest import prepared_bytes
+from pipelines.tables.schema import Schema
 
 CANARY = "5ec4e7ca"
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -73,7 +67,14 @@ def write_text(path: pathlib.Path, rows: list[Row], delimiter: str = ",") -> Non
 def schema_of(
     columns: dict[str, dict[str, Any]] | None = None, **others: Any
 ) -> Schema:
+    others = {"split": {"by": "fraction"}, **others}
     return Schema.from_json({"version": 1, "columns": columns or COLUMNS, **others})
+
+
+def rows_of(out: pathlib.Path) -> dict[str, str]:
+    """The rows of each part, as text: NaN is itself."""
+    parts = ("train", "val", "test")
+    return {part: str(pq.read_table(out / part).to_pydict()) for part in parts}
 
 
 def run(source: pathlib.Path, out: pathlib.Path, **options: Any) -> PrepareSummary:
@@ -90,14 +91,14 @@ def table(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def wanted(table: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, bytes]:
-    """The files that come of these rows."""
+def wanted(table: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, str]:
+    """The rows that come of these rows."""
     run(table, tmp_path / "wanted")
-    return prepared_bytes(tmp_path / "wanted")
+    return rows_of(tmp_path / "wanted")
 
 
-def test_every_format_gives_the_same_bytes(
-    wanted: dict[str, bytes], tmp_path: pathlib.Path
+def test_every_format_gives_the_same_rows(
+    wanted: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
     rows = make_rows(200)
     folder = tmp_path / "formats"
@@ -105,12 +106,17 @@ def test_every_format_gives_the_same_bytes(
     write_text(folder / "a.csv", rows)
     write_text(folder / "a.tsv", rows, "\t")
     text = (folder / "a.csv").read_bytes()
+    (folder / "unix.csv").write_bytes(text.replace(b"\r\n", b"\n"))
     (folder / "a.csv.gz").write_bytes(
         gzip.compress(text[:900]) + gzip.compress(text[900:])
     )
-    (folder / "a.csv.bz2").write_bytes(bz2.compress(text))
+    write_text(folder / "a.data", rows)
+    lines = [json.dumps({k: str(v) if k in ("price", "day") and v is not None else v
+                         for k, v in row.items()}) for row in rows]  # fmt: skip
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    (folder / "a.ndjson.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     # What spreadsheets write.
-    (folder / "mark.csv").write_bytes(b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))
+    (folder / "mark.csv").write_bytes(b"\xef\xbb\xbf" + text)
     with pa.CompressedOutputStream(str(folder / "a.csv.zst"), "zstd") as file:
         file.write(text)
     # What pandas and polars make of types.
@@ -125,16 +131,16 @@ def test_every_format_gives_the_same_bytes(
         out = tmp_path / "out" / path.name
         summary = run(path, out)
         assert summary.num_rows == {"train": 160, "val": 20, "test": 20}
-        assert prepared_bytes(out) == wanted, path.name
+        assert rows_of(out) == wanted, path.name
         index = path.name == "other.parquet"
         assert summary.left_out == (("__index_level_0__",) if index else ())
 
 
 def test_files_blocks_threads_and_row_groups_do_not_matter(
-    wanted: dict[str, bytes], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    wanted: dict[str, str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 300)
-    monkeypatch.setattr(table_files, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(reading, "_MOST_ROWS", 7)
+    monkeypatch.setattr("pipelines.tables.prepare._TASK_BYTES", 1)
     rows = make_rows(200)
     for kind in ("csv", "parquet"):
         folder = tmp_path / kind
@@ -150,11 +156,11 @@ def test_files_blocks_threads_and_row_groups_do_not_matter(
         out = tmp_path / f"{kind}-out"
         runtime = Runtime(num_threads=3)
         prepare(str(folder), out, TableOptions(schema=schema_of()), runtime=runtime)
-        assert prepared_bytes(out) == wanted
+        assert rows_of(out) == wanted
 
 
 def test_partition_folders_are_columns(
-    wanted: dict[str, bytes], tmp_path: pathlib.Path
+    wanted: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
     # As Spark writes, the column left out of the files; and in the order of the files.
     rows = make_rows(200)
@@ -202,12 +208,12 @@ def test_rows_of_another_number_of_cells_are_malformed_wherever_they_stand(
         lines[place] = f"{place},0,{CANARY}"
     lines[5] = f"{CANARY},1"
     source = tmp_path / "t.csv"
-    source.write_text("id,y\n\n" + "\n".join(lines))
+    source.write_text("id,y\n" + "\n".join(lines))
     columns = {name: COLUMNS[name] for name in ("id", "y")}
     schema = schema_of(columns, split={"shares": [1, 0, 0]})
-    for size in (64, 10_000):
-        monkeypatch.setattr(table_files, "_BLOCK_BYTES", size)
-        monkeypatch.setattr("pipelines.tables.convert._REPORTED_ROWS", 9)
+    for size in (3, 10_000):
+        monkeypatch.setattr(reading, "_MOST_ROWS", size)
+        monkeypatch.setattr(reading, "_REPORTED_ROWS", 9)
         with pytest.raises(InputError, match="6 of 40 are malformed") as caught:
             run(source, tmp_path / "no", schema=schema)
         message = str(caught.value)
@@ -297,7 +303,7 @@ def test_the_prepared_data_carries_its_schema_to_the_batches(
 def test_rows_to_be_predicted_become_the_same_inputs_without_labels(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_files, "_BLOCK_ROWS", 30)
+    monkeypatch.setattr(reading, "_MOST_ROWS", 30)
     split = {"by": "hash", "column": "who"}
     prepared = schema_of(split={"shares": [1, 0, 0]})
     run(table, tmp_path / "out", schema=prepared)
@@ -332,7 +338,7 @@ def test_a_header_that_is_named_in_the_schema_is_no_example(
     (tmp_path / "named.csv").write_text("\n".join(["job, note, y", *lines]))
     for name in ("plain", "named"):
         run(tmp_path / f"{name}.csv", tmp_path / name, schema=schema)
-    assert prepared_bytes(tmp_path / "plain") == prepared_bytes(tmp_path / "named")
+    assert rows_of(tmp_path / "plain") == rows_of(tmp_path / "named")
 
     def predicted(text: str) -> list[int]:
         (tmp_path / "new.csv").write_text(text)
@@ -342,8 +348,9 @@ def test_a_header_that_is_named_in_the_schema_is_no_example(
     assert predicted("\n".join(lines)) == [2, 3, 2]
     assert predicted("\n".join(["job,note,y", *lines])) == [2, 3, 2]
     assert predicted("note,job\nu,a\nw,b\n") == [2, 3]  # without labels
-    with pytest.raises(InputError, match="Give it a first row with the names"):
-        predicted("a,u\nb,w\n")
+    assert predicted("a,u\nb,w\n") == [2, 3]  # in the order of the header
+    with pytest.raises(InputError, match="another number of cells"):
+        predicted("a\nb\n")
     with pytest.raises(InputError, match=r"new.csv:3: another number of cells"):
         predicted("job,note\na,u\nb\n")
 
@@ -387,14 +394,14 @@ def test_columns_of_rows_to_be_predicted_are_judged_before_any_row(
     other = pq.read_table(table).append_column("who", pa.array(["a"] * 200))
     pq.write_table(other, tmp_path / "u.parquet")
     pq.write_table(other.set_column(7, "who", [range(200)]), tmp_path / "v.parquet")
-    with pytest.raises(InputError, match=r"who, .* not string and int64"):
+    with pytest.raises(InputError, match=r"who, .* not VARCHAR and BIGINT"):
         RawInputs(str(tmp_path / "[uv].parquet"), schema_of(), ["who"])
 
 
 def test_row_groups_of_large_rows_are_small() -> None:
-    assert row_group_rows(schema_of()) == 131_072
+    assert TableOptions(schema=schema_of()).rows_of_group == 131_072
     columns = {**COLUMNS, "image": {"kind": "numeric", "length": 1 << 18}}
-    assert row_group_rows(schema_of(columns)) == 63
+    assert TableOptions(schema=schema_of(columns)).rows_of_group == 63
 
 
 def refused(source: pathlib.Path, out: pathlib.Path, **options: Any) -> str:
@@ -415,8 +422,8 @@ def test_columns_that_are_missing_or_of_other_types_are_told_in_one_line(
     assert "Did you mean price?" in message
     wrong = {**COLUMNS, "day": COLUMNS["id"], "id": {"kind": "text"}}
     message = refused(table, tmp_path / "out", schema=schema_of(wrong))
-    assert 'day of type date32[day] (write kind = "date")' in message
-    assert 'id of type int64 (write kind = "numeric")' in message
+    assert 'day of type DATE (write kind = "date")' in message
+    assert 'id of type BIGINT (write kind = "numeric")' in message
 
 
 def test_files_that_are_no_table_are_refused(
@@ -438,33 +445,95 @@ def test_files_that_are_no_table_are_refused(
     cut = tmp_path / "cut.csv.gz"
     cut.write_bytes(gzip.compress(text.read_bytes())[:-20])
     assert "readable to its end" in refused(cut, out)
-    whole = text.read_bytes()
+    whole = text.read_bytes().replace(b"\r\n", b"\n")
     for cells in (b",,,,,1\n", b"\n"):  # also in a row of another number of cells
         text.write_bytes(whole + b"1,\xff" + CANARY.encode() + cells)
         assert "It is not UTF-8" in refused(text, out)
 
 
-def test_no_word_of_arrows_is_repeated(
-    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'id,y\n1,0\n"{CANARY},1\n2,0\n',  # an open quotation
+        f'id,y\n1,0\n"{CANARY}" pipe,1\n2,0\n',
+        f"id,y\r\n1,0\n{CANARY},1\r\n2,0\r\n",  # mixed ends of lines
+    ],
+)
+def test_no_word_of_duckdbs_is_repeated(text: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "t.csv").write_text(text, newline="")
+    columns = {name: COLUMNS[name] for name in ("id", "y")}
+    message = refused(tmp_path / "t.csv", tmp_path / "out", schema=schema_of(columns))
+    assert "t.csv" in message
+
+
+def test_cells_may_hold_quotation_marks_and_ends_of_lines(
+    tmp_path: pathlib.Path,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise pa.ArrowInvalid(f"In row 7: {CANARY}")
+    text = 'note,y\n"one\r\ntwo ""three""",0\n5" pipe,1\n#four,1\n"",0\n'
+    (tmp_path / "t.csv").write_text(text, newline="")
+    columns = {"note": {"kind": "text", "tokens": 4}, "y": COLUMNS["y"]}
+    run(tmp_path / "t.csv", tmp_path / "out", schema=schema_of(columns))
+    found = pq.read_table(tmp_path / "out" / "train")["note"].to_pylist()
+    words = [[bool(word) for word in row] for row in found]
+    assert words[0] == [True, True, True, False]
+    assert words[1] == [True, True, False, False]
+    assert words[2] == [True, False, False, False]
 
-    write_text(tmp_path / "t.csv", make_rows(9))
-    monkeypatch.setattr(table_files.pa_csv, "open_csv", fail)
-    monkeypatch.setattr(table_files.pq.ParquetFile, "iter_batches", fail)
-    for path in (table, tmp_path / "t.csv"):
-        assert "to its end: ArrowInvalid." in refused(path, tmp_path / "out")
+
+def test_rows_keep_their_order_on_several_threads(tmp_path: pathlib.Path) -> None:
+    """An IN of several constants was a join, which loses the order of rows."""
+    words = ["nan", "True", "5.0", "a" * 90, "x"]
+    lines = [f"{number},{words[number % 5]},0\n" for number in range(120_000)]
+    (tmp_path / "t.csv").write_text("".join(["id,job,y\n", *lines]))
+    columns = {name: COLUMNS[name] for name in ("id", "job", "y")}
+    schema = schema_of(columns, split={"by": "fraction", "shares": [1, 0, 0]})
+    options = TableOptions(schema=schema)
+    runtime = Runtime(num_threads=3)
+    prepare(str(tmp_path / "t.csv"), tmp_path / "out", options, runtime=runtime)
+    found = pq.read_table(tmp_path / "out" / "train")
+    assert found["id"].to_pylist() == list(range(120_000))
+    jobs = found["job"].to_numpy()
+    assert all((jobs[place::5] == jobs[place]).all() for place in range(5))
 
 
-def test_a_damaged_page_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    rows = pa.Table.from_pylist(make_rows(200))
-    pq.write_table(rows, table, compression="none", write_page_checksum=True)
-    data = bytearray(table.read_bytes())
-    place = data.index(b"farmer")
-    data[place : place + 6] = b"former"
-    table.write_bytes(data)
-    assert "readable to its end" in refused(table, tmp_path / "out")
+def test_numbers_with_a_decimal_comma_and_other_encodings(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = "preis;land;y\n1.234,5;Österreich;0\n-7;x;1\n1,2,3;x;1\n1.23,4;x;0\n"
+    (tmp_path / "t.csv").write_text(text, encoding="latin-1")
+    columns = {
+        "preis": {"kind": "numeric"},
+        "land": {"kind": "category", "vocabulary": ["Österreich"]},
+        "y": COLUMNS["y"],
+    }
+    how = {"delimiter": ";", "decimal_comma": True, "encoding": "latin-1"}
+    split = {"by": "fraction", "shares": [1, 0, 0]}
+    schema = schema_of(columns, input=how, split=split)
+    summary = run(
+        tmp_path / "t.csv", tmp_path / "out", schema=schema, on_bad_row="skip"
+    )
+    assert summary.num_bad_lines == 2
+    found = pq.read_table(tmp_path / "out" / "train").to_pydict()
+    assert found == {"preis": [1234.5, -7.0], "land": [2, 1], "label": [0, 1]}
+
+
+def test_a_random_split_is_of_places_and_even(tmp_path: pathlib.Path) -> None:
+    lines = [f"{number},{int(number >= 5000)}" for number in range(10_000)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,y", *lines]))
+    columns = {name: COLUMNS[name] for name in ("id", "y")}
+    splits = []
+    for salt in ("", "", "other"):
+        out = tmp_path / f"out{len(splits)}"
+        split = {"by": "random", "shares": [60, 20, 20], "salt": salt}
+        run(tmp_path / "t.csv", out, schema=schema_of(columns, split=split))
+        splits.append(rows_of(out))
+        for part, share in (("train", 0.6), ("val", 0.2), ("test", 0.2)):
+            found = pq.read_table(out / part)
+            # Five standard deviations of a binomial of 10,000, and of its halves.
+            assert abs(len(found) - 10_000 * share) < 5 * 50
+            ones = sum(found["label"].to_pylist())
+            assert abs(ones - 5_000 * share) < 5 * 36
+    assert splits[0] == splits[1] != splits[2]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -478,10 +547,12 @@ def test_a_table_that_changes_while_it_is_read_is_refused(
     if kind == "csv":
         write_text(path, make_rows(200))
 
-    def count(*_: object) -> None:
+    of = reading._numbers
+
+    def change() -> None:
         path.write_bytes(path.read_bytes() + b"\n")
 
-    monkeypatch.setattr(prepare_job.RowCount, "add", count)
+    monkeypatch.setattr(reading, "_numbers", lambda array: change() or of(array))
     with pytest.raises(InputError, match="not to change while it is read"):
         prepare(str(path), tmp_path / "out", TableOptions(schema=schema_of()))
     assert not (tmp_path / "out").exists()
@@ -495,7 +566,7 @@ def test_no_row_for_train_is_refused_with_what_to_mend(
     message = refused(
         table, tmp_path / "out", schema=schema_of(split=split), on_bad_row="skip"
     )
-    assert "Fix [split] of the schema." in message
+    assert "Fix [split] of the schema" in message
 
 
 def test_rows_of_a_class_are_not_left_out_for_a_typo_in_the_schema(
@@ -535,34 +606,6 @@ def test_values_of_partition_folders_are_in_no_message(tmp_path: pathlib.Path) -
     assert "t/job=*/a.parquet:1: y is no integer" in message
 
 
-def test_memory_does_not_grow_with_the_input(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 1 << 13)
-    monkeypatch.setattr(tasks, "_SECONDS", 1e-3)
-    columns = {name: COLUMNS[name] for name in ("id", "job", "y")}
-    options = TableOptions(schema=schema_of(columns), row_group_rows=1000)
-    peaks = []
-    for count in (10_000, 40_000):
-        path = tmp_path / f"{count}.csv"
-        lines = "".join(f"{n},{'x' * 60}{n},0\n" for n in range(count))
-        path.write_text("id,job,y\n" + lines)
-        before, seen = pa.total_allocated_bytes(), []
-
-        def look(*_: object, before: int = before, seen: list[int] = seen) -> None:
-            seen.append(pa.total_allocated_bytes() - before)
-
-        prepare(
-            str(path),
-            tmp_path / f"out-{count}",
-            options,
-            runtime=Runtime(on_progress=look),
-        )
-        peaks.append(max(seen))
-    # Held in memory, the large one has 30,000 rows more of 70 bytes.
-    assert peaks[1] < peaks[0] + 1_000_000
-
-
 def test_times_of_spark_are_read_as_those_of_other_programs(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -588,5 +631,5 @@ def test_times_of_spark_are_read_as_those_of_other_programs(
         assert ("INT96" in types) == is_int96
         options = TableOptions(schema=Schema.read(schema))
         prepare(str(path), tmp_path / name, options)
-        found.append(prepared_bytes(tmp_path / name))
+        found.append(rows_of(tmp_path / name))
     assert found[0] == found[1]

@@ -23,8 +23,8 @@ from pipelines.core.users.bounded import USERS
 from pipelines.files import separate_process
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from pipelines.users.bound import bound
-from pipelines.users.bound_job import BoundSettings
+from pipelines.tables.bounding import BoundSettings
+from tests.pipelines.bounded_rows import bound
 from tests.trainer.auditing import audit_model, audit_release
 from tests.trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
 from tests.trainer.auditing.audit_training import Outcome, SmallRun

@@ -17,7 +17,7 @@ from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import ROW_WEIGHTS, ROWS, USERS, Bounded
-from pipelines.users import bound_job
+from pipelines.tables import bounding
 from tests.trainer.auditing import audit_release, audit_run, audit_training, joint_tests
 from tests.trainer.auditing.audit_model import CANARY
 from tests.trainer.auditing.audit_training import NUM_CANARIES, SmallRun
@@ -154,11 +154,11 @@ def test_a_bound_that_keeps_everything_is_found(
 ) -> None:
     """The claim is for one row per user; all ten rows of a canary are kept."""
 
-    def everything(users: np.ndarray, priorities: np.ndarray, most: int) -> np.ndarray:
-        del priorities, most
-        return np.ones(len(users), bool)
+    def everything(rows: str, most: int) -> str:
+        del most
+        return f"select place, true as is_first from {rows}"
 
-    monkeypatch.setattr(bound_job, "keep_least", everything)
+    monkeypatch.setattr(bounding, "least_rows", everything)
     verdict = judged(runs(ROWS, 1)[0], 0.999)
     assert verdict.closest.violated, verdict.text
     assert verdict.closest.findings[-1].epsilon_lower_bound > verdict.claim.epsilon

@@ -17,8 +17,8 @@ from accounting.core import accountant
 from accounting.core.validation import InputError
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_format import prepared_schema
+from pipelines.tables.prepared_files import prepared_schema
+from pipelines.tables.schema import Schema
 from tests.trainer.experiments.conftest import PRIVATE, Work
 from trainer.cli.experiments.compare_commands import compare
 from trainer.experiments import compare as library

@@ -12,7 +12,7 @@ from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.manifest import BatchFile, Manifest
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.json_files import pretty_json
-from pipelines.tables.schema.schema import Schema
+from pipelines.tables.schema import Schema
 from tests.trainer.conftest import COLUMNS, DATASET, BatchFolder, write_run_folder
 
 GUESSING = {"accuracy": 0.7, "auc": 0.5, "log_loss": 0.51}

@@ -10,7 +10,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import Column
-from pipelines.tables.schema.schema import Schema
+from pipelines.tables.schema import Schema
 from trainer.core.tf_compat import keras, tf
 from trainer.model.table_model import read_table, table_model
 from trainer.models import make_loss, make_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.tables.schema.schema import Schema
+from pipelines.tables.schema import Schema
 from trainer.prediction.predict import open_rows
 
 
@@ -30,5 +30,5 @@ def test_a_run_whose_cells_were_read_in_another_way_reads_no_raw_table(
     rows = open_rows(table, SomeManifest(description), ())  # type: ignore[arg-type]
     assert rows.unit == "byte"
     earlier = {**description, "cells": "dpsgd-cells-v1"}
-    with pytest.raises(InputError, match=r"cells dpsgd-cells-v2; .*train again"):
+    with pytest.raises(InputError, match=r"cells dpsgd-cells-v3; .*train again"):
         open_rows(table, SomeManifest(earlier), ())  # type: ignore[arg-type]

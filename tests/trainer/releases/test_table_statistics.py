@@ -16,7 +16,7 @@ from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd.command_line import cli
 from pipelines.inputs.parquet_blocks import list_blocks
-from pipelines.tables.schema.schema import Schema
+from pipelines.tables.schema import Schema
 from trainer.releases import table_counts, table_statistics
 from trainer.releases.table_counts import threshold
 from trainer.releases.table_statistics import least_rows, statistics
@@ -26,6 +26,7 @@ NUM_ROWS = 30_000
 SCHEMA = """\
 version = 1
 [split]
+by = "fraction"
 shares = [80, 10, 10]
 
 [columns.age]  # in years
@@ -162,7 +163,7 @@ def test_a_range_is_that_of_the_values_that_there_are(
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
     kinds = "".join(f'[columns.{name}]\nkind = "numeric"\n' for name in columns)
     (tmp_path / "schema.toml").write_text(
-        f"version = 1\n[split]\nshares = [1, 9, 0]\n{kinds}"
+        f"version = 1\n[split]\nby = 'fraction'\nshares = [1, 9, 0]\n{kinds}"
         '[columns.y]\nkind = "label"\ntask = "binary"\n'
     )
     prepare(tmp_path, "schema.toml", "data")
@@ -311,17 +312,12 @@ def of_users(root: pathlib.Path) -> pathlib.Path:
     header, *rows = (root / "table.csv").read_text().split("\n")[:-1]
     lines = [f"{row},u{n // 6}" for n, row in enumerate(rows)]
     (root / "users.csv").write_text("\n".join([f"{header},who", *lines]) + "\n")
-    schema = SCHEMA.replace("shares", 'by = "hash"\ncolumn = "who"\nshares')
+    schema = SCHEMA.replace('"fraction"', '"hash"\ncolumn = "who"')
     (root / "users.toml").write_text(schema + '\n[columns.who]\nkind = "user"\n')
-    prepare(root, "users.toml", "users", "--keep-values", "--keep-users",
+    prepare(root, "users.toml", "users", "--keep-values", "--bound-held-out",
+            "--max-examples-per-user=2", "--num-examples=10000",
             table="users.csv")  # fmt: skip
-    arguments = [
-        "bound", f"--input={root}/users/val", f"--out={root}/users-val",
-        "--user-column=who", "--max-examples-per-user=2", "--num-examples=2000",
-    ]  # fmt: skip
-    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return root / "users-val"
+    return root / "users" / "val"
 
 
 def test_rows_of_bounded_users_have_the_noise_of_k_rows(

@@ -19,8 +19,8 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.make_batches import make_batches
-from pipelines.users.bound import bound
-from pipelines.users.bound_job import BoundSettings
+from pipelines.tables.bounding import BoundSettings
+from tests.pipelines.bounded_rows import bound
 from trainer.core.tf_compat import keras
 from trainer.keras_model import make_private
 from trainer.model.rows import of_one_row

@@ -14,26 +14,30 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.batches.columns import RESERVED_NAMES
-from pipelines.inputs.type_kinds import is_list, kind_of_type
-from pipelines.tables.raw_files import InputFile, list_files
-from pipelines.tables.schema.column_kinds import (
+from pipelines.tables import cells
+from pipelines.tables.kinds import (
     BINARY,
     CLASSES,
     DAYS,
+    ID_PARTS,
     LABEL,
     PARTS,
     REGRESSION,
     USER,
+    YEAR,
     usable_name,
 )
-from pipelines.tables.schema.schema import (
+from pipelines.tables.reading import kind_of_type
+from pipelines.tables.schema import (
     UNCHOSEN,
     VERSION,
     InputOptions,
@@ -41,9 +45,12 @@ from pipelines.tables.schema.schema import (
     shown_names,
 )
 from pipelines.tables.table_files import (
+    MEMORY,
     PARQUET,
-    table_columns,
-    table_kind,
+    TableFile,
+    columns_of,
+    in_memory,
+    list_table,
 )
 
 _HEAD = """\
@@ -58,7 +65,7 @@ version = {version}
 """
 _SPLIT = """
 [split]  # train, val and test
-by = "fraction"  # first to last; or "hash" or "time" of a column
+by = "random"  # or "fraction", first to last; "hash" or "time" of a column
 shares = [80, 10, 10]
 """
 _SPLIT_BY_USER = """
@@ -85,13 +92,13 @@ class _Column:
     """
 
     name: str
-    type: pa.DataType
+    type: str
     kind: str
     lines: tuple[str, ...] = ()
 
 
 def first_schema(
-    pattern: str,
+    data: Any,
     *,
     label: str = "",
     classes: Sequence[str] = (),
@@ -102,7 +109,7 @@ def first_schema(
     """Returns the text of a first schema.
 
     Args:
-      pattern: A table: a file, a folder or a glob.
+      data: A table: a file, a folder or a glob; or a pyarrow Table.
       label: Column to predict; empty if unknown.
       classes: Its values, which are public; empty if unknown.
       kinds: Name of a column -> its kind, where known.
@@ -113,15 +120,16 @@ def first_schema(
     Raises:
       InputError: no table, or a column that it does not have.
     """
-    files = [file for file in list_files(pattern, partitions=True) if file.size]
-    table = table_kind(files)
+    in_arrow = isinstance(data, pa.Table)
+    file = in_memory(data) if in_arrow else list_table(str(data))[0]
+    table = PARQUET if file.format == MEMORY else file.format
     options = options or InputOptions()
-    types = table_columns(files[0], table, options)
+    types = columns_of(file, options)
     kinds, ranges = dict(kinds or {}), ranges or {}
     told = [*([label] if label else []), *kinds, *ranges]
-    has_header = table == PARQUET or bool(options.header or types.keys() & set(told))
+    has_header = file.has_header or bool(options.header or types.keys() & set(told))
     for name in told:
-        _check_there(name, list(types), files[0], has_header)
+        _check_there(name, list(types), file, has_header)
     if label in kinds and label:
         raise InputError(
             f"Expected column {label} to be the label alone. Leave it out of "
@@ -151,7 +159,7 @@ def first_schema(
 
 
 def _check_there(
-    name: str, names: Sequence[str], file: InputFile, has_header: bool
+    name: str, names: Sequence[str], file: TableFile, has_header: bool
 ) -> None:
     if name not in names:
         raise InputError(
@@ -177,7 +185,7 @@ def _check_range(name: str, kind: str, ends: Range) -> None:
 
 
 def _column(
-    name: str, kind: pa.DataType, told: str | None, ends: Range | None, table: str
+    name: str, kind: str, told: str | None, ends: Range | None, table: str
 ) -> _Column:
     """Returns a column by the user's choice, or its type."""
     chosen = told
@@ -194,26 +202,24 @@ def _column(
     return _Column(name=name, type=kind, kind=chosen, lines=lines)
 
 
-def _length(kind: pa.DataType) -> list[str]:
-    if not is_list(kind):
+def _length(kind: str) -> list[str]:
+    if cells.family(kind) != cells.LIST:
         return []
-    size = 1
-    while pa.types.is_fixed_size_list(kind):
-        size, kind = size * kind.list_size, kind.value_type
-    if is_list(kind):
+    sizes = re.findall(r"\[([0-9]*)\]", kind)
+    if not all(sizes):
         return ["length = 16  # longer lists are truncated, shorter ones padded with 0"]
-    return [f"length = {size}"]
+    return [f"length = {math.prod(map(int, sizes))}"]
 
 
-def _numeric(kind: pa.DataType) -> tuple[str, ...]:
+def _numeric(kind: str) -> tuple[str, ...]:
     hint = "# range = [0, 100]  # clips, and scales to [-1, 1]; also: log = true"
     return (*_length(kind), hint)
 
 
-def _category(kind: pa.DataType) -> tuple[str, ...]:
+def _category(kind: str) -> tuple[str, ...]:
     hint = '# vocabulary = ["red", "green"]  # in place of buckets'
     found = (*_length(kind), "buckets = 1024  # of the hash", hint)
-    if pa.types.is_dictionary(kind) or is_list(kind):
+    if kind.startswith("ENUM") or cells.family(kind) == cells.LIST:
         return found
     return (*found, '# of words: kind = "text" and tokens = 32, with other buckets')
 
@@ -223,16 +229,18 @@ def _range(ends: Range) -> str:
     return f"range = [{low}, {high}]"
 
 
-def _parts(kind: pa.DataType, parts: Sequence[str]) -> str:
+def _parts(kind: str, parts: Sequence[str]) -> str:
     """Returns the line of parts; text may hold days alone, or times."""
-    told = [each for each in parts if each != "hour" or not pa.types.is_date(kind)]
+    told = [
+        each for each in parts if each != "hour" or cells.family(kind) != cells.DATE
+    ]
     return f"parts = {json.dumps(told)}"
 
 
-def _date(kind: pa.DataType) -> tuple[str, ...]:
-    hint = f"# parts: {', '.join(PARTS)}; year and {DAYS} need a range:"
+def _date(kind: str) -> tuple[str, ...]:
+    hint = f"# also {DAYS}, which need a range, as years may have one:"
     return (
-        _parts(kind, ("month", "weekday", "hour")),
+        _parts(kind, (YEAR, *ID_PARTS)),
         hint,
         "# range = [2020-01-01, 2030-01-01]",
     )
@@ -252,7 +260,7 @@ _LINES = {
 
 def _label(
     name: str,
-    kind: pa.DataType,
+    kind: str,
     classes: Sequence[str],
     ends: Range | None,
     table: str,
@@ -266,12 +274,13 @@ def _label(
     if classes:
         task = BINARY if len(classes) == 2 else CLASSES
         return of(task, f"classes = {_words(classes)}")
-    if pa.types.is_boolean(kind):
+    held = cells.family(kind)
+    if held == cells.BOOLEAN:
         return of(BINARY)
-    if pa.types.is_integer(kind):
+    if held == cells.INTEGER:
         hint = '# 0 or 1; or "classes" with classes = [1, 2, 3]; or "regression"'
         return of(BINARY, hint)
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if held in cells.NUMBERS:
         return of(REGRESSION, "range = []  # to be chosen: smallest and largest")
     if table != PARQUET:
         hint = '# classes = ["no", "yes"]  # unless they are 0 and 1, or false and true'
@@ -285,7 +294,7 @@ def _label(
 def _text(columns: Sequence[_Column], table: str, options: InputOptions) -> str:
     source = "names and types of columns" if table == PARQUET else "names of columns"
     head = _HEAD.format(source=source, version=VERSION)
-    if fields := options.to_json():
+    if fields := options.model_dump(exclude_defaults=True):
         lines = [f"{name} = {_value(value)}\n" for name, value in fields.items()]
         head += "\n[input]\n" + "".join(lines)
     taken: set[str] = set()
@@ -325,8 +334,14 @@ def _word(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(value: str | Sequence[str]) -> str:
-    return _word(value) if isinstance(value, str) else _words(value)
+def _value(value: str | bool | Sequence[str]) -> str:
+    return (
+        json.dumps(value)
+        if isinstance(value, bool)
+        else _word(value)
+        if isinstance(value, str)
+        else _words(value)
+    )
 
 
 def _words(texts: Sequence[str]) -> str:

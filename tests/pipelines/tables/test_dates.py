@@ -1,4 +1,4 @@
-"""What ``pipelines.tables.cells.dates`` guarantees."""
+"""What ``pipelines.tables.cells`` guarantees of dates and times."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from accounting.core.validation import InputError
-from pipelines.tables.cells.cells import Cells
-from pipelines.tables.cells.dates import times_of
-from pipelines.tables.schema.column_kinds import Date
-from pipelines.tables.schema.fields import Fields
+from pipelines.tables.kinds import Date
+from pipelines.tables.select import Select
+from tests.pipelines.tables.rows_of_tables import selected, type_of
 
 UTC = datetime.UTC
 
 
-def times(values: Any, missing_values: tuple[str, ...] = ("",), **fields: Any) -> Any:
+def times(values: Any, missing_values: tuple[str, ...] = (), **fields: Any) -> Any:
     """The times of some values, None for missing, and "bad" for malformed ones."""
     array = values if isinstance(values, pa.Array) else pa.array(values)
-    kind = Date(**fields)
-    found, bad = times_of(Cells("x", array, missing_values, []), kind)
-    return [
-        "bad" if wrong else time
-        for time, wrong in zip(found.to_pylist(), bad.tolist(), strict=True)
-    ]
+    kind, select = Date(**fields), Select({"x": "f0"}, missing_values)
+    time = select.time("x", type_of(array), kind.format, kind.zone, "is no date")
+    return selected(array, select, time)
 
 
 @pytest.mark.parametrize("form", ["%d.%m.%Y", "%d.%m.%Y %H:%M:%S"])
@@ -100,7 +96,7 @@ def test_parts_of_a_microsecond_are_cut_off() -> None:
 
 
 def test_a_time_that_equals_a_missing_value_is_missing() -> None:
-    missing = ("", "1900-01-01")
+    missing = ("1900-01-01",)
     for array in (
         pa.array(["1900-01-01 00:00:00"]),
         pa.array([datetime.date(1900, 1, 1)]),
@@ -111,5 +107,5 @@ def test_a_time_that_equals_a_missing_value_is_missing() -> None:
 
 @pytest.mark.parametrize("form", ["%e.%m.%Y", "%c", "%d.%m.%Y %Z", "%s", "%Y %"])
 def test_a_format_of_other_directives_is_refused(form: str) -> None:
-    with pytest.raises(InputError, match=r"strptime, without %.*Write format"):
-        Date.read(Fields({"format": form}, "column x"))
+    with pytest.raises(ValidationError, match="strptime, without %"):
+        Date(format=form)

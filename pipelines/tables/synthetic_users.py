@@ -27,16 +27,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 
 from accounting.core.validation import check_float
 from pipelines.core.keys import derive
 from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.key_files import insecure_key
-from pipelines.tables import criteo
-from pipelines.tables.prepared_files import open_writer, row_groups
 from pipelines.tables.synthetic import (
     BLOCK_ROWS,
+    COLUMNS,
+    TEXT,
     InCommon,
     Progress,
     SynthOptions,
@@ -44,7 +44,6 @@ from pipelines.tables.synthetic import (
     synthetic_rows,
     write_part,
 )
-from pipelines.tables.table_files import RawBlock
 
 #: Column of the ids.
 USER = "user"
@@ -52,7 +51,6 @@ USER = "user"
 _PROFILE = (1, 5, 13, 16, 22)
 #: Scale of the logistic distribution of tastes: standard deviation 0.9 in the log-odds.
 _TASTE = 0.5
-_ROW_GROUP_BLOCKS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,42 +111,27 @@ class Users:
         return ((words >> np.uint64(12)) + 0.5) / 2.0**52
 
 
-def _tables(options: SynthUserOptions) -> Iterator[pa.Table]:
-    """Yields rows with their users, in order."""
-    text_format = criteo.PrepareOptions().open([])
-    users = Users(seed=options.seed, num_users=options.num_users)
-    field = pa.field(USER, pa.int64(), nullable=False)
-    rows = synthetic_rows(
-        options.num_rows, seed=options.seed, in_common=users.in_common
-    )
-    for number, table in enumerate(rows):
-        cells = {
-            name: pc.fill_null(table[name].cast(pa.large_string()), "").combine_chunks()
-            for name in criteo.COLUMNS
-        }
-        block = RawBlock(columns=cells, num_rows=len(table), uneven=np.empty(0, int))
-        parsed = text_format.parse(block).table
-        ids = users.of_block(number)[: len(table)]
-        yield parsed.append_column(field, pa.array(ids))
-
-
 def write_synth_users(
     out: str | os.PathLike[str],
     options: SynthUserOptions,
     *,
     on_progress: Progress = lambda *_: None,
 ) -> pathlib.Path:
-    """Writes ``out/part-00000.parquet``, and returns its path.
+    """Writes ``out/part-00000.tsv``, with a header, and returns its path.
 
     Arguments as for ``write_synth``.
     """
-    schema = criteo.dataset_schema(criteo.PrepareOptions())
-    schema = schema.append(pa.field(USER, pa.int64(), nullable=False))
+    users = Users(seed=options.seed, num_users=options.num_users)
 
     def write(path: pathlib.Path) -> Iterator[int]:
-        with open_writer(path, schema) as writer:
-            for group in row_groups(_tables(options), _ROW_GROUP_BLOCKS * BLOCK_ROWS):
-                writer.write_table(group, row_group_size=len(group))
-                yield len(group)
+        rows = synthetic_rows(
+            options.num_rows, seed=options.seed, in_common=users.in_common
+        )
+        with open(path, "wb") as file:
+            file.write(("\t".join((*COLUMNS, USER)) + "\n").encode())
+            for number, table in enumerate(rows):
+                ids = pa.array(users.of_block(number)[: len(table)])
+                pa_csv.write_csv(table.append_column(USER, ids), file, TEXT)
+                yield len(table)
 
-    return write_part(out, options, "part-00000.parquet", write, on_progress)
+    return write_part(out, options, "part-00000.tsv", write, on_progress)

@@ -1,1 +1,0 @@
-"""Cells of a column: their numbers, texts and times."""

@@ -1,1 +1,0 @@
-"""Preparing a table on the workers of Apache Beam."""

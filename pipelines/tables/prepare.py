@@ -1,0 +1,573 @@
+"""Raw tables to numeric Parquet files, in one pass and in bounded memory.
+
+    OUT/train/part-00000.parquet ...
+    OUT/val/part-00000.parquet ...
+    OUT/test/part-00000.parquet ...
+    OUT/_prepared.json                 see ``prepared_files``
+
+Consecutive files of the input are one task, on threads or on an engine, which writes
+their rows to pieces of each part.  The pieces become the files of OUT; where a part
+ends within one, by shares of all rows, its rows are written again.
+
+Formal guarantees:
+  - Rows keep their order within a part.  A split by fraction ends each part at
+    ``round_half_up(rows * cumulative share)``.
+  - OUT appears complete or not at all; nothing is left of a table that is refused.
+  - A file of the input that changes after it was listed, until it was read, is refused.
+  - No message depends on what a row holds, unless it is malformed, but for sizes of the
+    input; of a table with users, none says how many rows there are.
+  - With users, those of `pipelines.tables.bounding`: OUT/train holds at most so many
+    rows of each user, the note about it, and no id.
+
+Public: options, schema, paths.  Sensitive: counts, and everything read and written.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.core.plan import fingerprint
+from accounting.core.validation import InputError, check_choice, check_int
+from pipelines.core.threads import num_cores
+from pipelines.core.users.bounded import Bounded
+from pipelines.core.users.user_ids import hash_ids
+from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.key_files import read_key_file, read_or_create_key_file
+from pipelines.files.staged_folder import staged_folder
+from pipelines.files.storage import write_atomically
+from pipelines.inputs.parquet_blocks import description_of
+from pipelines.inputs.source_table import read_from
+from pipelines.job.runtime.tasks import Runtime, SoFar, Step
+from pipelines.tables.bounding import (
+    USER,
+    BoundSettings,
+    Limits,
+    bound_pieces,
+    bounded_schema,
+)
+from pipelines.tables.kinds import USER_ID
+from pipelines.tables.prepared_files import (
+    DEFAULT_ROW_GROUP_ROWS,
+    ROW_GROUP_BYTES,
+    Pieces,
+    arrow_table,
+    new_table,
+    prepared_schema,
+    row_groups,
+    write_record,
+)
+from pipelines.tables.reading import Malformed, Reader, check_columns
+from pipelines.tables.schema import FRACTION, SPLITS, Schema
+from pipelines.tables.table_files import PARQUET, TableFile, in_memory, list_table
+
+ON_BAD_ROW = ("fail", "skip")
+#: About 4 million rows, 200 MB, per file of Criteo's data.
+ROW_GROUPS_PER_FILE = 32
+
+#: Bytes of the files of one task.
+_TASK_BYTES = 256 << 20
+#: Memory of DuckDB for each thread: half a gigabyte holds a block of a wide table.
+_THREAD_BYTES = 512 << 20
+
+#: Folder of an unfinished job, in that of its output.
+WORK = ".work"
+
+#: Names of the steps, in order; users are chosen only where there are some.
+CONVERT, CHOOSE = STEPS = ("convert", "choose rows of users")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a table becomes Parquet.  All fields are public.
+
+    Attributes:
+      schema: Schema of the table.
+      on_bad_row: "fail" refuses an input with a malformed row, "skip" omits the row.
+      row_group_rows: Rows per row group, except for the last of a part.
+      row_groups_per_file: Row groups per file, except for the last of a part.
+      with_users: Whether ids of users are kept, under the name of their column.
+      with_values: Whether values of categories that the schema does not list are kept.
+
+    Raises:
+      InputError: a value out of range.
+    """
+
+    schema: Schema
+    on_bad_row: str = "fail"
+    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
+    row_groups_per_file: int = ROW_GROUPS_PER_FILE
+    with_users: bool = False
+    with_values: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
+        check_int("--row-group-rows", self.row_group_rows, at_least=1)
+        check_int("row_groups_per_file", self.row_groups_per_file, at_least=1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that the schema of the prepared data does not hold."""
+        names = ("row_group_rows", "row_groups_per_file", "on_bad_row")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def rows_of_group(self) -> int:
+        """Rows of a row group that a worker can hold."""
+        row_bytes = sum(
+            np.dtype(output.dtype).itemsize * math.prod(output.shape)
+            for output in self.schema.outputs
+        )
+        return max(1, min(self.row_group_rows, ROW_GROUP_BYTES // row_bytes))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UserOptions:
+    """How users are bounded.  All fields are public, but for what the file holds.
+
+    Attributes:
+      settings: Which rows are kept for training.
+      bound_held_out: Whether held-out rows are bounded, too.
+      key_file: File of the key that chooses rows; made if missing.  None for a
+        temporary key.
+      memory_limit: Memory of the choice, in bytes.
+    """
+
+    settings: BoundSettings
+    bound_held_out: bool = False
+    key_file: str | os.PathLike[str] | None = None
+    memory_limit: int = 2 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareSummary:
+    """What ``prepare`` read, wrote and left out; with users, numbers are sensitive."""
+
+    num_files: int
+    num_rows: dict[str, int]
+    num_bad_lines: int
+    bad_lines: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    has_users: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Job:
+    """The description of a job that workers get.  Public, but for tables in memory.
+
+    Attributes:
+      tasks: For each task, its files with their places in the table.
+      options: How rows become files.
+      work: Folder of the pieces.
+      num_threads: Number of threads of a task.
+      key_file: File of the key that makes numbers of ids; None to keep no numbers.
+    """
+
+    tasks: Sequence[Sequence[tuple[int, TableFile]]]
+    options: TableOptions
+    work: str
+    num_threads: int
+    key_file: str | None = None
+
+    def path(self, *parts: str) -> pathlib.Path:
+        """Returns a path in the folder of the job."""
+        return pathlib.Path(self.work, *parts)
+
+    def pieces(self, part: str) -> list[pathlib.Path]:
+        """Returns the pieces of a part, in order."""
+        return sorted(self.path("pieces", part).glob("*.parquet"))
+
+    def count_path(self, task: int) -> pathlib.Path:
+        """Returns the file that says that a task is done, and what it read."""
+        return self.path("counts", f"{task:05d}.json")
+
+    @property
+    def rows_schema(self) -> pa.Schema:
+        """Schema of the rows, without numbers of users."""
+        options = self.options
+        return prepared_schema(options.schema, options.with_users, options.with_values)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the pieces."""
+        if self.key_file is None:
+            return self.rows_schema
+        return self.rows_schema.append(pa.field(USER, pa.uint64(), nullable=False))
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether each row has a part of its own; else shares of all rows decide."""
+        return self.options.schema.split.by != FRACTION
+
+    def convert(self, task: int) -> None:
+        """Writes the rows of the files of a task to pieces, and then their count."""
+        path, done, total = self.count_path(task), 0, Malformed()
+        tell, options = SoFar(path), self.options
+        schema, key = self.schema, self.key_file and read_key_file(self.key_file)
+        with contextlib.ExitStack() as opened:
+            pieces = [
+                opened.enter_context(
+                    Pieces(
+                        self.path("pieces", part),
+                        f"{task:05d}-",
+                        schema,
+                        options.rows_of_group,
+                        options.row_groups_per_file,
+                    )
+                )
+                for part in (SPLITS if self.is_by_row else SPLITS[:1])
+            ]
+            for ordinal, file in self.tasks[task]:
+                reader, row_bytes = self._reader(file, ordinal), file.row_bytes
+                for rows in reader:
+                    found = {**rows.arrays, **rows.texts}
+                    if key:
+                        found[USER] = hash_ids(found.pop(USER_ID), key)
+                    elif options.with_users:
+                        found[options.schema.user] = found.pop(USER_ID)
+                    table = arrow_table([found[name] for name in schema.names], schema)
+                    for number, writer in enumerate(pieces):
+                        if rows.splits is None:
+                            writer.write(table)
+                        else:
+                            writer.write(table.filter(pa.array(rows.splits == number)))
+                    read = int(rows.num_read * row_bytes)
+                    tell(done + min(file.size, read))
+                done += file.size
+                total.merge(reader.malformed)
+        plain = {"by_reason": dict(total.by_reason), "classes": sorted(total.classes)}
+        fields = {**vars(total), **plain}
+        write_atomically(path, pretty_json(fields), mode=0o600)
+
+    def _reader(self, file: TableFile, ordinal: int) -> Reader:
+        return Reader(
+            file,
+            self.options.schema,
+            ordinal=ordinal,
+            with_users=self.options.with_users or self.key_file is not None,
+            with_values=self.options.with_values,
+            num_threads=self.num_threads,
+            memory_limit=self.num_threads * _THREAD_BYTES,
+        )
+
+    def count(self) -> Malformed:
+        """Returns the counts of all tasks."""
+        total = Malformed()
+        for task in range(len(self.tasks)):
+            fields = read_json(self.count_path(task))
+            fields["first"] = [tuple(each) for each in fields["first"]]
+            fields["classes"] = set(fields["classes"])
+            fields["by_reason"] = collections.Counter(fields["by_reason"])
+            total.merge(Malformed(**fields))
+        return total
+
+
+def open_table(data: Any, options: TableOptions) -> tuple[list[TableFile], list[str]]:
+    """Returns the files of a table, and the columns that are left out.
+
+    Args:
+      data: A file, a folder or a glob; or a pyarrow Table.
+      options: How it becomes Parquet.
+
+    Raises:
+      InputError: no table, or columns that do not fit the schema.
+    """
+    schema = options.schema
+    files = [in_memory(data)] if isinstance(data, pa.Table) else list_table(str(data))
+    known = {*schema.columns, *schema.needed}
+    left_out: dict[str, None] = {}
+    for file in files:
+        if file.format == PARQUET and Bounded.of(_description(file)) is not None:
+            raise InputError(
+                f"Expected rows of --input as they came; those of {file.shown} were "
+                "prepared, and their users are bounded already. Give the table that "
+                "was prepared."
+            )
+        found = check_columns(file, schema)
+        left_out.update(dict.fromkeys(name for name in found if name not in known))
+    return files, list(left_out)
+
+
+def _description(file: TableFile) -> dict[str, Any]:
+    return description_of(file.parquet_schema(), file.shown)
+
+
+def prepare(
+    data: Any,
+    out: str | os.PathLike[str],
+    options: TableOptions,
+    *,
+    users: UserOptions | None = None,
+    runtime: Runtime | None = None,
+) -> PrepareSummary:
+    """Turns a raw table into Parquet, with the guarantees of this module.
+
+    Args:
+      data: A file, a folder or a glob; or a pyarrow Table.
+      out: New or empty folder.
+      options: Schema of the table, and what to write.
+      users: How users are bounded, if the schema has a column of kind user.
+      runtime: Where the tasks of ``STEPS`` run; workers of an engine must reach input
+        and output under the same paths.  By default threads of this process.
+
+    Raises:
+      InputError: as ``open_table``; malformed rows; no rows for training.
+    """
+    schema, runtime = options.schema, runtime or Runtime()
+    _check_users(options, users)
+    files, left_out = open_table(data, options)
+    with staged_folder(out) as folder:
+        key_file = None
+        if users is not None:
+            path = (
+                folder / WORK / "private.key"
+                if users.key_file is None
+                else users.key_file
+            )
+            path = pathlib.Path(os.path.abspath(path))
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            read_or_create_key_file(path)
+            key_file = str(path)
+        job = _converted(folder, files, options, runtime, key_file)
+        total = job.count()
+        total.refuse(schema, skip=options.on_bad_row == "skip")
+        read = {} if isinstance(data, pa.Table) else read_from(f.path for f in files)
+        sizes = _write(job, folder, total.num_good, users, str(read), runtime)
+        shutil.rmtree(job.work)
+        told = {} if users is None else dataclasses.asdict(users.settings)
+        if users is not None and users.bound_held_out:
+            told["bound_held_out"] = True
+        write_record(folder, job.rows_schema, {**options.settings, **told, **read})
+    return PrepareSummary(
+        num_files=len(files),
+        num_rows=dict(zip(SPLITS, sizes, strict=True)),
+        num_bad_lines=total.num_bad,
+        bad_lines=tuple(total.told()),
+        left_out=tuple(left_out),
+        has_users=bool(schema.user),
+    )
+
+
+def _check_users(options: TableOptions, users: UserOptions | None) -> None:
+    """Refuses, by an InputError, users that are not bounded, and bounds of no users."""
+    user = options.schema.user
+    if user and not options.with_users and users is None:
+        raise InputError(
+            f"Expected column {user} of kind user to be bounded: `dpsgd prepare` does "
+            "so with --max-examples-per-user and --num-examples. Give these, or write "
+            'kind = "drop".'
+        )
+    if users is not None:
+        rows = prepared_schema(options.schema)
+        # Refuses names, and records that are too large, before any work.
+        bounded_schema(rows, users.settings, bytes(32), "")
+
+
+def _converted(
+    folder: pathlib.Path,
+    files: Sequence[TableFile],
+    options: TableOptions,
+    runtime: Runtime,
+    key_file: str | None,
+) -> _Job:
+    """Converts and counts all rows."""
+    runtime = runtime.in_percent()
+    tasks = list(_tasks(files))
+    work = folder / WORK
+    for name in ("counts", "pieces", *(f"pieces/{part}" for part in SPLITS)):
+        (work / name).mkdir(parents=True, mode=0o700, exist_ok=True)
+    threads = runtime.num_threads or num_cores()
+    job = _Job(
+        tasks=tasks,
+        options=options,
+        work=str(work),
+        num_threads=max(1, threads // len(tasks)),
+        key_file=key_file,
+    )
+    runtime.run(
+        Step(
+            name=CONVERT,
+            task=job.convert,
+            items=range(len(tasks)),
+            output=job.count_path,
+            size=lambda task: sum(file.size for _, file in tasks[task]),
+        )
+    )
+    return job
+
+
+def _tasks(files: Sequence[TableFile]) -> Iterator[list[tuple[int, TableFile]]]:
+    """Yields consecutive files, with their places, that one task reads."""
+    waiting: list[tuple[int, TableFile]] = []
+    for place, file in enumerate(files):
+        waiting.append((place, file))
+        if sum(each.size for _, each in waiting) >= _TASK_BYTES:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
+def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
+    """Returns the number of rows per part: differences of half-up rounded boundaries.
+
+    Args:
+      num_rows: Number of rows, at least 0.
+      split: Shares in any unit.
+
+    Example:
+      >>> split_counts(1999, (80, 10, 10))
+      (1599, 200, 200)
+    """
+    total, shares, bounds = sum(split), 0, [0]
+    for share in split:
+        shares += share
+        bounds.append((2 * num_rows * shares + total) // (2 * total))
+    return tuple(after - before for before, after in itertools.pairwise(bounds))
+
+
+def _write(
+    job: _Job,
+    folder: pathlib.Path,
+    num_rows: int,
+    users: UserOptions | None,
+    table: str,
+    runtime: Runtime,
+) -> list[int]:
+    """Makes the files of each part of the pieces; returns the numbers of rows.
+
+    Raises:
+      InputError: there are no rows for training, or too few slots.
+    """
+    schema = job.options.schema
+    if job.is_by_row:
+        sizes = [
+            sum(pq.read_metadata(piece).num_rows for piece in job.pieces(part))
+            for part in SPLITS
+        ]
+    else:
+        sizes = list(split_counts(num_rows, schema.split.shares))
+    if not sizes[0]:
+        some = "" if schema.user else f" of the {sum(sizes)}"
+        raise InputError(
+            f"Expected rows for training; none{some} rows is in that part. Fix [split] "
+            "of the schema, or give more rows."
+        )
+    if not job.is_by_row:
+        _cut(job, sizes)
+    for part in SPLITS:
+        (folder / part).mkdir(mode=0o700)
+        if users is None:
+            _publish(job, folder / part, job.pieces(part))
+        elif part == SPLITS[0] or users.bound_held_out:
+            _bound(job, folder, part, users, table, runtime)
+        else:
+            _without_users(job, folder / part, job.pieces(part))
+    return sizes
+
+
+def _bound(
+    job: _Job,
+    folder: pathlib.Path,
+    part: str,
+    users: UserOptions,
+    table: str,
+    runtime: Runtime,
+) -> None:
+    """Writes the files of a part with at most so many rows of each user."""
+    assert job.key_file is not None
+    bound_pieces(
+        job.pieces(part),
+        folder / part,
+        users.settings if part == SPLITS[0] else users.settings.held_out,
+        read_key_file(job.key_file),
+        job.rows_schema,
+        table=fingerprint([table, part]),
+        limits=Limits(
+            work=job.path("choice"),
+            memory_limit=users.memory_limit,
+            num_threads=runtime.num_threads or num_cores(),
+        ),
+        row_group_rows=job.options.rows_of_group,
+        row_groups_per_file=job.options.row_groups_per_file,
+        on_progress=lambda done, all_: runtime.on_progress(CHOOSE, done, all_),
+    )
+
+
+def _without_users(
+    job: _Job, target: pathlib.Path, pieces: Sequence[pathlib.Path]
+) -> None:
+    """Writes the rows of pieces without the numbers of users."""
+    schema, options = job.rows_schema, job.options
+    size, number = options.rows_of_group, options.row_groups_per_file
+    with Pieces(target, "part-", schema, size, number) as out:
+        for piece in pieces:
+            for batch in pq.ParquetFile(piece).iter_batches(size, columns=schema.names):
+                rows = pa.Table.from_batches([batch])
+                out.write(rows.replace_schema_metadata(schema.metadata))
+    if not pieces:
+        _publish(job, target, pieces)
+
+
+def _publish(job: _Job, target: pathlib.Path, pieces: Sequence[pathlib.Path]) -> None:
+    """Moves the pieces of a part to where they belong; a part has at least a file."""
+    for number, path in enumerate(pieces):
+        os.rename(path, target / f"part-{number:05d}.parquet")
+    if not pieces:
+        with new_table(target / "part-00000.parquet", job.rows_schema) as writer:
+            writer.write_table(job.rows_schema.empty_table())
+
+
+def _cut(job: _Job, sizes: Sequence[int]) -> None:
+    """Moves pieces of the first part to the others, from the row where these begin."""
+    options, before = job.options, 0
+    starts = np.cumsum([0, *sizes])
+    for piece in job.pieces(SPLITS[0]):
+        after = before + pq.read_metadata(piece).num_rows
+        of_parts = [
+            (max(start, before) - before, min(end, after) - before)
+            for start, end in itertools.pairwise(starts.tolist())
+        ]
+        held = [part for part, (first, last) in enumerate(of_parts) if first < last]
+        for part in held:
+            target = job.path("pieces", SPLITS[part], piece.name)
+            if len(held) == 1:
+                os.rename(piece, target)
+                break
+            target = target.with_name(f"{piece.stem}-{part}.parquet")
+            _copy(piece, target, *of_parts[part], options.rows_of_group)
+        if len(held) > 1:
+            piece.unlink()
+        before = after
+
+
+def _copy(
+    source: pathlib.Path, target: pathlib.Path, first: int, last: int, rows: int
+) -> None:
+    """Writes the rows of a piece from ``first`` until ``last``."""
+
+    def found() -> Iterator[pa.Table]:
+        before = 0
+        for batch in pq.ParquetFile(source).iter_batches(batch_size=rows):
+            start, end = max(first - before, 0), min(last - before, len(batch))
+            if start < end:
+                yield pa.Table.from_batches([batch.slice(start, end - start)])
+            before += len(batch)
+
+    schema = pq.read_schema(source)
+    with new_table(target, schema) as writer:
+        for group in row_groups(found(), rows):
+            group = group.replace_schema_metadata(schema.metadata)
+            writer.write_table(group, row_group_size=len(group))

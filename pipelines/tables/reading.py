@@ -1,0 +1,546 @@
+"""Rows of a table as columns of numbers: one SELECT of each file, and our hash.
+
+    reader = Reader(file, schema)
+    for rows in reader: rows.arrays["age"]
+    reader.refuse_malformed()
+
+Formal guarantees:
+  - Every row of a file is in one block, in order, or is counted as malformed; a file
+    that is damaged or has changed is refused.
+  - Equal rows give equal numbers, in whatever format, file or block they are.
+  - No message quotes a cell: DuckDB's own do, and are replaced by file, row and reason.
+  - Memory does not depend on the number of rows, but for the rejected ones of a text.
+
+Public: schema, names, types and reasons.  Sensitive: rows, and how many are malformed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from duckdb.func import PythonUDFType
+
+from accounting.core.validation import InputError
+from pipelines.tables import cells
+from pipelines.tables.kinds import LABEL, NO_CLASS, USER_ID, Date, Kind, Label
+from pipelines.tables.schema import HASH, RANDOM, TIME, Schema, refuse_missing
+from pipelines.tables.select import FAULT, Select, hash_texts, salt_of
+from pipelines.tables.table_files import (
+    NOT_UTF8,
+    Relation,
+    TableFile,
+    columns_of,
+    connect,
+    plain_errors,
+    relation_of,
+)
+
+#: Cells of a block, about, and its rows at most and at least.
+_BLOCK_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 22, 1 << 17, 1 << 11
+#: Output of the text or place that decides a row's split.
+_SPLIT = "__split"
+_REPORTED_ROWS = 5
+_UNEVEN = "another number of cells"
+_NO_SPLIT = "is missing, or no value to split by"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Consecutive well-formed rows.  Sensitive.
+
+    Attributes:
+      arrays: Name of an output -> array of shape (rows, *shape).
+      texts: Name -> texts: ids of users, and values of categories that are kept, empty
+        where missing.
+      splits: Index in ``SPLITS`` of every row, int8; None if a split is by fraction.
+      carried: Columns that are passed on unchanged.
+      num_read: Number of rows of the file that were read so far.
+    """
+
+    arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
+    texts: dict[str, pa.Array] = dataclasses.field(repr=False)
+    splits: np.ndarray | None = dataclasses.field(repr=False)
+    carried: pa.Table = dataclasses.field(repr=False)
+    num_read: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.arrays.values())))
+
+
+@dataclasses.dataclass
+class Malformed:
+    """Counts of malformed rows.  Sensitive.
+
+    Attributes:
+      num_good: Number of well-formed rows.
+      by_reason: Reason -> number of rows.
+      first: (file, row, reason) of the first ones.
+      classes: Indices of the listed classes that well-formed rows have.
+    """
+
+    num_good: int = 0
+    by_reason: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    first: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
+    classes: set[int] = dataclasses.field(default_factory=set)
+
+    def merge(self, other: Malformed) -> None:
+        """Adds the counts of later rows."""
+        self.num_good += other.num_good
+        self.by_reason.update(other.by_reason)
+        self.first = [*self.first, *other.first][:_REPORTED_ROWS]
+        self.classes |= other.classes
+
+    @property
+    def num_bad(self) -> int:
+        """Number of malformed rows."""
+        return self.by_reason.total()
+
+    def told(self) -> list[str]:
+        """Returns place and reason of the first malformed rows: each reason once."""
+        places: dict[str, list[str]] = {}
+        for path, row, reason in self.first:
+            places.setdefault(reason, []).append(f"{path}:{row}")
+        return [f"{', '.join(of)}: {reason}" for reason, of in places.items()]
+
+    def refuse_any(self) -> None:
+        """Refuses malformed rows, of which each is needed, by an InputError."""
+        if self.first:
+            path, row, reason = self.first[0]
+            raise InputError(
+                f"Expected well-formed rows; {path}:{row}: {reason}. Fix it, or remove "
+                "it."
+            )
+
+    def refuse(self, schema: Schema, *, skip: bool = False) -> None:
+        """Refuses malformed rows, unless they are to be left out.
+
+        Rows are not left out if all of a class would be: the model would be of other
+        data.
+
+        Args:
+          schema: Schema of the table.
+          skip: Whether malformed rows are left out.
+
+        Raises:
+          InputError: there are malformed rows.
+        """
+        listed = schema.label.classes
+        lost: list[str] = []
+        if f"{schema.label_name} {NO_CLASS}" in self.by_reason and not isinstance(
+            listed, int | None
+        ):
+            lost = [each for at, each in enumerate(listed) if at not in self.classes]
+        if not self.num_bad or (skip and self.num_good and not lost):
+            return
+        remedy = (
+            "Fix them or the schema; --on-bad-row skip leaves them out unless all are."
+        )
+        if lost:
+            remedy = (
+                f"No well-formed row is of class {', '.join(map(repr, lost))}: write "
+                f"the classes of {schema.label_name} in the schema as they are in the "
+                "table."
+            )
+        more = ", ..." if self.num_bad > len(self.first) else ""
+        all_rows = self.num_bad + self.num_good
+        some = "some" if schema.user else f"{self.num_bad} of {all_rows}"
+        raise InputError(
+            f"Expected well-formed rows; {some} are malformed: "
+            f"{'; '.join(self.told())}{more}. {remedy}"
+        )
+
+
+def check_columns(
+    file: TableFile, schema: Schema, *, inputs_only: bool = False
+) -> list[str]:
+    """Returns the columns of a file, after checking those that are needed.
+
+    Args:
+      file: File of a table.
+      schema: Schema of the table.
+      inputs_only: Whether neither label nor split is needed.
+
+    Raises:
+      InputError: a column is missing, or of a type that its kind does not accept.
+    """
+    found = columns_of(file, schema.input, schema.label_name)
+    needed = schema.inputs if inputs_only else schema.needed
+    has_header = file.has_header or bool(schema.input.header)
+    refuse_missing(needed, list(found), file.shown, has_header=has_header)
+    wrong = {}
+    for name in needed:
+        kind, remedy = schema.columns.get(name), None
+        if kind is not None:
+            remedy = refusal(kind, found[name])
+        if remedy is None and name == schema.split.column and not inputs_only:
+            remedy = _split_refusal(schema, found[name])
+        if remedy is not None:
+            wrong[name] = remedy
+    if wrong:
+        told = ", ".join(f"{n} of type {found[n]} ({why})" for n, why in wrong.items())
+        raise InputError(
+            f"Expected columns of {file.shown} to be of the kinds that the schema "
+            f"gives them; these are not: {told}."
+        )
+    return list(found)
+
+
+def refusal(kind: Kind, found: str) -> str | None:
+    """Returns the remedy for cells of a type that a kind does not accept; else None.
+
+    Args:
+      kind: Kind of the column in the schema.
+      found: Type of the column in DuckDB.
+    """
+    if found in ("NULL", '"NULL"') or kind.kind == "drop":
+        return None  # without values it can be of any kind
+    held = cells.family(found)
+    if found != "JSON":
+        if (held == cells.LIST) and not kind.is_list:
+            takes = kind.kind in ("numeric", "category")
+            return (
+                "write length = 8, or how much of a list is kept"
+                if takes
+                else 'write kind = "numeric" or "category", with a length'
+            )
+        if held != cells.LIST and kind.is_list:
+            if held != cells.TEXT:
+                return "it is no list: leave length out"
+            if not getattr(kind, "separator", ""):
+                return 'write separator = "|"'
+    while cells.family(found) == cells.LIST:
+        found = cells.element(found)
+    held = cells.family(found)
+    if held == cells.TEXT or found in ("NULL", '"NULL"'):
+        return None
+    if isinstance(kind, Date) and held == cells.INTEGER:
+        return "store times as timestamps or text"
+    if held not in kind.takes:
+        return f'write kind = "{kind_of_type(found)}"'
+    if isinstance(kind, Label) and held == cells.BOOLEAN:
+        counted = kind.task == "regression" or isinstance(kind.classes, int)
+        return 'write task = "binary"' if counted else None
+    return None
+
+
+def kind_of_type(found: str) -> str:
+    """Returns the kind of a first schema: numeric, boolean, category, date or drop.
+
+    Example:
+      >>> kind_of_type("VARCHAR"), kind_of_type("FLOAT[]"), kind_of_type("TIME")
+      ('category', 'numeric', 'drop')
+    """
+    while cells.family(found) == cells.LIST:
+        found = cells.element(found)
+    held = cells.family(found)
+    if held in cells.NUMBERS:
+        return "numeric"
+    return {
+        cells.BOOLEAN: "boolean",
+        cells.DATE: "date",
+        cells.TIME: "date",
+        cells.ZONED: "date",
+        cells.TEXT: "category",
+    }.get(held, "drop")
+
+
+def _split_refusal(schema: Schema, found: str) -> str | None:
+    """Returns why a type cannot split rows as the schema says; None if it can."""
+    held = cells.family(found)
+    if schema.split.by == HASH:  # a time has many texts
+        good: tuple[str, ...] = (cells.TEXT, cells.DATE, cells.BOOLEAN, *cells.NUMBERS)
+        return (
+            None
+            if held in good
+            else "to split by hash, name a column of integers or text"
+        )
+    good = (cells.TEXT, *Date.takes)
+    return None if held in good else "to split by time, name a column of dates"
+
+
+class Reader:
+    """The rows of a file.
+
+    Args:
+      file: File of a table.
+      schema: Schema of the table.
+      ordinal: Place of the file in the table, which a random split depends on.
+      inputs_only: Whether to omit label and split, for predictions.
+      with_values: Whether values of categories that the schema does not list are kept.
+      with_users: Whether ids of users are returned.
+      carried: Columns that are passed on unchanged.
+      num_threads: Threads of DuckDB.
+      memory_limit: Memory of DuckDB, in bytes.
+
+    Attributes:
+      malformed: What is known of malformed rows when all were read.
+    """
+
+    def __init__(
+        self,
+        file: TableFile,
+        schema: Schema,
+        *,
+        ordinal: int = 0,
+        inputs_only: bool = False,
+        with_values: bool = False,
+        with_users: bool = False,
+        carried: Sequence[str] = (),
+        num_threads: int = 1,
+        memory_limit: int = 1 << 30,
+    ) -> None:
+        self._file, self._schema, self._ordinal = file, schema, ordinal
+        self._inputs_only, self._carried = inputs_only, tuple(carried)
+        self._kept = schema.unlisted if with_values else {}
+        self._with_users = with_users
+        self._num_threads, self._memory_limit = num_threads, memory_limit
+        self.malformed = Malformed()
+
+    def __iter__(self) -> Iterator[Rows]:
+        """Yields blocks of rows in order.
+
+        Raises:
+          InputError: the file is damaged, or has changed.
+        """
+        self._file.check_unchanged()
+        with (
+            plain_errors(self._file),
+            connect(
+                num_threads=self._num_threads, memory_limit=self._memory_limit
+            ) as database,
+        ):
+            database.create_function(
+                "nfkc", _nfkc, ["VARCHAR"], "VARCHAR", type=PythonUDFType.ARROW
+            )
+            relation = relation_of(self._file, self._schema, database)
+            select = self._select(relation)
+            query = select.sql(relation.sql, self._carried)
+            size = _BLOCK_CELLS // max(1, len(relation.columns))
+            size = min(_MOST_ROWS, max(_LEAST_ROWS, size))
+            found = database.sql(query).to_arrow_reader(size)
+            bad: list[tuple[int, str]] = []
+            num_read = 0
+            for block in found:
+                if not len(block):
+                    continue
+                yield from self._rows(block, select, num_read, bad)
+                num_read += len(block)
+            if self._file.format in ("text", "JSON lines"):
+                rejected = _rejected(database, self._file)
+            else:
+                rejected = []
+        self._file.check_unchanged()
+        self._place(bad, rejected, relation.first_row)
+
+    def carried_types(self) -> dict[str, pa.DataType]:
+        """Returns name -> type of the carried columns."""
+        with plain_errors(self._file), connect() as database:
+            relation = relation_of(self._file, self._schema, database)
+            query = Select(relation.columns).sql(relation.sql, self._carried)
+            found = database.sql(f"{query} LIMIT 0").to_arrow_table()
+        empty = pa.RecordBatch.from_pydict(found.to_pydict(), found.schema)
+        return {f.name: f.type for f in _carried(empty, self._carried).schema}
+
+    def _select(self, relation: Relation) -> Select:
+        """Returns the query of the schema."""
+        schema = self._schema
+        options = schema.input
+        is_text = self._file.format == "text"
+        select = Select(
+            relation.columns,
+            options.missing_values,
+            decimal_comma=options.decimal_comma and is_text,
+        )
+        for condition, reason in relation.faults:
+            select.fault(select.define(0, condition), reason)
+        names = schema.inputs if self._inputs_only else schema.kept
+        for name in names:
+            kind, found = schema.columns[name], relation.types[name]
+            outputs = [output.name for output in schema.outputs_of(name)]
+            kind.select(select, name, found, outputs)
+        for name in self._kept:
+            select.ids.pop(name, None)
+        if schema.split.column and not self._inputs_only:
+            self._select_split(select, relation.types[schema.split.column])
+        return select
+
+    def _select_split(self, select: Select, kind: str) -> None:
+        """Adds what decides a row's split, by the split column of the schema."""
+        split = self._schema.split
+        if split.by == HASH:
+            if split.column == self._schema.user:  # a user's rows are in one split
+                text = select.user_id(split.column, kind)
+            else:
+                text = select.text(split.column, kind, _NO_SPLIT)
+            select.fault(f"{text} IS NULL", f"{split.column} {_NO_SPLIT}")
+            select.output(_SPLIT, text)
+        if split.by == TIME:
+            known = self._schema.columns.get(split.column)
+            date = known if isinstance(known, Date) else Date()
+            missing = "is missing, or no date to split by"
+            time = select.time(split.column, kind, date.format, date.zone, missing)
+            select.fault(f"{time} IS NULL", f"{split.column} {missing}")
+            starts = [
+                f"TIMESTAMP {cells.literal(str(each))}"
+                for each in (split.test_from, split.val_from)
+            ]
+            select.output(
+                _SPLIT,
+                f"CASE WHEN {time} >= {starts[0]} THEN 2::TINYINT "
+                f"WHEN {time} >= {starts[1]} THEN 1::TINYINT ELSE 0::TINYINT END",
+            )
+
+    def _rows(
+        self,
+        block: pa.RecordBatch,
+        select: Select,
+        first: int,
+        bad: list[tuple[int, str]],
+    ) -> Iterator[Rows]:
+        """Yields the well-formed rows of a block; notes the others in ``bad``."""
+        faults = block.column(FAULT).to_numpy()
+        places = np.arange(first, first + len(block))
+        if faults.any():
+            for row in np.flatnonzero(faults).tolist():
+                reason = select.faults[faults[row] - 1]
+                self.malformed.by_reason[reason] += 1
+                if len(bad) < _REPORTED_ROWS:
+                    bad.append((first + row, reason))
+            good = faults == 0
+            block, places = block.filter(pa.array(good)), places[good]
+        if not len(block):
+            return
+        names = block.schema.names
+        found: dict[str, np.ndarray] = {}
+        texts: dict[str, pa.Array] = {}
+        for name, array in zip(names, block.columns, strict=True):
+            if name in (FAULT, _SPLIT, *_carried_names(self._carried)):
+                continue
+            if name in select.ids:
+                found[name] = select.ids[name].of(array)
+            elif name == USER_ID or name in self._kept:
+                texts[name] = pc.fill_null(array.cast(pa.large_string()), "")
+            else:
+                found[name] = _numbers(array)
+        yield Rows(
+            arrays=self._stacked(found),
+            texts=texts if self._with_users else _without(texts, USER_ID),
+            splits=self._splits(block, places),
+            carried=_carried(block, self._carried),
+            num_read=first + len(block),
+        )
+        self.malformed.num_good += len(block)
+        if LABEL in found and isinstance(self._schema.label.classes, tuple):
+            self.malformed.classes.update(np.unique(found[LABEL]).tolist())
+
+    def _stacked(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for name, members in self._schema.stacks.items():
+            found[name] = np.stack([found.pop(each.name) for each in members], axis=1)
+        return found
+
+    def _splits(self, block: pa.RecordBatch, places: np.ndarray) -> np.ndarray | None:
+        """Returns the split of every row, int8; None if it is by fraction."""
+        split = self._schema.split
+        if self._inputs_only or split.by not in (RANDOM, HASH, TIME):
+            return None
+        if split.by == TIME:
+            return np.asarray(block.column(_SPLIT).to_numpy())
+        salt = salt_of(f"split {split.salt}")
+        if split.by == HASH:
+            hashes = hash_texts(block.column(_SPLIT), salt)
+        else:
+            hashes = _hash_places(self._ordinal, places, salt)
+        unit = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
+        bounds = np.cumsum(split.shares)[:2] / sum(split.shares)
+        return np.searchsorted(bounds, unit, side="right").astype(np.int8)
+
+    def _place(
+        self, bad: list[tuple[int, str]], rejected: list[tuple[int, str]], first: int
+    ) -> None:
+        """Notes where malformed rows are, among those that DuckDB left out."""
+        found = list(rejected)
+        for row, reason in bad:
+            row += first
+            for line, _ in rejected:
+                if line > row:
+                    break
+                row += 1
+            found.append((row, reason))
+        self.malformed.by_reason.update(reason for _, reason in rejected)
+        self.malformed.first = [
+            (self._file.shown, row, reason)
+            for row, reason in itertools.islice(sorted(found), _REPORTED_ROWS)
+        ]
+
+
+def _carried_names(carried: Sequence[str]) -> list[str]:
+    return [f"k{place}" for place in range(len(carried))]
+
+
+def _carried(block: pa.RecordBatch, carried: Sequence[str]) -> pa.Table:
+    """Returns the carried columns of a block under their own names."""
+    columns = [block.column(name) for name in _carried_names(carried)]
+    return pa.table(columns, names=list(carried))
+
+
+def _without(texts: dict[str, pa.Array], name: str) -> dict[str, pa.Array]:
+    return {each: array for each, array in texts.items() if each != name}
+
+
+def _numbers(array: pa.Array) -> np.ndarray:
+    """Returns an array of shape (rows, ...)."""
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        return np.asarray(array.flatten().to_numpy()).reshape(-1, size)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _nfkc(texts: pa.Array) -> pa.Array:
+    return pc.utf8_trim_whitespace(pc.utf8_normalize(texts, form="NFKC"))
+
+
+def _hash_places(ordinal: int, places: np.ndarray, salt: np.uint64) -> np.ndarray:
+    """Returns uint64 hashes of places of rows in a file of a table."""
+    from pipelines.core.users.hashing import GOLDEN, mix
+
+    state = mix(np.array([ordinal], np.uint64) * np.uint64(GOLDEN) ^ salt)
+    return mix(places.astype(np.uint64) * np.uint64(GOLDEN) ^ state)
+
+
+def _rejected(database: object, file: TableFile) -> list[tuple[int, str]]:
+    """Returns row and reason of what DuckDB left out of a text, in order.
+
+    Its table of them holds whole rows: only line and type are read, and the database
+    is closed.
+
+    Raises:
+      InputError: a text that is not of its encoding, or with an open quotation.
+    """
+    query = "SELECT DISTINCT line, CAST(error_type AS VARCHAR) FROM reject_errors"
+    query = f"{query} ORDER BY 1"
+    found = database.execute(query).fetchall()  # type: ignore[attr-defined]
+    for line, kind in found:
+        if kind == "INVALID ENCODING":
+            raise InputError(
+                f"Expected line {line} of {file.shown} to be text. {NOT_UTF8}"
+            )
+        if kind not in ("MISSING COLUMNS", "TOO MANY COLUMNS"):
+            raise InputError(
+                'Expected a quotation mark (") at the beginning of a cell of '
+                f"{file.shown} to have another one at the end of the cell, and lines "
+                f"of at most 2 MB; that on line {line} is not so. Remove it, or double "
+                "the marks within the cell; or, if no cell is quoted, write quotes = "
+                "false below [input] of the schema."
+            )
+    rows = dict.fromkeys(line for line, _ in found)
+    return [(line, _UNEVEN) for line in rows]

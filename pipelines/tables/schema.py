@@ -1,0 +1,533 @@
+"""Schemas of tables: how columns become numbers, and rows training data or not.
+
+    version = 1
+
+    [split]
+    by = "random"
+    shares = [80, 10, 10]
+
+    [columns.age]
+    kind = "numeric"
+    range = [0, 100]
+
+Formal guarantees:
+  - Everything that decides how a value is read and transformed is in the schema, which
+    is public; nothing is taken from rows.
+  - Unknown tables, fields and values are refused, by file, column and field.
+  - ``from_json(to_json())`` is the same schema.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from accounting.core.validation import InputError, did_you_mean
+from pipelines.core.batches.columns import RESERVED_NAMES
+from pipelines.core.users.hashing import HASH_NAME
+from pipelines.tables.kinds import (
+    ID,
+    IDS,
+    KINDS,
+    LABEL,
+    USER,
+    AnyKind,
+    Category,
+    Date,
+    Drop,
+    Fields,
+    Kind,
+    Label,
+    Moment,
+    Output,
+    usable_name,
+)
+from pipelines.tables.words import CELLS_NAME
+
+VERSION = 1
+#: ``dataset["name"]`` of a manifest whose data has a schema.
+DATASET_NAME = "table"
+#: Schemas that ship with the package, by name.
+KNOWN = ("criteo",)
+
+SPLITS = ("train", "val", "test")
+RANDOM: Final = "random"
+FRACTION: Final = "fraction"
+TIME: Final = "time"
+HASH: Final = "hash"
+
+#: Placeholder of a first schema for an unknown kind.
+UNCHOSEN = "choose"
+
+
+def _shares(shares: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shares) != len(SPLITS) or min(shares) < 0 or not shares[0]:
+        raise ValueError("three shares, of train, val and test; train has at least 1")
+    return shares
+
+
+class Split(Fields):
+    """Which rows are for training, validation and test.
+
+    Attributes:
+      by: "random", by the place of a row in the table; "fraction", first to last;
+        "time"; or "hash", with all rows of one value, such as a person's, in one split.
+      shares: Shares of train, val and test, in any unit; not used by "time".
+      column: Column of the time or of the hashed value.
+      val_from: Time at which val begins.
+      test_from: Time at which test begins.
+      salt: Public salt of "random" and "hash", which selects another split.
+      cut_users: Whether rows of one user may be in several splits.
+    """
+
+    by: Literal["random", "fraction", "time", "hash"] = RANDOM
+    shares: Annotated[tuple[int, ...], AfterValidator(_shares)] = (80, 10, 10)
+    column: str = ""
+    val_from: Moment | None = None
+    test_from: Moment | None = None
+    salt: str = ""
+    cut_users: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Split:
+        used = {
+            RANDOM: {"shares", "salt"},
+            FRACTION: {"shares"},
+            TIME: {"column", "val_from", "test_from", "cut_users"},
+            HASH: {"shares", "column", "salt", "cut_users"},
+        }[self.by]
+        for name in self.model_fields_set - used - {"by"}:
+            raise ValueError(f'to have no {name}, which by = "{self.by}" does not use')
+        if "column" in used and not self.column:
+            raise ValueError('to have a column, such as column = "date"')
+        if self.by == TIME:
+            if self.val_from is None or self.test_from is None:
+                raise ValueError("to have val_from and test_from, two dates")
+            if self.val_from > self.test_from:
+                raise ValueError("to have test_from at or after val_from")
+        return self
+
+
+class InputOptions(Fields):
+    """How cells of text are read.
+
+    Attributes:
+      missing_values: Texts that stand for a missing value, besides null; the empty one
+        always does.
+      delimiter: Delimiter of cells; empty for a comma, or a tab in TSV.
+      header: Names of the columns of a text without a header; empty if it has one.
+      quotes: Whether cells may be in quotation marks.
+      decimal_comma: Whether numbers of text are written as 1.234,5.
+      encoding: Encoding of text.
+    """
+
+    missing_values: tuple[str, ...] = ()
+    delimiter: Annotated[str, Field(max_length=1, pattern="^[ -~\t]?$")] = ""
+    header: tuple[str, ...] = ()
+    quotes: bool = True
+    decimal_comma: bool = False
+    encoding: Literal["utf-8", "utf-16", "latin-1"] = "utf-8"
+
+
+class Schema(Fields):
+    """How the columns of a table become numbers.  All fields are public.
+
+    Attributes:
+      columns: Name in the table -> kind, in the order of the prepared data.
+      split: Which rows are for training, validation and test.
+      input: How cells of text are read.
+
+    Raises:
+      InputError: no label or several, or two outputs with one name.
+    """
+
+    columns: dict[str, AnyKind] = Field(default_factory=dict)
+    split: Split = Split()
+    input: InputOptions = InputOptions()
+
+    @model_validator(mode="after")
+    def _check(self) -> Schema:
+        labels = [name for name, kind in self.columns.items() if kind.kind == LABEL]
+        if len(labels) != 1:
+            found = ", ".join(labels) if labels else "there is none"
+            raise InputError(
+                f"Expected one column of kind label in the schema; {found}. Write "
+                'kind = "label" and task = "binary" for the one that is predicted.'
+            )
+        self._check_users()
+        seen = {self.user: self.user} if self.user else {}
+        for column, kind in self.columns.items():
+            for output in kind.outputs(usable_name(column)):
+                _check_name(column, output, seen)
+        for stack, members in self.stacks.items():
+            if len({(each.role, each.dtype, each.nullable) for each in members}) > 1:
+                raise InputError(
+                    f"Expected columns of stack {stack} of the schema to be of one "
+                    "kind, numbers or ids, with one choice of missing."
+                )
+        if self.split.by == TIME and self.split.column in self.columns:
+            kind = self.columns[self.split.column]
+            if not isinstance(kind, Date | Drop):
+                raise InputError(
+                    f"Expected column {self.split.column} of [split] to be of kind "
+                    f'date, not {kind.kind}. Write kind = "date".'
+                )
+        return self
+
+    def _check_users(self) -> None:
+        """Checks that there is at most one column of users, and no split cuts them."""
+        users = [name for name, kind in self.columns.items() if kind.kind == USER]
+        if len(users) > 1:
+            raise InputError(
+                f"Expected one column of kind user in the schema; {', '.join(users)}. "
+                'Write kind = "drop" for the others.'
+            )
+        split, by_user = self.split, f'by = "hash" and column = "{self.user}"'
+        if not users or (split.by, split.column) == (HASH, self.user):
+            return
+        if split.by in (FRACTION, RANDOM):
+            raise InputError(
+                f"Expected [split] not to be by {split.by} beside column {self.user} "
+                "of kind user: which rows are in a part would depend on how many rows "
+                f"each user has. Write {by_user}."
+            )
+        if not split.cut_users:
+            raise InputError(
+                f"Expected [split] by {split.by} of {split.column} not to cut users of "
+                f"column {self.user}: one in val or test whose rows are trained on is "
+                f"no stranger to the model. Write {by_user}; or cut_users = true, if "
+                "that is meant."
+            )
+
+    def with_user(self, column: str) -> Schema:
+        """Returns the schema whose users are named by a column.
+
+        Args:
+          column: Name of the column of ids.
+
+        Raises:
+          InputError: another column holds the users, or the split cuts them.
+        """
+        fields = self.to_json()
+        fields["columns"] = {**fields["columns"], column: {"kind": USER}}
+        if self.split.by in (RANDOM, FRACTION):
+            shares = list(self.split.shares)
+            fields["split"] = {"by": HASH, "column": column, "shares": shares}
+        return Schema.from_json(fields)
+
+    # Reading and writing.
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Schema:
+        """Returns the schema in a TOML file, or one that ships with the package.
+
+        Args:
+          path: Path of the file; or one of ``KNOWN``.
+
+        Raises:
+          InputError: no such file, not TOML, or not a schema.
+        """
+        try:
+            if path in KNOWN:
+                files = importlib.resources.files("pipelines.tables")
+                values = tomllib.loads((files / f"{path}.toml").read_text())
+            else:
+                with open(path, "rb") as file:
+                    values = tomllib.load(file)
+        except OSError as error:
+            raise InputError(
+                f"Expected {path} to be a readable schema: "
+                f"{error.strerror or type(error).__name__}. `dpsgd schema TABLE` "
+                "writes a first one."
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"Expected {path} to be TOML: {error}.") from None
+        return cls.from_json(values, str(path))
+
+    @classmethod
+    def from_json(cls, values: Any, place: str = "the schema") -> Schema:
+        """Returns the schema that the values of a file describe.
+
+        Args:
+          values: Values from TOML or JSON.
+          place: The file, for messages.
+
+        Raises:
+          InputError: a wrong or unknown field.
+        """
+        if not isinstance(values, Mapping) or values.get("version") != VERSION:
+            raise InputError(
+                f"Expected version = {VERSION} in {place}. Write version = {VERSION}."
+            )
+        values = {name: value for name, value in values.items() if name != "version"}
+        _refuse_unchosen(values, place)
+        columns = values.get("columns")
+        if isinstance(columns, Mapping) and "split" not in values:
+            users = [
+                name
+                for name, fields in columns.items()
+                if isinstance(fields, Mapping) and fields.get("kind") == USER
+            ]
+            if users:
+                values["split"] = {"by": HASH, "column": users[0]}
+        text = json.dumps(values, default=str)  # dates of TOML
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise _one_line(error, place) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict for ``from_json``."""
+        found = self.model_dump(mode="json", exclude_defaults=True)
+        columns = {}
+        for name, kind in self.columns.items():
+            fields = {"kind": kind.kind, **found["columns"][name]}
+            if isinstance(kind, Label):
+                fields["task"] = kind.task
+            columns[name] = fields
+        split = {"by": self.split.by, **found.get("split", {})}
+        if self.split.by != TIME:
+            split["shares"] = list(self.split.shares)
+        return {
+            "version": VERSION,
+            "input": found.get("input", {}),
+            "split": split,
+            "columns": columns,
+        }
+
+    # What it says.
+
+    @property
+    def user(self) -> str:
+        """Name of the column of users; empty if there is none."""
+        found = (name for name, kind in self.columns.items() if kind.kind == USER)
+        return next(found, "")
+
+    @property
+    def label(self) -> Label:
+        """The column to predict."""
+        return next(kind for kind in self.columns.values() if isinstance(kind, Label))
+
+    @property
+    def label_name(self) -> str:
+        """Name of the column to predict."""
+        return next(name for name, kind in self.columns.items() if kind is self.label)
+
+    def outputs_of(self, column: str) -> tuple[Output, ...]:
+        """Returns the outputs of a column of the table, before they are stacked."""
+        return self.columns[column].outputs(usable_name(column))
+
+    @functools.cached_property
+    def stacks(self) -> dict[str, tuple[Output, ...]]:
+        """Name of a stack -> the outputs that it holds, in order."""
+        found: dict[str, tuple[Output, ...]] = {}
+        for name, kind in self.columns.items():
+            if kind.stack:
+                found[kind.stack] = (*found.get(kind.stack, ()), *self.outputs_of(name))
+        return found
+
+    @functools.cached_property
+    def outputs(self) -> tuple[Output, ...]:
+        """Columns of the prepared data, in order."""
+        found: dict[str, Output] = {}
+        for name, kind in self.columns.items():
+            for output in self.outputs_of(name):
+                if kind.stack:
+                    members = self.stacks[kind.stack]
+                    output = dataclasses.replace(
+                        output, name=kind.stack, shape=(len(members),)
+                    )
+                found[output.name] = output
+        return tuple(found.values())
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns of the table that are read, in order."""
+        kept, column = self.kept, self.split.column
+        return (*kept, column) if column and column not in kept else kept
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Columns of the table that are not dropped, in order."""
+        found = self.columns.items()
+        return tuple(name for name, kind in found if not isinstance(kind, Drop))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Columns of the table that a model uses, in order."""
+        left_out = ("drop", LABEL, USER)
+        return tuple(n for n, kind in self.columns.items() if kind.kind not in left_out)
+
+    @property
+    def unlisted(self) -> dict[str, str]:
+        """Output -> column of the table, of categories whose values are not listed."""
+        return {
+            output.name: name
+            for name, kind in self.columns.items()
+            if isinstance(kind, Category)
+            and kind.vocabulary is None
+            and kind.length is None
+            and not kind.stack
+            for output in self.outputs_of(name)
+        }
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Description of the prepared data, for the manifest and for models."""
+        inputs = []
+        for output in self.outputs:
+            if output.role == LABEL:
+                continue
+            sizes = [each.size for each in self.stacks.get(output.name, (output,))]
+            fields = {**dataclasses.asdict(output), "shape": list(output.shape)}
+            del fields["size"]
+            fields["sizes"] = sizes if output.role in (ID, IDS) else []
+            inputs.append(fields)
+        label = {"task": self.label.task, "num_classes": self.label.num_classes}
+        return {
+            "name": DATASET_NAME,
+            "cells": CELLS_NAME,
+            "hash": HASH_NAME,
+            "label": label,
+            "inputs": inputs,
+            "schema": self.to_json(),
+        }
+
+
+def _refuse_unchosen(values: Mapping[str, Any], place: str) -> None:
+    columns = values.get("columns")
+    if not isinstance(columns, Mapping):
+        return
+    unchosen = [
+        name
+        for name, fields in columns.items()
+        if isinstance(fields, Mapping) and fields.get("kind") == UNCHOSEN
+    ]
+    if unchosen:
+        raise InputError(
+            f"Expected a kind for each column in {place}; to be chosen: "
+            f"{', '.join(unchosen)}. Write one of {', '.join(KINDS)} for each."
+        )
+
+
+def _one_line(error: ValidationError, place: str) -> InputError:
+    """Returns the first error of a schema as one line with name, value and bound."""
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    if path[:1] == ["columns"]:
+        where = f"column {path[1]} of {place}" if len(path) > 1 else place
+        path = [part for part in path[2:] if part not in KINDS]
+    else:
+        where, path = (f"[{path[0]}] of {place}", path[1:]) if path else (place, [])
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        names = [*Schema.model_fields, "version"]
+        hint = did_you_mean(str(first["loc"][0]), names)
+        return InputError(
+            f"Expected no {first['loc'][0]} in {place}; it may hold "
+            f"{', '.join(names)}.{hint}"
+        )
+    # Beside the field a union names its alternatives, and a tuple its places.
+    field = next((part for part in path if part.isidentifier()), "")
+    value = first["input"]
+    wanted = first["msg"].removeprefix("Value error, ")
+    wanted = wanted[:1].lower() + wanted[1:]
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        kinds = (
+            Kind.__subclasses__()
+            if where.startswith("column")
+            else (Split, InputOptions)
+        )
+        names = sorted({name for each in kinds for name in each.model_fields})
+        hint = did_you_mean(field, names)
+        return InputError(
+            f"Expected no {field} in {where}, which has no such field.{hint}"
+        )
+    if kind.startswith("union_tag"):
+        return InputError(
+            f"Expected kind of {where} to be one of {', '.join(KINDS)}."
+            f"{did_you_mean(str(dict(value).get('kind', '')), KINDS)}"
+        )
+    if not field:
+        return InputError(f"Expected {where} {wanted.removeprefix('expected ')}.")
+    if kind == "missing":
+        return InputError(f"Expected {field} in {where}, which needs it.")
+    if isinstance(value, Mapping):
+        return InputError(f"Expected {where} {wanted}.")
+    return InputError(
+        f"Expected {field} = {value!r} of {where} to be another value: {wanted}."
+    )
+
+
+def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
+    name = output.name
+    remedy = f'Write name = "{name}_2" in [columns.{column}] of the schema.'
+    if name in RESERVED_NAMES or (name == LABEL and output.role != LABEL):
+        raise InputError(
+            f"Expected column {column} not to become {name}, which has a meaning of "
+            f"its own. {remedy}"
+        )
+    first = seen.setdefault(name, column)
+    if first != column:
+        raise InputError(
+            f"Expected columns {first} and {column} to become different columns, not "
+            f"both {name}. {remedy}"
+        )
+
+
+def hint_of_delimiter(header: str) -> str:
+    """Returns a hint if the name of the only column holds those of several."""
+    found = next((each for each in ";\t|" if each in header), None)
+    if found is None:
+        return ""
+    return (
+        f" Give `dpsgd schema --delimiter {found!r}`, or write delimiter = "
+        f"{json.dumps(found)} below [input] of the schema."
+    )
+
+
+def refuse_missing(
+    needed: Sequence[str], names: Sequence[str], place: str, *, has_header: bool = True
+) -> None:
+    """Refuses a table that lacks columns of a schema, all in one line.
+
+    Args:
+      needed: Names of the needed columns.
+      names: Names of the table's columns.
+      place: The table, for messages.
+      has_header: Whether these are names for certain; else they may be cells of a row.
+
+    Raises:
+      InputError: a column is missing.
+    """
+    missing = [name for name in needed if name not in names]
+    if missing:
+        hints = [did_you_mean(name, names) for name in missing]
+        if len(names) == 1:
+            hints.append(hint_of_delimiter(names[0]))
+        has_header = has_header or len(missing) < len(needed)
+        raise InputError(
+            f"Expected columns {', '.join(missing)} of the schema in {place}; "
+            f"{shown_names(names, has_header)}.{''.join(hints)}"
+        )
+
+
+def shown_names(names: Sequence[str], has_header: bool) -> str:
+    """Returns the columns that a table has; arguments as for ``refuse_missing``."""
+    if has_header:
+        return f"it has {', '.join(names)}"
+    return (
+        "its first row has no such name. If that row is no header, write one, or "
+        "header = [...] with all names below [input] of the schema (--header of "
+        "`dpsgd schema`)"
+    )

@@ -1,1 +1,0 @@
-"""The schema of a table: a public file that says how its columns become numbers."""

@@ -1,1 +1,0 @@
-"""Contribution bounding: at most k rows per user, before rows are sampled."""

@@ -1,0 +1,85 @@
+"""Tables in memory, read as `prepare` reads them; and its hash, one text at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.tables import reading
+from pipelines.tables.schema import Schema
+from pipelines.tables.select import FAULT, Select
+from pipelines.tables.table_files import connect, in_memory
+
+
+@dataclasses.dataclass
+class Read:
+    """Well-formed rows, and why each of all rows is malformed, or None."""
+
+    arrays: dict[str, np.ndarray]
+    splits: np.ndarray | None
+    reasons: list[str | None]
+
+
+def read(schema: Schema, columns: Mapping[str, Any], **options: Any) -> Read:
+    """What a table in memory becomes."""
+    table = pa.table(dict(columns))
+    reader = reading.Reader(in_memory(table), schema, **options)
+    with mock.patch.object(reading, "_REPORTED_ROWS", 1 << 20):
+        found = list(reader)
+    reasons: list[str | None] = [None] * len(table)
+    for _, row, reason in reader.malformed.first:
+        reasons[row - 1] = reason
+    assert reader.malformed.num_bad == sum(each is not None for each in reasons)
+    names = found[0].arrays if found else ()
+    splits = [each.splits for each in found if each.splits is not None]
+    return Read(
+        arrays={n: np.concatenate([each.arrays[n] for each in found]) for n in names},
+        splits=np.concatenate(splits) if splits else None,
+        reasons=reasons,
+    )
+
+
+def selected(array: pa.Array, select: Select, expression: str) -> list[Any]:
+    """The values of an expression, "bad" where a row is malformed."""
+    select.output("found", expression)
+    with connect() as database:
+        database.create_function(
+            "nfkc",
+            reading._nfkc,
+            ["VARCHAR"],
+            "VARCHAR",
+            type=reading.PythonUDFType.ARROW,
+        )
+        database.register("memory_table", pa.table({"f0": array}))
+        found = database.sql(select.sql("memory_table")).to_arrow_table().to_pylist()
+    return ["bad" if row[FAULT] else row["found"] for row in found]
+
+
+def type_of(array: pa.Array) -> str:
+    """The type of an array in DuckDB."""
+    with connect() as database:
+        database.register("memory_table", pa.table({"f0": array}))
+        return str(database.sql("SELECT f0 FROM memory_table").types[0])
+
+
+MASK = (1 << 64) - 1
+
+
+def mix(state: int) -> int:
+    """The finaliser of splitmix64."""
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK
+    return state ^ state >> 31
+
+
+def hash_string(salt: int, data: bytes) -> int:
+    """The hash of ``pipelines.core.users.hashing``, of one text."""
+    state = salt ^ len(data) * 0x9E3779B97F4A7C15 & MASK
+    for start in range(0, max(1, len(data)), 8):
+        state = mix(state ^ int.from_bytes(data[start : start + 8], "little"))
+    return state
