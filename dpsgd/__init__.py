@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from accounting.statement import privacy_statement as privacy_statement
     from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
+    from dpsgd.frames import fit as fit
+    from dpsgd.frames import predict as predict
     from dpsgd.private_model import make_private as make_private
     from pipelines.batches.folder import read_certificate as read_certificate
     from pipelines.batches.folder import read_manifest as read_manifest
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.model.layers import FunctionModel as FunctionModel
     from trainer.prediction.predict import PredictSummary as PredictSummary
-    from trainer.prediction.predict import predict as predict
     from trainer.releases.evaluate import evaluate as evaluate
     from trainer.releases.table_statistics import statistics as statistics
     from trainer.releases.tuning import tune as tune

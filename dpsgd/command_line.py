@@ -22,7 +22,7 @@ COMMANDS = {
         "Run everything on synthetic data, with a report and plots.",
     ),
     "fit": (
-        "dpsgd.fit:fit",
+        "dpsgd.fit_command:fit",
         "Make a private model of a table, in one command.",
     ),
     "synth": (

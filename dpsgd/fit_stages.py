@@ -33,12 +33,14 @@ import math
 import pathlib
 import shlex
 import shutil
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from accounting.cli import shared_options
+from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
@@ -175,7 +177,11 @@ def _stages(
     yield _evaluate(out, home, sizes.allowance, is_evaluated)
     page = out / "report.html"
     name = pathlib.PurePath(flags["table"].rstrip("/*")).name
-    given = (f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}")
+    claim = together(out, published(home / "run", flags), flags)
+    given = (
+        f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}",
+        f"--together={claim}",
+    )  # fmt: skip
     yield Stage("write the page", page, ("report", *given))
 
 
@@ -384,6 +390,61 @@ def _check_classes(folder: pathlib.Path, schema: Any) -> None:
         f"Expected rows for training of two classes of {schema.label_name} or more; "
         "all are of one, of which no model learns anything. Is the table in order of "
         'its label? Write by = "random" in [split] of a --schema.'
+    )
+
+
+def has_users(text: str) -> bool:
+    """Whether the privacy unit of a schema is a user."""
+    return "user" in (
+        column.get("kind") for column in tomllib.loads(text).get("columns", {}).values()
+    )
+
+
+def published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns "metrics" and "privacy" of the run.
+
+    Raises:
+      InputError: a file is missing or damaged.
+    """
+    from trainer.core.run.run_record import read_run
+    from trainer.report.run_files import METRICS_NAME, read_metrics
+    from trainer.run import privacy
+
+    record, manifest = read_run(run)
+    large = flags["allow_large_delta"]
+    _, said = privacy.stated(run, record, manifest, allow_large_delta=large)
+    path = run / METRICS_NAME
+    metrics = read_metrics(path) if path.exists() else {}
+    return {"metrics": metrics, "privacy": said}
+
+
+def together(
+    out: pathlib.Path, read: Mapping[str, Any], flags: Mapping[str, Any]
+) -> str:
+    """Returns the claim of all that was released; empty if it is the run's alone."""
+    privacy, names = read["privacy"], ["model"]
+    if flags["runs"]:
+        names.append("the search for it")
+    if "evaluation" in read["metrics"]:
+        names.append("metrics")
+    if (out / RANGES).exists():
+        names.append("ranges")
+    if len(names) == 1 or not privacy.get("is_guarantee"):
+        return ""
+    *first, last = names
+    what = f"{', '.join(first)} and {last}".capitalize()
+    if flags["of_runs"] != 1:
+        count = f"{flags['of_runs']:,}"
+        what += f" of at most {count} such fits of this table, by one plan and split,"
+    # Of a search the model has a little less than what all were given.
+    epsilon = upper_text(max(privacy["epsilon"], flags["epsilon"]))
+    unit, they = "row, which is", "it trains, is evaluated, or gives"
+    if has_users((out / "schema.toml").read_text(encoding="utf-8")):
+        unit, they = "user, whose rows are", "they train, are evaluated, or give"
+    given = "scores of runs and ranges" if flags["runs"] else "ranges"
+    return (
+        f"{what} together are ({epsilon}, {privacy['delta']!r})-differentially private "
+        f"for one {unit} in one part of the table: {they} {given}."
     )
 
 

@@ -70,7 +70,7 @@ def _make_data(folder: pathlib.Path, rows: int, seed: int) -> pathlib.Path:
         text = folder / "text"
         if not text.exists():
             _dpsgd("synth", f"--rows={rows}", f"--seed={seed}", f"--out={text}")
-        _dpsgd("prepare", f"--input={text}/*", f"--out={data}", "--buckets=1000")
+        _dpsgd("prepare", f"--input={text}", f"--out={data}", "--schema=criteo")
     return data
 
 

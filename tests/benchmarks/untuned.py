@@ -134,7 +134,7 @@ def _example(
 def _clicks(epsilon: float, rows: int = 156250, size: int = 1024) -> Table:
     commands = (
         f"dpsgd synth --rows {rows} --out text",
-        "dpsgd prepare --input text/* --out data --buckets 1000",
+        "dpsgd prepare --input text --out data --schema criteo",
         _batches("data/train", size, 1),
     )
     return Table(commands=commands, fields={"target_epsilon": epsilon})

@@ -23,7 +23,7 @@ from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd import fit_stages, rehearsal
 from dpsgd.command_line import cli
-from dpsgd.fit import _check_runs
+from dpsgd.fit_command import _check_runs
 from pipelines.batches.folder import read_manifest
 from pipelines.core.files.locks import locked
 from tests.warm_processes import warm_python

@@ -44,7 +44,7 @@ def stages(
     return [
         ("write raw click logs", ["synth", f"--rows={rows}", f"--out={out}/text"]),
         ("turn them into numbers", [
-            "prepare", f"--input={out}/text/*", f"--out={out}/data", "--buckets=1000",
+            "prepare", f"--input={out}/text", "--schema=criteo", f"--out={out}/data",
         ]),
         ("compute the noise that each sampler needs", [
             "plan", *plan, f"--plot={out}/noise.png",

@@ -27,6 +27,12 @@ from accounting.cli.grouped import Grouped
     help="Title of the page.  [default: the name of the run's folder]",
 )
 @click.option(
+    "--together",
+    default="",
+    metavar="CLAIM",
+    help="Claim of all that was released with the run, such as that of `dpsgd fit`.",
+)
+@click.option(
     "--audit",
     type=paths.FILE,
     help="Include an audit of the run: the output of `dpsgd audit RUN --json`.",

@@ -144,6 +144,7 @@ def write_report(
     out: StrPath,
     *,
     title: str | None = None,
+    together: str = "",
     audit: StrPath | None = None,
     delta: float | None = None,
     allow_large_delta: bool = False,
@@ -155,6 +156,7 @@ def write_report(
       run: Folder of a finished run.
       out: The HTML file to write.
       title: Title of the page; by default it names the run's folder.
+      together: Claim of all that was released with the run, such as that of `dpsgd fit`.
       audit: File with the output of ``dpsgd audit RUN --json``; None for none.
       delta: Delta to state epsilon at; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
@@ -173,6 +175,7 @@ def write_report(
     found = facts.collect(
         pathlib.Path(run),
         title=title,
+        together=together,
         audit=_path(audit),
         delta=delta,
         allow_large_delta=allow_large_delta,

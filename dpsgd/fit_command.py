@@ -30,10 +30,10 @@ import click
 
 from accounting.cli import paths, shared_options
 from accounting.cli.grouped import REQUIRED, Grouped, Option
-from accounting.core.intervals import upper_text
 from accounting.core.plan import MOST_RUNS
 from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages
+from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.cli.data_commands import kind_options
 from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
@@ -86,11 +86,6 @@ def _schema_text(flags: Mapping[str, Any]) -> str:
 def _columns_of(text: str) -> dict[str, Any]:
     found: dict[str, Any] = tomllib.loads(text).get("columns", {})
     return found
-
-
-def _has_users(text: str) -> bool:
-    """Whether the privacy unit of a schema is a user."""
-    return "user" in (column.get("kind") for column in _columns_of(text).values())
 
 
 def _check_choices(text: str, flags: Mapping[str, Any]) -> None:
@@ -155,7 +150,7 @@ def _check_runs(text: str, flags: Mapping[str, Any]) -> None:
     from trainer.run import privacy
 
     check_int("runs", flags["runs"], at_least=2, at_most=MOST_AS_GOOD)
-    if _has_users(text):
+    if fit_stages.has_users(text):
         raise privacy.no_search_of_users()
     fit_stages.of_candidates(flags)
 
@@ -178,7 +173,8 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in of_fit.items()]
     files = {"fit.toml": "".join(lines), "schema.toml": text}
-    others = {one.name for one in out.iterdir()} - {*files, LOCK_NAME}
+    ours = {*files, LOCK_NAME, PRIVATE_NAME}
+    others = {one.name for one in out.iterdir()} - ours
     if not others:  # nothing was made by other choices
         for name, content in reversed(files.items()):
             write_atomically(out / name, content.encode())
@@ -192,67 +188,25 @@ def _keep_choices(out: pathlib.Path, flags: Mapping[str, Any], text: str) -> Non
             )
 
 
-def _published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns "metrics" and "privacy" of the run.
-
-    Raises:
-      InputError: a file is missing or damaged.
-    """
-    from trainer.core.run.run_record import read_run
-    from trainer.report.run_files import METRICS_NAME, read_metrics
-    from trainer.run import privacy
-
-    record, manifest = read_run(run)
-    large = flags["allow_large_delta"]
-    _, said = privacy.stated(run, record, manifest, allow_large_delta=large)
-    path = run / METRICS_NAME
-    metrics = read_metrics(path) if path.exists() else {}
-    return {"metrics": metrics, "privacy": said}
-
-
-def _say_result(out: pathlib.Path, flags: Mapping[str, Any], *, as_json: bool) -> None:
+def _result(out: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns where the results are, and what is released."""
     run = fit_stages.folder_of_run(out, flags) / "run"
-    read = _published(run, flags)
-    together = _together(out, read, flags)
-    if as_json:
-        found = {"out": str(out), "together": together, **read}
-        click.echo(json.dumps(found, indent=2))
-        return
-    if together:
-        click.echo(f"\n{together}")
+    read = fit_stages.published(run, flags)
+    return {
+        "out": str(out),
+        "run": str(run),
+        "page": str(out / "report.html"),
+        "together": fit_stages.together(out, read, flags),
+        **read,
+    }
+
+
+def _say(found: Mapping[str, Any]) -> None:
+    if found["together"]:
+        click.echo(f"\n{found['together']}")
     click.echo(
-        f"\nmodel in {run}, page in {out}/report.html. For new rows:\n"
-        f"$ dpsgd predict {shlex.quote(str(run))} --input NEW.csv --out scores.csv"
-    )
-
-
-def _together(
-    out: pathlib.Path, read: Mapping[str, Any], flags: Mapping[str, Any]
-) -> str:
-    """Returns the claim of all that was released; empty if it is the run's alone."""
-    privacy, names = read["privacy"], ["model"]
-    if flags["runs"]:
-        names.append("the search for it")
-    if "evaluation" in read["metrics"]:
-        names.append("metrics")
-    if (out / fit_stages.RANGES).exists():
-        names.append("ranges")
-    if len(names) == 1 or not privacy.get("is_guarantee"):
-        return ""
-    *first, last = names
-    what = f"{', '.join(first)} and {last}".capitalize()
-    if flags["of_runs"] != 1:
-        count = f"{flags['of_runs']:,}"
-        what += f" of at most {count} such fits of this table, by one plan and split,"
-    # Of a search the model has a little less than what all were given.
-    epsilon = upper_text(max(privacy["epsilon"], flags["epsilon"]))
-    unit, they = "row, which is", "it trains, is evaluated, or gives"
-    if _has_users((out / "schema.toml").read_text(encoding="utf-8")):
-        unit, they = "user, whose rows are", "they train, are evaluated, or give"
-    given = "scores of runs and ranges" if flags["runs"] else "ranges"
-    return (
-        f"{what} together are ({epsilon}, {privacy['delta']!r})-differentially private "
-        f"for one {unit} in one part of the table: {they} {given}."
+        f"\nmodel in {found['run']}, page in {found['page']}. For new rows:\n"
+        f"$ dpsgd predict {shlex.quote(found['run'])} --input NEW.csv --out scores.csv"
     )
 
 
@@ -289,7 +243,7 @@ def _together(
 @shared_options.max_examples_per_user("With --user: rows kept per person.")
 @_of_table(
     "--num-examples", type=int,
-    help="With --user: public bound on the rows kept: see dpsgd bound.",
+    help="With --user: public bound on the rows kept: see dpsgd prepare.",
 )  # fmt: skip
 @click.option(
     "--batch-size", type=int,
@@ -345,9 +299,29 @@ def fit(**flags: Any) -> None:
           --numeric age --category workclass --rows-are-independent --epsilon 3
       dpsgd fit --config census-fit/fit.toml --out again
     """
+    as_json = flags.pop("as_json")
+    found = made(flags, aside=as_json)
+    if as_json and found:
+        click.echo(json.dumps(found, indent=2))
+    elif found:
+        _say(found)
+
+
+def made(flags: dict[str, Any], *, aside: bool = False) -> dict[str, Any]:
+    """Makes a model and its page; returns where they are, and what is released.
+
+    Args:
+      flags: Values of the options of `dpsgd fit`, by name.
+      aside: Whether standard output is left for JSON.
+
+    Returns:
+      See `dpsgd.frames.fit`; nothing for a dry run.
+
+    Raises:
+      InputError: what only a person can know is missing, or a stage is refused.
+    """
     from trainer.cli.experiments import experiment_flags  # after --help
 
-    as_json = flags.pop("as_json")
     if not flags["table"] or flags["epsilon"] is None:
         missing = "--epsilon" if flags["table"] else "TABLE"
         raise InputError(f"Expected {missing}, here or in --config. Add it.")
@@ -371,6 +345,5 @@ def fit(**flags: Any) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, out):  # two at once would find ranges twice, of other choices
         _keep_choices(out, flags, text)
-        fit_stages.run(out, flags, sources, aside=as_json)
-    if not flags["dry_run"]:
-        _say_result(out, flags, as_json=as_json)
+        fit_stages.run(out, flags, sources, aside=aside)
+    return {} if flags["dry_run"] else _result(out, flags)
