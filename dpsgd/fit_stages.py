@@ -395,9 +395,8 @@ def _check_classes(folder: pathlib.Path, schema: Any) -> None:
 
 def has_users(text: str) -> bool:
     """Whether the privacy unit of a schema is a user."""
-    return "user" in (
-        column.get("kind") for column in tomllib.loads(text).get("columns", {}).values()
-    )
+    columns = tomllib.loads(text).get("columns", {}).values()
+    return "user" in (column.get("kind") for column in columns)
 
 
 def published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,12 +138,21 @@ def _path_of(table: Any, path: pathlib.Path) -> str:
     if not path.exists():
         with new_table(path, found.schema) as writer:
             writer.write_table(found)
-    elif not pq.read_table(path).equals(found):
+    elif not _is_same(pq.read_table(path), found):
         raise InputError(
             f"Expected the table of which {path.parent.parent} was made; this is "
             "another one. Give that one, or another out."
         )
     return str(path)
+
+
+def _is_same(stored: pa.Table, table: pa.Table) -> bool:
+    if stored.column_names != table.column_names:
+        return False
+    try:  # Parquet has fewer types
+        return bool(stored.cast(table.schema).equals(table))
+    except pa.ArrowException:
+        return False
 
 
 def predict(
@@ -175,12 +184,10 @@ def predict(
     """
     found = _arrow(table)
     with tempfile.TemporaryDirectory() as name:
-        source, target = table, out
+        source, target = table, out or pathlib.Path(name, "predictions.parquet")
         if found is not None:
             source = pathlib.Path(name, "table.parquet")
             pq.write_table(found, source)
-        if out is None:
-            target = pathlib.Path(name, "predictions.parquet")
         summary = prediction.predict(run, source, target, **how)
         if out is not None:
             return summary

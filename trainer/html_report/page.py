@@ -156,7 +156,7 @@ def write_report(
       run: Folder of a finished run.
       out: The HTML file to write.
       title: Title of the page; by default it names the run's folder.
-      together: Claim of all that was released with the run, such as that of `dpsgd fit`.
+      together: Claim of all that was released with the run, as `dpsgd fit` makes it.
       audit: File with the output of ``dpsgd audit RUN --json``; None for none.
       delta: Delta to state epsilon at; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
