@@ -105,6 +105,7 @@ class Resampling:
                     yield step, checksums
                     num_done += 1
                     progress(num_done + (steps.stop - num_done) // 2)
+                del columns, part, made  # before the rows of the next range are read
 
     def ranges(self, memory: int, num_threads: int) -> list[range]:
         """Returns ranges of steps, of nearly equal sizes, whose rows fit into memory.
