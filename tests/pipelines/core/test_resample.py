@@ -478,13 +478,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("num_rows", [1_500_000, 6_000_000])
+@pytest.mark.parametrize("num_rows", [1_500_000, 3_000_000])
 def test_memory_does_not_grow_with_the_number_of_rows(num_rows: int) -> None:
-    """The columns of 6 million rows have 770 MB."""
-    memory = 640 << 20
+    """250 MiB: 150 MiB of rows, of 190 and 380.  Two ranges at a time need 350."""
+    memory = 640 << 20  # most of it for row groups, which are small here
     command = [sys.executable, "-c", _PEAK, str(num_rows), str(memory)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(ran.stdout) < memory
+    assert int(ran.stdout) < 300 << 20
 
 
 @pytest.mark.parametrize(
