@@ -42,7 +42,7 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.tables.bounding import BoundSettings
-from tests.pipelines.bounded_rows import bound
+from tests.pipelines.bounded_rows import bound_rows
 from tests.pipelines.conftest import Command
 from tests.sampler_fields import needed
 
@@ -499,19 +499,19 @@ def test_batches_of_users_are_certified(
     settings = BoundSettings(
         user_column="user", max_examples_per_user=3, num_examples=200, sampled=kind
     )
-    bound(str(tmp_path / "table.parquet"), tmp_path / "bounded", settings)
+    source = bound_rows(tmp_path / "table.parquet", tmp_path / "bounded", settings)
     changes = {"num_examples": 200, "truncated_batch_size": None}
     if sampler == "truncated-poisson":
         changes["truncated_batch_size"] = 12
-    folder = make(tmp_path / "bounded", tmp_path / "out", sampler=sampler, **changes)
-    assert certify(folder, str(tmp_path / "bounded")).certified
+    folder = make(source, tmp_path / "out", sampler=sampler, **changes)
+    assert certify(folder, source).certified
     # The unit of the statement is what a note says: that of the input, not of a job.
     told, sums = read_manifest(folder), read_checksums(folder).files
     note = {**told.dataset["bounded"], "max_examples_per_user": 1}
     told = dataclasses.replace(told, dataset={**told.dataset, "bounded": note})
     write_manifest(folder, told, sums, seal_key=seal_key(folder))
     with pytest.raises(InputError, match="described as in the manifest"):
-        certify(folder, str(tmp_path / "bounded"))
+        certify(folder, source)
 
 
 def test_a_prepared_table_is_certified_by_the_command(
