@@ -105,7 +105,7 @@ def _users(run: SmallRun) -> np.ndarray:
 
 
 def bound_users(folder: pathlib.Path, run: SmallRun) -> None:
-    """Bounds the rows of each user, into ``bounded/train``; see `write_table`.
+    """Bounds the rows of each user, into the folder ``bounded``; see `write_table`.
 
     Raises:
       InputError: the table was refused.
