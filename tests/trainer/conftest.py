@@ -209,8 +209,11 @@ def write_held_out(
     pq.write_table(table, path / "part-00000.parquet", row_group_size=100)
     if BOUNDED in dataset:
         footers = footers_of(path.parent, [f"{path.name}/part-00000.parquet"])
+        place = path.parent / PREPARED_NAME  # of all that lie there
+        if place.exists():
+            footers |= json.loads(place.read_bytes())[FOOTERS]
         record = {"settings": {}, "dataset": dataset, "files": {}, FOOTERS: footers}
-        (path.parent / PREPARED_NAME).write_text(json.dumps(record))
+        place.write_text(json.dumps(record))
     return path
 
 
