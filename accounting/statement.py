@@ -382,7 +382,7 @@ def privacy_statement(
         only zero-out.
       max_examples_per_user: k; above 1 the privacy unit is a user.
       unit: The privacy unit in words, if the batches record it: a user with at most k
-        examples after `dpsgd bound`.  Else None.
+        examples after `dpsgd prepare`.  Else None.
       of_runs: Number of runs of the plan that epsilon is of, all together.
 
     Raises:

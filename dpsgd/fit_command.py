@@ -243,7 +243,7 @@ def _say(found: Mapping[str, Any]) -> None:
 @shared_options.max_examples_per_user("With --user: rows kept per person.")
 @_of_table(
     "--num-examples", type=int,
-    help="With --user: public bound on the rows kept: see dpsgd prepare.",
+    help="With --user: public bound on the rows kept for training.",
 )  # fmt: skip
 @click.option(
     "--batch-size", type=int,

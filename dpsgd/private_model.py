@@ -166,7 +166,7 @@ class _Rows:
         if name is not None:
             warnings.warn(
                 f"Column {name} seems to name users; the model protects single rows. "
-                "To protect all rows of a user, first bound them by `dpsgd bound`.",
+                f"To protect all rows of a user, use `dpsgd prepare --user {name}`.",
                 stacklevel=3,
             )
 

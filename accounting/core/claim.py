@@ -59,7 +59,7 @@ class Claim:
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
       unit: The privacy unit in words, if the batches record it: a user with at most k
-        examples after `dpsgd bound`.  Else None.
+        examples after `dpsgd prepare`.  Else None.
       batches_certified: Whether a certificate is about the batches of the run; None for
         a plan without batches.
       claims: What the run did by proofs of their own: name -> what is relied on.

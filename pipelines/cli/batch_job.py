@@ -95,10 +95,9 @@ def _users_note(source: str, dataset: Dataset) -> str:
         return ""
     return (
         f"note: column {name} seems to name users; these batches protect single rows. "
-        "To protect all rows of a user, first run `dpsgd bound --input "
-        f"{shlex.quote(source)} --user-column {shlex.quote(name)} "
-        f"--max-examples-per-user 5 --num-examples {dataset.num_examples} "
-        "--out bounded`."
+        "To protect all rows of a user, prepare the table again with `--user "
+        f"{shlex.quote(name)} --max-examples-per-user 5 --num-examples "
+        f"{dataset.num_examples}`."
     )
 
 

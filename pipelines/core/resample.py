@@ -19,8 +19,8 @@ Formal guarantees, if ``differing_steps`` returns nothing:
 They assume that:
   - the key was drawn uniformly, is secret, and was not chosen by its batches: nobody
     can see from batches that the best of several keys was kept.
-  - a row is an example.  How `dpsgd bound` chose the rows of users, and how `dpsgd
-    prepare` made rows of a table, is not looked at.
+  - a row is an example.  How `dpsgd prepare` chose the rows of users, and made rows of
+    a table, is not looked at.
   - SHA-256 has no collisions; ChaCha20 and keyed BLAKE2b are pseudo-random functions.
   - Python, NumPy, Arrow, OpenSSL (through ``cryptography``), google-crc32c, the
     machine, and the modules of this folder are right.
@@ -105,6 +105,7 @@ class Resampling:
                     yield step, checksums
                     num_done += 1
                     progress(num_done + (steps.stop - num_done) // 2)
+                del columns, part, made  # before the rows of the next range are read
 
     def ranges(self, memory: int, num_threads: int) -> list[range]:
         """Returns ranges of steps, of nearly equal sizes, whose rows fit into memory.

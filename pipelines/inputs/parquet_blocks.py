@@ -42,7 +42,6 @@ from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.source_table import (
-    KEPT_NAME,
     ORDERED_BY,
     PREPARED_NAME,
     written_footers,
@@ -326,9 +325,8 @@ def _check_no_ids(schema: pa.Schema, description: Any, pattern: str) -> None:
         if columns.get(name, {}).get("kind") == "user":
             raise InputError(
                 f"Expected no column {name} in --input {pattern}: it holds the ids of "
-                "users, who are not bounded. Give the folder that `dpsgd bound --input "
-                f"{pattern} --user-column {name} --max-examples-per-user K "
-                "--num-examples N --out bounded` writes."
+                "users, who are not bounded. Prepare the table with "
+                "--max-examples-per-user K --num-examples N in place of --keep-users."
             )
 
 
@@ -380,8 +378,8 @@ def list_row_groups(
         if description_of(parquet.schema_arrow, path) != description_of(schema, path):
             raise InputError(
                 f"Expected {path} to be of one table with the first file of --input "
-                f"{pattern}; what `dpsgd prepare` or `dpsgd bound` noted in them "
-                "differs. Give one folder that it wrote."
+                f"{pattern}; what `dpsgd prepare` noted in them differs. "
+                " Give one folder that it wrote."
             )
         check_file(parquet.metadata, path)
         files[name] = parquet.metadata.num_rows
@@ -448,7 +446,7 @@ def check_count(bounded: Bounded, num_rows: int, option: str) -> None:
     if num_rows > bounded.num_examples:
         raise InputError(
             f"Expected {option} to hold at most the num_examples="
-            f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give only "
+            f"{bounded.num_examples} rows of `dpsgd prepare`; it holds more. Give only "
             "the folder that it wrote."
         )
 
@@ -468,7 +466,7 @@ def check_once(footers: Mapping[str, str]) -> None:
     """Refuses files that may hold other rows of bounded users than were written.
 
     Other tools keep the note in what they make of a table; a table may be prepared
-    several times, each time with the note of one `dpsgd bound`.
+    several times, each time with the note of one `dpsgd prepare`.
 
     Args:
       footers: Path of each file with rows -> its ``footer_digest``.
@@ -483,18 +481,17 @@ def check_once(footers: Mapping[str, str]) -> None:
         found.setdefault(folder, {})[name] = footer
     if len(found) > 1:
         raise InputError(
-            "Expected --input to be one folder of rows of users whom `dpsgd bound` "
-            "bounded: rows of several may be the same. Give the folder that it, or "
-            "`dpsgd prepare`, wrote."
+            "Expected --input to be one folder of rows of users whom `dpsgd prepare` "
+            "bounded: rows of several may be the same. Give a folder that it wrote."
         )
     for folder, files in found.items():
         others = sorted(dict(files.items() - written_footers(folder).items()))
         if others:
             raise InputError(
-                f"Expected {others[0]} in {folder} to be as `dpsgd bound`, or `dpsgd "
-                "prepare`, wrote it: in a file that was copied, joined or made by "
-                "another tool a user may have more rows than its note says. Give the "
-                f"folder that it wrote, with its {KEPT_NAME} or {PREPARED_NAME}."
+                f"Expected {others[0]} in {folder} to be as `dpsgd prepare` wrote "
+                "it: in a file that was copied, joined or made by another tool a user "
+                "may have more rows than its note says. Give the folder that it "
+                f"wrote, with its {PREPARED_NAME}."
             )
 
 

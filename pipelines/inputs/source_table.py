@@ -5,8 +5,7 @@ that what was released of its rows counts for both.
 
 Formal guarantees:
   - Two inputs with one source file in common have a digest in common.
-  - Of prepared rows the sources are the files that were read, also if `dpsgd bound` has
-    bounded users since, or before; of others the files.
+  - Of prepared rows the sources are the files that were read, of others the files.
   - Of files that were moved or written there since, both; they have no division.
   - Preparations whose ``division`` is equal put a row into one part, if they read the
     same files: it commits to their order, the split, how the cells that decide it are
@@ -21,6 +20,7 @@ Public: names of parts.  Sensitive: digests, against which guesses could be chec
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -32,7 +32,7 @@ from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files import storage
-from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.json_files import read_json
 from pipelines.files.paths import absolute, join
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
 _PARQUET_END = b"PAR1"
 SOURCES, READ, FOOTERS = "sources", "read", "footers"
-#: Beside rows that `dpsgd bound` wrote: the table that they are from.  Sensitive.
-KEPT_NAME = "_source.json"
 #: In a description: the column by which all rows were ordered.
 ORDERED_BY = "ordered_by"
 #: The record that `dpsgd prepare` writes beside the folders of its splits.
@@ -106,8 +104,7 @@ class SourceTable:
 def source_digests(paths: Iterable[str]) -> list[str]:
     """Returns digests of source files, which tell them from others.  Sensitive.
 
-    Of files that `dpsgd bound` or `dpsgd prepare` wrote they are those of the files
-    that it read.
+    Of files that `dpsgd prepare` wrote they are those of the files that it read.
 
     Args:
       paths: Files of this machine.
@@ -164,21 +161,9 @@ def table_of(listing: Listing) -> SourceTable:
     if len(parts) == 1:
         folder = parts.pop()
         above, _, part = folder.rpartition("/")
-        if found := _kept(folder) or _prepared(above, part, listing):
+        if found := _prepared(above, part, listing):
             return found
     return SourceTable(sources=tuple(listing.footers.values()))
-
-
-def keep_table(folder: pathlib.Path, table: SourceTable) -> None:
-    """Writes beside rows which table they are from, for its owner alone.
-
-    Args:
-      folder: Folder of the rows.
-      table: The table.
-    """
-    footers = footers_of(folder, (path.name for path in folder.glob("*.parquet")))
-    fields = {**dataclasses.asdict(table), FOOTERS: footers}
-    storage.write_atomically(folder / KEPT_NAME, pretty_json(fields), mode=0o600)
 
 
 def footers_of(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
@@ -197,8 +182,7 @@ def written_footers(folder: str) -> dict[str, str]:
     """Returns name -> `footer_digest` of the files of a folder as they were written.
 
     Args:
-      folder: What `dpsgd bound` wrote, or a part of what `dpsgd prepare` wrote; of
-        others nothing is known.  Sensitive.
+      folder: A part of what `dpsgd prepare` wrote; of others nothing is known.
     """
     return _written(folder)[0]
 
@@ -206,32 +190,14 @@ def written_footers(folder: str) -> dict[str, str]:
 def _written(folder: str) -> tuple[dict[str, str], list[str]]:
     """Returns what ``written_footers`` does, and the digests of the sources."""
     above, _, part = folder.rpartition("/")
-    records = (folder, KEPT_NAME, ""), (above, PREPARED_NAME, f"{part}/")
-    for place, record, prefix in records:
-        path = join(place, record)
-        if storage.exists(path):
-            found = read_json(path)
-            try:
-                sources = {**found, **found.get("settings", {})}.get(SOURCES, ())
-                footers = found[FOOTERS].items()
-            except (KeyError, TypeError, AttributeError):
-                break  # edited, or of an earlier release
-            own = {name.removeprefix(prefix): each for name, each in footers}
-            return own, list(sources)
-    return {}, []
-
-
-def _kept(folder: str) -> SourceTable | None:
-    """Returns the table that `keep_table` wrote; None if it did not."""
-    path = join(folder, KEPT_NAME)
-    if not storage.exists(path):
-        return None
-    try:
+    path = join(above, PREPARED_NAME)
+    if storage.exists(path):
         found = read_json(path)
-        found.pop(FOOTERS, None)
-        return SourceTable.from_json(found)
-    except (InputError, TypeError, AttributeError):
-        return SourceTable(sources=())  # its owner alone may read it
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # edited
+            footers = found[FOOTERS].items()
+            own = {name.removeprefix(f"{part}/"): each for name, each in footers}
+            return own, list(found.get("settings", {}).get(SOURCES, ()))
+    return {}, []
 
 
 def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:

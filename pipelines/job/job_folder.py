@@ -187,7 +187,7 @@ def _check_key(dataset: Dataset, key: bytes) -> None:
     if chosen_by.startswith(commitment(key, KEY_LABEL)):
         raise InputError(
             "Expected --key-file to be of these batches alone; it chose the rows of "
-            "users that `dpsgd bound` kept. Name a new file, or leave it out."
+            "users that `dpsgd prepare` kept. Name a new file, or leave it out."
         )
 
 

@@ -191,12 +191,14 @@ def bound_pieces(
         kept = _kept_rows(pieces, choice, told)
         if settings.has_users:
             columns = numeric_columns(rows)
-            shares = _spill_shares(kept, columns, limits, num_rows)
-            groups = _records(shares, columns, schema, settings, row_group_rows)
+            shares = _spill(kept, columns, limits, num_rows)
         else:
             names, note = rows.names, schema.metadata
             tables = (x.select(names).replace_schema_metadata(note) for x in kept)
             groups = row_groups(tables, row_group_rows)
+            _write(folder, schema, groups, row_groups_per_file)
+    if settings.has_users:  # DuckDB has returned its memory
+        groups = _records(shares, columns, schema, settings, row_group_rows)
         _write(folder, schema, groups, row_groups_per_file)
     told.up_to(100)
 
@@ -350,19 +352,26 @@ def _field(column: Column, most: int) -> pa.Field:
     return pa.field(column.name, kind, nullable=False)
 
 
-def _spill_shares(
+def _row_type(columns: Sequence[Column]) -> np.dtype:
+    types = [(f"{i}", each.numpy_dtype) for i, each in enumerate(columns)]
+    return np.dtype([("user", "<u8"), *types])
+
+
+def _spill(
     kept: Iterable[pa.Table],
     columns: tuple[Column, ...],
     limits: Limits,
     num_rows: int,
-) -> Iterator[np.ndarray]:
-    """Yields the kept rows sorted by user, a share of the users at a time.
+) -> list[pathlib.Path]:
+    """Writes the kept rows to a file for each share of the users, in order.
 
     Shares are ranges of the users' numbers, which are uniform: a hash made them.
     """
-    types = [(f"{i}", each.numpy_dtype) for i, each in enumerate(columns)]
-    kind = np.dtype([("user", "<u8"), *types])
+    kind = _row_type(columns)
     num_shares = 1 + num_rows * kind.itemsize * _SHARES // limits.memory_limit
+    paths = [limits.work / f"share-{number}" for number in range(num_shares)]
+    for path in paths:
+        path.touch()
     for table in kept:
         rows = np.zeros(len(table), kind)
         rows["user"] = table[USER].to_numpy()
@@ -372,18 +381,14 @@ def _spill_shares(
         shares >>= np.uint64(32)
         order = np.argsort(shares, kind="stable")
         edges = np.searchsorted(shares[order], np.arange(1, num_shares))
-        for number, some in enumerate(np.split(rows[order], edges)):
-            with open(limits.work / f"share-{number}", "ab") as file:
+        for path, some in zip(paths, np.split(rows[order], edges), strict=True):
+            with open(path, "ab") as file:
                 some.tofile(file)
-    for number in range(num_shares):
-        path = limits.work / f"share-{number}"
-        rows = np.fromfile(path, kind) if path.exists() else np.zeros(0, kind)
-        path.unlink(missing_ok=True)
-        yield rows[np.argsort(rows["user"], kind="stable")]
+    return paths
 
 
 def _records(
-    shares: Iterable[np.ndarray],
+    shares: Iterable[pathlib.Path],
     columns: tuple[Column, ...],
     schema: pa.Schema,
     settings: BoundSettings,
@@ -395,7 +400,10 @@ def _records(
     size = max(1, min(row_group_rows, fitting))
 
     def tables() -> Iterator[pa.Table]:
-        for rows in shares:
+        for path in shares:
+            rows = np.fromfile(path, _row_type(columns))
+            path.unlink()
+            rows = rows[np.argsort(rows["user"], kind="stable")]
             starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))
             for some in range(0, len(starts), size):
                 end = starts[some + size] if some + size < len(starts) else len(rows)

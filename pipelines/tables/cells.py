@@ -164,7 +164,7 @@ def text(cell: str, kind: str) -> str:
         most = 2**24 if kind == "FLOAT" else MOST_EXACT
         return (
             f"CASE WHEN floor({cell}) = {cell} AND abs({cell}) < {most} "
-            f"THEN CAST(CAST({cell} AS BIGINT) AS VARCHAR) END"
+            f"THEN CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) END"
         )
     if held == DECIMAL:
         whole = f"TRY_CAST(trunc({cell}) AS HUGEINT)"
@@ -187,7 +187,7 @@ def text(cell: str, kind: str) -> str:
         f"CASE WHEN NOT contains({cell}, '.') AND NOT contains({cell}, '-') "
         f"AND NOT contains({cell}, '+') THEN {cell} "
         f"WHEN regexp_full_match({cell}, '-0(\\.0+)?') THEN '0' "
-        f"WHEN {exact} THEN CAST(CAST({value} AS BIGINT) AS VARCHAR) "
+        f"WHEN {exact} THEN CAST(TRY_CAST({value} AS BIGINT) AS VARCHAR) "
         f"ELSE regexp_replace({cell}, {literal(WHOLE_NUMBER)}, '\\1') END "
         f"WHEN strlen({cell}) < 6 AND {cell} IN ({listed(words)}) "
         f"THEN CASE {cell} {meant} END ELSE {cell} END"

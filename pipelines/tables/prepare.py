@@ -370,7 +370,7 @@ def _check_users(options: TableOptions, users: UserOptions | None) -> None:
             'kind = "drop".'
         )
     if users is not None:
-        rows = prepared_schema(options.schema)
+        rows = prepared_schema(options.schema, with_values=options.with_values)
         # Refuses names, and records that are too large, before any work.
         bounded_schema(rows, users.settings, bytes(32), "")
 

@@ -150,12 +150,11 @@ def _many_clicks(epsilon: float) -> Table:
 def _users(k: int) -> Table:
     commands = (
         "dpsgd synth --rows 200000 --rows-per-user 10 --out users",
-        "dpsgd synth --rows 20000 --rows-per-user 10 --seed 1 --out test",
-        f"dpsgd bound --input users --user-column user --max-examples-per-user {k} "
-        f"--sample rows --num-examples {k * 20000} --out data",
-        _batches("data", 1024, 2),
+        "dpsgd prepare --input users --schema criteo --user user --out data "
+        f"--max-examples-per-user {k} --num-examples {k * 20000}",
+        _batches("data/train", 1024, 2),
     )
-    return Table(commands=commands, held_out="test", fields={"target_delta": 1e-5})
+    return Table(commands=commands, held_out="data/test", fields={"target_delta": 1e-5})
 
 
 TABLES = {

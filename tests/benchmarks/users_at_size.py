@@ -6,7 +6,7 @@
 The rows are made a million at a time: eight numbers, a label that depends on them and
 on the user, and an id.  Users are unequal: number r of n has rows in proportion to
 r^(-2/3), so that the first of five million has 270,000 of 46 million rows, and half of
-the users have fewer than five.  Then ``dpsgd bound``, ``batches``, ``train`` and
+the users have fewer than five.  Then ``dpsgd prepare``, ``batches``, ``train`` and
 ``account`` run as commands, each in a process of its own.
 
 What is printed of a command is wall-clock seconds, seconds of processors, and the
@@ -32,6 +32,15 @@ _ROWS_OF_FILE = 1 << 20
 _ROWS_OF_GROUP = 1 << 17
 _NUMBERS = 8
 _DELTA = 1e-8
+#: All rows are for training.
+_SCHEMA = f"""
+version = 1
+split = {{ by = "hash", column = "user", shares = [1, 0, 0] }}
+[columns]
+user = {{ kind = "user" }}
+x = {{ kind = "numeric", length = {_NUMBERS} }}
+label = {{ kind = "label", task = "binary" }}
+"""
 #: Steps of an epoch.
 _STEPS = 700
 #: Where commands find this project, and the model below.
@@ -89,6 +98,7 @@ def write_rows(work: pathlib.Path, num_rows: int, num_users: int) -> None:
                 rows, path.with_suffix(".new"), row_group_size=_ROWS_OF_GROUP
             )
             path.with_suffix(".new").rename(path)
+    (work / "schema.toml").write_text(_SCHEMA)
     rows = rows_of(1 << 30, 20_000, num_users, with_users=False)
     pq.write_table(rows, work / "held-out" / "part.parquet")
 
@@ -102,10 +112,10 @@ def commands(options: argparse.Namespace) -> list[list[str]]:
     most = f"--max-examples-per-user {options.most} --sample {options.sample}"
     size = max(1, slots // _STEPS)
     lines = [
-        f"bound --input {work}/table --user-column user {most} --num-examples {slots} "
-        f"--out {work}/bounded",
-        f"batches --input {work}/bounded --out {work}/batches --batch-size {size} "
-        "--epochs 1",
+        f"prepare --input {work}/table --schema {work}/schema.toml {most} "
+        f"--num-examples {slots} --out {work}/bounded",
+        f"batches --input {work}/bounded/train --out {work}/batches --epochs 1 "
+        f"--batch-size {size}",
         f"train --batches {work}/batches --eval {work}/held-out --out {work}/run "
         f"--model {model} --epsilon 2 --delta {_DELTA} --l2-norm-clip 1 "
         "--optimizer sgd --learning-rate 0.5",

@@ -99,9 +99,9 @@ def test_an_example_leads_to_a_private_model_and_a_report(
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_rows_and_users_have_one_epsilon_of_a_user(folder: pathlib.Path) -> None:
-    printed = run(["sh", "users.sh"], folder, 100_000)
+    printed = run(["sh", "users.sh"], folder, 125_000)
     for level, unit in (
-        ("rows", "one user, of whom `dpsgd bound` kept at most 10 rows"),
+        ("rows", "one user, of whom `dpsgd prepare` kept at most 10 rows"),
         ("users", "one user: an example holds the rows of one"),
     ):
         out = folder / f"users-{level}-run"

@@ -187,7 +187,7 @@ def test_several_workers_do_not_each_sample_batches(
 
 def test_a_column_that_seems_to_name_users_is_warned_of(jobs: list[Any]) -> None:
     data = {**arrays(), "user_id": np.arange(ROWS)}
-    with pytest.warns(UserWarning, match=r"user_id.*single rows.*dpsgd bound"):
+    with pytest.warns(UserWarning, match=r"user_id.*single rows.*dpsgd prepare"):
         made(data)
 
 

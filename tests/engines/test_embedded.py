@@ -25,7 +25,9 @@ from pipelines.job.fan_in import FanIn
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.runtime.tasks import Runtime
-from pipelines.tables.prepare import TableOptions, prepare
+from pipelines.tables.bounding import BoundSettings
+from pipelines.tables.prepare import TableOptions, UserOptions, prepare
+from pipelines.tables.synthetic_users import SynthUserOptions, write_synth_users
 from tests.criteo import criteo_schema
 from tests.engines.harness import parts
 from tests.engines.harness.comparing import keep_checksums, same_checksums
@@ -84,6 +86,25 @@ def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
         options=PipelineOptions(engine_options),
     )
     assert contents(out) == contents(local)
+
+
+def test_bounded_users_are_those_of_this_process(
+    engine_options: list[str], sampling_key: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    users = SynthUserOptions(num_rows=20_000, rows_per_user=5)
+    source = str(write_synth_users(tmp_path / "text", users))
+    options = TableOptions(schema=criteo_schema().with_user("user"))
+    settings = BoundSettings(
+        user_column="user", max_examples_per_user=3, num_examples=20_000
+    )
+    how = UserOptions(settings=settings, key_file=sampling_key)
+    prepare(source, tmp_path / "here", options, users=how)
+    engine = functools.partial(run_on_engine, PipelineOptions(engine_options))
+    there = Runtime(run_tasks=engine)
+    prepare(source, tmp_path / "there", options, users=how, runtime=there)
+    found = contents(tmp_path / "there")
+    assert found == contents(tmp_path / "here")
+    assert "train/part-00000.parquet" in found
 
 
 @pytest.mark.parametrize("files", [1, 5])

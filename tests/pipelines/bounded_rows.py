@@ -1,40 +1,50 @@
-"""Tables of numbers whose users are bounded, for tests of what comes after."""
+"""Bounded rows for tests of what follows `dpsgd prepare`: batches, runs, audits."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-import tempfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.core.keys import new_key
 from pipelines.core.users.user_ids import hash_ids
-from pipelines.inputs.parquet_blocks import list_row_groups
-from pipelines.inputs.source_table import keep_table, table_of
 from pipelines.tables.bounding import USER, BoundSettings, Limits, bound_pieces
+from pipelines.tables.prepared_files import write_record
 
-KEY = bytes(range(32))
 
+def bound_rows(
+    source: pathlib.Path,
+    out: pathlib.Path,
+    settings: BoundSettings,
+    *,
+    row_group_rows: int = 1 << 17,
+) -> str:
+    """Writes ``out/train`` as `prepare` does, and returns its path.
 
-def bound(path: pathlib.Path | str, out: pathlib.Path, settings: BoundSettings) -> None:
-    """Writes the rows of a Parquet file of numbers, at most so many of each user."""
-    table = pq.read_table(path)
-    ids = table[settings.user_column].combine_chunks().cast(pa.large_string())
-    rows = table.drop_columns(settings.user_column)
-    out.mkdir()
-    with tempfile.TemporaryDirectory() as name:
-        work = pathlib.Path(name)
-        users = pa.array(hash_ids(ids, KEY))
-        pq.write_table(rows.append_column(USER, users), work / "piece.parquet")
-        bound_pieces(
-            [work / "piece.parquet"],
-            out,
-            settings,
-            KEY,
-            rows.schema,
-            table="",
-            limits=Limits(work=work / "w", memory_limit=2 << 30, num_threads=1),
-            row_group_rows=1 << 17,
-            row_groups_per_file=32,
-        )
-    keep_table(out, table_of(list_row_groups(str(path))))
+    Args:
+      source: Parquet with numbers and a column of ids.
+      out: New folder.
+      settings: Which rows are kept, by a new key.
+      row_group_rows: Rows of a row group, at most.
+    """
+    key, table = new_key(), pq.read_table(source)
+    ids = table[settings.user_column].cast(pa.large_string()).combine_chunks()
+    rows = table.drop_columns([settings.user_column])
+    (out / "train").mkdir(parents=True)
+    piece, work = out.with_suffix(".piece"), out.with_suffix(".work")
+    pq.write_table(rows.append_column(USER, pa.array(hash_ids(ids, key))), piece)
+    bound_pieces(
+        [piece],
+        out / "train",
+        settings,
+        key,
+        rows.schema,
+        table=str(source),
+        limits=Limits(work=work, memory_limit=1 << 30, num_threads=1),
+        row_group_rows=row_group_rows,
+        row_groups_per_file=32,
+    )
+    write_record(out, rows.schema, dataclasses.asdict(settings))
+    return str(out / "train")

@@ -28,7 +28,12 @@ from pipelines.core.batches.tfrecord import write_record
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
-from pipelines.inputs.source_table import SourceTable, keep_table
+from pipelines.inputs.source_table import (
+    FOOTERS,
+    PREPARED_NAME,
+    SourceTable,
+    footers_of,
+)
 from tests.criteo import described
 from trainer import models
 from trainer.core.run.run_record import RunRecord, write_run
@@ -203,7 +208,12 @@ def write_held_out(
     table = table.replace_schema_metadata({DATASET_METADATA_KEY: json.dumps(dataset)})
     pq.write_table(table, path / "part-00000.parquet", row_group_size=100)
     if BOUNDED in dataset:
-        keep_table(path, dataclasses.replace(TABLE, part="test"))
+        footers = footers_of(path.parent, [f"{path.name}/part-00000.parquet"])
+        place = path.parent / PREPARED_NAME  # of all that lie there
+        if place.exists():
+            footers |= json.loads(place.read_bytes())[FOOTERS]
+        record = {"settings": {}, "dataset": dataset, "files": {}, FOOTERS: footers}
+        place.write_text(json.dumps(record))
     return path
 
 

@@ -8,8 +8,8 @@
 Formal guarantees:
   - Nothing sensitive: all values are named fields of these public files, or functions
     of such fields.
-  - The privacy unit is the one that the batches record; without a note of `dpsgd bound`
-    it is a row.
+  - The privacy unit is the one that the batches record; without a note about
+    bounded users it is a row.
   - Epsilon is computed from record and manifest, as by ``dpsgd account``.  The command
     that needs no run states it again: it contains all that epsilon depends on,
     unrounded.

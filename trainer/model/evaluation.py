@@ -427,7 +427,7 @@ def bounded_users(files: _Files, option: str) -> Bounded | None:
     if any(each != found[0] for each in found):
         raise InputError(
             f"Expected all files of {option} to bound users in one way. Give the "
-            "output of one `dpsgd bound`."
+            "output of one `dpsgd prepare`."
         )
     if found[0] is not None:
         num_rows = check_files_once(os.fspath(path) for path, _ in files)

@@ -6,9 +6,9 @@ Public: everything.
 
 Users as examples: the gradient of the mean loss of a user's rows is clipped.
 
-`dpsgd bound --sample users` writes records of at most k rows, in columns (k, ...), and
-a column of weights, 0 for padding.  The model, held-out data, exports and predictions
-are of single rows; ``grouped_model.of_users`` is trained.
+`dpsgd prepare --sample users` writes records of at most k rows, in columns (k, ...),
+and a column of weights, 0 for padding.  The model, held-out data, exports and
+predictions are of single rows; ``grouped_model.of_users`` is trained.
 
 Formal guarantees:
   - One user changes the sum of a step by the clip norm, whatever rows the user has.
@@ -114,7 +114,7 @@ def columns_of_row(
 
     Args:
       columns: Columns of the examples.
-      description: The data set's own description, with the note of `dpsgd bound`.
+      description: The data set's own description, with the note of `dpsgd prepare`.
     """
     bounded = Bounded.of(description)
     if bounded is None or not bounded.has_users:

@@ -20,7 +20,7 @@ Formal guarantees:
     all of them, and of all models.
   - a run is evaluated once: metrics that exist are neither replaced nor added to, and
     nothing is shown before they are on disk.
-  - the privacy unit is that of the run: a row or, of rows that `dpsgd bound` kept, a
+  - the privacy unit is that of the run: a row or, of rows that `dpsgd prepare` kept, a
     user.  The number of rows of users is then released with noise, and shown nowhere
     else; where noise hides it no metric is stated.  Users who are not bounded are
     refused.

@@ -16,7 +16,7 @@ Formal guarantees:
     of one unit was released so far, the next chance does not depend on it.
   - what is counted depends on the schema and the columns of the table alone, which are
     public; whether a column's logarithm is taken, on released counts.
-  - the privacy unit is a row or, of rows that `dpsgd bound` kept, a user, by whose
+  - the privacy unit is a row or, of rows that `dpsgd prepare` kept, a user, by whose
     rows sums move at most k times as far.  The number of rows is then released with
     noise, and shown nowhere else; where noise hides it nothing is found, and OUT is
     written all the same, since epsilon is spent.  So all depends on the sums alone, to

@@ -227,7 +227,7 @@ def _check_scored(scored: pathlib.Path, dataset: Dataset) -> int:
     if bounded_users(files, "--score") is not None:
         raise InputError(
             f"Expected the users of --score {scored} not to be bounded, since the "
-            "privacy unit of --input is a row. Give rows that `dpsgd bound` did not "
+            "privacy unit of --input is a row. Give rows that `dpsgd prepare` did not "
             "choose."
         )
     of_score = table_of(list_row_groups(os.fspath(scored)))

@@ -113,7 +113,7 @@ def unit_of(
     """Returns the privacy unit of batches, as arguments of ``plan_statement``.
 
     Args:
-      description: The data set's own, with the note of `dpsgd bound`.
+      description: The data set's own, with the note of `dpsgd prepare`.
       plan: How the batches were sampled.
       theorem: Theorem of a method with its own accounting; None for DP-SGD's.
     """
@@ -375,7 +375,7 @@ def _unit_asked_for(
     if max_examples_per_user not in (1, found):
         raise InputError(
             f"Expected max_examples_per_user={max_examples_per_user} to be {found}, as "
-            "`dpsgd bound` left it. Omit it."
+            "`dpsgd prepare` left it. Omit it."
         )
     return unit
 

@@ -4,7 +4,7 @@ An example is either a row, of which a user has at most k, or a user.  A record 
 user holds its rows in columns of shape (k, ...) padded with zeros, and the column
 ``ROW_WEIGHTS``, 1 for a row and 0 for padding.
 
-`dpsgd bound` writes the note into its Parquet files, from where it passes to batches,
+`dpsgd prepare` writes the note into its Parquet files, from where it passes to batches,
 runs and privacy statements.
 
 Formal guarantees:
@@ -90,11 +90,13 @@ class Bounded(UserBound):
         most = self.max_examples_per_user
         if self.has_users:
             return (
-                f"one user: an example holds the rows of one, of which `dpsgd bound` "
+                f"one user: an example holds the rows of one, of which `dpsgd prepare` "
                 f"kept at most {most}, at random"
             )
         rows = "row" if most == 1 else "rows"
-        return f"one user, of whom `dpsgd bound` kept at most {most} {rows}, at random"
+        return (
+            f"one user, of whom `dpsgd prepare` kept at most {most} {rows}, at random"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
@@ -113,12 +115,13 @@ class Bounded(UserBound):
             description[BOUNDED],
             [field.name for field in dataclasses.fields(cls)],
             kind="note about bounded users",
-            remedy="Use the release that wrote it, or run `dpsgd bound` again.",
+            remedy="Use the release that wrote it, or run `dpsgd prepare` again.",
             **_HEADER,
         )
         try:
             return cls(**found)
         except TypeError:
             raise InputError(
-                "Expected a complete note about bounded users. Run `dpsgd bound` again."
+                "Expected a complete note about bounded users. Run `dpsgd prepare` "
+                "again."
             ) from None

@@ -109,7 +109,7 @@ def test_bounds_hold_for_all_small_data_sets(own, most, num_examples, rate, cap,
 
 @pytest.mark.parametrize("num_others", [0, 1, 3])
 def test_displaced_rows_hold_for_fewer_examples_without_ghosts(num_others):
-    """As where `dpsgd bound` left fewer rows than slots."""
+    """As where `dpsgd prepare` left fewer rows than slots."""
     rate, cap, noise = 0.4, 2, 0.7
     step = truncated_users.displaced_steps(2, False, 6, rate, cap, noise)
     found = worst(2, num_others, False, rate, cap, noise)
@@ -117,7 +117,7 @@ def test_displaced_rows_hold_for_fewer_examples_without_ghosts(num_others):
 
 
 def test_revealed_rows_do_not_hold_without_ghosts():
-    """Why users that `dpsgd bound` left are accounted for under add-or-remove."""
+    """Why users that `dpsgd prepare` left are accounted for under add-or-remove."""
     step = truncated_users.revealed_steps(2, 6, 0.8, 2, 3.0)
     assert (worst(2, 4, False, 0.8, 2, 3.0) > 4 * proven(step)).any()
 

@@ -24,7 +24,7 @@ from pipelines.files import separate_process
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from pipelines.tables.bounding import BoundSettings
-from tests.pipelines.bounded_rows import bound
+from tests.pipelines.bounded_rows import bound_rows
 from tests.trainer.auditing import audit_model, audit_release
 from tests.trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
 from tests.trainer.auditing.audit_training import Outcome, SmallRun
@@ -117,7 +117,9 @@ def bound_users(folder: pathlib.Path, run: SmallRun) -> None:
         num_examples=run.num_examples,
         sampled=run.sampled,
     )
-    bound(str(folder / "data"), folder / "bounded", settings)
+    rows = folder / "data" / "rows.parquet"
+    size = -(-run.num_canaries // _NUM_BLOCKS)
+    bound_rows(rows, folder / "bounded", settings, row_group_rows=size)
 
 
 def make_batches(folder: pathlib.Path, run: SmallRun) -> None:
@@ -132,7 +134,7 @@ def make_batches(folder: pathlib.Path, run: SmallRun) -> None:
         num_epochs=run.num_epochs,
         physical_batch_size=run.physical_batch_size,
     )
-    source = "data" if run.sampled is None else "bounded"
+    source = "data" if run.sampled is None else "bounded/train"
     folders = f"{folder}/{source}", f"{folder}/batches"
     separate_process.call(MAKE_BATCHES, *folders, settings)
 

@@ -13,7 +13,7 @@ it is real or a ghost.  The releases are tested in two ways:
     noise (see ``audit_release``).  Checks find small faults, and refute that the
     trainer is the mechanism that epsilon was proven for.
 
-If the privacy unit is a user, a canary has many rows, of which `dpsgd bound` keeps at
+If the privacy unit is a user, a canary has many rows, of which `dpsgd prepare` keeps at
 most k; an example is one of them, or the record of all.  For a run with views, every
 example has as many, in columns of the batches: the canary's gradient is their mean.
 

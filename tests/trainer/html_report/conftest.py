@@ -37,7 +37,7 @@ PLAN = DpSgdPlan(
 
 
 def of_users(rows: int, *, sampled: str = "rows", num_examples: int) -> dict[str, Any]:
-    """The description of a data set that `dpsgd bound` made."""
+    """The description of a data set that `dpsgd prepare` made."""
     bounded = Bounded(
         user_column="user",
         max_examples_per_user=rows,

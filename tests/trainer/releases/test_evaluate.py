@@ -20,7 +20,6 @@ from accounting.core.pld.gaussian import gaussian_epsilon, gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.batches import folder as batch_folder
 from pipelines.core.users.bounded import BOUNDED, Bounded
-from pipelines.inputs.source_table import keep_table
 from tests.trainer.conftest import (
     DATASET,
     TABLE,
@@ -169,12 +168,15 @@ def test_a_run_is_evaluated_once(
     ],
 )
 def test_rows_of_the_same_table_are_of_another_part(
-    changes: Any, refused: bool, root: pathlib.Path, run: pathlib.Path, tmp_path: Any
+    changes: Any,
+    refused: bool,
+    root: pathlib.Path,
+    run: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    table = tmp_path / "table"
-    shutil.copytree(root / "table", table)
-    keep_table(table, dataclasses.replace(TABLE, **changes))
-    given = (run, root / "batches-run-a", table)
+    found = dataclasses.replace(TABLE, **changes)
+    monkeypatch.setattr(private, "table_of", lambda _: found)
+    given = (run, root / "batches-run-a", root / "table")
     if refused:
         with pytest.raises(InputError, match="--input to hold no training examples"):
             private.check(*given)
@@ -264,7 +266,7 @@ def test_users_are_evaluated_with_noise_for_all_of_their_rows(
     assert 2 * 2_998 <= seen["pairs"].bound < 2 * 3_500
     assert sum(each.share for each in seen.values()) <= 1
     assert (
-        "for one user, of whom `dpsgd bound` kept at most 2 rows"
+        "for one user, of whom `dpsgd prepare` kept at most 2 rows"
         in (found["evaluation"]["claim"])
     )
     assert (

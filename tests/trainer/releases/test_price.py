@@ -29,7 +29,7 @@ def test_the_noise_of_users_leaves_room_for_the_bound_on_their_rows() -> None:
     rows = EvaluationPrice.of_one(1.0, 1e-6, of_run=2.0)
     assert rows.of_rows == 0
     assert rows.noise_multiplier < found.noise_multiplier
-    assert "one user, of whom `dpsgd bound` kept at most 5 rows" in found.claim
+    assert "one user, of whom `dpsgd prepare` kept at most 5 rows" in found.claim
     assert "zero-out and the add-or-remove relation" in found.claim
     assert "together are (2.0000, 1e-06)-differentially private for one user" in (
         found.claim

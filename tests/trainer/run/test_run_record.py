@@ -166,7 +166,7 @@ def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:
     assert found.epsilon == of_plan.epsilon
     of_example = run_statement(make_record(plain), plain, delta=1e-3)
     assert found.epsilon.guarantee > of_example.epsilon.guarantee
-    assert "one user, of whom `dpsgd bound` kept at most 3 rows" in found.to_text()
+    assert "one user, of whom `dpsgd prepare` kept at most 3 rows" in found.to_text()
     assert "all examples of one user are added or removed" in found.to_text()
 
 

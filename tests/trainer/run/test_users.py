@@ -20,7 +20,7 @@ from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.make_batches import make_batches
 from pipelines.tables.bounding import BoundSettings
-from tests.pipelines.bounded_rows import bound
+from tests.pipelines.bounded_rows import bound_rows
 from trainer.core.tf_compat import keras
 from trainer.keras_model import make_private
 from trainer.model.rows import of_one_row
@@ -58,9 +58,8 @@ def request_of_users(tmp_path_factory: pytest.TempPathFactory) -> Request:
     settings = BoundSettings(
         user_column="user", max_examples_per_user=MOST, num_examples=100, sampled=USERS
     )
-    bound(str(table), root / "bounded", settings)
     make_batches(
-        str(root / "bounded"),
+        bound_rows(table, root / "bounded", settings),
         str(root / "batches"),
         BatchSettings(expected_batch_size=20, num_steps=4),
     )

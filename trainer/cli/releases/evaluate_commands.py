@@ -53,7 +53,7 @@ def evaluate_command(as_json: bool, **flags: Any) -> None:
     come from one Gaussian release, with intervals that include its noise.  Held-out
     rows are others than training rows, so model and metrics together have the larger
     epsilon of both, not the sum.  If RUN is about users, those of held-out rows are
-    bounded by `dpsgd bound`, too.
+    bounded by `dpsgd prepare`, too.
 
     Train RUN without --eval: its metrics are published without protection.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from accounting.core.validation import InputError
 from pipelines.tables.synthetic import COLUMNS, SynthOptions, write_synth
@@ -18,37 +20,27 @@ from pipelines.tables.synthetic_users import (
     Users,
     write_synth_users,
 )
+from tests.pipelines.conftest import Command
 
 ROWS, MEAN = 40_000, 8.0
-PARSE = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
-
-
-def write(out: pathlib.Path, *, rows: int = ROWS) -> pa.Table:
-    options = SynthUserOptions(num_rows=rows, rows_per_user=MEAN)
-    path = write_synth_users(out, options)
-    nulls = pa.csv.ConvertOptions(strings_can_be_null=True)
-    return pa.csv.read_csv(path, parse_options=PARSE, convert_options=nulls)
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     """40,000 rows of 5,000 users.  Not to be changed."""
-    return write(tmp_path_factory.mktemp("synth") / "out")
+    options = SynthUserOptions(num_rows=ROWS, rows_per_user=MEAN)
+    assert options.num_users == 5000
+    path = write_synth_users(tmp_path_factory.mktemp("synth") / "out", options)
+    return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
 
 
-def _arrays(table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    names = [f"C{number}" for number in range(1, 27)]
-    codes = [table[name].combine_chunks().dictionary_encode().indices for name in names]
-    categories = np.stack([each.fill_null(-1).to_numpy() for each in codes], axis=1)
-    return table[USER].to_numpy(), table["label"].to_numpy(), categories
+def categories(table: pa.Table, numbers: Sequence[int]) -> np.ndarray:
+    columns = [table[f"C{1 + number}"].to_pylist() for number in numbers]
+    return np.array(columns, str).T
 
 
-def test_the_mean_is_public_and_a_few_users_have_very_many_rows(
-    table: pa.Table,
-) -> None:
-    users, _, _ = _arrays(table)
-    assert SynthUserOptions(num_rows=ROWS, rows_per_user=MEAN).num_users == 5000
-    counts = np.bincount(users)
+def test_a_few_users_have_very_many_rows(table: pa.Table) -> None:
+    counts = np.bincount(table[USER].to_numpy())
     assert len(counts) <= 5000
     # Sums of uniform numbers below r / 5000, cubed: of standard deviation below 0.0025.
     for share in (0.01, 0.1, 0.5):
@@ -57,32 +49,38 @@ def test_the_mean_is_public_and_a_few_users_have_very_many_rows(
     assert 0.002 < 1 - np.count_nonzero(counts) / 5000 < 0.04
 
 
-def test_rows_are_those_without_users_but_for_what_users_share(
+def test_rows_are_those_of_the_text_but_for_what_users_have_in_common(
     table: pa.Table, tmp_path: pathlib.Path
 ) -> None:
     path = write_synth(tmp_path / "raw", SynthOptions(num_rows=2000))
-    found = pa.csv.read_csv(
-        path,
-        read_options=pa.csv.ReadOptions(column_names=COLUMNS),
-        convert_options=pa.csv.ConvertOptions(strings_can_be_null=True),
-        parse_options=PARSE,
+    names = csv.ReadOptions(column_names=[*COLUMNS])
+    text = csv.read_csv(path, names, csv.ParseOptions(delimiter="\t"))
+    shared = [f"C{1 + number}" for number in _PROFILE]
+    for name in COLUMNS[1:]:
+        same = table[name].slice(0, 2000).to_pylist() == text[name].to_pylist()
+        assert same == (name not in shared)
+
+
+def test_prepare_takes_them(command: Command, tmp_path: pathlib.Path) -> None:
+    source, out = tmp_path / "visits", tmp_path / "data"
+    assert (
+        command("synth", "--rows", 500, "--rows-per-user", 5, "--out", source).code == 0
     )
-    rows = table.slice(0, 2000)
-    shared = {"label", *(f"C{number + 1}" for number in _PROFILE)}
-    for name in COLUMNS:
-        if name not in shared:
-            assert rows[name].to_pylist() == found[name].to_pylist()
+    call = f"prepare --input {source} --schema criteo --user user --out {out}"
+    bound = "--max-examples-per-user 2 --num-examples 500"
+    assert command(*call.split(), *bound.split()).code == 0
+    assert 0 < pq.read_table(out / "train").num_rows < 400
 
 
 def test_rows_of_a_user_are_alike(table: pa.Table) -> None:
-    users, labels, categories = _arrays(table)
+    users, labels = table[USER].to_numpy(), table["label"].to_numpy()
+    profile = categories(table, _PROFILE)
     order = np.argsort(users, kind="stable")
     same = np.flatnonzero(np.diff(users[order]) == 0)
     one, next_one = order[same], order[same + 1]
-    profile = categories[:, list(_PROFILE)]
     # A category that is missing is so by row.
-    differ = (profile[one] != profile[next_one]) & (profile[one] >= 0)
-    assert not (differ & (profile[next_one] >= 0)).any()
+    differ = (profile[one] != profile[next_one]) & (profile[one] != "")
+    assert not (differ & (profile[next_one] != "")).any()
     assert len(np.unique(profile, axis=0)) > 4000
     # 35,000 pairs: a correlation of 0 has standard deviation 0.0054.
     assert np.corrcoef(labels[one], labels[next_one])[0, 1] > 0.1

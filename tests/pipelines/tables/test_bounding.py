@@ -1,0 +1,257 @@
+"""At most k rows of each user, kept of pieces."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.core.validation import InputError
+from pipelines.core.keys import commitment, derive
+from pipelines.core.users.bounded import KEY_LABEL, ROW_WEIGHTS, SAMPLED, USERS, Bounded
+from pipelines.core.users.least_rows import draw_priorities
+from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_row_groups
+from pipelines.tables import bounding
+from pipelines.tables.bounding import (
+    USER,
+    BoundSettings,
+    Limits,
+    bound_pieces,
+    bounded_schema,
+)
+from tests.pipelines.conftest import contents
+
+ROWS, MOST, KEY, TABLE = 1200, 3, bytes(range(32)), "a table"
+USER_OF = np.random.default_rng(7).zipf(1.4, ROWS) % 150
+#: Numbers of users as a hash makes them: any of 64 bits.
+NUMBERS = np.random.default_rng(8).integers(0, 2**64, 150, dtype="u8")
+PAIR = pa.list_(pa.field("item", pa.float32(), nullable=False), 2)
+SCHEMA = pa.schema(
+    [
+        pa.field(name, kind, nullable=False)
+        for name, kind in {"row": pa.int64(), "pair": PAIR, "on": pa.bool_()}.items()
+    ],
+    {DATASET_METADATA_KEY: b'{"name": "clicks"}'},
+)
+SETTINGS = BoundSettings(
+    user_column="user", max_examples_per_user=MOST, num_examples=ROWS
+)
+of_users = functools.partial(dataclasses.replace, SETTINGS, sampled=USERS)
+
+
+def table_of(users: np.ndarray) -> pa.Table:
+    """Rows of which ``row`` says which they are."""
+    row = np.arange(len(users))
+    pairs = pa.array(np.repeat(row + 1, 2).astype("f4"))
+    columns = [row, pa.FixedSizeListArray.from_arrays(pairs, type=PAIR), row % 3 == 0]
+    schema = SCHEMA.append(pa.field(USER, pa.uint64(), nullable=False))
+    return pa.table([*columns, users.astype("u8")], schema=schema)
+
+
+def write_pieces(
+    folder: pathlib.Path, users: np.ndarray, num_pieces: int, group_rows: int
+) -> None:
+    (folder / "data").mkdir(parents=True)
+    table = table_of(users)
+    for number, rows in enumerate(np.array_split(np.arange(len(users)), num_pieces)):
+        some = table.slice(rows[0] if len(rows) else 0, len(rows))
+        path = folder / f"piece-{number:02d}.parquet"
+        pq.write_table(some, path, row_group_size=group_rows)
+
+
+def bound_written(
+    folder: pathlib.Path,
+    settings: BoundSettings = SETTINGS,
+    *,
+    threads: int = 2,
+    memory: int = 1 << 28,
+    key: bytes = KEY,
+    **options: Any,
+) -> pathlib.Path:
+    """Bounds the pieces of a folder, and returns the folder of the rows."""
+    sizes = {"row_group_rows": 64, "row_groups_per_file": 2, **options}
+    limits = Limits(work=folder / "work", memory_limit=memory, num_threads=threads)
+    how = {"table": TABLE, "limits": limits, **sizes}
+    pieces = sorted(folder.glob("*.parquet"))
+    bound_pieces(pieces, folder / "data", settings, key, SCHEMA, **how)
+    return folder / "data"
+
+
+#: ``bound(settings, name="out")`` writes pieces into a new folder and bounds them.
+Bound = Callable[..., pathlib.Path]
+
+
+@pytest.fixture
+def bound(tmp_path: pathlib.Path) -> Bound:
+    """See ``Bound``."""
+
+    def bound(
+        *settings: BoundSettings,
+        name: str = "out",
+        users: np.ndarray = NUMBERS[USER_OF],
+        num_pieces: int = 3,
+        group_rows: int = 110,
+        **how: Any,
+    ) -> pathlib.Path:
+        write_pieces(tmp_path / name, users, num_pieces, group_rows)
+        return bound_written(tmp_path / name, *settings, **how)
+
+    return bound
+
+
+def test_at_most_k_in_order_without_the_id(bound: Bound) -> None:
+    """And they are those with the least words of the stream of key and table."""
+    out = bound()
+    found = pq.read_table(out)
+    rows = found["row"].to_numpy()
+    assert (np.diff(rows) > 0).all()
+    priorities = draw_priorities(derive(KEY, "choice of rows", TABLE), 0, ROWS)
+    for user in set(USER_OF):
+        mine = np.flatnonzero(user == USER_OF)
+        least = mine[np.argsort(priorities[mine])[:MOST]]
+        assert set(rows[USER_OF[rows] == user]) == set(least)
+    assert found.schema.equals(SCHEMA)
+    assert found.equals(table_of(USER_OF).select(SCHEMA.names).take(rows))
+    for number, path in enumerate(sorted(out.iterdir())[:2]):
+        footer = pq.read_metadata(path)
+        assert path.name == f"part-0000{number}.parquet"
+        assert [footer.row_group(i).num_rows for i in range(2)] == [64, 64]
+        assert footer.num_row_groups == 2
+    work = out.parent / "work"
+    assert work.stat().st_mode & 0o777 == 0o700
+    told = json.loads(list_row_groups(str(out)).schema.metadata[DATASET_METADATA_KEY])
+    assert told["name"] == "clicks"
+    note = Bounded.of(told)
+    assert note is not None
+    assert (note.max_examples_per_user, note.num_examples) == (MOST, ROWS)
+    assert note.key.startswith(commitment(KEY, KEY_LABEL))
+    other = bounded_schema(SCHEMA, SETTINGS, KEY, "another table")
+    assert Bounded.of(json.loads(other.metadata[DATASET_METADATA_KEY])) != note
+
+
+@pytest.mark.parametrize("sampled", SAMPLED)
+def test_pure_function(bound: Bound, sampled: str) -> None:
+    settings = dataclasses.replace(SETTINGS, sampled=sampled)
+    found = contents(bound(settings, row_group_rows=20))
+    assert len(found) > 2
+    ways: list[dict[str, Any]] = [
+        {"threads": 1, "memory": 1 << 27},
+        {"num_pieces": 1, "group_rows": 7},
+        {"num_pieces": 40, "memory": 1 << 32},
+        {"key": bytes(32)},
+    ]
+    for number, how in enumerate(ways):
+        again = bound(settings, name=f"{number}", row_group_rows=20, **how)
+        assert (contents(again) == found) == ("key" not in how)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_record_of_each_user(
+    bound: Bound, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(bounding, "_SHARES", seed << 18)  # up to 100 shares
+    rng = np.random.default_rng(seed)
+    users = NUMBERS[rng.zipf(1.3, rng.integers(1, ROWS)) % 150]
+    settings = of_users(max_examples_per_user=int(rng.integers(1, 9)))
+    out = bound(settings, users=users)
+    table = pq.read_table(out)
+    assert table.schema.equals(bounded_schema(SCHEMA, settings, KEY, TABLE))
+    found = {name: np.array(table[name].to_pylist()) for name in table.column_names}
+    seen = []
+    for rows, weights in zip(found["row"], found[ROW_WEIGHTS], strict=True):
+        mine = rows[weights == 1]
+        (user,) = set(users[mine])
+        most = settings.max_examples_per_user
+        assert len(mine) == min(most, (user == users).sum())
+        assert (np.diff(mine) > 0).all()
+        seen.append(user)
+    assert sorted(seen) == sorted(set(users))
+    real = found[ROW_WEIGHTS] == 1
+    assert set(np.unique(found[ROW_WEIGHTS])) <= {0.0, 1.0}
+    for name in SCHEMA.names:
+        assert (found[name][~real] == 0).all()
+    assert (found["pair"][real] == found["row"][real][:, None] + 1).all()
+    assert (found["on"][real] == (found["row"][real] % 3 == 0)).all()
+    left = (out.parent / "work").rglob("*")
+    assert not any(path.is_file() for path in left)
+
+
+@pytest.mark.parametrize("sampled", SAMPLED)
+def test_too_few_slots_are_refused_without_a_number(bound: Bound, sampled: str) -> None:
+    kept = sum(min(MOST, count) for count in collections.Counter(USER_OF).values())
+    enough = len(set(USER_OF)) if sampled == USERS else kept
+    settings = dataclasses.replace(SETTINGS, sampled=sampled, num_examples=enough)
+    bound(settings)
+    few = dataclasses.replace(settings, num_examples=enough - 1)
+    with pytest.raises(
+        InputError, match=f"num_examples={enough - 1} to be at"
+    ) as error:
+        bound(few, name="few")
+    assert f"{enough}" not in str(error.value)
+
+
+@pytest.mark.parametrize("sampled", SAMPLED)
+def test_progress_tells_no_number(bound: Bound, sampled: str) -> None:
+    """Neither of rows nor of users.  A table without rows is one file."""
+    settings = dataclasses.replace(SETTINGS, sampled=sampled)
+    for name, users in (("none", 0), ("one", 1), ("few", 30), ("many", ROWS)):
+        told: list[int] = []
+        tell = functools.partial(lambda to, *done: to.append(done), told)
+        out = bound(settings, users=np.arange(users), name=name, on_progress=tell)
+        assert told == [(percent, 100) for percent in range(1, 101)]
+        assert len(pq.read_table(out)) == users
+        assert pathlib.Path(out, "part-00000.parquet").exists()
+
+
+def test_what_cannot_be_is_refused(
+    bound: Bound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="max_examples_per_user=51 <= 50"):
+        dataclasses.replace(SETTINGS, max_examples_per_user=51)
+    for field in (pa.field("text", pa.string()), pa.field(ROW_WEIGHTS, pa.float32())):
+        with pytest.raises(InputError, match=field.name):
+            bounded_schema(SCHEMA.append(field), of_users(), KEY, TABLE)
+    with pytest.raises(InputError, match="more --memory-limit") as error:
+        bound(memory=1 << 18, users=np.arange(400_000), group_rows=1 << 17)
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(bounding, "ROW_GROUP_BYTES", 3 * (8 + 2 * 4 + 1 + 4))
+    bounded_schema(SCHEMA, of_users(max_examples_per_user=3), KEY, TABLE)
+    with pytest.raises(InputError, match=r"max_examples_per_user=4 <= 3\. .* fewer"):
+        bounded_schema(SCHEMA, of_users(max_examples_per_user=4), KEY, TABLE)
+
+
+def main(folder: str, sampled: str) -> None:
+    """Bounds written pieces and prints the peak memory of the process, in MB."""
+    settings = dataclasses.replace(SETTINGS, sampled=sampled, num_examples=1 << 30)
+    sizes = {"row_group_rows": 1 << 16, "memory": 1 << 27}
+    bound_written(pathlib.Path(folder), settings, **sizes)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+
+
+@pytest.mark.parametrize(("sampled", "num_users"), [("rows", 1), (USERS, 2**63)])
+def test_memory_does_not_depend_on_the_rows(
+    tmp_path: pathlib.Path, sampled: str, num_users: int
+) -> None:
+    """Of 4 million rows; without a limit they take 250 MB."""
+    call = f"from {__name__} import main; import sys; main(*sys.argv[1:])"
+    peaks = []
+    for count in (200_000, 4_000_000):
+        users = np.random.default_rng(0).integers(0, num_users, count, dtype="u8")
+        write_pieces(tmp_path / f"{count}", users, 1, 1 << 16)
+        options = [str(tmp_path / f"{count}"), sampled]
+        command = [sys.executable, "-c", call, *options]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks.append(int(ran.stdout))
+    assert peaks[1] - peaks[0] < 180
