@@ -59,7 +59,7 @@ DEV = [
 
 setup(
     name="dpsgd",
-    version="0.1.0",
+    version="0.2.0",
     description="Private training on Poisson-subsampled batches of any data set size.",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from trainer.train import Summary as Summary
     from trainer.train import train as train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _homes() -> dict[str, str]:

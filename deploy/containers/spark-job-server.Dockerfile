@@ -1,6 +1,6 @@
 # Beam's job server for Spark 3, from the pinned modules of deploy/spark/pom.xml.
 #   docker build -f deploy/containers/spark-job-server.Dockerfile \
-#       -t dpsgd-spark-job-server:0.1.0 .
+#       -t dpsgd-spark-job-server:0.2.0 .
 # The bases are pinned by version; pin them by digest once you have pulled them.
 FROM maven:3.9.9-eclipse-temurin-17 AS build
 WORKDIR /build

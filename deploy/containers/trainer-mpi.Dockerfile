@@ -1,7 +1,7 @@
 # A worker of `mpiexec -n 3 dpsgd train`: the trainer, and the ssh by which the MPI operator
 # starts it.  The key pair is the operator's, made for each job.
-#   docker build -f deploy/containers/trainer-mpi.Dockerfile -t dpsgd-trainer-mpi:0.1.0 .
-FROM dpsgd-trainer:0.1.0
+#   docker build -f deploy/containers/trainer-mpi.Dockerfile -t dpsgd-trainer-mpi:0.2.0 .
+FROM dpsgd-trainer:0.2.0
 
 USER 0:0
 # hadolint ignore=DL3008

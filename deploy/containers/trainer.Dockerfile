@@ -1,5 +1,5 @@
 # The trainer and the command line: exactly the lock file's packages, with hashes.
-#   docker build -f deploy/containers/trainer.Dockerfile -t dpsgd-trainer:0.1.0 .
+#   docker build -f deploy/containers/trainer.Dockerfile -t dpsgd-trainer:0.2.0 .
 # The base is pinned by version; pin it by digest once you have pulled it.
 FROM python:3.11.13-slim-bookworm
 

@@ -1,5 +1,5 @@
 # A Beam worker: samples, packs and writes batches.  No TensorFlow.
-#   docker build -f deploy/containers/worker.Dockerfile -t dpsgd-worker:0.1.0 .
+#   docker build -f deploy/containers/worker.Dockerfile -t dpsgd-worker:0.2.0 .
 # The base is pinned by version; pin it by digest once you have pulled it.
 FROM apache/beam_python3.11_sdk:2.77.0
 

@@ -174,7 +174,7 @@ def test_the_job_names_its_place_its_image_and_its_package(staged: Request) -> N
 def test_a_container_of_your_own_needs_no_package(
     request_of: Callable[..., Request],
 ) -> None:
-    image = "europe-docker.pkg.dev/project/dpsgd/worker:0.1.0"
+    image = "europe-docker.pkg.dev/project/dpsgd/worker:0.2.0"
     made = request_of(f"--sdk_container_image={image}", "--sdk_location=container")
     payloads = {
         beam_runner_api_pb2.DockerPayload.FromString(e.payload).container_image
