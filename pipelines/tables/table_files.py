@@ -20,6 +20,7 @@ import csv
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import os
 import re
@@ -60,6 +61,8 @@ _ZONED = "TIMESTAMP WITH TIME ZONE"
 #: Column that says whether a line is JSON.
 _IS_JSON = "is_json"
 _HEAD_BYTES = 1 << 20
+#: Objects of JSON whose keys are the columns.
+_JSON_LINES = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,7 +276,11 @@ def columns_of(
 
 
 def _typed_columns(file: TableFile) -> dict[str, str]:
-    database = _of_process(os.getpid()).cursor()  # one for each thread
+    if is_remote(file.path):
+        database = connect()
+        database.register_filesystem(file_system(file.path))
+    else:
+        database = _of_process(os.getpid()).cursor()  # one for each thread
     if file.table is not None:
         names = file.table.column_names
         found = database.from_arrow(_numbered(file.table))
@@ -406,17 +413,22 @@ def _is_number(text: str) -> bool:
 
 
 def _json_names(file: TableFile) -> list[str]:
+    """Returns the keys of the first objects: one without a value may lack its key."""
+    names: dict[str, None] = {}
     with _head(file) as text:
-        first = next((line for line in text if line.strip()), "")
-    found: Any = None
-    with contextlib.suppress(ValueError):
-        found = json.loads(first)
-    if not isinstance(found, Mapping):
+        for line in itertools.islice(filter(str.strip, text), _JSON_LINES):
+            found: Any = None
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+            if not isinstance(found, Mapping):
+                break
+            names.update(dict.fromkeys(found))
+    if not names:
         raise InputError(
             f"Expected {file.shown} to hold one JSON object on each line; its first "
             "line is none. Write it so, or as CSV or Parquet."
         )
-    return list(found)
+    return list(names)
 
 
 # --- Relations ----------------------------------------------------------------------
