@@ -352,12 +352,9 @@ class Numeric(Kind):
         if self.length is not None:
             self._select_list(select, column, kind, names)
             return
-        cell = select.cell(column, kind)
-        parsed = select.define(2, select.number(cell, kind))
+        parsed, is_none = select.number(column, kind)
         value = select.define(3, cells.known_number(parsed, select.missing))
-        select.fault(
-            f"{cell} IS NOT NULL AND {parsed} IS NULL", f"{column} is not a number"
-        )
+        select.fault(is_none, f"{column} is not a number")
         if self.range is None:
             infinite = f"{column} is not finite; give it a range in the schema"
             select.fault(f"isinf({value})", infinite)
@@ -368,7 +365,7 @@ class Numeric(Kind):
         self, select: Select, column: str, kind: str, names: Sequence[str]
     ) -> None:
         found, inner = select.elements(column, kind, self.separator)
-        each = f"lambda e: {select.number('e', inner)}"
+        each = f"lambda e: {select.parsed('e', inner)}"
         parsed = select.define(4, f"list_transform({found}, {each})")
         each = f"lambda e: {cells.known_number('e', select.missing)}"
         values = select.define(5, f"list_transform({parsed}, {each})")
@@ -677,8 +674,7 @@ class Label(Kind):
     ) -> None:
         """Adds the label."""
         if self.task == REGRESSION:
-            cell = select.cell(column, kind)
-            value = select.define(2, select.number(cell, kind))
+            value, _ = select.number(column, kind)
             value = select.define(3, cells.known_number(value, select.missing))
             reason = f"{column} is not a number, as this label has to be"
             select.fault(f"{value} IS NULL", reason)
@@ -694,7 +690,7 @@ class Label(Kind):
             select.output(names[0], f"CAST(coalesce({place}, 1) - 1 AS {dtype})")
             return
         cell = select.cell(column, kind)
-        read = cells.truth if self.classes is None else select.number
+        read = cells.truth if self.classes is None else select.parsed
         value = select.define(2, read(cell, kind))
         last = self.num_classes - 1
         good = f"{value} BETWEEN 0 AND {last} AND floor({value}) = {value}"

@@ -164,7 +164,27 @@ class Select:
         absent = list(map(one_word, self.missing))
         return self.define(3, cells.present(text, "VARCHAR", absent))
 
-    def number(self, cell: str, kind: str) -> str:
+    def number(self, column: str, kind: str) -> tuple[str, str]:
+        """Returns the number of a cell, and whether the cell is none.
+
+        The number is null if it is missing or none; it may be NaN or a missing value.
+        """
+        if kind != "VARCHAR" or self._decimal_comma:
+            cell = self.cell(column, kind)
+            number = self.define(2, self.parsed(cell, kind))
+            return number, f"{cell} IS NOT NULL AND {number} IS NULL"
+        # Spaces are looked at where the cast fails alone: most cells are plain numbers.
+        raw = self.define(0, self._columns[column])
+        trimmed = cells.trimmed(raw, kind)
+        number = self.define(
+            1,
+            f"CASE WHEN NOT contains({raw}, '_') THEN coalesce("
+            f"TRY_CAST({raw} AS DOUBLE), TRY_CAST({trimmed} AS DOUBLE)) END",
+        )
+        present = cells.present(f"({trimmed})", kind, self.missing)
+        return number, f"CASE WHEN {number} IS NULL THEN ({present}) IS NOT NULL END"
+
+    def parsed(self, cell: str, kind: str) -> str:
         """Returns a clean cell as a double, null if it is missing or no number."""
         if self._decimal_comma and cells.family(kind) == cells.TEXT:
             cell = cells.with_point(cell)
