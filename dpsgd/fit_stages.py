@@ -45,7 +45,6 @@ from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.inputs.source_table import SOURCES
-from pipelines.tables.kinds import REGRESSION
 from trainer.cli.stages import run as run_stage
 from trainer.core.claims import NON_PRIVATE
 
@@ -54,6 +53,8 @@ if TYPE_CHECKING:
     from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
+#: Task of a label, as ``pipelines.tables.kinds`` names it.
+REGRESSION = "regression"
 #: Of the flags, those of users for `dpsgd prepare`.
 OF_USERS = ("max_examples_per_user", "num_examples")
 _PREPARED = "_prepared.json"
@@ -384,8 +385,10 @@ def _check_classes(folder: pathlib.Path, schema: Any) -> None:
         for group in range(file.num_row_groups):
             labels = file.read_row_group(group, columns=["label"])["label"]
             seen.update(labels.unique().to_pylist())
-            if len(seen) > 1 or schema.label.task == REGRESSION:
+            if len(seen) > 1:
                 return
+    if len(seen) < 1 or schema.label.task == REGRESSION:
+        return
     raise InputError(
         f"Expected rows for training of two classes of {schema.label_name} or more; "
         "all are of one, of which no model learns anything. Is the table in order of "

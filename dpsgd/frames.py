@@ -62,8 +62,6 @@ def fit(
     Raises:
       InputError: what only a person can know is missing, or a stage is refused.
 
-    Example:
-      >>> dpsgd.fit(table, "income", epsilon=3, rows_are_independent=True)
     """
     context = fit_command.fit.make_context("fit", [], resilient_parsing=True)
     flags = dict(context.params)
@@ -179,8 +177,6 @@ def predict(
     Raises:
       InputError: name, value, bound, remedy.
 
-    Example:
-      >>> dpsgd.predict("fit/run", new_rows)["probability"]
     """
     found = _arrow(table)
     with tempfile.TemporaryDirectory() as name:

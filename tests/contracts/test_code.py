@@ -77,12 +77,6 @@ def test_package_init_imports_nothing(folder: pathlib.Path) -> None:
     assert all(isinstance(node, ast.Expr) for node in tree.body)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_a_folder_holds_about_a_dozen_modules(folder: pathlib.Path) -> None:
-    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) <= 14
-
-
 @pytest.mark.parametrize("path", DOCTESTED, ids=lambda path: path.stem)
 def test_docstring_examples_run(path: pathlib.Path) -> None:
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -130,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     pq.write_table(table, root / "input" / "a.parquet", row_group_size=25)
     for line in (
         f"synth --rows 200 --out {root}/text",
-        f"prepare --input {root}/text --out {root}/data --buckets 10",
+        f"prepare --input {root}/text --out {root}/data --schema criteo",
         f"batches --input {root}/data/train --out {root}/batches --batch-size 16 "
         "--epochs 1",
     ):
@@ -140,7 +140,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ages = "".join(f"{row % 90},{row % 2}\n" for row in range(9_000))
     (root / "numbers.csv").write_text(f"age,income\n{ages}")
     label = '[columns.income]\nkind = "label"\ntask = "binary"\n'
-    split = "[split]\nshares = [50, 50, 0]\n"
+    split = "[split]\nby = 'fraction'\nshares = [50, 50, 0]\n"
     numbers = f'version = 1\n{split}[columns.age]\nkind = "numeric"\n{label}'
     (root / "numbers.toml").write_text(numbers)
     line = f"prepare --input {root}/numbers.csv --schema {root}/numbers.toml"
@@ -153,7 +153,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (root / "table.csv").write_text("age,income\n39,1\n40,0\nx,1\n")
     label = 'version = 1\n[columns.income]\nkind = "label"\ntask = "binary"\n'
     (root / "table.toml").write_text(f'{label}[columns.age]\nkind = "numeric"\n')
-    users = '[columns.age]\nkind = "user"\n[split]\nshares = [1, 0, 0]\n'
+    users = '[columns.age]\nkind = "user"\n'
     (root / "users.toml").write_text(label + users)
     others = (f'[columns.{name}]\nkind = "category"\n' for name in ("city", "day"))
     (root / "other.toml").write_text(label + "".join(others))

@@ -32,7 +32,6 @@ class LostRunner(PipelineRunner):
 
 OPTIONS = {
     "batches": "--batch-size 10 --epochs 1 --sampler poisson",
-    "bound": "--user-column id --max-examples-per-user 2 --num-examples 100",
     "prepare": "--schema schema.toml",
 }
 SCHEMA = """

@@ -122,6 +122,6 @@ def test_prepared_rows_are_closed(
     if before is not None:
         out.mkdir(before)
     assert command("synth", "--rows", 100, "--out", raw).code == 0
-    assert command("prepare", "--input", raw, "--out", out).code == 0
+    assert command("prepare", "--input", raw, "--out", out, "--schema=criteo").code == 0
     assert mode(out) == 0o700
     assert mode(raw) == 0o777, "synthetic rows are public"

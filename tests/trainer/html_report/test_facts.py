@@ -33,7 +33,7 @@ STATEMENT = {
 }  # fmt: skip
 #: Everything that a report takes.  A new line here is a decision on privacy.
 TAKEN = {
-    "format", "version", "title", "target.name", "target.classes[]",
+    "format", "version", "title", "together", "target.name", "target.classes[]",
     "unit.of_users", "unit.rows_per_user", "unit.user_is_example",
     "run.name", "run.method", "run.num_steps_executed",
     "privacy.private", "privacy.reason", "privacy.tests[].false_alarms",

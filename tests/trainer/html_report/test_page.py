@@ -58,7 +58,7 @@ OF_USERS = ("one user", "single user", "every user", "used users", "were kept")
     [
         (3, "rows", ["one userof whom at most 3 rows were kept",
                      "3 rows of each, drawn at random, and at most 20,000 rows",
-                     "batches of criteo: at most 20,000 rows of users, 600 steps"]),
+                     "batches: at most 20,000 rows of users, 600 steps"]),
         (1, "rows", ["userof whom at most 1 row was kept", "at most 1 row of each"]),
         (8, "users", ["one userof whom at most 8 rows were kept",
                       "at most 20,000 users in all", "at most 20,000 users, 600 steps",
