@@ -399,6 +399,8 @@ def _looks_like_a_row(names: Sequence[str]) -> bool:
 
     A row that is taken for a header would be published in the schema.
     """
+    if len(names) == 1:  # of another delimiter
+        names = re.split("[;|\t,]", names[0])
     named = [name for name in names if name]
     counted = named == [str(number) for number in range(len(named))]
     return not counted and any(map(_is_number, named))

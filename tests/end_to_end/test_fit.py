@@ -34,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("warm_starts")
 NUM_ROWS = 4000
 #: Rows of the parts, which a hash of their places chooses.
 NUM_TRAIN, NUM_TEST = 3194, 419
+WHOLE = f"--batch-size={NUM_TRAIN}"
 JOBS = ("clerk", "executive", "farmer", "?")
 SCHOOLS = ("HS-grad", "Bachelors", "Masters")
 CHOICES = [
@@ -464,7 +465,7 @@ def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(
         *CHOICES,
         "--epsilon=16",
         "--runs=2",
-        f"--batch-size={NUM_TRAIN}",
+        WHOLE,
         "--epochs=2",
     ]
     out, go_on = tmp_path / "census-fit", fit_stages.run_stage

@@ -106,7 +106,8 @@ def test_a_column_that_seems_to_name_users_is_noted_until_it_is_bounded(
     # Its remedy works when it is typed.
     [remedy] = re.findall("with `(.*)`", printed)
     pathlib.Path("schema.toml").write_text(
-        'version = 1\n[columns.client]\nkind = "label"\ntask = "classes"\nclasses = 20\n'
+        'version = 1\n[columns.client]\nkind = "label"\n'
+        'task = "classes"\nclasses = 20\n'
     )
     again = ("--input=my rows.parquet", "--schema=schema.toml", "--out=bounded")
     assert command("prepare", *again, *shlex.split(remedy)).code == 0

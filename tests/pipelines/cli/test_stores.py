@@ -37,7 +37,8 @@ NO_PATHS = {
     "--classes", "--date", "--delimiter", "--drop", "--for", "--header",
     "--initial-weights", "--label", "--loss", "--metric", "--model", "--numeric",
     "--optimizer", "--or", "--range", "--runner", "--shift-by", "--split", "--text",
-    "--title", "--together", "--train", "--truncated-batch-size", "--user", "--user-column",
+    "--title", "--together", "--train", "--truncated-batch-size", "--user",
+    "--user-column",
 }  # fmt: skip
 
 
