@@ -178,7 +178,9 @@ def _stages(
     yield _evaluate(out, home, sizes.allowance, is_evaluated)
     page = out / "report.html"
     name = pathlib.PurePath(flags["table"].rstrip("/*")).name
-    claim = together(out, published(home / "run", flags), flags)
+    claim = ""
+    if (home / "run" / _RECORD).exists():  # it was made by the stages before
+        claim = together(out, published(home / "run", flags), flags)
     given = (
         f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}",
         f"--together={claim}",
