@@ -74,7 +74,11 @@ setup(
     ],
     packages=find_packages(include=["accounting*", "dpsgd*", "pipelines*", "trainer*"]),
     # py.typed marks the types of all of them as those of users, too.
-    package_data={"": ["py.typed"], "trainer.html_report": ["*.jinja"]},
+    package_data={
+        "": ["py.typed"],
+        "pipelines.tables": ["*.toml"],
+        "trainer.html_report": ["*.jinja"],
+    },
     install_requires=BASE,
     extras_require={
         "pipelines": PIPELINES,
