@@ -78,7 +78,10 @@ def test_the_wheel_holds_every_module_and_its_types(
         for package in PACKAGES
         for path in (root / package).rglob("*.py")
     }
-    templates = {"trainer/html_report/report.html.jinja"}
+    templates = {
+        "trainer/html_report/report.html.jinja",
+        "pipelines/tables/criteo.toml",
+    }
     assert held == modules | templates | {f"{name}/py.typed" for name in PACKAGES}
 
 
