@@ -379,6 +379,8 @@ def _check_classes(folder: pathlib.Path, schema: Any) -> None:
     Raises:
       InputError: they are, and no model would learn anything of them.
     """
+    if schema.label.task == REGRESSION:
+        return
     import pyarrow.parquet as pq  # after --help
 
     seen: set[Any] = set()
@@ -389,7 +391,7 @@ def _check_classes(folder: pathlib.Path, schema: Any) -> None:
             seen.update(labels.unique().to_pylist())
             if len(seen) > 1:
                 return
-    if len(seen) < 1 or schema.label.task == REGRESSION:
+    if not seen:
         return
     raise InputError(
         f"Expected rows for training of two classes of {schema.label_name} or more; "

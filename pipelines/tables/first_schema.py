@@ -19,8 +19,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.batches.columns import RESERVED_NAMES
 from pipelines.tables import cells
@@ -49,8 +47,7 @@ from pipelines.tables.table_files import (
     PARQUET,
     TableFile,
     columns_of,
-    in_memory,
-    list_table,
+    files_of,
 )
 
 _HEAD = """\
@@ -120,8 +117,7 @@ def first_schema(
     Raises:
       InputError: no table, or a column that it does not have.
     """
-    in_arrow = isinstance(data, pa.Table)
-    file = in_memory(data) if in_arrow else list_table(str(data))[0]
+    file = files_of(data)[0]
     table = PARQUET if file.format == MEMORY else file.format
     options = options or InputOptions()
     types = columns_of(file, options)

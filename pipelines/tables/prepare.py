@@ -72,7 +72,7 @@ from pipelines.tables.prepared_files import (
 )
 from pipelines.tables.reading import Malformed, Reader, check_columns
 from pipelines.tables.schema import FRACTION, SPLITS, Schema
-from pipelines.tables.table_files import PARQUET, TableFile, in_memory, list_table
+from pipelines.tables.table_files import PARQUET, TableFile, files_of
 
 ON_BAD_ROW = ("fail", "skip")
 #: About 4 million rows, 200 MB, per file of Criteo's data.
@@ -286,7 +286,7 @@ def open_table(data: Any, options: TableOptions) -> tuple[list[TableFile], list[
       InputError: no table, or columns that do not fit the schema.
     """
     schema = options.schema
-    files = [in_memory(data)] if isinstance(data, pa.Table) else list_table(str(data))
+    files = files_of(data)
     known = {*schema.columns, *schema.needed}
     left_out: dict[str, None] = {}
     for file in files:

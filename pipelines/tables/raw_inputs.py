@@ -23,7 +23,7 @@ from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.threads import num_cores
 from pipelines.tables.reading import Reader, check_columns
 from pipelines.tables.schema import Schema
-from pipelines.tables.table_files import columns_of, in_memory, list_table
+from pipelines.tables.table_files import columns_of, files_of
 
 #: Inputs of some rows, their carried columns, and the number of bytes read so far.
 Part = tuple[dict[str, np.ndarray], pa.Table, int]
@@ -46,8 +46,7 @@ class RawInputs:
     """
 
     def __init__(self, data: Any, schema: Schema, carried: Sequence[str] = ()) -> None:
-        in_arrow = isinstance(data, pa.Table)
-        self._files = [in_memory(data)] if in_arrow else list_table(str(data))
+        self._files = files_of(data)
         self._schema, self._carried = schema, tuple(carried)
         self.num_bytes = sum(file.size for file in self._files)
         first: dict[str, str] = {}

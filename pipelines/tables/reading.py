@@ -32,7 +32,9 @@ from pipelines.tables.kinds import LABEL, NO_CLASS, USER_ID, Date, Kind, Label
 from pipelines.tables.schema import HASH, RANDOM, TIME, Schema, refuse_missing
 from pipelines.tables.select import FAULT, Select, hash_texts, salt_of
 from pipelines.tables.table_files import (
+    JSON,
     NOT_UTF8,
+    TEXT,
     Relation,
     TableFile,
     columns_of,
@@ -335,7 +337,7 @@ class Reader:
                     continue
                 yield from self._rows(block, select, num_read, bad)
                 num_read += len(block)
-            if self._file.format in ("text", "JSON lines"):
+            if self._file.format in (TEXT, JSON):
                 rejected = _rejected(database, self._file)
             else:
                 rejected = []
@@ -355,7 +357,7 @@ class Reader:
         """Returns the query of the schema."""
         schema = self._schema
         options = schema.input
-        is_text = self._file.format == "text"
+        is_text = self._file.format == TEXT
         select = Select(
             relation.columns,
             options.missing_values,

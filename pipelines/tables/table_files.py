@@ -189,6 +189,11 @@ def list_table(pattern: str) -> list[TableFile]:
     return files
 
 
+def files_of(data: Any) -> list[TableFile]:
+    """Returns the files of a table in memory, which is one, or as `list_table`."""
+    return [in_memory(data)] if isinstance(data, pa.Table) else list_table(str(data))
+
+
 def in_memory(table: pa.Table) -> TableFile:
     """Returns a table in memory as a file."""
     return TableFile(
