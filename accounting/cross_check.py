@@ -127,7 +127,7 @@ def second_opinion(
     )
 
 
-def epsilon_of(question: events.Question, accountant: Any, delta: float) -> float:
+def epsilon_of(question: events.EventQuestion, accountant: Any, delta: float) -> float:
     """Returns the epsilon of a composed accountant, after the cost of truncation.
 
     Args:

@@ -67,7 +67,7 @@ EventOf = Callable[[str, int], Event | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Question:
+class EventQuestion:
     """What dp_accounting is asked about a plan.
 
     Attributes:
@@ -98,7 +98,7 @@ def ask(
     noise_multiplier: float,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
-) -> Question:
+) -> EventQuestion:
     """Returns the question to which dp_accounting's answer is the epsilon of a plan.
 
     Args:
@@ -131,7 +131,7 @@ def ask(
 
 def _question(
     event: Event | None, plan: DpSgdPlan, noise_multiplier: float
-) -> Question | None:
+) -> EventQuestion | None:
     """Returns a question; None if the installed dp_accounting cannot answer it."""
     if event is None:
         return None
@@ -139,7 +139,7 @@ def _question(
     relation = dp_accounting.NeighboringRelation[event.relation]
     if built is None or not pld.PLDAccountant(relation).supports(built):
         return None
-    return Question(
+    return EventQuestion(
         event=built,
         relation=relation,
         cost=None,

@@ -23,8 +23,7 @@ from accounting.trade_off import bounds as trade_off_bounds
 from accounting.trade_off.bounds import TradeOff
 
 if TYPE_CHECKING:
-    from accounting.core.theorem import Theorem
-    from accounting.core.theorem import Wording as TheoremWording
+    from accounting.core.theorem import MethodWording, Theorem
 
 STATEMENT_VERSION = 1
 #: The versions in the lock files, against which the tests compare the accountant; the
@@ -176,7 +175,7 @@ class PrivacyStatement(Claim):
         return self._wording.discretization if own is None else own
 
     @property
-    def _own_words(self) -> TheoremWording | None:
+    def _own_words(self) -> MethodWording | None:
         return None if self.theorem is None else self.theorem.wording(self.epsilon)
 
     @property

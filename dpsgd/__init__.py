@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 # The one list of public names.  `as` tells type checkers that a name is re-exported.
 if TYPE_CHECKING:
-    from accounting import accountant as accountant
+    from accounting.core import accountant as accountant
     from accounting.core.intervals import Bounds as Bounds
     from accounting.core.intervals import NoiseBounds as NoiseBounds
     from accounting.core.plan import DpSgdPlan as DpSgdPlan

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from accounting.core import sampler_registry
+import pytest
+
+from accounting.core import plan, sampler_registry
 
 
 def needed(sampler: str, cap: int | None = None, bands: int = 2) -> dict[str, Any]:
@@ -20,3 +22,13 @@ def needed(sampler: str, cap: int | None = None, bands: int = 2) -> dict[str, An
         **({"truncated_batch_size": cap} if rules.truncates else {}),
         **({"bands": bands} if rules.cyclic else {}),
     }
+
+
+def may_register(patch: pytest.MonkeyPatch) -> None:
+    """Lets samplers be registered until the test ends.
+
+    Args:
+      patch: Of the test.
+    """
+    for module, table in ((plan, "_RULES"), (sampler_registry, "_SAMPLERS")):
+        patch.setattr(module, table, dict(getattr(module, table)))

@@ -62,7 +62,7 @@ import numpy as np
 
 from accounting.auditing import audit as claims
 from accounting.auditing import audit_case, audits
-from accounting.auditing.audit import Claim, Verdict
+from accounting.auditing.audit import AuditedClaim, Verdict
 from accounting.auditing.audit_case import Case, Observe
 from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
@@ -412,7 +412,7 @@ def settings_of_run(
     )
 
 
-def _claim(settings: AuditSettings) -> Claim:
+def _claim(settings: AuditSettings) -> AuditedClaim:
     """Returns what is claimed of the audited plan."""
     claimed = settings.claimed
     relation = settings.neighboring_relation

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.batches.stored import stored
+from pipelines.batches.reader import stored
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files import storage
 from pipelines.files.json_files import read_json

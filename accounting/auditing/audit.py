@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.accountant import delta_curve
 from accounting.auditing import lower_bounds
 from accounting.auditing.lower_bounds import ClaimedProfile, Errors
 from accounting.core import accountant, intervals
@@ -55,7 +54,7 @@ def percent(confidence: float) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Claim:
+class AuditedClaim:
     """What is claimed of the audited mechanism.
 
     Attributes:
@@ -98,7 +97,7 @@ def claim(
     delta: float,
     max_examples_per_user: int = 1,
     neighboring_relation: str = REPLACE_SPECIAL,
-) -> Claim:
+) -> AuditedClaim:
     """Returns what the accountant claims of ``plan``.
 
     Args:
@@ -125,8 +124,8 @@ def claim(
             "raise delta."
         )
     epsilons = np.linspace(0.0, epsilon, _PROFILE_POINTS)[:-1]
-    answers = delta_curve(plan, epsilons=map(float, epsilons), **asked)
-    return Claim(
+    answers = [accountant.delta(plan, epsilon=float(e), **asked) for e in epsilons]
+    return AuditedClaim(
         plan=plan,
         delta=delta,
         **asked,
@@ -178,7 +177,7 @@ class Verdict:
       points: Error rates of the deciding half at increasing thresholds.
     """
 
-    claim: Claim
+    claim: AuditedClaim
     trials: int
     findings: tuple[Finding, ...]
     points: tuple[ErrorRates, ...]
@@ -223,7 +222,7 @@ class Verdict:
 
 
 def judge(
-    claim: Claim,
+    claim: AuditedClaim,
     real: NDArray[np.float64],
     ghost: NDArray[np.float64],
     *,
@@ -284,7 +283,7 @@ def _halves(
 
 
 def _finding(
-    claim: Claim,
+    claim: AuditedClaim,
     tests: list[Errors],
     confidence: float,
     *,

@@ -36,7 +36,7 @@ from accounting.core.numerics.calibration import TOLERANCE, smallest_noise_in_tw
 from accounting.core.numerics.root_finding import log_ratio
 from accounting.core.plan import DpSgdPlan
 from accounting.core.samplers import deterministic
-from accounting.lower_bounds import composition
+from accounting.lower_bounds import merged_outcomes
 from accounting.lower_bounds.searches import (
     largest_insufficient_noise,
     lower_epsilon,
@@ -78,7 +78,7 @@ def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
     if count == 1:
         # Values have the same relative error as masses: use a slightly larger epsilon.
         return direction.delta(epsilon + direction.relative_error) * margin
-    return margin * composition.lower_delta(direction.atoms, count, epsilon)
+    return margin * merged_outcomes.lower_delta_of_sum(direction.atoms, count, epsilon)
 
 
 def _is_numerical(plan: DpSgdPlan, noise_multiplier: float) -> bool:

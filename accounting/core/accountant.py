@@ -4,8 +4,8 @@ Every answer is for the worse of both directions of a neighbouring relation.  Th
 default is zero-out: an example is replaced by a ghost that contributes zero
 (`REPLACE_SPECIAL` in dp_accounting).  `accounting.core.neighboring_relation` lists the
 others.  Answers are intervals whose type tells a guarantee from a lower bound; see
-`accounting.core.intervals`.  Lower bounds that take seconds are
-`accounting.accountant`'s.
+`accounting.core.intervals`.  Lower bounds that take seconds are those of
+`accounting.lower_bounds.poisson_batches`.
 
 Upper bounds of Poisson and truncated batches are within 1e-4 of what their theorem
 gives for a delta of 1e-20 or more, and lower bounds are useful there; those of balls
@@ -17,7 +17,7 @@ where rare steps lose most, and balls and bins below 1e-17 are bounded by reveal
 steps.
 
 Example:
-  >>> from accounting.core.plan import DpSgdPlan
+  >>> from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
   >>> plan = DpSgdPlan(
   ...     sampler="poisson", num_examples=60_000, expected_batch_size=600,
   ...     num_steps=1000, num_epochs=10)
@@ -36,7 +36,7 @@ from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.core.numerics.calibration import MOST_NOISE, round_up
 from accounting.core.numerics.root_finding import log_ratio, threshold
-from accounting.core.plan import DpSgdPlan
+from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
 
 #: More steps are refused, since rounding errors would add up.
@@ -267,3 +267,59 @@ def _verified(
         else:
             value = round_up(value * (1 + 1e-4), 6)
     raise ArithmeticError(f"noise multiplier {value!r} could not be verified")
+
+
+def smallest_truncated_batch_size(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+    sampler: str = TRUNCATED_POISSON,
+    bands: int | None = None,
+) -> int:
+    """Returns the least cap on the examples of a step with a negligible privacy cost.
+
+    For truncated Poisson it is the least B with
+    ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``.  For a smaller cap,
+    ``epsilon(plan, ...)`` of a plan with that cap includes the cost.
+
+    Args:
+      num_examples: n, slots of the data set.
+      expected_batch_size: Expected examples per step, q n.
+      num_steps: T.
+      epsilon: Target, at least 0.
+      delta: Target, in (0, 1).
+      sampler: A sampler whose plans have a cap.
+      bands: As in `DpSgdPlan`.
+
+    Raises:
+      InputError: a value out of range, or a sampler without a cap.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    check_int("num_steps", num_steps, at_least=1, at_most=MOST_STEPS)
+    truncation = truncation_of(sampler)
+    untruncated = DpSgdPlan(
+        sampler=truncation.untruncated,
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        num_steps=num_steps,
+        bands=bands,
+    )
+    return truncation.smallest_cap(untruncated, float(epsilon), float(delta))
+
+
+def truncation_of(sampler: str) -> sampler_registry.Truncation:
+    """Returns the truncation of a sampler.
+
+    Raises:
+      InputError: the sampler has none.
+    """
+    found = sampler_registry.get(sampler).truncation
+    if found is None:
+        sampler_registry.refuse(
+            sampler, "a smallest cap", "Give truncated_batch_size as a number."
+        )
+    return found

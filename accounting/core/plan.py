@@ -21,10 +21,10 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from accounting.core import sampler_registry
 from accounting.core.validation import InputError, check_choice, check_int
 from accounting.core.versioned_json import header, read_fields
 
@@ -44,8 +44,6 @@ TRUNCATED_POISSON = "truncated-poisson"
 BALLS_AND_BINS = "balls-and-bins"
 CYCLIC_POISSON = "cyclic-poisson"
 TRUNCATED_CYCLIC_POISSON = "truncated-cyclic-poisson"
-#: The samplers of this package; `accounting.core.sampler_registry` may know more.
-SAMPLERS = sampler_registry.BUILT_IN
 
 
 def canonical_json(value: Any) -> bytes:
@@ -102,7 +100,7 @@ class DpSgdPlan:
     bands: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("sampler", self.sampler, sampler_registry.names())
+        check_choice("sampler", self.sampler, names())
         check_int("num_examples", self.num_examples, at_least=1, at_most=MOST_EXAMPLES)
         _check_batch_size(self.expected_batch_size, self.num_examples)
         check_int("num_steps", self.num_steps, at_least=1)
@@ -116,7 +114,7 @@ class DpSgdPlan:
         self._check_bands()
 
     def _check_truncation(self) -> None:
-        if not sampler_registry.rules(self.sampler).truncates:
+        if not rules(self.sampler).truncates:
             if self.truncated_batch_size is not None:
                 raise InputError(
                     f"Expected truncated_batch_size={self.truncated_batch_size!r} to "
@@ -140,7 +138,7 @@ class DpSgdPlan:
         )
 
     def _check_bands(self) -> None:
-        if not sampler_registry.rules(self.sampler).cyclic:
+        if not rules(self.sampler).cyclic:
             if self.bands is not None:
                 raise InputError(
                     f"Expected bands={self.bands!r} to be None for "
@@ -201,12 +199,12 @@ class DpSgdPlan:
     @property
     def largest_batch_size(self) -> int | None:
         """Largest possible number of examples in a step; None if it has no bound."""
-        return sampler_registry.rules(self.sampler).largest_batch_size(self)
+        return rules(self.sampler).largest_batch_size(self)
 
     @property
     def num_shuffles(self) -> int:
         """Number of uniformly random orders of all rows that a run draws."""
-        return sampler_registry.rules(self.sampler).num_shuffles(self)
+        return rules(self.sampler).num_shuffles(self)
 
     @functools.cached_property  # every stream of a job asks for it
     def fingerprint(self) -> str:
@@ -283,7 +281,7 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
     check_int("of_runs", num_runs, at_least=1, at_most=MOST_RUNS)
     if num_runs == 1:
         return plan
-    if not sampler_registry.rules(plan.sampler).composes:
+    if not rules(plan.sampler).composes:
         raise InputError(
             f"Expected of_runs={num_runs} to be 1 for sampler={plan.sampler!r}: its "
             "runs are not proven to be one run of all their epochs, such as where each "
@@ -298,7 +296,7 @@ def together(plan: DpSgdPlan, num_runs: int) -> DpSgdPlan:
 
 def goes_through_epochs(sampler: str) -> bool:
     """Whether a sampler uses every example once in every epoch."""
-    return sampler_registry.rules(sampler).once_per_epoch
+    return rules(sampler).once_per_epoch
 
 
 def check_epochs(plan: DpSgdPlan) -> None:
@@ -416,3 +414,116 @@ def steps_and_epochs(
     check_int("num_steps", num_steps, at_least=1)
     whole = num_steps % per_epoch == 0
     return num_steps, num_steps // per_epoch if whole else 1
+
+
+# -- what plans of each sampler must satisfy -------------------------------------------
+
+
+def by_chance(plan: DpSgdPlan) -> None:
+    """Returns None: rows are chosen independently, and batch sizes are unbounded."""
+    del plan
+
+
+def equal_batches(plan: DpSgdPlan) -> int:
+    """Returns the largest batch of an epoch cut into steps of nearly equal sizes."""
+    return -(-plan.num_examples // plan.steps_per_epoch)
+
+
+def truncated_batches(plan: DpSgdPlan) -> int | None:
+    """Returns the plan's cap on the examples of a step."""
+    return plan.truncated_batch_size
+
+
+def no_shuffle(plan: DpSgdPlan) -> int:
+    """Returns 0: no order is drawn over all rows together."""
+    del plan
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanRules:
+    """Properties of a sampler that its plans depend on.
+
+    Attributes:
+      once_per_epoch: Whether every example is in exactly one step of each epoch.
+      largest_batch_size: Plan -> largest possible number of examples in a step; None
+        if it has no bound.
+      truncates: Whether the plan must have a ``truncated_batch_size``.
+      cyclic: Whether the plan must have ``bands``: an example is in steps of its group
+        alone, every ``bands`` steps.
+      num_shuffles: Plan -> number of uniformly random orders of all rows that a run
+        draws and cuts into steps; epoch e uses order ``e % num_shuffles``.  0 without
+        shuffling.
+      composes: Whether runs that sample each by itself have, one after another, the law
+        of one run of all their epochs: no draw of a run is used in two epochs.
+    """
+
+    once_per_epoch: bool
+    largest_batch_size: Callable[[DpSgdPlan], int | None]
+    truncates: bool = False
+    cyclic: bool = False
+    num_shuffles: Callable[[DpSgdPlan], int] = no_shuffle
+    composes: bool = False
+
+
+def _once_per_run(plan: DpSgdPlan) -> int:
+    del plan
+    return 1
+
+
+def _once_per_epoch(plan: DpSgdPlan) -> int:
+    return plan.num_epochs
+
+
+_BY_CHANCE = PlanRules(
+    once_per_epoch=False, largest_batch_size=by_chance, composes=True
+)
+_CAPPED = dataclasses.replace(
+    _BY_CHANCE, largest_batch_size=truncated_batches, truncates=True
+)
+_EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches, composes=True)
+_RULES = {
+    DETERMINISTIC: _EQUAL,
+    PERSISTENT_SHUFFLE: dataclasses.replace(
+        _EQUAL, num_shuffles=_once_per_run, composes=False
+    ),
+    DYNAMIC_SHUFFLE: dataclasses.replace(_EQUAL, num_shuffles=_once_per_epoch),
+    POISSON: _BY_CHANCE,
+    TRUNCATED_POISSON: _CAPPED,
+    BALLS_AND_BINS: dataclasses.replace(_BY_CHANCE, once_per_epoch=True),
+    CYCLIC_POISSON: dataclasses.replace(_BY_CHANCE, cyclic=True),
+    TRUNCATED_CYCLIC_POISSON: dataclasses.replace(_CAPPED, cyclic=True),
+}
+#: The samplers of this package; others may be registered.
+SAMPLERS = tuple(_RULES)
+
+
+def names() -> tuple[str, ...]:
+    """Returns the samplers that are registered, in order of registration."""
+    return tuple(_RULES)
+
+
+def rules(sampler: str) -> PlanRules:
+    """Returns what a plan must satisfy.
+
+    Raises:
+      InputError: no such sampler.
+    """
+    return _RULES[check_choice("sampler", sampler, names())]
+
+
+def register_rules(sampler: str, found: PlanRules) -> None:
+    """Registers, in this process, what plans of a sampler must satisfy.
+
+    Args:
+      sampler: Its name, which must not be taken; see `sampler_registry.register`.
+      found: What a plan must satisfy.
+
+    Raises:
+      InputError: the name is taken.
+    """
+    if sampler in _RULES:
+        raise InputError(
+            f"Expected sampler={sampler!r} not to be registered yet. Take another name."
+        )
+    _RULES[sampler] = found

@@ -24,60 +24,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.core.plan import DpSgdPlan, PlanRules, names, register_rules
+from accounting.core.plan import rules as rules
 from accounting.core.validation import InputError, check_choice
-
-if TYPE_CHECKING:
-    from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
-    from accounting.core.plan import DpSgdPlan
-
-
-def by_chance(plan: DpSgdPlan) -> None:
-    """Returns None: rows are chosen independently, and batch sizes are unbounded."""
-    del plan
-
-
-def equal_batches(plan: DpSgdPlan) -> int:
-    """Returns the largest batch of an epoch cut into steps of nearly equal sizes."""
-    return -(-plan.num_examples // plan.steps_per_epoch)
-
-
-def truncated_batches(plan: DpSgdPlan) -> int | None:
-    """Returns the plan's cap on the examples of a step."""
-    return plan.truncated_batch_size
-
-
-def no_shuffle(plan: DpSgdPlan) -> int:
-    """Returns 0: no order is drawn over all rows together."""
-    del plan
-    return 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanRules:
-    """Properties of a sampler that its plans depend on.
-
-    Attributes:
-      once_per_epoch: Whether every example is in exactly one step of each epoch.
-      largest_batch_size: Plan -> largest possible number of examples in a step; None
-        if it has no bound.
-      truncates: Whether the plan must have a ``truncated_batch_size``.
-      cyclic: Whether the plan must have ``bands``: an example is in steps of its group
-        alone, every ``bands`` steps.
-      num_shuffles: Plan -> number of uniformly random orders of all rows that a run
-        draws and cuts into steps; epoch e uses order ``e % num_shuffles``.  0 without
-        shuffling.
-      composes: Whether runs that sample each by itself have, one after another, the law
-        of one run of all their epochs: no draw of a run is used in two epochs.
-    """
-
-    once_per_epoch: bool
-    largest_batch_size: Callable[[DpSgdPlan], int | None]
-    truncates: bool = False
-    cyclic: bool = False
-    num_shuffles: Callable[[DpSgdPlan], int] = no_shuffle
-    composes: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,13 +119,17 @@ class Sampler:
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    rules: PlanRules
-    sampler: Sampler | str
-
-
-_ENTRIES: dict[str, _Entry] = {}
+#: Name -> the sampler, or its place ``module:attribute``.
+_SAMPLERS: dict[str, Sampler | str] = {
+    "deterministic": "accounting.core.samplers.deterministic:SAMPLER",
+    "persistent-shuffle": "accounting.claims.shuffles.shuffle:PERSISTENT",
+    "dynamic-shuffle": "accounting.claims.shuffles.shuffle:DYNAMIC",
+    "poisson": "accounting.core.samplers.poisson:SAMPLER",
+    "truncated-poisson": "accounting.core.samplers.truncated_poisson:SAMPLER",
+    "balls-and-bins": "accounting.claims.balls_and_bins:SAMPLER",
+    "cyclic-poisson": "accounting.core.samplers.cyclic_poisson:SAMPLER",
+    "truncated-cyclic-poisson": "accounting.core.samplers.cyclic_poisson:TRUNCATED",
+}
 
 
 def register(name: str, rules: PlanRules, sampler: Sampler | str) -> None:
@@ -188,29 +144,8 @@ def register(name: str, rules: PlanRules, sampler: Sampler | str) -> None:
     Raises:
       InputError: the name is taken.
     """
-    if name in _ENTRIES:
-        raise InputError(
-            f"Expected sampler={name!r} not to be registered yet. Take another name."
-        )
-    _ENTRIES[name] = _Entry(rules=rules, sampler=sampler)
-
-
-def names() -> tuple[str, ...]:
-    """Returns the samplers that are registered, in order of registration."""
-    return tuple(_ENTRIES)
-
-
-def _entry(name: str) -> _Entry:
-    return _ENTRIES[check_choice("sampler", name, names())]
-
-
-def rules(name: str) -> PlanRules:
-    """Returns what a plan must satisfy.
-
-    Raises:
-      InputError: no such sampler.
-    """
-    return _entry(name).rules
+    register_rules(name, rules)
+    _SAMPLERS[name] = sampler
 
 
 def get(name: str) -> Sampler:
@@ -219,7 +154,7 @@ def get(name: str) -> Sampler:
     Raises:
       InputError: no such sampler.
     """
-    sampler = _entry(name).sampler
+    sampler = _SAMPLERS[check_choice("sampler", name, names())]
     if isinstance(sampler, Sampler):
         return sampler
     module, attribute = sampler.split(":")
@@ -245,51 +180,3 @@ def refuse(name: str, need: str, remedy: str) -> NoReturn:
       InputError: always.
     """
     raise InputError(f"Expected sampler={name!r} to provide {need}. {remedy}")
-
-
-def _once_per_run(plan: DpSgdPlan) -> int:
-    del plan
-    return 1
-
-
-def _once_per_epoch(plan: DpSgdPlan) -> int:
-    return plan.num_epochs
-
-
-_BY_CHANCE = PlanRules(
-    once_per_epoch=False, largest_batch_size=by_chance, composes=True
-)
-_CAPPED = dataclasses.replace(
-    _BY_CHANCE, largest_batch_size=truncated_batches, truncates=True
-)
-_EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches, composes=True)
-
-_BUILT_IN = {
-    "deterministic": (_EQUAL, "core.samplers.deterministic:SAMPLER"),
-    "persistent-shuffle": (
-        dataclasses.replace(_EQUAL, num_shuffles=_once_per_run, composes=False),
-        "claims.shuffles.shuffle:PERSISTENT",
-    ),
-    "dynamic-shuffle": (
-        dataclasses.replace(_EQUAL, num_shuffles=_once_per_epoch),
-        "claims.shuffles.shuffle:DYNAMIC",
-    ),
-    "poisson": (_BY_CHANCE, "core.samplers.poisson:SAMPLER"),
-    "truncated-poisson": (_CAPPED, "core.samplers.truncated_poisson:SAMPLER"),
-    "balls-and-bins": (
-        dataclasses.replace(_BY_CHANCE, once_per_epoch=True),
-        "claims.balls_and_bins:SAMPLER",
-    ),
-    "cyclic-poisson": (
-        dataclasses.replace(_BY_CHANCE, cyclic=True),
-        "core.samplers.cyclic_poisson:SAMPLER",
-    ),
-    "truncated-cyclic-poisson": (
-        dataclasses.replace(_CAPPED, cyclic=True),
-        "core.samplers.cyclic_poisson:TRUNCATED",
-    ),
-}
-for _name, (_rules, _place) in _BUILT_IN.items():
-    register(_name, _rules, f"accounting.{_place}")
-#: The samplers of this package.
-BUILT_IN = names()

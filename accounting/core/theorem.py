@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wording:
+class MethodWording:
     """Words of a privacy statement where the mechanism differs from DP-SGD.
 
     Attributes:
@@ -98,5 +98,5 @@ class Theorem(Protocol):
           delta: Target, in (0, 1).
         """
 
-    def wording(self, bounds: Bounds) -> Wording:
+    def wording(self, bounds: Bounds) -> MethodWording:
         """Returns the words for a statement of ``bounds``, a result of ``epsilon``."""

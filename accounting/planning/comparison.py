@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from accounting.accountant import smallest_truncated_batch_size, truncation_of
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.claim import plan_of_all
@@ -137,7 +136,7 @@ class Question:
         return self.bands if sampler_registry.rules(sampler).cyclic else None
 
     def _smallest_cap(self, sampler: str) -> int:
-        return smallest_truncated_batch_size(
+        return accountant.smallest_truncated_batch_size(
             num_examples=self.num_examples,
             expected_batch_size=self.expected_batch_size,
             num_steps=self.num_steps,
@@ -152,7 +151,7 @@ class Question:
             assert self.epsilon is not None
             return self.epsilon
         untruncated = accountant.epsilon(
-            self.plan(truncation_of(sampler).untruncated),
+            self.plan(accountant.truncation_of(sampler).untruncated),
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
             max_examples_per_user=self.max_examples_per_user,

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+from accounting.core import plan as plans
 from accounting.core import sampler_registry
 from accounting.core.neighboring_relation import NAMES
 from accounting.core.plan import DpSgdPlan
@@ -151,7 +152,7 @@ def default_samplers() -> tuple[str, ...]:
         for name in sampler_registry.names()
         if name in poisson
         or sampler_registry.get(name).closed_form
-        or sampler_registry.rules(name).num_shuffles is not sampler_registry.no_shuffle
+        or sampler_registry.rules(name).num_shuffles is not plans.no_shuffle
     )
 
 

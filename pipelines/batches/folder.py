@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.batches.stored import stored
+from pipelines.batches.reader import stored
 from pipelines.core.batches.certificate import Certificate, digest_of_seal
 from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
 from pipelines.core.batches.stored import CERTIFICATE_NAME as CERTIFICATE_NAME

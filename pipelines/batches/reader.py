@@ -18,18 +18,22 @@ Example:
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from accounting.core.validation import InputError
-from pipelines.batches.stored import stored
-from pipelines.core.batches.batch_format import PhysicalBatch
 from pipelines.core.batches.columns import record_bytes
 from pipelines.core.batches.manifest import Checksums, Manifest
-from pipelines.core.batches.ranges import RANGE_BYTES
-from pipelines.core.batches.reader import Read, changed
+from pipelines.core.batches.ranges import RANGE_BYTES, Read, changed
 from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.stored import StoredBatches
 from pipelines.files.paths import StrPath, is_remote, join
-from pipelines.files.storage import read_range, size
+from pipelines.files.storage import read_bytes, read_range, size
+
+if TYPE_CHECKING:  # who reads a manifest needs no PyArrow
+    from pipelines.core.batches.batch_format import PhysicalBatch
 
 #: Maximum bytes and number of the ranges that are read ahead.
 _AHEAD_BYTES, _MOST_AHEAD = 64 << 20, 8
@@ -55,13 +59,27 @@ def read_batches(
     )
 
 
-def num_ahead(directory: StrPath, manifest: Manifest) -> int:
-    """Returns how many ranges are read ahead: more of a store, which answers slowly.
+def stored(directory: StrPath) -> StoredBatches:
+    """Returns the batches of a folder, of which nothing is read yet.
 
     Args:
-      directory: Folder of batches, local or in a store.
-      manifest: Their manifest.
+      directory: Folder that ``dpsgd batches`` wrote, local or in a store.
     """
+    return StoredBatches(
+        place=os.fspath(directory).rstrip("/"),
+        read_file=read_bytes,
+        reader=functools.partial(_reader, directory),
+    )
+
+
+def _reader(
+    directory: StrPath, manifest: Manifest, checksums: Checksums
+) -> tuple[Read, int]:
+    return read_from(directory, checksums), _num_ahead(directory, manifest)
+
+
+def _num_ahead(directory: StrPath, manifest: Manifest) -> int:
+    """Returns how many ranges are read ahead: more of a store, which answers slowly."""
     if not is_remote(directory):
         return 1
     record = record_bytes(manifest.columns, manifest.physical_batch_size)

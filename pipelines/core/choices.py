@@ -66,7 +66,7 @@ Ranks = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
+class BlockSpan:
     """A block of rows as a sampler sees it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampler:
+class PlanSampler:
     """The choices of one data set under one key.
 
     Attributes:
@@ -94,15 +94,15 @@ class Sampler:
     key: bytes = dataclasses.field(repr=False)
     starts: tuple[Ranks, ...] = dataclasses.field(default=(), repr=False)
 
-    def choose(self, rows: Rows) -> Choices:
+    def choose(self, rows: BlockSpan) -> Choices:
         """Returns the steps that the rows of a block choose.  Sensitive."""
         return _SAMPLERS[self.plan.sampler](self, rows)
 
-    def stream(self, rows: Rows) -> Stream:
+    def stream(self, rows: BlockSpan) -> Stream:
         """Returns the stream of a block."""
         return Stream(derive(self.key, "sampling", self.plan.fingerprint, rows.label))
 
-    def ranks(self, rows: Rows, shuffle: int) -> Ranks:
+    def ranks(self, rows: BlockSpan, shuffle: int) -> Ranks:
         """Returns the ranks of the rows of a block in one of the plan's shuffles.
 
         Args:
@@ -114,7 +114,9 @@ class Sampler:
         return stream.words(rows.num_rows), stream.words(rows.num_rows)
 
 
-def make_sampler(plan: DpSgdPlan, key: bytes, blocks: Sequence[Rows]) -> Sampler:
+def make_sampler(
+    plan: DpSgdPlan, key: bytes, blocks: Sequence[BlockSpan]
+) -> PlanSampler:
     """Returns the sampler of a plan; for a shuffle it draws all ranks twice.
 
     Args:
@@ -130,7 +132,7 @@ def make_sampler(plan: DpSgdPlan, key: bytes, blocks: Sequence[Rows]) -> Sampler
             f"Expected sampler={plan.sampler!r} to be one of {', '.join(_SAMPLERS)}: "
             "there is no reference for others, and its batches cannot be certified."
         )
-    sampler = Sampler(plan=plan, key=key)
+    sampler = PlanSampler(plan=plan, key=key)
     starts = [_starts(sampler, blocks, each) for each in range(plan.num_shuffles)]
     return dataclasses.replace(sampler, starts=tuple(starts))
 
@@ -194,13 +196,13 @@ def _subsets(
     return np.divmod(codes, num_steps)
 
 
-def _poisson(sampler: Sampler, rows: Rows) -> Choices:
+def _poisson(sampler: PlanSampler, rows: BlockSpan) -> Choices:
     plan, stream = sampler.plan, sampler.stream(rows)
     row, step = _independent(stream, plan, plan.num_steps, rows.num_rows)
     return row, step, stream.words(len(row))
 
 
-def _cyclic_poisson(sampler: Sampler, rows: Rows) -> Choices:
+def _cyclic_poisson(sampler: PlanSampler, rows: BlockSpan) -> Choices:
     plan, stream = sampler.plan, sampler.stream(rows)
     groups = plan.bands
     assert groups is not None
@@ -231,21 +233,21 @@ def _independent(
     return row, step
 
 
-def _each_epoch(plan: DpSgdPlan, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+def _each_epoch(plan: DpSgdPlan, rows: BlockSpan) -> tuple[np.ndarray, np.ndarray]:
     """Returns every row once per epoch, and the first step of that epoch."""
     row = np.tile(np.arange(rows.num_rows), plan.num_epochs)
     first_steps = np.arange(plan.num_epochs) * plan.steps_per_epoch
     return row, np.repeat(first_steps, rows.num_rows)
 
 
-def _balls_and_bins(sampler: Sampler, rows: Rows) -> Choices:
+def _balls_and_bins(sampler: PlanSampler, rows: BlockSpan) -> Choices:
     plan, stream = sampler.plan, sampler.stream(rows)
     row, first_step = _each_epoch(plan, rows)
     step = first_step + stream.integers(plan.steps_per_epoch, len(row))
     return row, step, stream.words(len(row))
 
 
-def _deterministic(sampler: Sampler, rows: Rows) -> Choices:
+def _deterministic(sampler: PlanSampler, rows: BlockSpan) -> Choices:
     plan = sampler.plan
     row, first_step = _each_epoch(plan, rows)
     position = rows.first_row + row
@@ -253,7 +255,7 @@ def _deterministic(sampler: Sampler, rows: Rows) -> Choices:
     return row, step, position.astype(np.uint64)
 
 
-def _shuffled(sampler: Sampler, rows: Rows) -> Choices:
+def _shuffled(sampler: PlanSampler, rows: BlockSpan) -> Choices:
     plan = sampler.plan
     row, first_step = _each_epoch(plan, rows)
     steps, priorities = [], []
@@ -277,7 +279,7 @@ def _reached(starts: Ranks, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         count[more] += 1
 
 
-def _starts(sampler: Sampler, blocks: Sequence[Rows], shuffle: int) -> Ranks:
+def _starts(sampler: PlanSampler, blocks: Sequence[BlockSpan], shuffle: int) -> Ranks:
     """Returns the ranks at the places of the sorted order where steps 1, 2, ... start.
 
     Ranks are counted by their first bits; only those that share them with a start are
@@ -307,7 +309,7 @@ def _starts(sampler: Sampler, blocks: Sequence[Rows], shuffle: int) -> Ranks:
     return high[found], low[found]
 
 
-_SAMPLERS: dict[str, Callable[[Sampler, Rows], Choices]] = {
+_SAMPLERS: dict[str, Callable[[PlanSampler, BlockSpan], Choices]] = {
     DETERMINISTIC: _deterministic,
     PERSISTENT_SHUFFLE: _shuffled,
     DYNAMIC_SHUFFLE: _shuffled,

@@ -48,9 +48,9 @@ from accounting.core.validation import InputError
 from pipelines.core import records
 from pipelines.core.batches.columns import Column, row_bytes
 from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.choices import Sampler, make_sampler
+from pipelines.core.choices import PlanSampler, make_sampler
 from pipelines.core.keys import commitment, derive
-from pipelines.core.rows import Block, DataSet
+from pipelines.core.rows import DataSet, RowGroup
 from pipelines.core.threads import in_order
 
 #: The version of the format of batches that this module makes.
@@ -74,7 +74,7 @@ class Resampling:
       record_rows: Rows of a record, real and padding.
     """
 
-    sampler: Sampler = dataclasses.field(repr=False)
+    sampler: PlanSampler = dataclasses.field(repr=False)
     data: DataSet = dataclasses.field(repr=False)
     columns: tuple[Column, ...]
     record_rows: int
@@ -145,7 +145,7 @@ class Resampling:
         of_step = plan.expected_batch_size * (row + longest + _KEPT_BYTES)
         return (memory - _BASE_BYTES - num_threads * largest * of_block) // of_step
 
-    def _keep(self, block: Block, *, steps: range) -> list[np.ndarray]:
+    def _keep(self, block: RowGroup, *, steps: range) -> list[np.ndarray]:
         """Returns step, priority and columns of each choice in a range of steps."""
         row, step, priority = self.sampler.choose(block)
         here = np.flatnonzero((step >= steps.start) & (step < steps.stop))

@@ -26,11 +26,11 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
-from pipelines.core.choices import Rows
+from pipelines.core.choices import BlockSpan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Block(Rows):
+class RowGroup(BlockSpan):
     """A row group of a file.
 
     Attributes:
@@ -52,7 +52,7 @@ class DataSet:
       open_file: Path -> open file.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[RowGroup, ...]
     digest: str = dataclasses.field(repr=False)
     open_file: Callable[[str], Any] = dataclasses.field(repr=False)
 
@@ -61,7 +61,7 @@ class DataSet:
         """Number of rows."""
         return sum(block.num_rows for block in self.blocks)
 
-    def read(self, block: Block, columns: Sequence[Column]) -> list[np.ndarray]:
+    def read(self, block: RowGroup, columns: Sequence[Column]) -> list[np.ndarray]:
         """Returns the bytes of the columns: uint8, shape (rows, bytes).  Sensitive.
 
         Args:
@@ -99,7 +99,7 @@ def list_blocks(
     names = [name for name, _ in files]
     if names != sorted(set(names)):
         raise InputError("Expected each file of the input once, in the order of names.")
-    blocks, lines, first = list[Block](), list[str](), 0
+    blocks, lines, first = list[RowGroup](), list[str](), 0
     for name, path in files:
         try:
             with open_file(path) as file:
@@ -111,7 +111,7 @@ def list_blocks(
         for group, size in enumerate(sizes):
             label = f"{name}#{group}"
             blocks.append(
-                Block(label=label, num_rows=size, first_row=first, path=path,
+                RowGroup(label=label, num_rows=size, first_row=first, path=path,
                       row_group=group)
             )  # fmt: skip
             lines.append(f"{label} {size} {footer}\n")

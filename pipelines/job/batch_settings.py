@@ -98,7 +98,7 @@ class BatchSettings:
         )
 
     def _smallest_cap(self, num_examples: int, num_steps: int) -> int:
-        from accounting.accountant import smallest_truncated_batch_size
+        from accounting.core.accountant import smallest_truncated_batch_size
 
         return smallest_truncated_batch_size(
             num_examples=num_examples,

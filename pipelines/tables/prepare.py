@@ -51,7 +51,7 @@ from pipelines.files.staged_folder import staged_folder
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import description_of
 from pipelines.inputs.source_table import read_from
-from pipelines.job.runtime.tasks import Runtime, SoFar, Step
+from pipelines.job.runtime.tasks import Runtime, SoFar, TaskStep
 from pipelines.tables.bounding import (
     USER,
     BoundSettings,
@@ -408,7 +408,7 @@ def _converted(
         key_file=key_file,
     )
     runtime.run(
-        Step(
+        TaskStep(
             name=CONVERT,
             task=job.convert,
             items=range(len(tasks)),

@@ -14,13 +14,13 @@ import re
 import sys
 from typing import Any
 
-from accounting import accountant
-from accounting.core import neighboring_relation
+from accounting.core import accountant, neighboring_relation
 from accounting.core.intervals import Bounds
 from accounting.core.neighboring_relation import NAMES, RELATIONS, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.sampler_registry import names as samplers
 from accounting.core.validation import InputError
+from accounting.lower_bounds import poisson_batches
 from tests.accounting.cross_check import check
 from tests.sampler_fields import needed
 
@@ -60,7 +60,7 @@ def answer(sampler: str, asked: dict[str, Any]) -> Bounds | None:
         return None
     question = {"noise_multiplier": NOISE, "delta": DELTA, **asked}
     try:
-        return accountant.epsilon(plan(sampler), both=True, **question)
+        return poisson_batches.epsilon(plan(sampler), **question)
     except InputError:
         return accountant.epsilon(plan(sampler), **question)
 

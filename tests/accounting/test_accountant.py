@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting import accountant
+from accounting.core import accountant, intervals
 from accounting.core import accountant as core
-from accounting.core import intervals
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.plan import SAMPLERS, steps_and_epochs
@@ -74,18 +73,6 @@ def test_bad_epsilon_is_refused(small_plan, epsilon):
 def test_bad_noise_is_refused(small_plan, noise):
     with pytest.raises(InputError, match=r"^Expected noise_multiplier="):
         accountant.epsilon(small_plan("poisson"), noise_multiplier=noise, delta=1e-5)
-
-
-def test_curves_are_the_points_at_once(small_plan):
-    plan = small_plan("poisson")
-    epsilons = (0.5, 1.0, 2.0)
-    curve = accountant.delta_curve(plan, noise_multiplier=1.0, epsilons=epsilons)
-    assert [point.upper for point in curve] == [
-        accountant.delta(plan, noise_multiplier=1.0, epsilon=epsilon).upper
-        for epsilon in epsilons
-    ]
-    deltas = accountant.epsilon_curve(plan, noise_multiplier=1.0, deltas=(1e-3, 1e-6))
-    assert deltas[0].upper < deltas[1].upper
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

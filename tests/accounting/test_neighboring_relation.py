@@ -7,12 +7,13 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from accounting import accountant, statement
+from accounting import statement
 from accounting.claims.model_mix.theorem import Mixing
-from accounting.core import neighboring_relation
+from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.validation import InputError
+from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
 from tests.sampler_fields import needed
@@ -32,12 +33,6 @@ ENTRIES = [
     ),
     lambda plan, **relation: accountant.delta_by_direction(
         plan, noise_multiplier=1.0, epsilon=1.0, **relation
-    ),
-    lambda plan, **relation: accountant.epsilon_curve(
-        plan, noise_multiplier=1.0, deltas=[1e-5], **relation
-    ),
-    lambda plan, **relation: accountant.delta_curve(
-        plan, noise_multiplier=1.0, epsilons=[1.0], **relation
     ),
 ]
 
@@ -179,8 +174,8 @@ def test_deterministic_batches_under_replace_one_have_half_the_noise(small_plan)
 def test_noise_under_replace_one_meets_the_target_and_is_needed(small_plan, sampler):
     plan = make(small_plan, sampler)
     noise = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-5, **REPLACE)
-    answer = accountant.delta(
-        plan, noise_multiplier=noise.guarantee, epsilon=2.0, both=True, **REPLACE
+    answer = poisson_batches.delta(
+        plan, noise_multiplier=noise.guarantee, epsilon=2.0, **REPLACE
     )
     assert 0.98e-5 < answer.lower <= answer.guarantee <= 1e-5
 
@@ -190,8 +185,8 @@ def test_noise_under_replace_one_meets_the_target_and_is_needed(small_plan, samp
 @pytest.mark.parametrize(("sampler", "size"), [("poisson", 3), ("poisson", 100)])
 def test_bounds_under_replace_one_enclose(sampler, size, noise, epsilon):
     plan = make_plan(sampler, 100, size, 3)
-    answer = accountant.delta(
-        plan, noise_multiplier=noise, epsilon=epsilon, both=True, **REPLACE
+    answer = poisson_batches.delta(
+        plan, noise_multiplier=noise, epsilon=epsilon, **REPLACE
     )
     assert 0.0 <= answer.lower <= answer.guarantee <= 1.0
     # Subsampling does not hurt, nor does it to hide the steps of the example.

@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 
 import conftest  # noqa: E402
 
-from pipelines.batches.stored import stored  # noqa: E402
+from pipelines.batches.reader import stored  # noqa: E402
 from pipelines.files.key_files import insecure_key  # noqa: E402
 from tests.criteo import described  # noqa: E402
 from trainer.claims import bam, lazy_tables  # noqa: E402

@@ -48,7 +48,7 @@ from accounting.core.intervals import EXACT, NoiseBounds
 from accounting.core.plan import DpSgdPlan, check_epochs
 from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import MANIFEST_NAME, read_checksums, read_manifest
-from pipelines.batches.stored import stored
+from pipelines.batches.reader import stored
 from pipelines.core.users.bounded import UserBound
 from pipelines.files import separate_process
 from pipelines.files.json_files import pretty_json

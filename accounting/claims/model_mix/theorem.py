@@ -79,7 +79,7 @@ from accounting.core.numerics.calibration import (
     smallest_noise,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.theorem import Wording
+from accounting.core.theorem import MethodWording
 from accounting.core.validation import InputError, check_float, check_int
 
 METHOD = "ModelMix (Xiao et al. 2023, Corollary 4.1)"
@@ -215,11 +215,11 @@ class Mixing:
             value *= 1 + 1e-4
         return plain
 
-    def wording(self, bounds: Bounds) -> Wording:
+    def wording(self, bounds: Bounds) -> MethodWording:
         """Returns the words for a statement of ``bounds``, with or without mixing."""
         bound = f"l2_norm_clip / sqrt({self.linf_factor})"
         by_mixing = METHOD in bounds.method
-        return Wording(
+        return MethodWording(
             clipped=f" then each coordinate to {bound},"
             if self.linf_factor > 1
             else "",

@@ -27,7 +27,7 @@ from accounting.composition import parts
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.plan import DpSgdPlan
-from accounting.core.theorem import Wording
+from accounting.core.theorem import MethodWording
 from accounting.core.validation import InputError
 
 METHOD = "selection theorem: best of a random number of runs"
@@ -143,10 +143,10 @@ class Selected:
         )
         return NoiseBounds(sufficient=found, method=METHOD)
 
-    def wording(self, bounds: Bounds) -> Wording:
+    def wording(self, bounds: Bounds) -> MethodWording:
         """Returns the words for a statement of ``bounds``."""
         del bounds
-        return Wording(
+        return MethodWording(
             clipped="",
             released=(
                 "; of a random number of such runs, as good as "

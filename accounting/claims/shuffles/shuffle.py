@@ -45,7 +45,7 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.pld.loss_distribution import Atoms
 from accounting.core.samplers import deterministic
-from accounting.lower_bounds import composition
+from accounting.lower_bounds import merged_outcomes
 from accounting.lower_bounds.searches import (
     largest_insufficient_noise,
     lower_epsilon,
@@ -120,7 +120,7 @@ def composed_delta(
         return 0.0
     # The reduction of the losses exceeds the relative error of the ratio of two masses.
     loss = Atoms(masses, losses - 1e-9)
-    return composition.lower_delta(loss, num_epochs, epsilon) * (1 - 1e-8)
+    return merged_outcomes.lower_delta_of_sum(loss, num_epochs, epsilon) * (1 - 1e-8)
 
 
 def _slices(

@@ -39,7 +39,7 @@ _NEAR = 0.3
 _SEARCHED = 1e-3
 _LEAST_EPSILON = 1e-12
 _MOST_TRIES = 8
-#: Least epsilon with a sum of its own in `Profile.shared_deltas`.
+#: Least epsilon with a sum of its own in `StepsProfile.shared_deltas`.
 _LEAST_SHARED = 1e-4
 #: If rare steps lose most, a first guess can be a thousand times too large, and each
 #: sum reduces it by about a third.
@@ -185,7 +185,7 @@ def inverted(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Profile:
+class StepsProfile:
     """An upper bound on delta as a function of epsilon, over both directions.
 
     Attributes:

@@ -21,7 +21,7 @@ from accounting.core.pld import gaussian, privacy_profile
 from accounting.core.pld.chernoff import Chernoff
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.pld.inversion import LaplaceSum
-from accounting.core.pld.privacy_profile import Profile
+from accounting.core.pld.privacy_profile import StepsProfile
 
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 PARTICIPATION = "probability of taking part at all"
@@ -102,8 +102,8 @@ class ComposedSteps:
         plan: DpSgdPlan,
         noise_multiplier: float,
         fineness: float = privacy_profile.FINE,
-    ) -> Profile:
-        return Profile(
+    ) -> StepsProfile:
+        return StepsProfile(
             directions=self.steps(probability(plan), noise_multiplier),
             num_steps=plan.num_steps,
             fineness=fineness,
@@ -123,7 +123,7 @@ class ComposedSteps:
           noise_multiplier: Noise standard deviation over the clip norm, at least 0.
           epsilon: At least 0.
           fineness: Largest relative addition to a numerical delta; see
-            `privacy_profile.Profile`.
+            `privacy_profile.StepsProfile`.
         """
         effective = self._effective(plan, noise_multiplier)
         closed = gaussian.gaussian_delta(effective, epsilon)

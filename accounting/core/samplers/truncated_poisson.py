@@ -83,7 +83,7 @@ class TruncatedSteps:
 
     def _profiles(
         self, plan: DpSgdPlan, noise_multiplier: float, fineness: float
-    ) -> dict[str, privacy_profile.Profile]:
+    ) -> dict[str, privacy_profile.StepsProfile]:
         """Returns the profiles of the mixtures, none if there is too little noise."""
         if not self.untruncated.composes(plan, noise_multiplier):
             return {}
@@ -91,7 +91,7 @@ class TruncatedSteps:
         assert size is not None
         asked = plan.num_examples, probability(plan), size, noise_multiplier
         return {
-            name: privacy_profile.Profile(
+            name: privacy_profile.StepsProfile(
                 directions=mixing(*asked), num_steps=plan.num_steps, fineness=fineness
             )
             for name, mixing in self.mixtures.items()
@@ -118,7 +118,7 @@ class TruncatedSteps:
           noise_multiplier: Noise standard deviation over the clip norm, at least 0.
           epsilon: At least 0.
           fineness: Largest relative addition to a numerical delta; see
-            `privacy_profile.Profile`.
+            `privacy_profile.StepsProfile`.
         """
 
         @functools.cache
@@ -163,7 +163,7 @@ class TruncatedSteps:
         # What holds for both directions together holds for each.
         both = self.delta(plan, noise_multiplier, epsilon)
         correction = truncation_delta(plan, epsilon)
-        profiles: dict[str, privacy_profile.Profile] = {}
+        profiles: dict[str, privacy_profile.StepsProfile] = {}
         if correction > 0.0:
             profiles = self._profiles(plan, noise_multiplier, privacy_profile.FINE)
         mixtures = {
@@ -187,7 +187,7 @@ class TruncatedSteps:
         Arguments as for `delta`.
         """
         untruncated = self.untruncated.profile(plan, noise_multiplier)
-        mixtures: dict[str, privacy_profile.Profile] = {}
+        mixtures: dict[str, privacy_profile.StepsProfile] = {}
         if truncation_delta(plan, 0.0) > _NEVER:
             mixtures = self._profiles(plan, noise_multiplier, privacy_profile.FINE)
 

@@ -12,13 +12,15 @@ Sensitive: all of it, since the number of parts of a step may depend on the exam
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.share import ALL, Share
 
+#: (name of a file, first byte, number of bytes) -> these bytes.
+Read = Callable[[str, int, int], bytes]
 #: A smaller request would wait longer for its answer than for its bytes.
 RANGE_BYTES = 8 << 20
 
@@ -115,3 +117,11 @@ def _check_order(
             allowed = {max(allowed) if part + 1 == parts_per_step else min(allowed)}
     if end not in allowed:
         raise InputError(f"Expected {file.name} to end with step {end[0] - 1}.")
+
+
+def changed(name: str) -> InputError:
+    """Returns the error for a batch file that was changed."""
+    return InputError(
+        f"Expected batch file {name} to be as it was written; it was changed. "
+        "Restore it, or make the batches again."
+    )

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -32,13 +32,10 @@ import numpy as np
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import PhysicalBatch, decode_batch
 from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
-from pipelines.core.batches.ranges import Range, ranges, ranges_of
+from pipelines.core.batches.ranges import Range, Read, changed, ranges, ranges_of
 from pipelines.core.batches.share import ALL, Share
 from pipelines.core.batches.tfrecord import iterate_records
 from pipelines.core.threads import in_order
-
-#: (name of a file, first byte, number of bytes) -> these bytes.
-Read = Callable[[str, int, int], bytes]
 
 
 def read_records(
@@ -109,14 +106,6 @@ def _checked(found: Range, read: Read) -> list[memoryview]:
         if hashlib.sha256(frames[-1]).hexdigest() != one.sha256:
             raise changed(found.file.name)
     return frames
-
-
-def changed(name: str) -> InputError:
-    """Returns the error for a batch file that was changed."""
-    return InputError(
-        f"Expected batch file {name} to be as it was written; it was changed. "
-        "Restore it, or make the batches again."
-    )
 
 
 def _decoded(

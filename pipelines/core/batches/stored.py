@@ -29,7 +29,7 @@ from pipelines.core.keys import commitment
 
 if TYPE_CHECKING:
     from pipelines.core.batches.batch_format import PhysicalBatch
-    from pipelines.core.batches.reader import Read
+    from pipelines.core.batches.ranges import Read
 
 MANIFEST_NAME = "manifest.json"
 CERTIFICATE_NAME = "certificate.json"

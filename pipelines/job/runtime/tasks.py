@@ -46,7 +46,7 @@ def _one(item: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
+class TaskStep:
     """Tasks that may run in any order.
 
     Attributes:
@@ -139,7 +139,7 @@ class Runtime:
 
         return dataclasses.replace(self, on_progress=tell)
 
-    def run(self, step: Step) -> None:
+    def run(self, step: TaskStep) -> None:
         """Runs the tasks of a step whose files are not there.
 
         Raises:
@@ -160,7 +160,7 @@ class Runtime:
                 f"lost {lost}. To finish, {AGAIN}"
             )
 
-    def _report(self, step: Step) -> None:
+    def _report(self, step: TaskStep) -> None:
         """Reports the progress of a step, by its files."""
         self.on_progress(step.name, *step.progress())
 

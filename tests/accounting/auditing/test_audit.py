@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from accounting.auditing import audit, lower_bounds
-from accounting.auditing.audit import Claim
+from accounting.auditing.audit import AuditedClaim
 from accounting.auditing.lower_bounds import ClaimedProfile
 from accounting.core.pld.gaussian import gaussian_epsilon
 from accounting.core.validation import InputError
@@ -33,10 +33,10 @@ def _scores(
     return real, ghost
 
 
-def _randomised_response(epsilon: float) -> Claim:
+def _randomised_response(epsilon: float) -> AuditedClaim:
     points = np.linspace(0, epsilon, 9)
     deltas = (math.exp(epsilon) - np.exp(points)) / (1 + math.exp(epsilon))
-    return Claim(
+    return AuditedClaim(
         plan=GAUSSIAN,
         noise_multiplier=1.0,
         delta=1e-9,

@@ -11,6 +11,7 @@ from accounting.cli.commands import plan_command
 from accounting.core import sampler_registry
 from accounting.planning import sweeps
 from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE
+from tests.sampler_fields import may_register
 from trainer.cli.audit_commands import audit_command
 from trainer.cli.commands import account
 
@@ -27,7 +28,7 @@ def test_a_sampler_from_outside_is_a_choice_of_the_commands(
         refused = run(command, [*ASKED, "--epochs=1", "--noise-multiplier=2"])
         assert f"'{NAME}' is not one of 'deterministic'" in refused.output
         assert refused.exit_code == 2
-    monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
+    may_register(monkeypatch)
     sampler_registry.register(NAME, RULES, WHOLE)
     assert f"|{NAME}]" in run(account, ["--help"]).output
     said = run(account, [*ASKED, "--num-steps=2", "--noise-multiplier=2", "--json"])

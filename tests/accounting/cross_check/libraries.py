@@ -18,7 +18,7 @@ from dp_accounting import pld, rdp
 
 from accounting.core.intervals import Bounds
 from accounting.cross_check import epsilon_of
-from accounting.events import Question
+from accounting.events import EventQuestion
 from tests.accounting.cross_check.opinion import Opinion
 
 #: Spacing of the grid of privacy losses, relative to epsilon above 10: a grid that is
@@ -34,7 +34,9 @@ _LARGEST_EPSILON = 600.0
 _TAIL = 1e-14
 
 
-def opinions(question: Question, delta: float, ours: Bounds) -> tuple[Opinion, ...]:
+def opinions(
+    question: EventQuestion, delta: float, ours: Bounds
+) -> tuple[Opinion, ...]:
     """Returns dp_accounting's opinions on epsilon at ``delta``.
 
     Args:
@@ -50,7 +52,7 @@ def opinions(question: Question, delta: float, ours: Bounds) -> tuple[Opinion, .
     return tuple(found)
 
 
-def _distribution(question: Question, delta: float, ours: Bounds) -> Opinion:
+def _distribution(question: EventQuestion, delta: float, ours: Bounds) -> Opinion:
     guarantee = ours.guarantee
     if _LARGEST_EPSILON < guarantee < math.inf:
         return _no_opinion(question, delta, ours)
@@ -73,7 +75,7 @@ def _distribution(question: Question, delta: float, ours: Bounds) -> Opinion:
     )
 
 
-def _no_opinion(question: Question, delta: float, ours: Bounds) -> Opinion:
+def _no_opinion(question: EventQuestion, delta: float, ours: Bounds) -> Opinion:
     whole = (0.0, math.inf)
     found = _opinion("loss distribution", question, delta, ours, math.inf, whole)
     note = f"Its numbers overflow near epsilon {_LARGEST_EPSILON:g}: it says nothing"
@@ -82,7 +84,7 @@ def _no_opinion(question: Question, delta: float, ours: Bounds) -> Opinion:
 
 def _opinion(
     kind: str,
-    question: Question,
+    question: EventQuestion,
     delta: float,
     ours: Bounds,
     value: float,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from accounting import accountant
+from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.planning.tan import Configuration

@@ -17,7 +17,12 @@ import pytest
 
 from accounting.core.pld import dominating_pairs, saddlepoint
 from accounting.core.pld.loss_distribution import Atoms
-from accounting.core.pld.privacy_profile import COARSE, FINE, Profile, StepComposition
+from accounting.core.pld.privacy_profile import (
+    COARSE,
+    FINE,
+    StepComposition,
+    StepsProfile,
+)
 from accounting.core.samplers import poisson, truncated_users
 
 
@@ -61,7 +66,7 @@ def test_delta_is_above_the_truth_by_what_may_be_added(
     both = poisson.steps(rate, noise)
     exact = exact_delta(both[0], steps, epsilon)
     for fineness in (FINE, COARSE):
-        profile = Profile(directions=both, num_steps=steps, fineness=fineness)
+        profile = StepsProfile(directions=both, num_steps=steps, fineness=fineness)
         found, added = profile.delta_by_direction(epsilon)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + fineness)
         assert added <= found
@@ -70,7 +75,7 @@ def test_delta_is_above_the_truth_by_what_may_be_added(
 def test_epsilon_is_where_the_exact_delta_is_met() -> None:
     both = poisson.steps(0.01, 1.1)
     for delta in (1e-2, 1e-5, 1e-14):
-        epsilon = Profile(directions=both, num_steps=1000).epsilon(delta)
+        epsilon = StepsProfile(directions=both, num_steps=1000).epsilon(delta)
         exact = exact_delta(both[0], 1000, epsilon)
         assert delta / (1 + FINE) <= exact <= delta
 
@@ -79,7 +84,7 @@ def test_rare_components_are_as_tight() -> None:
     """Of a mixture, where a component of weight 1e-4 has far larger losses."""
     both = truncated_users.displaced_steps(1, True, 50_000, 0.01, 580, 1.5)
     assert 1e-5 < sorted(weight for weight, _ in both[0])[1] < 1e-2
-    profile = Profile(directions=both, num_steps=300)
+    profile = StepsProfile(directions=both, num_steps=300)
     for found, step in zip(profile.delta_by_direction(0.6), both, strict=True):
         exact = exact_delta(step, 300, 0.6, order=1.0, points=4000)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + FINE)
@@ -94,7 +99,7 @@ def test_a_sum_that_hardly_varies_is_as_tight() -> None:
     both = truncated_users.displaced_steps(
         1, True, 246_448_153, rate, 12, 0.060177522326158875
     )
-    profile = Profile(directions=both, num_steps=steps)
+    profile = StepsProfile(directions=both, num_steps=steps)
     takes_part = -math.expm1(steps * math.log1p(-rate))
     for epsilon in (0.0, 7.8e-8):
         removed, added = profile.delta_by_direction(epsilon)

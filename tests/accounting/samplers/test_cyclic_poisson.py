@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from accounting import accountant, events
+from accounting import events
+from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan, together
 from accounting.core.samplers import poisson, truncation
 from accounting.core.samplers.cyclic_poisson import steps_of_an_example

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from accounting import accountant, events, statement
+from accounting import events, statement
 from accounting.auditing import audit, audits, scores, worst_cases
 from accounting.auditing.audit_case import Audit
 from accounting.claims.model_mix import theorem
-from accounting.core import neighboring_relation, sampler_registry
+from accounting.core import accountant, neighboring_relation, sampler_registry
+from accounting.core import plan as plans
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
@@ -34,6 +35,7 @@ from accounting.core.plan import (
 from accounting.core.pld import gaussian
 from accounting.core.samplers import poisson
 from accounting.core.validation import InputError
+from accounting.lower_bounds import poisson_batches
 from accounting.planning import comparison, tan
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
@@ -46,6 +48,7 @@ from pipelines.job.sizing import make_layout
 from pipelines.sampling import samplers
 from pipelines.sampling.samplers import BlockRows
 from tests.accounting.cross_check import check
+from tests.sampler_fields import may_register
 from trainer import auditing
 
 NAME = "all-or-nothing"
@@ -102,9 +105,7 @@ WHOLE = dataclasses.replace(
     ),
 )
 AUDIT = Audit(worst_case=worst_cases.own_block, score=scores.independent_steps)
-RULES = sampler_registry.PlanRules(
-    once_per_epoch=False, largest_batch_size=sampler_registry.by_chance
-)
+RULES = plans.PlanRules(once_per_epoch=False, largest_batch_size=plans.by_chance)
 
 Register = Callable[..., DpSgdPlan]
 
@@ -112,7 +113,7 @@ Register = Callable[..., DpSgdPlan]
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
-    monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
+    may_register(monkeypatch)
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
     monkeypatch.setattr(events, "_EVENTS", dict(events._EVENTS))
     monkeypatch.setattr(audits, "_AUDITS", dict(audits._AUDITS))
@@ -120,7 +121,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     def register(
         sampler: sampler_registry.Sampler = WHOLE,
         assigns: bool = True,
-        rules: sampler_registry.PlanRules = RULES,
+        rules: plans.PlanRules = RULES,
         **changes: object,
     ) -> DpSgdPlan:
         sampler_registry.register(NAME, rules, sampler)
@@ -211,7 +212,7 @@ CAPPED = dataclasses.replace(
     ),
 )  # fmt: skip
 CAPPED_RULES = dataclasses.replace(
-    RULES, truncates=True, largest_batch_size=sampler_registry.truncated_batches
+    RULES, truncates=True, largest_batch_size=plans.truncated_batches
 )
 QUESTION = comparison.Question(
     num_examples=60, expected_batch_size=30, num_steps=2, num_epochs=1, delta=1e-5,
@@ -268,8 +269,8 @@ def test_theorems_on_poisson_batches_ask_for_a_rate(registered: Register) -> Non
 def test_a_shuffle_from_outside_gets_the_boundaries_of_its_steps(
     registered: Register,
 ) -> None:
-    rules = sampler_registry.PlanRules(
-        once_per_epoch=True, largest_batch_size=sampler_registry.equal_batches,
+    rules = plans.PlanRules(
+        once_per_epoch=True, largest_batch_size=plans.equal_batches,
         num_shuffles=lambda plan: plan.num_epochs,
     )  # fmt: skip
     plan = registered(assigns=False, rules=rules, num_steps=4, num_epochs=2)
@@ -333,9 +334,7 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
     ),
     (
         "lower epsilon",
-        lambda plan: accountant.epsilon(
-            plan, noise_multiplier=1.0, delta=1e-5, both=True
-        ),
+        lambda plan: poisson_batches.epsilon(plan, noise_multiplier=1.0, delta=1e-5),
         "to provide a lower bound",
     ),
     ("audit", auditing.worst_case, "to provide a worst case and a score"),

@@ -9,14 +9,14 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import signal, special, stats
 
-from accounting import accountant
 from accounting.auditing import worst_cases
+from accounting.core import accountant
 from accounting.core import plan as plans
 from accounting.core.pld import dominating_pairs, gaussian
-from accounting.core.pld.privacy_profile import Profile, StepComposition
+from accounting.core.pld.privacy_profile import StepComposition, StepsProfile
 from accounting.core.samplers import poisson, truncated_poisson, truncation
 from accounting.core.validation import InputError
-from accounting.lower_bounds import kept_rows
+from accounting.lower_bounds import poisson_batches
 from accounting.lower_bounds.poisson_batches import bound_of
 from tests.accounting.plans import make_plan
 from tests.accounting.published import DELTA
@@ -58,7 +58,7 @@ def published_steps(num_examples, rate, cap, noise):
 def test_published_epsilon_of_the_mixture(cap, published):
     """Ghosts displace rows by less than examples do: ours is at most the published."""
     steps = published_steps(50_000, 1024 / 50_000, cap, 4.0)
-    found = Profile(directions=steps, num_steps=10_000).epsilon(1e-5)
+    found = StepsProfile(directions=steps, num_steps=10_000).epsilon(1e-5)
     assert found == pytest.approx(published, rel=5e-5)
     answer = accountant.epsilon(
         plan(1024, cap, 50_000, 10_000), noise_multiplier=4.0, delta=1e-5
@@ -164,7 +164,7 @@ def test_published_cost_of_a_small_truncated_batch_size(deviations, tail, publis
     # not public, and Pr[Bin(n, q) > B] depends on it.
     rate, cap = 65_536 / 36_800_000, 65_536 + 256 * deviations
     mixture = published_steps(36_800_000, rate, cap, 0.5472)
-    found = Profile(directions=mixture, num_steps=562).epsilon(DELTA)
+    found = StepsProfile(directions=mixture, num_steps=562).epsilon(DELTA)
     assert found == pytest.approx(published, abs=1.5e-3)
     answer = accountant.epsilon(example, noise_multiplier=0.5472, delta=DELTA)
     # Revealed rows are better for so little noise.
@@ -285,8 +285,8 @@ def test_approaches_poisson_as_the_cap_grows():
 
 
 def test_bounds_enclose_the_truth_from_both_sides():
-    answer = accountant.epsilon(
-        plan(100, 200, 10_000, 200), noise_multiplier=1.0, delta=1e-5, both=True
+    answer = poisson_batches.epsilon(
+        plan(100, 200, 10_000, 200), noise_multiplier=1.0, delta=1e-5
     )
     assert answer.lower <= answer.upper <= answer.lower * 1.002
 
@@ -389,7 +389,7 @@ def test_a_lower_bound_is_below_the_exact_delta_of_one_step(cap, noise):
     """Under both relations: where other gradients are zero, only being kept counts."""
     for epsilon in (0.0, 1.0):
         example = plan(1, cap, 4, 1)
-        rate = kept_rows.components(example, 1)[0].upper * (1 + 2e-9)
+        rate = poisson_batches.kept_rows(example, 1)[0].upper * (1 + 2e-9)
         exact = poisson.steps(rate, max(noise, 1e-3))[0][0][1]
         x = np.linspace(-30, 31, 400_001) * max(noise, 1e-3)
         density = exact.upper_density(x)

@@ -8,11 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from accounting import accountant
+from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.pld.dominating_pairs import Pair
-from accounting.core.pld.privacy_profile import Profile
+from accounting.core.pld.privacy_profile import StepsProfile
 from accounting.core.samplers import truncated_poisson, truncated_users
+from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
 
@@ -68,7 +69,7 @@ def worst(own, num_others, ghosts, rate, cap, noise):
 def proven(steps):
     return np.array(
         [
-            [Profile(directions=(one,), num_steps=1).delta(e) for e in EPSILONS]
+            [StepsProfile(directions=(one,), num_steps=1).delta(e) for e in EPSILONS]
             for one in steps
         ]
     )
@@ -153,7 +154,7 @@ def test_the_pair_dominates_mixtures_of_vectors(seed):
     )
     for point in EPSILONS:
         exact = np.maximum(upper - math.exp(point) * lower, 0).sum()
-        bound = Profile(directions=([(1.0, pair)],), num_steps=1).delta(point)
+        bound = StepsProfile(directions=([(1.0, pair)],), num_steps=1).delta(point)
         assert exact <= bound * (1 + 1e-4)
         if seed == 0:
             assert exact == pytest.approx(bound, rel=1e-3)
@@ -174,14 +175,13 @@ def tight_plan(cap=100):
     return make_plan("truncated-poisson", 10_000, 100, 200, cap=cap)
 
 
-def epsilon_of(plan, rows, relation=REPLACE_SPECIAL, noise=1.0, **asked):
-    return accountant.epsilon(
+def epsilon_of(plan, rows, relation=REPLACE_SPECIAL, noise=1.0, by=accountant):
+    return by.epsilon(
         plan,
         noise_multiplier=noise,
         delta=1e-6,
         max_examples_per_user=rows,
         neighboring_relation=relation,
-        **asked,
     )
 
 
@@ -219,7 +219,7 @@ def test_no_proven_number_is_smaller(noise, cap):
 @pytest.mark.parametrize("relation", [REPLACE_SPECIAL, ADD_OR_REMOVE_ONE])
 def test_lower_bounds_of_users_stay_below(relation):
     for rows, cap in ((2, 150), (20, 100)):
-        found = epsilon_of(tight_plan(cap), rows, relation, 2.0, both=True)
+        found = epsilon_of(tight_plan(cap), rows, relation, 2.0, poisson_batches)
         assert 0.0 < found.lower <= found.guarantee
 
 

@@ -11,21 +11,23 @@ import pytest
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core import choices
-from pipelines.core.choices import Rows, make_sampler
+from pipelines.core.choices import BlockSpan, make_sampler
 from pipelines.files.key_files import insecure_key
 from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import NAME
 from tests.pipelines.core.test_streams import FakeStream
 from tests.sampler_fields import needed
 
-#: Rows of blocks; some are empty, or hold a single row.
+#: BlockSpan of blocks; some are empty, or hold a single row.
 SIZES = (70, 0, 1, 29, 100)
 
 
-def blocks() -> list[Rows]:
+def blocks() -> list[BlockSpan]:
     firsts = np.cumsum([0, *SIZES])
     return [
-        Rows(label=f"{number}.parquet#0", num_rows=size, first_row=int(firsts[number]))
+        BlockSpan(
+            label=f"{number}.parquet#0", num_rows=size, first_row=int(firsts[number])
+        )
         for number, size in enumerate(SIZES)
     ]
 

@@ -27,7 +27,7 @@ from pipelines.batches.folder import (
     read_manifest,
     write_manifest,
 )
-from pipelines.batches.stored import stored
+from pipelines.batches.reader import stored
 from pipelines.batches.verify import verify
 from pipelines.certify import certify
 from pipelines.core import resample, rows
@@ -424,7 +424,7 @@ def test_at_most_so_much_memory_in_ranges_of_steps(
     found = list[range]()
     kept = resample.Resampling._keep
 
-    def keep(self: resample.Resampling, block: rows.Block, *, steps: range) -> Any:
+    def keep(self: resample.Resampling, block: rows.RowGroup, *, steps: range) -> Any:
         found.append(steps)
         return kept(self, block, steps=steps)
 
@@ -448,7 +448,7 @@ from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.columns import Column
 from pipelines.core.choices import make_sampler
 from pipelines.core.resample import Resampling
-from pipelines.core.rows import Block, DataSet
+from pipelines.core.rows import RowGroup, DataSet
 
 class Zeros(DataSet):
     def read(self, block, columns):
@@ -457,7 +457,7 @@ class Zeros(DataSet):
 rows, memory, size = int(sys.argv[1]), int(sys.argv[2]), 1 << 16
 starts = range(0, rows, size)
 blocks = tuple(
-    Block(label=str(s), num_rows=size, first_row=s, path="", row_group=0)
+    RowGroup(label=str(s), num_rows=size, first_row=s, path="", row_group=0)
     for s in starts
 )
 rows = len(blocks) * size

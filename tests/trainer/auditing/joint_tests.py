@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from accounting.auditing import audit
-from accounting.auditing.audit import Claim, Verdict, percent
+from accounting.auditing.audit import AuditedClaim, Verdict, percent
 from accounting.core.validation import InputError, check_float
 from tests.trainer.auditing import residuals
 from tests.trainer.auditing.residuals import Check
@@ -95,7 +95,7 @@ class JointVerdict:
       judged: One for each kind of run.
     """
 
-    claim: Claim
+    claim: AuditedClaim
     confidence: float
     judged: tuple[Judged, ...]
 
@@ -155,7 +155,7 @@ class JointVerdict:
 
 
 def judge(
-    claim: Claim, evidence: Sequence[Evidence], *, confidence: float
+    claim: AuditedClaim, evidence: Sequence[Evidence], *, confidence: float
 ) -> JointVerdict:
     """Returns the verdict of several kinds of runs on the claim.
 
@@ -179,7 +179,7 @@ def judge(
     )
 
 
-def _judge_one(claim: Claim, evidence: Evidence, error: float) -> Judged:
+def _judge_one(claim: AuditedClaim, evidence: Evidence, error: float) -> Judged:
     verdict = None
     if evidence.has_trials:
         verdict = audit.judge(

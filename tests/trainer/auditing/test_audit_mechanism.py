@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import accountant
 from accounting.claims.shuffles import shuffle
+from accounting.core import accountant
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
+from accounting.lower_bounds import poisson_batches
 from pipelines.sampling import samplers
 from tests.sampler_fields import needed
 from tests.trainer.auditing.joint_tests import JointVerdict
@@ -94,9 +95,7 @@ def test_poisson_stays_on_its_curve() -> None:
     """The score is the likelihood ratio, so its events have exactly the delta."""
     plan = _plan("poisson", num_steps=20, num_epochs=1)
     for epsilon, found, error in _found_deltas(plan, 2000):
-        known = accountant.delta(
-            plan, noise_multiplier=NOISE, epsilon=epsilon, both=True
-        )
+        known = poisson_batches.delta(plan, noise_multiplier=NOISE, epsilon=epsilon)
         assert known.lower is not None
         assert known.lower - 5 * error <= found <= known.guarantee + 5 * error
 

@@ -20,7 +20,7 @@ BAD = Check(name="bad noise", expected=1.0, worst=0.5, p_value=1e-9)
 
 
 @pytest.fixture(scope="module")
-def claim() -> audit.Claim:
+def claim() -> audit.AuditedClaim:
     return audit.claim(GAUSSIAN, 1.0, 1e-5)
 
 
@@ -35,7 +35,9 @@ def _none(name: str, *checks: Check) -> Evidence:
     return Evidence(name=name, real=np.zeros(0), ghost=np.zeros(0), checks=checks)
 
 
-def test_a_fault_of_one_kind_is_not_diluted_by_another(claim: audit.Claim) -> None:
+def test_a_fault_of_one_kind_is_not_diluted_by_another(
+    claim: audit.AuditedClaim,
+) -> None:
     """Ten times as many trials of a kind with more noise; pooled they would hide it."""
     bad = _evidence("lazy", true_noise=0.4, trials=2000)
     good = _evidence("dense", true_noise=3.0, trials=20_000)
@@ -54,7 +56,7 @@ def test_a_fault_of_one_kind_is_not_diluted_by_another(claim: audit.Claim) -> No
     assert not pooled.violated
 
 
-def test_the_error_is_shared_by_all_statements(claim: audit.Claim) -> None:
+def test_the_error_is_shared_by_all_statements(claim: audit.AuditedClaim) -> None:
     """Two verdicts and two sets of checks: a quarter each."""
     kinds = [
         _evidence("a", GOOD, true_noise=1.0, trials=400),
@@ -73,7 +75,7 @@ def test_the_error_is_shared_by_all_statements(claim: audit.Claim) -> None:
         assert verdict.judged[2].violated is found
 
 
-def test_false_alarms_of_all_kinds_together(claim: audit.Claim) -> None:
+def test_false_alarms_of_all_kinds_together(claim: audit.AuditedClaim) -> None:
     """Of 200 audits at 60 % at most 40 % are violated; error rate 1e-6."""
     random, alarms = np.random.default_rng(), 0
     for _ in range(200):
@@ -89,7 +91,7 @@ def test_false_alarms_of_all_kinds_together(claim: audit.Claim) -> None:
     assert alarms <= stats.binom.ppf(1 - 1e-6, 200, 0.4)
 
 
-def test_a_check_alone_refutes_the_mechanism(claim: audit.Claim) -> None:
+def test_a_check_alone_refutes_the_mechanism(claim: audit.AuditedClaim) -> None:
     kinds = [
         _evidence("dense", GOOD, true_noise=1.0, trials=400),
         _none("lazy, few", GOOD, BAD),

@@ -19,7 +19,7 @@ from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import AUDIT, NAME, RULES, WHOLE, _assign
-from tests.sampler_fields import needed
+from tests.sampler_fields import may_register, needed
 from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
@@ -94,7 +94,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def own_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
+    may_register(monkeypatch)
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
     sampler_registry.register(NAME, RULES, WHOLE)
     samplers.register(NAME, _assign)

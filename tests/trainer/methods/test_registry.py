@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
-from accounting.core.theorem import Wording
+from accounting.core.theorem import MethodWording
 from accounting.core.validation import InputError, check_float
 from tests.trainer.run.whole_runs import KillAt, Planted
 from tests.trainer.zoo import arrays, batch, linear, make_model
@@ -294,9 +294,9 @@ class Twice:
     ) -> accountant.NoiseBounds:
         return accountant.noise_multiplier(plan, epsilon=epsilon / 2, delta=delta)
 
-    def wording(self, bounds: accountant.Bounds) -> Wording:
+    def wording(self, bounds: accountant.Bounds) -> MethodWording:
         assert bounds.method == "Twice"
-        return Wording(
+        return MethodWording(
             clipped=" twice,", released="; released twice", discretization="doubled",
             not_covered=("a third release",),
         )  # fmt: skip

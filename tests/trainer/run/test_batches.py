@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches.stored import stored
+from pipelines.batches.reader import stored
 from trainer.core.run.batches import BatchSource, element_spec
 from trainer.run.preflight import check_files
 

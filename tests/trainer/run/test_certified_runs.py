@@ -21,7 +21,7 @@ from pipelines.batches.folder import (
     write_certificate,
     write_manifest,
 )
-from pipelines.batches.stored import stored
+from pipelines.batches.reader import stored
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder

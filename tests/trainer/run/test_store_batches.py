@@ -10,7 +10,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
-from pipelines.batches.stored import stored as in_folder
+from pipelines.batches.reader import stored as in_folder
 from pipelines.files import storage
 from tests.conftest import S3Requests
 from tests.trainer.run.whole_runs import LINEAR, private_settings, same_results
