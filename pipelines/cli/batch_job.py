@@ -24,8 +24,7 @@ from pipelines.files.paths import absolute
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.input_files import check_outside
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.inputs.type_kinds import seems_user_column
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks, seems_user_column
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.fan_in import FanIn, choose_fan_in, traffic

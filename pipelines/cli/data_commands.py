@@ -152,13 +152,6 @@ _user_options = shared_options.together(
         help="Of users: bounds held-out rows, too, for `dpsgd statistics` and `dpsgd "
         "evaluate`.  [default: all of them are kept]",
     ),
-    click.option(
-        "--keep-users",
-        is_flag=True,
-        default=None,
-        help="Of users, in place of these: keeps all rows and the ids, for other "
-        "programs.",
-    ),
     shared_options.key_file(
         "Of users: secret key that chooses rows, made if missing; not the one of the "
         "batches.  [default: a temporary key]"

@@ -176,15 +176,13 @@ def prepare(
         schema = schema.with_user(user)
     of_users = user_work.take(options)
     with_values = bool(options.pop("keep_values", False))
-    are_bounded = of_users.get("bound_held_out") or of_users.keys() <= {"keep_users"}
-    if with_values and not are_bounded:
+    if with_values and of_users and not of_users.get("bound_held_out"):
         raise InputError(
             "Expected --bound-held-out beside --keep-values: `dpsgd statistics` counts "
             "values of held-out rows, whose users are not bounded otherwise. Add it."
         )
     prepared = preparation.TableOptions(
         schema=schema,
-        with_users=bool(of_users.get("keep_users")),
         with_values=with_values,
         **options,
     )

@@ -9,9 +9,7 @@ from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import PrepareSummary, TableOptions, UserOptions
 
 _NEEDED = ("max_examples_per_user", "num_examples")
-_FLAGS = (
-    *_NEEDED, "sampled", "bound_held_out", "keep_users", "key_file", "memory_limit"
-)  # fmt: skip
+_FLAGS = (*_NEEDED, "sampled", "bound_held_out", "key_file", "memory_limit")
 
 
 def take(options: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +20,7 @@ def take(options: dict[str, Any]) -> dict[str, Any]:
 def users_of(
     prepared: TableOptions, flags: dict[str, Any], schema_file: str
 ) -> UserOptions | None:
-    """Returns how users are bounded; None if the table has none, or keeps their ids.
+    """Returns how users are bounded; None if the table has none.
 
     Args:
       prepared: Options of the table.
@@ -36,13 +34,11 @@ def users_of(
     if not user:
         if not flags:
             return None
+        flag = next(iter(flags)).replace("_", "-").replace("sampled", "sample")
         raise InputError(
-            f"Expected no {_flag(next(iter(flags)))} without a column of users. "
+            f"Expected no --{flag} without a column of users. "
             f"Leave it out, or name the column of ids by --user."
         )
-    if flags.pop("keep_users", False):
-        _refuse_beside_ids(flags)
-        return None
     missing = [name.replace("_", "-") for name in _NEEDED if name not in flags]
     if missing:
         raise InputError(
@@ -57,19 +53,6 @@ def users_of(
         user_column=user, **{name: flags.pop(name) for name in names}
     )
     return UserOptions(settings=settings, **flags)
-
-
-def _refuse_beside_ids(flags: dict[str, Any]) -> None:
-    for name in flags:
-        flag = _flag(name)
-        raise InputError(
-            f"Expected no {flag} beside --keep-users, which bounds nobody. Leave one "
-            "of them out."
-        )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-').replace('sampled', 'sample')}"
 
 
 def without_counts(summary: dict[str, Any]) -> dict[str, Any]:

@@ -188,50 +188,39 @@ def is_folder(path: StrPath) -> bool:
 
 
 def walk(
-    folder: StrPath, enter: Callable[[tuple[str, ...]], bool]
-) -> Iterator[tuple[str, ...]]:
-    """Yields the path of every file below a folder, in parts.
+    folder: StrPath, enter: Callable[[str], bool] = lambda _: True
+) -> Iterator[str]:
+    """Yields the path below a folder of every file below it.
 
     Args:
       folder: Local folder, where links are followed, or one in a store.
-      enter: Path of a folder, in parts -> whether to enter it.  A store has no folders
+      enter: Path of a folder below it -> whether to enter it.  A store has no folders
         and is listed as a whole.
 
     Raises:
-      OSError: as all here, or a folder is a link to one that it is in.
+      OSError: as all here, or links lead into a circle.
     """
-    if not is_remote(folder):
-        yield from _walk_here(os.fspath(folder) or ".", (), enter, ())
+    if is_remote(folder):
+        root = absolute(folder)
+        start = len(root.split(SCHEME)[1]) + 1
+        found = _ask(root, lambda files: files.find(root))
+        # As some tools mark a folder.
+        yield from (path[start:] for path in found if not path.endswith("/"))
         return
-    root = absolute(folder)
-    start = len(root.split(SCHEME)[1]) + 1
-    for path in _ask(root, lambda files: files.find(root)):
-        if not path.endswith("/"):  # as some tools mark a folder
-            yield tuple(path[start:].split("/"))
+    root = os.path.join(os.fspath(folder) or ".", "")
 
+    def refuse(error: OSError) -> None:
+        raise error
 
-_Id = tuple[int, int]
-
-
-def _walk_here(
-    folder: str,
-    above: tuple[str, ...],
-    enter: Callable[[tuple[str, ...]], bool],
-    outside: tuple[_Id, ...],
-) -> Iterator[tuple[str, ...]]:
-    status = os.stat(folder)
-    known = (status.st_dev, status.st_ino)
-    if known in outside:
-        reason = "it is a link to a folder that it is in"
-        raise OSError(errno.ELOOP, reason, folder)
-    with os.scandir(folder) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in entries)
-    for name, is_dir in found:
-        names = (*above, name)
-        if not is_dir:
-            yield names
-        elif enter(names):
-            yield from _walk_here(f"{folder}/{name}", names, enter, (*outside, known))
+    for place, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        above = os.path.join(place, "")[len(root) :]
+        yield from (above + name for name in files)
+        folders[:] = [name for name in folders if enter(above + name)]
+        for path in (os.path.join(place, name) for name in folders):
+            real = os.path.join(os.path.realpath(path), "")
+            if os.path.join(os.path.realpath(place), "").startswith(real):
+                reason = "it is a link to a folder that it is in"
+                raise OSError(errno.ELOOP, reason, path)
 
 
 def names(folder: StrPath) -> set[str]:

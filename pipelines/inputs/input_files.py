@@ -8,8 +8,8 @@ Formal guarantees:
   - Every visible file of a folder is returned.  A file with another suffix, an entry
     that is not a file, a broken link, and a folder that cannot be listed are errors
     that name it.
-  - Hidden files are not returned, but their names are.  A glob matches a hidden file
-    only if it spells the dot or underscore.
+  - Hidden files are not returned, but their names are, unless a part of a glob begins
+    with the same dot or underscore.
   - ``**`` in a glob matches any number of folders, including none.
   - No local file is returned twice, whatever links lead to it: otherwise each of its
     rows would be two examples, and the stated epsilon false.
@@ -23,13 +23,15 @@ error about a partition quotes them.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
+import functools
 import glob
 import os
 import pathlib
 import re
 import shlex
 import stat
+
+from fsspec.utils import glob_translate
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
@@ -54,21 +56,47 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class _Query:
-    """A pattern, split into parts, below a folder without wildcards.
+    """A pattern below a folder without wildcards.
 
     Attributes:
       option: The command-line option, for messages.
       text: The value of the option.
-      root: The folder.
-      parts: Parts of the pattern; empty if ``text`` names one file.
+      root: The folder, or the file.
+      pattern: Pattern of the names below it; empty if ``text`` names one file.
       suffix: Required suffix of every matching file.
     """
 
     option: str
     text: str
     root: str
-    parts: tuple[str, ...]
-    suffix: str
+    pattern: str
+    suffix: str = ""
+
+    @functools.cached_property
+    def _matches(self) -> re.Pattern[str]:
+        return re.compile(glob_translate(self.pattern))
+
+    def hidden(self, name: str) -> str:
+        """Returns the path to the first hidden name of a path; empty if there is none.
+
+        A name is not hidden if the pattern spells its dot or underscore.
+        """
+        spelled = {part[:1] for part in self.pattern.split("/")}
+        parts = name.split("/")
+        for depth, part in enumerate(parts, 1):
+            is_hidden = part[0] == "." or (part[0] == "_" and "=" not in part)
+            if is_hidden and part[0] not in spelled:
+                return "/".join(parts[:depth])
+        return ""
+
+    def may_hold(self, folder: str) -> bool:
+        """Whether names below a folder may match."""
+        is_deep = folder.count("/") >= self.pattern.count("/")
+        return _ANY_FOLDERS in self.pattern or not is_deep
+
+    def matches(self, name: str) -> bool:
+        """Whether the pattern matches a name, which may be hidden."""
+        return self._matches.match(name) is not None
 
     def glob(self, *parts: str) -> str:
         """Returns the option with another pattern below the same folder."""
@@ -97,15 +125,20 @@ def find_files(
         query = _query(pattern, suffix, option)
         found = _match(query)
         if not found.files:
-            raise _nothing(query, found)
+            hidden = found.hidden[:1]
+            told = "".join(
+                f" except hidden ones such as {without_values(each)}" for each in hidden
+            )
+            raise InputError(
+                f"Expected files at {option} {pattern}; there are none{told}."
+            )
         if not partitions:
             _check_partitions(query, found)
         _check_suffix(query, found)
         if not is_remote(query.root):
             _check_files(query, found)
     except OSError as error:
-        typed = pattern[: _end_of_folder(pattern)]
-        place = _place(str(error.filename or pattern), typed)
+        place = _place(str(error.filename or pattern), _folder_of(pattern))
         raise InputError(
             f"Expected {place} of {option} to be readable: "
             f"{error.strerror or type(error).__name__}."
@@ -127,11 +160,10 @@ def check_outside(pattern: str, out: str, *names: str) -> None:
     if is_remote(pattern) or is_remote(out):
         return
     query = _query(pattern, "", "--input")
-    if not query.parts:
-        return
     root, file = (os.path.realpath(path) for path in (query.root or ".", out))
-    below = os.path.relpath(os.path.join(file, *names), root).split(os.sep)
-    if below[0] != os.pardir and () in _follow(query.parts, tuple(below))[0]:
+    below = os.path.relpath(os.path.join(file, *names), root)
+    is_below = query.pattern and below.split(os.sep)[0] != os.pardir
+    if is_below and query.matches(below) and not query.hidden(below):
         raise InputError(
             f"Expected --out {out} not to lie in {query.option} {pattern}, which would "
             "be read with it the next time. Choose a place outside of it."
@@ -160,97 +192,48 @@ def _place(path: str, root: str) -> str:
 
 
 def _query(text: str, suffix: str, option: str) -> _Query:
-    has_wildcard = re.search(_WILDCARDS, text) is not None
-    literal = not has_wildcard or (not is_remote(text) and os.path.lexists(text))
-    if literal and storage.is_folder(text):
-        return _Query(option, text, text, (_ANY_FOLDERS, "*"), suffix)
-    if literal:
-        return _Query(option, text, text, (), "")
-    cut = _end_of_folder(text)
-    parts = tuple(part for part in text[cut:].split("/") if part not in ("", "."))
-    return _Query(option, text, text[:cut], parts, "")
+    root = _folder_of(text)
+    if root == text or (not is_remote(text) and os.path.lexists(text)):
+        is_folder = storage.is_folder(text)
+        pattern = f"{_ANY_FOLDERS}/*" if is_folder else ""
+        return _Query(option, text, text, pattern, suffix if is_folder else "")
+    parts = text.removeprefix(root).split("/")
+    if any(_ANY_FOLDERS in part and part != _ANY_FOLDERS for part in parts):
+        raise InputError(
+            f"Expected ** in {option} {text} to stand for whole folders, as in a/**/b."
+        )
+    pattern = "/".join(part for part in parts if part not in ("", "."))
+    return _Query(option, text, root, pattern)
 
 
-def _end_of_folder(text: str) -> int:
-    """Returns where the folder of a glob ends; the length of a path without one."""
+def _folder_of(text: str) -> str:
+    """Returns the folder of a glob; a path without wildcards as it is."""
     wildcard = re.search(_WILDCARDS, text)
-    return text.rfind("/", 0, wildcard.start()) + 1 if wildcard else len(text)
+    return text[: text.rfind("/", 0, wildcard.start()) + 1] if wildcard else text
 
 
 def _match(query: _Query) -> Found:
-    if not query.parts:
+    if not query.pattern:
         name = query.root.rsplit("/", 1)[-1]
         there = storage.exists(query.root)
         return Found(files=((query.root, name),) if there else ())
     hidden: set[str] = set()
 
-    def follow(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-        rests, cut = _follow(query.parts, names)
-        hidden.update(cut)
-        return rests
+    def is_visible(name: str) -> bool:
+        found = query.hidden(name)
+        hidden.update([found] if found else [])
+        return not found
 
     files = [
-        "/".join(names)
-        for names in storage.walk(query.root, lambda names: any(follow(names)))
-        if () in follow(names)
+        name
+        for name in storage.walk(
+            query.root, lambda folder: query.may_hold(folder) and is_visible(folder)
+        )
+        if query.matches(name) and is_visible(name)
     ]
     return Found(
         files=tuple((join(query.root, name), name) for name in sorted(files)),
         hidden=tuple(sorted(hidden)),
-    )
-
-
-def _follow(
-    parts: tuple[str, ...], names: tuple[str, ...]
-) -> tuple[frozenset[tuple[str, ...]], list[str]]:
-    """Matches a path against the first parts of a pattern.
-
-    Args:
-      parts: Parts of the pattern.
-      names: Parts of the path.
-
-    Returns:
-      The remaining parts of the pattern, for each way to match; () means that the path
-      itself matches.  If a name on the path is hidden, there is no way to match, and
-      the second value is the path to that name.
-    """
-    rests = _or_no_folders({parts})
-    for depth, name in enumerate(names, 1):
-        matching = {rest for rest in rests if rest and _matches(rest[0], name)}
-        if _is_hidden(name):
-            written = {rest for rest in matching if rest[0][0] == name[0]}
-            if matching and not written:
-                return frozenset(), ["/".join(names[:depth])]
-            matching = written
-        after = {rest if rest[0] == _ANY_FOLDERS else rest[1:] for rest in matching}
-        rests = _or_no_folders(after)
-    return rests, []
-
-
-def _or_no_folders(rests: set[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    """Adds the remaining parts if ``**`` matches no folder."""
-    found = set(rests)
-    for rest in rests:
-        while rest and rest[0] == _ANY_FOLDERS:
-            rest = rest[1:]
-            found.add(rest)
-    return frozenset(found)
-
-
-def _matches(part: str, name: str) -> bool:
-    return part == _ANY_FOLDERS or fnmatch.fnmatchcase(name, part)
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
-
-
-def _nothing(query: _Query, found: Found) -> InputError:
-    hidden = ""
-    if found.hidden:
-        hidden = f" except hidden ones such as {without_values(found.hidden[0])}"
-    return InputError(
-        f"Expected files at {query.option} {query.text}; there are none{hidden}."
     )
 
 
@@ -259,7 +242,7 @@ def _check_partitions(query: _Query, found: Found) -> None:
     for _, name in found.files:
         above = name.split("/")[:-1]
         keys = [folder.split("=")[0] + "=" for folder in above if "=" in folder]
-        if all(any(part.startswith(key) for part in query.parts) for key in keys):
+        if all(f"/{key}" in f"/{query.pattern}" for key in keys):
             continue
         folders = [f"{key}*" for key in keys]
         files = f"*{pathlib.PurePosixPath(name).suffix}"
@@ -279,14 +262,11 @@ def _check_suffix(query: _Query, found: Found) -> None:
     others = [name for _, name in found.files if not name.endswith(query.suffix)]
     if not others:
         return
-    suffix = query.suffix
-    if len(others) == len(found.files):
-        suffix = pathlib.PurePosixPath(others[0]).suffix
     place = _place(join(query.root, others[0]), query.root)
     raise InputError(
         f"Expected {place} to be a {query.suffix} file: every "
         f"visible file of a folder is read. Move it away, or give "
-        f"{query.glob(_ANY_FOLDERS, f'*{suffix}')}."
+        f"{query.glob(_ANY_FOLDERS, f'*{query.suffix}')}."
     )
 
 

@@ -28,6 +28,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
@@ -46,7 +47,6 @@ from pipelines.inputs.source_table import (
     PREPARED_NAME,
     written_footers,
 )
-from pipelines.inputs.type_kinds import not_numbers, with_nulls
 from pipelines.sampling.samplers import BlockRows
 
 
@@ -208,6 +208,20 @@ def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
         ) from None
 
 
+_PREPARE = (
+    "`dpsgd schema TABLE` writes the schema, with which `dpsgd prepare --input TABLE "
+    "--schema schema.toml --out data` turns them into numbers"
+)
+
+
+def _with_nulls(names: Iterable[str], path: str = "") -> InputError:
+    where = f" of {path}" if path else ""
+    return InputError(
+        f"Expected column {', '.join(names)}{where} to hold no nulls, which stand for "
+        f"missing values. {_PREPARE} (NaN, 0, or a column that marks them)."
+    )
+
+
 def numeric_columns(schema: pa.Schema) -> tuple[Column, ...]:
     """Returns the columns of batches for an Arrow schema.
 
@@ -217,7 +231,11 @@ def numeric_columns(schema: pa.Schema) -> tuple[Column, ...]:
     found = [column_of(field) for field in schema]
     unusable = [f for f, column in zip(schema, found, strict=True) if column is None]
     if unusable:
-        raise InputError(not_numbers(unusable))
+        told = (f"column {field.name} of type {field.type}" for field in unusable)
+        raise InputError(
+            f"Expected {', '.join(told)} to be a fixed-width number or a fixed-size "
+            f"list of them. {_PREPARE}; or drop the column."
+        )
     return tuple(column for column in found if column is not None)
 
 
@@ -240,6 +258,25 @@ def column_of(field: pa.Field) -> Column | None:
     if name not in DTYPES:
         return None
     return Column(name=field.name, dtype=name, shape=tuple(shape))
+
+
+#: Names of a column of ids; a plain "id" is as often that of a row.
+_IDS = re.compile(
+    "(user|person|patient|customer|client|member|visitor)([_ -]?id)?|uid", re.IGNORECASE
+)
+
+
+def seems_user_column(columns: Sequence[Column]) -> str | None:
+    """Returns the name of a column that seems to hold ids of users; None for none.
+
+    Args:
+      columns: Columns of a table, of which only names and types are looked at.
+    """
+    for column in columns:
+        integer = np.issubdtype(column.dtype, np.integer) and not column.shape
+        if integer and _IDS.fullmatch(column.name):
+            return column.name
+    return None
 
 
 def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
@@ -281,7 +318,7 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
             if statistics is not None and statistics.null_count:
                 names[column.path_in_schema.split(".")[0]] = None
     if names:
-        raise InputError(with_nulls(names, path))
+        raise _with_nulls(names, path)
 
 
 def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
@@ -297,7 +334,6 @@ def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
     """
     found = list_row_groups(pattern, _check_nulls)
     description = description_of(found.schema, pattern)
-    _check_no_ids(found.schema, description, pattern)
     texts = _texts(found.schema, description)
     if texts and not with_texts:
         raise InputError(
@@ -316,18 +352,6 @@ def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
     )
     _check_bounded(dataset, pattern)
     return dataset
-
-
-def _check_no_ids(schema: pa.Schema, description: Any, pattern: str) -> None:
-    """Refuses a table of `dpsgd prepare --keep-users`, whose users are not bounded."""
-    columns = description.get("schema", {}).get("columns", {})
-    for name in schema.names:
-        if columns.get(name, {}).get("kind") == "user":
-            raise InputError(
-                f"Expected no column {name} in --input {pattern}: it holds the ids of "
-                "users, who are not bounded. Prepare the table with "
-                "--max-examples-per-user K --num-examples N in place of --keep-users."
-            )
 
 
 def _texts(schema: pa.Schema, description: Any) -> list[pa.Field]:
@@ -509,7 +533,7 @@ def values_of(array: pa.Array, column: Column, place: str = "") -> np.ndarray:
     num_rows = len(array)
     while True:
         if array.null_count:
-            raise InputError(with_nulls([column.name], place))
+            raise _with_nulls([column.name], place)
         if not pa.types.is_fixed_size_list(array.type):
             break
         array = array.flatten()

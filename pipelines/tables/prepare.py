@@ -99,7 +99,6 @@ class TableOptions:
       on_bad_row: "fail" refuses an input with a malformed row, "skip" omits the row.
       row_group_rows: Rows per row group, except for the last of a part.
       row_groups_per_file: Row groups per file, except for the last of a part.
-      with_users: Whether ids of users are kept, under the name of their column.
       with_values: Whether values of categories that the schema does not list are kept.
 
     Raises:
@@ -110,7 +109,6 @@ class TableOptions:
     on_bad_row: str = "fail"
     row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
     row_groups_per_file: int = ROW_GROUPS_PER_FILE
-    with_users: bool = False
     with_values: bool = False
 
     def __post_init__(self) -> None:
@@ -197,8 +195,7 @@ class _Job:
     @property
     def rows_schema(self) -> pa.Schema:
         """Schema of the rows, without numbers of users."""
-        options = self.options
-        return prepared_schema(options.schema, options.with_users, options.with_values)
+        return prepared_schema(self.options.schema, self.options.with_values)
 
     @property
     def schema(self) -> pa.Schema:
@@ -236,8 +233,6 @@ class _Job:
                     found = {**rows.arrays, **rows.texts}
                     if key:
                         found[USER] = hash_ids(found.pop(USER_ID), key)
-                    elif options.with_users:
-                        found[options.schema.user] = found.pop(USER_ID)
                     table = arrow_table([found[name] for name in schema.names], schema)
                     for number, writer in enumerate(pieces):
                         if rows.splits is None:
@@ -257,7 +252,6 @@ class _Job:
             file,
             self.options.schema,
             ordinal=ordinal,
-            with_users=self.options.with_users or self.key_file is not None,
             with_values=self.options.with_values,
             num_threads=self.num_threads,
             memory_limit=self.num_threads * _THREAD_BYTES,
@@ -374,14 +368,14 @@ def _digest(table: pa.Table) -> str:
 def _check_users(options: TableOptions, users: UserOptions | None) -> None:
     """Refuses, by an InputError, users that are not bounded, and bounds of no users."""
     user = options.schema.user
-    if user and not options.with_users and users is None:
+    if user and users is None:
         raise InputError(
             f"Expected column {user} of kind user to be bounded: `dpsgd prepare` does "
             "so with --max-examples-per-user and --num-examples. Give these, or write "
             'kind = "drop".'
         )
     if users is not None:
-        rows = prepared_schema(options.schema, with_values=options.with_values)
+        rows = prepared_schema(options.schema, options.with_values)
         # Refuses names, and records that are too large, before any work.
         bounded_schema(rows, users.settings, bytes(32), "")
 

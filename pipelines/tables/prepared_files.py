@@ -176,14 +176,11 @@ class Pieces:
         self._num_written += 1
 
 
-def prepared_schema(
-    schema: Schema, with_users: bool = False, with_values: bool = False
-) -> pa.Schema:
+def prepared_schema(schema: Schema, with_values: bool = False) -> pa.Schema:
     """Returns the Arrow schema of the prepared data, with its description.
 
     Args:
       schema: Schema of the table.
-      with_users: Whether ids of users are kept, in the last column.
       with_values: Whether values of categories that the schema does not list are kept.
     """
     texts = schema.unlisted if with_values else {}
@@ -192,8 +189,6 @@ def prepared_schema(
         for output in schema.outputs
     }
     fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
-    if with_users:
-        fields.append(pa.field(schema.user, pa.large_string(), nullable=False))
     description = json.dumps(schema.description)
     return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
 

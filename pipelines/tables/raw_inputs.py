@@ -23,7 +23,7 @@ from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.threads import num_cores
 from pipelines.tables.reading import Reader, check_columns
 from pipelines.tables.schema import Schema
-from pipelines.tables.table_files import columns_of, files_of
+from pipelines.tables.table_files import files_of
 
 #: Inputs of some rows, their carried columns, and the number of bytes read so far.
 Part = tuple[dict[str, np.ndarray], pa.Table, int]
@@ -51,8 +51,7 @@ class RawInputs:
         self.num_bytes = sum(file.size for file in self._files)
         first: dict[str, str] = {}
         for file in self._files:
-            check_columns(file, schema, inputs_only=True)
-            found = columns_of(file, schema.input, schema.label_name)
+            found = check_columns(file, schema, inputs_only=True)
             for name in self._carried:
                 if name not in found:
                     raise InputError(
@@ -76,17 +75,18 @@ class RawInputs:
           InputError: a malformed row, or a damaged file.
         """
         waiting: list[Part] = []
-        any_rows = False
+        count, any_rows = 0, False
         for part in self._blocks():
             any_rows = True
             waiting.append(part)
-            if sum(len(carried[0]) for carried in map(_columns, waiting)) >= num_rows:
+            count += len(next(iter(part[0].values())))
+            if count >= num_rows:
                 yield _joined(waiting)
-                waiting = []
-        if not any_rows:
-            raise InputError(f"Expected rows in {self._files[0].shown}; it has none.")
+                waiting, count = [], 0
         if waiting:
             yield (*_joined(waiting)[:2], self.num_bytes)
+        elif not any_rows:
+            raise InputError(f"Expected rows in {self._files[0].shown}; it has none.")
 
     def _blocks(self) -> Iterator[Part]:
         before = 0
@@ -105,10 +105,6 @@ class RawInputs:
                 yield rows.arrays, rows.carried, before + done
             before += file.size
             reader.malformed.refuse_any()
-
-
-def _columns(part: Part) -> list[np.ndarray]:
-    return list(part[0].values())
 
 
 def _joined(parts: Sequence[Part]) -> Part:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from duckdb.func import PythonUDFType
 
 from accounting.core.validation import InputError
+from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.tables import cells
 from pipelines.tables.kinds import LABEL, NO_CLASS, USER_ID, Date, Kind, Label
 from pipelines.tables.schema import HASH, RANDOM, TIME, Schema, refuse_missing
@@ -70,11 +71,6 @@ class Rows:
     splits: np.ndarray | None = dataclasses.field(repr=False)
     carried: pa.Table = dataclasses.field(repr=False)
     num_read: int
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return len(next(iter(self.arrays.values())))
 
 
 @dataclasses.dataclass
@@ -164,8 +160,8 @@ class Malformed:
 
 def check_columns(
     file: TableFile, schema: Schema, *, inputs_only: bool = False
-) -> list[str]:
-    """Returns the columns of a file, after checking those that are needed.
+) -> dict[str, str]:
+    """Returns name -> type of a file's columns, after checking those that are needed.
 
     Args:
       file: File of a table.
@@ -194,7 +190,7 @@ def check_columns(
             f"Expected columns of {file.shown} to be of the kinds that the schema "
             f"gives them; these are not: {told}."
         )
-    return list(found)
+    return found
 
 
 def refusal(kind: Kind, found: str) -> str | None:
@@ -279,7 +275,6 @@ class Reader:
       ordinal: Place of the file in the table, which a random split depends on.
       inputs_only: Whether to omit label and split, for predictions.
       with_values: Whether values of categories that the schema does not list are kept.
-      with_users: Whether ids of users are returned.
       carried: Columns that are passed on unchanged.
       num_threads: Threads of DuckDB.
       memory_limit: Memory of DuckDB, in bytes.
@@ -296,7 +291,6 @@ class Reader:
         ordinal: int = 0,
         inputs_only: bool = False,
         with_values: bool = False,
-        with_users: bool = False,
         carried: Sequence[str] = (),
         num_threads: int = 1,
         memory_limit: int = 1 << 30,
@@ -304,7 +298,6 @@ class Reader:
         self._file, self._schema, self._ordinal = file, schema, ordinal
         self._inputs_only, self._carried = inputs_only, tuple(carried)
         self._kept = schema.unlisted if with_values else {}
-        self._with_users = with_users
         self._num_threads, self._memory_limit = num_threads, memory_limit
         self.malformed = Malformed()
 
@@ -436,7 +429,7 @@ class Reader:
                 found[name] = _numbers(array)
         yield Rows(
             arrays=self._stacked(found),
-            texts=texts if self._with_users else _without(texts, USER_ID),
+            texts=texts,
             splits=self._splits(block, places),
             carried=_carried(block, self._carried),
             num_read=first + len(block),
@@ -495,10 +488,6 @@ def _carried(block: pa.RecordBatch, carried: Sequence[str]) -> pa.Table:
     return pa.table(columns, names=list(carried))
 
 
-def _without(texts: dict[str, pa.Array], name: str) -> dict[str, pa.Array]:
-    return {each: array for each, array in texts.items() if each != name}
-
-
 def _numbers(array: pa.Array) -> np.ndarray:
     """Returns an array of shape (rows, ...)."""
     if pa.types.is_fixed_size_list(array.type):
@@ -513,8 +502,6 @@ def _nfkc(texts: pa.Array) -> pa.Array:
 
 def _hash_places(ordinal: int, places: np.ndarray, salt: np.uint64) -> np.ndarray:
     """Returns uint64 hashes of places of rows in a file of a table."""
-    from pipelines.core.users.hashing import GOLDEN, mix
-
     state = mix(np.array([ordinal], np.uint64) * np.uint64(GOLDEN) ^ salt)
     return mix(places.astype(np.uint64) * np.uint64(GOLDEN) ^ state)
 

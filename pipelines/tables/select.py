@@ -169,20 +169,9 @@ class Select:
 
         The number is null if it is missing or none; it may be NaN or a missing value.
         """
-        if kind != "VARCHAR" or self._decimal_comma:
-            cell = self.cell(column, kind)
-            number = self.define(2, self.parsed(cell, kind))
-            return number, f"{cell} IS NOT NULL AND {number} IS NULL"
-        # Spaces are looked at where the cast fails alone: most cells are plain numbers.
-        raw = self.define(0, self._columns[column])
-        trimmed = cells.trimmed(raw, kind)
-        number = self.define(
-            1,
-            f"CASE WHEN NOT contains({raw}, '_') THEN coalesce("
-            f"TRY_CAST({raw} AS DOUBLE), TRY_CAST({trimmed} AS DOUBLE)) END",
-        )
-        present = cells.present(f"({trimmed})", kind, self.missing)
-        return number, f"CASE WHEN {number} IS NULL THEN ({present}) IS NOT NULL END"
+        cell = self.cell(column, kind)
+        number = self.define(2, self.parsed(cell, kind))
+        return number, f"{cell} IS NOT NULL AND {number} IS NULL"
 
     def parsed(self, cell: str, kind: str) -> str:
         """Returns a clean cell as a double, null if it is missing or no number."""

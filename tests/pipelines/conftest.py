@@ -147,8 +147,7 @@ def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
 
 def contents(folder: StrPath) -> dict[str, bytes]:
     """Every file of a folder, here or in a store, by its path; the key apart."""
-    paths = map("/".join, storage.walk(folder, lambda _: True))
-    kept = (path for path in paths if not path.endswith("sampling.key"))
+    kept = (path for path in storage.walk(folder) if not path.endswith("sampling.key"))
     return {path: storage.read_bytes(f"{folder}/{path}") for path in kept}
 
 

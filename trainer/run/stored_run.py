@@ -60,21 +60,22 @@ def fetch(request: Request) -> None:
         )
     with usable_folder(store, "--out"):
         try:
-            paths = [p for p in storage.walk(store, lambda _: True) if _is_kept(p)]
+            paths = [p for p in storage.walk(store) if _is_kept(p)]
         except FileNotFoundError:  # in a store with folders, a new one
             return
         if not paths:
             return
-        check_unfinished(store, {path[0] for path in paths})
+        check_unfinished(store, {path.split("/")[0] for path in paths})
         for path in paths:
-            if path[0] in _STATE:
-                _fetch(join(store, *path), folder.joinpath(*path))
+            if path.split("/")[0] in _STATE:
+                _fetch(join(store, path), folder / path)
 
 
-def _is_kept(path: tuple[str, ...]) -> bool:
+def _is_kept(path: str) -> bool:
     """Whether a file is copied: no lock, no checkpoint, not left unfinished."""
-    hidden = any(name.startswith(".") for name in path)
-    return not (hidden or path[-1] == LOCK_NAME or set(path[1:2]) & {*_OF_STORE})
+    parts = path.split("/")
+    hidden = any(name.startswith(".") for name in parts)
+    return not (hidden or parts[-1] == LOCK_NAME or set(parts[1:2]) & {*_OF_STORE})
 
 
 def _fetch(source: str, path: pathlib.Path) -> None:
@@ -136,9 +137,8 @@ class StoredRun:
 
     def _files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yields the name of each file here, and what changes with its content."""
-        for path in storage.walk(self._folder, lambda _: True):
-            name = "/".join(path)
-            if _is_kept(path) and name != _RUN_ID:  # ``take`` wrote it, for good
+        for name in storage.walk(self._folder):
+            if _is_kept(name) and name != _RUN_ID:  # ``take`` wrote it, for good
                 found = (self._folder / name).stat()
                 yield name, (found.st_ino, found.st_mtime_ns, found.st_size)
 

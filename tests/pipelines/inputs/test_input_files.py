@@ -66,6 +66,8 @@ def test_a_folder_of_a_store_means_the_same(
         find_files(place)
     with pytest.raises(InputError, match="there are none"):
         find_files(f"{place}-other")
+    with pytest.raises(InputError, match="whole folders"):
+        find_files(f"{place}/a**/b")
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
-from pipelines.job.runtime.tasks import Runtime
-from pipelines.tables.prepare import TableOptions, prepare
+from pipelines.tables.reading import Reader, check_columns
 from pipelines.tables.schema import Schema
 from pipelines.tables.select import Select
+from pipelines.tables.table_files import list_table
 from pipelines.tables.words import one_word
 from tests.pipelines.tables.rows_of_tables import selected
 
@@ -313,20 +313,19 @@ def of_columns(
 
 
 def outcome(path: pathlib.Path, schema: Schema) -> dict[str, Any] | str:
-    """The rows that ``prepare`` writes, or why it refuses."""
-    out = path.with_suffix(".out")
+    """The rows that are read, also of whom and for which part, or why they are not."""
+    (file,) = list_table(str(path))
+    reader = Reader(file, schema)
     try:
-        prepare(
-            str(path),
-            out,
-            TableOptions(schema=schema, with_users=bool(schema.user)),
-            runtime=Runtime(num_threads=1),
-        )
+        check_columns(file, schema)
+        found = list(reader)
+        reader.malformed.refuse(schema)
     except InputError as error:
         return str(error)
-    tables = {part: pq.read_table(out / part) for part in ("train", "val", "test")}
+    (rows,) = found
+    columns = {**rows.arrays, **rows.texts, "split": rows.splits}
     # As text: NaN is itself.
-    return {part: str(table.to_pydict()) for part, table in tables.items()}
+    return {name: str(np.asarray(each).tolist()) for name, each in columns.items()}
 
 
 def both(arrow: pa.Table, rows: list[list[str]], schema: Schema) -> tuple[Any, Any]:

@@ -63,7 +63,7 @@ class Store:
     @property
     def files(self) -> dict[str, bytes]:
         """Contents by name."""
-        names = map("/".join, storage.walk(self.url, lambda _: True))
+        names = storage.walk(self.url)
         return {name: storage.read_bytes(f"{self.url}/{name}") for name in names}
 
     def restart(self, files: dict[str, bytes], *, killed_at: int | None = None) -> None:

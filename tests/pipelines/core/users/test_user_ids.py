@@ -9,7 +9,7 @@ import pytest
 from pipelines.core.batches.columns import Column
 from pipelines.core.users.user_ids import hash_ids
 from pipelines.files.key_files import insecure_key
-from pipelines.inputs.type_kinds import seems_user_column
+from pipelines.inputs.parquet_blocks import seems_user_column
 
 KEY = insecure_key(1)
 NAMES = ["ann", "", "bob", "a name of more than 8 bytes", "ann", "a\0", "a"]
