@@ -19,6 +19,10 @@ Formal guarantees:
     that is added to a mixture has a standard deviation of about 500,000 such distances
     at ModelMix's published setting, and of thousands if the iterates are a hundred
     times as far apart.
+  - With ``bands`` (c_1, ..., c_(k-1)), step t of a stream has W_t = round(Z_t - sum of
+    c_j W_(t-j)), where Z_t is what it has without, and W is 0 before its first step:
+    noise of k bands, as `accounting.core.samplers.cyclic_poisson` has it, which begins
+    anew with each stream.  A worker needs the blocks of W alone that it draws.
   - Noise of standard deviation 0 is exactly zero, and nothing is drawn for it.
   - ``NoiseStream`` yields every step once and in order, whatever the speed of its
     reader.
@@ -28,6 +32,7 @@ Public: steps, shapes, standard deviations.  Sensitive: keys and every value dra
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import queue
 import threading
@@ -61,6 +66,10 @@ _BLOCK = 1 << 17
 _DEPTH = 2
 
 
+#: Coefficients, and the values of earlier steps that they multiply.
+Past = Sequence[tuple[float, np.ndarray]]
+
+
 def grid_normal(
     secret: bytes,
     step: int,
@@ -69,6 +78,7 @@ def grid_normal(
     *,
     stddev: float,
     share: tuple[int, int] = (0, 1),
+    past: Past = (),
 ) -> np.ndarray:
     """Returns normal values of mean 0, rounded to integers, int64.  Sensitive.
 
@@ -79,11 +89,14 @@ def grid_normal(
       shape: Shape of the variable.
       stddev: Standard deviation in units of the grid, at most 2^47.
       share: (r, W) to draw the blocks r, r + W, ... and have zeros in the others.
+      past: What is subtracted before values are rounded.
 
     Raises:
-      ValueError: ``stddev`` above 2^47.
+      ValueError: ``stddev`` above 2^47, or 2^43 with ``past``.
     """
-    if stddev > _MOST_ROUNDED / 16:  # the sampler draws none above 13 deviations
+    # The sampler draws none above 13 deviations; noise of bands has at most 4 times
+    # their deviation.
+    if stddev > _MOST_ROUNDED / (256 if past else 16):
         raise ValueError(f"Expected a deviation of at most 2^47 units, not {stddev}.")
     first, every = share
     whole = stddev and every == 1
@@ -92,18 +105,24 @@ def grid_normal(
     for block in range(first, -(-len(flat) // _BLOCK) if stddev else 0, every):
         part = flat[block * _BLOCK : (block + 1) * _BLOCK]
         label = derive(secret, "grid-noise", step, variable, block)
-        _fill_rounded(part, _generator(label), stddev)
+        known = [
+            (each, before.reshape(-1)[block * _BLOCK : (block + 1) * _BLOCK])
+            for each, before in past
+        ]
+        _fill_rounded(part, _generator(label), stddev, known)
     return values
 
 
 def _fill_rounded(
-    values: np.ndarray, generator: np.random.Generator, stddev: float
+    values: np.ndarray, generator: np.random.Generator, stddev: float, past: Past
 ) -> None:
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
         doubles = part.view(np.float64)
         generator.standard_normal(out=doubles)
         doubles *= stddev
+        for coefficient, before in past:
+            doubles -= coefficient * before[start : start + _CHUNK]
         _round_small(doubles)
 
 
@@ -173,6 +192,7 @@ def step_noise(
     noise_stddev: float,
     unit: float | None,
     share: tuple[int, int] = (0, 1),
+    past: Sequence[tuple[float, list[np.ndarray]]] = (),
 ) -> list[np.ndarray]:
     """Returns the noise of one step, an array of integers per variable.  Sensitive.
 
@@ -183,6 +203,7 @@ def step_noise(
       noise_stddev: Standard deviation of each coordinate of the sum of gradients.
       unit: Distance of grid points; None without noise, which is then zeros in float32.
       share: (r, W) for the blocks of noise that worker r of W draws.
+      past: Coefficients, and the noise of earlier steps that they multiply.
 
     Raises:
       ValueError: noise without a grid.
@@ -201,6 +222,7 @@ def step_noise(
             stddev=noise_stddev / unit,
             # Small variables have one block each: workers take turns.
             share=((rank - index) % count, count),
+            past=[(each, before[index]) for each, before in past],
         )
         for index, shape in enumerate(shapes)
     ]
@@ -281,6 +303,8 @@ class NoiseStream:
       unit: Distance of grid points; None without noise.
       share: (r, W) for the blocks of noise that worker r of W draws.
       draw: Draws further arrays of a step; None for none.
+      bands: c_1, ..., c_(k-1) of noise of k bands, which holds the noise of k - 1 steps
+        in memory; empty for independent noise.
 
     Example:
       >>> key = bytes(range(32))
@@ -300,8 +324,10 @@ class NoiseStream:
         unit: float | None,
         share: tuple[int, int] = (0, 1),
         draw: DrawStep | None = None,
+        bands: Sequence[float] = (),
     ) -> None:
         self._draw_more = draw
+        self._bands = bands
         self._arguments = (secret, shapes, noise_stddev, unit, share)
         self._steps = steps
         self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
@@ -328,11 +354,20 @@ class NoiseStream:
 
     def _draw(self) -> None:
         secret, shapes, noise_stddev, unit, share = self._arguments
+        # Copies: who reads the stream may write into what it yields.
+        earlier: collections.deque[list[np.ndarray]] = collections.deque(
+            maxlen=len(self._bands)
+        )
         try:
             for step in self._steps:
                 if self._stopped.is_set():
                     return
-                values = step_noise(secret, step, shapes, noise_stddev, unit, share)
+                past = [*zip(self._bands, earlier, strict=False)]
+                values = step_noise(
+                    secret, step, shapes, noise_stddev, unit, share, past
+                )
+                if self._bands:
+                    earlier.appendleft([each.copy() for each in values])
                 if self._draw_more is not None:
                     values += self._draw_more(secret, step, shapes)
                 self._queue.put(values)

@@ -248,3 +248,40 @@ def test_large_values_of_one_sign_are_rounded_to_the_nearest_integer() -> None:
 def test_values_of_any_size_are_rounded_to_the_nearest_integer(scale: float) -> None:
     values = np.array([0.5, 1.5, -2.5, 3.2, -3.7]) * scale
     assert rounded(values.copy()).tolist() == [round(one) for one in values.tolist()]
+
+
+def streamed(shares: int, steps: range, bands: tuple[float, ...]) -> np.ndarray:
+    """The noise of a variable of several blocks, added up over workers."""
+    shape = (2 * noise._BLOCK + 77,)
+    parts = []
+    for rank in range(shares):
+        stream = noise.NoiseStream(
+            bytes(32), steps=steps, shapes=[shape], noise_stddev=3.0, unit=0.25,
+            share=(rank, shares), bands=bands,
+        )  # fmt: skip
+        with stream as opened:
+            parts.append(np.stack([values for (values,) in opened]))
+    return np.sum(parts, axis=0)
+
+
+def test_noise_of_bands_is_the_recursion_for_any_number_of_workers() -> None:
+    bands = (0.75, 0.59375, 0.4921875)
+    alone = streamed(1, range(7), bands)
+    np.testing.assert_array_equal(streamed(3, range(7), bands), alone)
+    shape, known = alone.shape[1:], []
+    for step in range(7):
+        for block in range(3):
+            key = noise.derive(bytes(32), "grid-noise", step, 0, block)
+            count = min(noise._BLOCK, shape[0] - block * noise._BLOCK)
+            known.append(noise._generator(key).standard_normal(count) * 12)
+    z = np.concatenate(known).reshape(7, *shape)
+    for step in range(7):
+        past = sum(
+            (c * alone[step - lag] for lag, c in enumerate(bands, 1) if lag <= step),
+            start=np.zeros(shape),
+        )
+        np.testing.assert_array_equal(alone[step], np.rint(z[step] - past))
+    # After a checkpoint it begins anew, as independent noise does.
+    later = streamed(1, range(4, 7), bands)
+    np.testing.assert_array_equal(later[0], streamed(1, range(4, 5), ())[0])
+    assert (later[1] != alone[5]).any()

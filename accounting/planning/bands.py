@@ -1,0 +1,135 @@
+"""How many bands correlated noise should have: a rule from public numbers alone.
+
+Noise of k bands, ``W_t = Z_t - sum of c_j W_(t-j)``, cancels in part between steps
+(`accounting.core.samplers.cyclic_poisson`).  But examples then return every k steps,
+which costs noise.  The rule weighs both by the noise of the iterates: the sum over all
+steps so far of an exponential average of W, as momentum has it.
+
+No privacy claim depends on it.
+
+Example:
+  >>> best_bands(num_examples=540_000, expected_batch_size=1024, num_steps=527,
+  ...            epsilon=1.0, delta=1e-6).bands
+  16
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import signal
+
+from accounting.core import accountant
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.plan import CYCLIC_POISSON, POISSON, DpSgdPlan
+
+#: More bands gain next to nothing, and each costs the memory of the parameters.
+MOST_BANDS = 16
+#: Share of the least noise by which that of fewer bands may exceed it.
+_ENOUGH = 0.05
+#: The average of a step's noise, as of Adam's momentum.
+_MOMENTUM = 0.9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bands:
+    """A number of bands and what it gains.
+
+    Attributes:
+      bands: k; 1 for independent noise.
+      noise: Noise of the iterates, over that of independent noise at the same epsilon.
+      noise_multiplier: Of noise of k bands.
+      independent: Noise multiplier of independent noise.
+    """
+
+    bands: int
+    noise: float
+    noise_multiplier: float
+    independent: float
+
+
+def coefficients(bands: int) -> np.ndarray:
+    """Returns c: the first coefficients of the root of 1 / ((1 - x) (1 - x/2)).
+
+    Args:
+      bands: Number of coefficients, at least 1.
+
+    Example:
+      >>> coefficients(3).round(5).tolist()
+      [1.0, 0.75, 0.59375]
+    """
+    places = np.arange(bands)
+    root = np.cumprod(np.where(places, (2 * places - 1) / np.maximum(2 * places, 1), 1))
+    return np.convolve(root, root / 2.0**places)[:bands]
+
+
+def iterate_noise(bands: int, num_steps: int) -> float:
+    """Returns the root mean square of the iterates' noise, for a noise multiplier of 1.
+
+    Args:
+      bands: k.
+      num_steps: Number of steps.
+    """
+    c = coefficients(bands)
+    impulse = np.zeros(num_steps)
+    impulse[0] = np.linalg.norm(c) * (1 - _MOMENTUM)
+    poles = np.polymul([1.0, -1.0], [1.0, -_MOMENTUM])
+    response = signal.lfilter([1.0], poles, signal.lfilter([1.0], c, impulse))
+    left = np.arange(num_steps, 0, -1)  # iterates that hold the response
+    return math.sqrt(float(response**2 @ left) / num_steps)
+
+
+def best_bands(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> Bands:
+    """Returns the least power of two whose noise is within 5 % of the least.
+
+    Args:
+      num_examples: n.
+      expected_batch_size: b.
+      num_steps: T.
+      epsilon: Target.
+      delta: Target.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    found = list[Bands]()
+    bands = 1
+    while bands <= min(MOST_BANDS, max(1, num_examples // expected_batch_size)):
+        plan = DpSgdPlan(
+            sampler=POISSON if bands == 1 else CYCLIC_POISSON,
+            num_examples=num_examples,
+            expected_batch_size=expected_batch_size,
+            num_steps=num_steps,
+            bands=None if bands == 1 else bands,
+        )
+        multiplier = accountant.noise_multiplier(
+            plan,
+            epsilon=epsilon,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+        ).guarantee
+        noise = iterate_noise(bands, num_steps) * multiplier
+        first = found[0] if found else None
+        found.append(
+            Bands(
+                bands=bands,
+                noise=noise / first.noise if first else noise,
+                noise_multiplier=multiplier,
+                independent=first.noise_multiplier if first else multiplier,
+            )
+        )
+        bands *= 2
+    found[0] = dataclasses.replace(found[0], noise=1.0)
+    least = min(each.noise for each in found)
+    return next(each for each in found if each.noise <= least * (1 + _ENOUGH))
