@@ -24,9 +24,10 @@ from scipy import signal
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import CYCLIC_POISSON, POISSON, DpSgdPlan
+from accounting.core.samplers.cyclic_poisson import coefficients
 
 #: More bands gain next to nothing, and each costs the memory of the parameters.
-MOST_BANDS = 16
+_MOST_BANDS = 16
 #: Share of the least noise by which that of fewer bands may exceed it.
 _ENOUGH = 0.05
 #: The average of a step's noise, as of Adam's momentum.
@@ -48,21 +49,6 @@ class Bands:
     noise: float
     noise_multiplier: float
     independent: float
-
-
-def coefficients(bands: int) -> np.ndarray:
-    """Returns c: the first coefficients of the root of 1 / ((1 - x) (1 - x/2)).
-
-    Args:
-      bands: Number of coefficients, at least 1.
-
-    Example:
-      >>> coefficients(3).round(5).tolist()
-      [1.0, 0.75, 0.59375]
-    """
-    places = np.arange(bands)
-    root = np.cumprod(np.where(places, (2 * places - 1) / np.maximum(2 * places, 1), 1))
-    return np.convolve(root, root / 2.0**places)[:bands]
 
 
 def iterate_noise(bands: int, num_steps: int) -> float:
@@ -105,7 +91,7 @@ def best_bands(
     """
     found = list[Bands]()
     bands = 1
-    while bands <= min(MOST_BANDS, max(1, num_examples // expected_batch_size)):
+    while bands <= min(_MOST_BANDS, max(1, num_examples // expected_batch_size)):
         plan = DpSgdPlan(
             sampler=POISSON if bands == 1 else CYCLIC_POISSON,
             num_examples=num_examples,

@@ -24,7 +24,9 @@ TRIED = {
 def test_the_square_of_the_coefficients_is_the_series() -> None:
     c = coefficients(12)
     square = np.convolve(c, c)[:12]
-    np.testing.assert_allclose(square, 2 - 0.5 ** np.arange(12.0))
+    # Each is rounded to a multiple of 2^-10, and the sum of all is below 6.
+    np.testing.assert_allclose(square, 2 - 0.5 ** np.arange(12.0), atol=6 * 2.0**-10)
+    assert (c * 1024 % 1 == 0).all()
 
 
 @pytest.mark.parametrize(("bands", "num_steps"), [(1, 9), (3, 9), (16, 9), (4, 40)])
