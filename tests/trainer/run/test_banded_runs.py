@@ -129,7 +129,8 @@ def test_record_statement_and_epsilon_are_those_of_the_theorem(asked: Any) -> No
     assert "banded noise" in record["relies_on"]
     assert record["noise_multiplier"] == 0.8
     text = (request.run / "privacy.txt").read_text()
-    assert "  relies on   the banded noise: the noise of a step takes off" in text
+    assert "  relies on   the banded noise: each step took off a part" in text
+    assert "noise of 4 bands added once per step" in text
     assert "of one of 4 groups in turn" in text
     assert any("3 steps" in line and "MiB" in line for line in said.lines)
 
