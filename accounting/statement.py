@@ -164,10 +164,10 @@ class PrivacyStatement(Claim):
                 f"Gaussian noise of standard deviation {deviation} added once per step"
             )
         return (
-            f"noise of {bands} bands added once per step (BandMF, Choquette-Choo et al. "
-            f"2023: Gaussian noise of standard deviation {deviation} * |c|, less c_j "
-            f"times the noise of the j-th step before, with c the first {bands} "
-            "coefficients of ((1 - x) (1 - x/2))^(-1/2))"
+            f"noise of {bands} bands added once per step (BandMF, Choquette-Choo et "
+            "al. 2023: Gaussian noise of standard deviation "
+            f"{deviation} * |c|, less c_j times the noise of the j-th step before, "
+            f"with c the first {bands} coefficients of ((1 - x) (1 - x/2))^(-1/2))"
         )
 
     @property
