@@ -13,18 +13,10 @@ from accounting import statement
 from accounting.core import deltas
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
-from trainer.cli import demo
 from trainer.settings.train_settings import TrainSettings
 
 NUM_EXAMPLES = 600
 PLAN = make_plan("poisson", NUM_EXAMPLES, 60, 10)
-
-
-def refused(command: str, *arguments: str) -> str:
-    result = CliRunner().invoke(dpsgd.cli, [command, *arguments])
-    if isinstance(result.exception, InputError):
-        return str(result.exception)
-    return result.output
 
 
 def test_settings_and_statements_refuse_a_large_delta_as_the_commands_do() -> None:
@@ -60,25 +52,6 @@ def test_the_remedy_of_the_warning_is_a_delta_without_one() -> None:
         remedy = float(deltas.remedy(num_examples).split()[2])
         assert deltas.weakness(remedy, num_examples) is None
         deltas.check(remedy)
-
-
-def test_commands_hand_an_allowed_delta_on_to_those_that_they_run(
-    tmp_path: pathlib.Path,
-) -> None:
-    flags = {"delta": 0.5, "allow_large_delta": True}
-    for _, arguments in demo.stages(pathlib.Path("out"), 50_000, 3.0, flags):
-        takes = "--delta=0.5" in arguments or arguments[0] == "account"
-        assert ("--allow-large-delta" in arguments) == takes
-    folders = [
-        "--input=no/such",
-        f"--eval={tmp_path}",
-        f"--out={tmp_path}",
-        "--l2-norm-clip=1",
-    ]
-    command = ["compare", "--epsilon=1", "--batch-size=8", "--epochs=1"]
-    # It checks the flags of `train` before it looks for the input.
-    said = refused(*command, *folders, "--delta=0.5", "--allow-large-delta")
-    assert "no/such" in said
 
 
 PLAN_FLAGS = ["--num-examples=600", "--batch-size=60", "--epochs=1"]

@@ -198,32 +198,6 @@ def test_bounds_under_replace_one_enclose(sampler, size, noise, epsilon):
         assert answer.guarantee <= 1.001 * answer.lower
 
 
-@pytest.mark.parametrize(
-    ("sampler", "relation", "words"),
-    [
-        ("poisson", ADD_OR_REMOVE, "num_examples is an approximation that is public"),
-        ("truncated-poisson", ADD_OR_REMOVE, "num_examples is a public upper bound"),
-        ("balls-and-bins", ADD_OR_REMOVE, "it fixes the number of steps alone"),
-        ("poisson", REPLACE, "both data sets have num_examples examples"),
-        ("deterministic", REPLACE, "both data sets have num_examples examples"),
-        ("poisson", {}, "the number of slots is public"),
-    ],
-)
-def test_a_statement_says_what_the_number_of_examples_is(
-    small_plan, sampler, relation, words
-):
-    plan = make(small_plan, sampler)
-    arguments = {"noise_multiplier": 1.0, "delta": 1e-5, **relation}
-    said = statement.privacy_statement(plan, **arguments)
-    name = relation.get("neighboring_relation", "REPLACE_SPECIAL")
-    fields = said.to_json()
-    assert said.epsilon == accountant.epsilon(plan, **arguments)
-    assert fields["neighboring_relation"] == name
-    assert words in fields["neighboring_relation_text"]
-    assert words in said.to_text()
-    assert f"under the {neighboring_relation.NAMES[name]} relation" in said.claim
-
-
 def test_a_statement_of_another_relation_is_refused_where_it_is_not_proven(small_plan):
     arguments = {"noise_multiplier": 1.0, "delta": 1e-5, **REPLACE}
     with pytest.raises(InputError, match="group_size=2"):

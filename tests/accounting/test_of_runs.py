@@ -160,17 +160,3 @@ def test_the_plan_of_several_runs_is_answered_for_all_of_them():
     swept = ("--sampler=deterministic", "--sweep=epochs", "--values=3", "--json")
     [line] = json.loads(_run("--of-runs=4", *swept))["lines"]
     assert line["points"][0]["epsilon"] == answers["deterministic"]["epsilon"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--of-runs=2 --runs=3", "--runs or --of-runs"),
-        ("--of-runs=2 --tan --sweep=epochs --values=1", "--tan or --of-runs"),
-        ("--of-runs=2 --sampler=persistent-shuffle", "of_runs=2 to be 1"),
-        ("--of-runs=2 --mix-width=0.1 --l2-norm-clip=1", "of_runs=2 to be 1"),
-    ],
-)
-def test_a_question_that_is_not_proven_for_several_runs_is_refused(flags, message):
-    with pytest.raises(InputError, match=message):
-        _run(*flags.split())

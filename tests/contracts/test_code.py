@@ -40,30 +40,6 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def body_lines(node: ast.FunctionDef) -> int:
-    """Lines of a function without its docstring."""
-    documented = ast.get_docstring(node, clean=False)
-    first = node.body[0]
-    skipped = first.end_lineno - first.lineno + 1 if documented else 0
-    return node.end_lineno - node.lineno + 1 - skipped
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_functions_are_short_and_public_ones_documented(path: pathlib.Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "the module has no docstring"
-    for node in functions(tree):
-        assert body_lines(node) <= 60, f"{node.name} is too long"
-    public = [
-        node
-        for node in tree.body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        and not node.name.startswith("_")
-    ]
-    for node in public:
-        assert ast.get_docstring(node), f"{node.name} has no docstring"
-
-
 FOLDERS = sorted({path.parent for path in SOURCES if path.name == "__init__.py"})
 
 
@@ -83,33 +59,6 @@ def test_docstring_examples_run(path: pathlib.Path) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted == num_examples(path)
     assert result.failed == 0
-
-
-SHARED_FLAGS = {
-    "--allow-large-delta", "--batch-size", "--batches", "--data-is-public", "--delta",
-    "--epochs", "--epsilon", "--eval", "--json", "--key-file",
-    "--l2-norm-clip", "--max-examples-per-user", "--memory-limit", "--method",
-    "--noise-multiplier", "--num-examples", "--num-steps", "--plot",
-    "--relation", "--runner", "--sample", "--sampler", "--threads", "--user-column",
-}  # fmt: skip
-COMMAND_MODULES = [path for path in SOURCES if "cli" in path.parts]
-
-
-def declared_flags(path: pathlib.Path) -> list[str]:
-    """Flags that a module declares, by ``click.option`` or for others to add."""
-    return [
-        word.value
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).endswith(("option", "_declared", "partial"))
-        for word in node.args
-        if isinstance(word, ast.Constant) and str(word.value).startswith("--")
-    ]
-
-
-def test_a_flag_that_commands_share_is_declared_once() -> None:
-    declared = [flag for path in COMMAND_MODULES for flag in declared_flags(path)]
-    assert all(declared.count(flag) == 1 for flag in SHARED_FLAGS), declared
 
 
 def test_one_version(root: pathlib.Path) -> None:

@@ -97,16 +97,6 @@ def blocks(*pages: pathlib.Path) -> list[Block]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_fenced_block_is_accounted_for(page: pathlib.Path) -> None:
-    assert len(re.findall(r"^```", page.read_text(), re.M)) == 2 * len(blocks(page))
-
-
-def test_the_readme_is_a_front_door() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
-    assert sum(block.run for block in blocks(ROOT / "README.md")) >= 2
-
-
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder of ``dpsgd``, that of this checkout."""
@@ -254,24 +244,3 @@ def test_the_site_is_built_without_a_warning(tmp_path: pathlib.Path) -> None:
     reference = (tmp_path / "reference.html").read_text()
     documented = set(re.findall(r'id="dpsgd\.(\w+)"', reference))
     assert documented == set(dpsgd.__all__) - {"__version__"}
-
-
-def test_a_broken_link_stops_the_site(tmp_path: pathlib.Path) -> None:
-    links = ("missing.md", "index.md#missing", "/missing.md")
-    text = "".join(f"[link]({link})\n" for link in links)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n{text}")
-    config = tmp_path / "mkdocs.yml"
-    config.write_text(
-        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nnav: [index.md]\nhooks: []\n"
-    )
-    result = build(config, tmp_path / "site")
-    assert result.returncode == 1
-    warned = [line for line in result.stderr.splitlines() if "WARNING" in line]
-    for link in links:
-        assert any(f"'{link}'" in line for line in warned), result.stderr
-
-
-def test_no_placeholder_is_left() -> None:
-    for page in [*PAGES, *OTHERS]:
-        assert not re.search(r"@@|TODO|XXX", page.read_text())

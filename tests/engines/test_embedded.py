@@ -30,7 +30,6 @@ from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.synthetic_users import SynthUserOptions, write_synth_users
 from tests.criteo import criteo_schema
 from tests.engines.harness import parts
-from tests.engines.harness.comparing import keep_checksums, same_checksums
 from tests.engines.harness.embedded import RUNNERS
 from tests.engines.harness.polling import wait_for
 from tests.pipelines.conftest import contents, write_text
@@ -122,16 +121,6 @@ def test_prepared_files_are_those_of_this_process(
     found = prepare(source, tmp_path / "there", options, runtime=there)
     assert found == wanted
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_checksums_of_other_batches_differ(
-    local_batches: LocalBatches, tmp_path: pathlib.Path
-) -> None:
-    folder = local_batches(POISSON)
-    keep_checksums(local_batches(TRUNCATED_POISSON), tmp_path / "other")
-    assert not same_checksums(folder, tmp_path / "other")
-    keep_checksums(folder, tmp_path / "kept")
-    assert same_checksums(folder, tmp_path / "kept")
 
 
 def test_the_command_starts_and_stops_an_engine_by_itself(

@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 from scipy import stats
 
-from tests.benchmarks import untuned
+from examples.benchmarks import untuned
 from tests.frozen.compare import Answers
 
 NUM_SEEDS = 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -165,18 +164,6 @@ def test_more_confidence_is_never_bought_with_a_larger_bound() -> None:
     assert usual.epsilon_lower_bound >= strict.epsilon_lower_bound
     assert usual.other_epsilon == strict.other_epsilon
     assert usual.other_delta >= strict.other_delta
-
-
-def test_json_holds_claim_findings_and_verdict() -> None:
-    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
-    verdict = audit.judge(claim, *_scores(1.0, 400), confidence=0.9)
-    fields = json.loads(json.dumps(verdict.to_json()))
-    assert fields["violated"] is False
-    assert fields["claim"]["plan"]["sampler"] == "deterministic"
-    assert [found["confidence"] for found in fields["findings"]] == [0.9]
-    for point in fields["points"]:
-        for low, rate, high in (point["fpr"], point["fnr"]):
-            assert 0 <= low <= rate <= high <= 1
 
 
 def test_what_cannot_be_audited_is_refused() -> None:

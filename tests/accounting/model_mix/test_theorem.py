@@ -313,15 +313,6 @@ def test_the_noise_is_never_more_than_without_mixing():
     assert narrow == plain
 
 
-def test_mixing_is_noise_too():
-    # Why less Gaussian noise is no proof of better models: of all noise of one variance
-    # the Gaussian reveals least to a small shift, and U has a variance of W^2 / 12.
-    plain = accountant.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5).guarantee
-    gaussian = mixing().noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5).guarantee
-    width = mixing().width(DEFAULT)
-    assert math.hypot(gaussian, width / math.sqrt(12)) > 2 * plain
-
-
 @pytest.mark.parametrize(
     "sampler",
     [s for s in plans.SAMPLERS if s not in ("poisson", "truncated-poisson")],

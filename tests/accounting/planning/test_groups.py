@@ -2,12 +2,8 @@
 
 import math
 
-import pytest
-
 from accounting.core import accountant
-from accounting.core.validation import InputError
 from accounting.planning import groups
-from accounting.trade_off import bounds as trade_off
 
 
 def test_user_epsilon_is_that_of_the_mixture_where_one_is_proven(small_plan):
@@ -53,27 +49,6 @@ def test_group_epsilon_follows_group_privacy(small_plan):
     assert (
         accountant.delta(plan, noise_multiplier=2.0, epsilon=single).guarantee <= share
     )
-
-
-def test_attack_success_of_the_gaussian_mechanism_is_its_roc_curve(small_plan):
-    # One deterministic use: true-positive rate Phi(Phi^-1(f) + 1/s), exactly.
-    from scipy import special
-
-    plan = small_plan("deterministic", num_epochs=1)
-    for rate in (1e-3, 0.1):
-        exact = special.ndtr(special.ndtri(rate) + 1 / 2.0)
-        found = trade_off.trade_off(plan, noise_multiplier=2.0, rates=(rate,))
-        bound = found.true_positive_rate(rate)
-        # A least over finitely many epsilons: above, and close.
-        assert exact <= bound <= exact * 1.002
-
-
-def test_no_attack_beats_chance_without_signal(small_plan):
-    plan = small_plan("deterministic")
-    found = trade_off.trade_off(plan, noise_multiplier=1e3, rates=(0.2,))
-    assert 0.2 <= found.true_positive_rate(0.2) < 0.201
-    with pytest.raises(InputError, match="false_positive_rate"):
-        found.true_positive_rate(1.2)
 
 
 def test_nothing_is_promised_to_a_user_without_noise(small_plan):

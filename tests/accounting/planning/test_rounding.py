@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,23 +27,3 @@ def test_what_is_proven_is_rounded_up_and_lower_bounds_down(value: float) -> Non
         assert rounding.is_exact(answer)
     close = Answer(plan=PLAN, asked=DELTA, bounds=bounds)
     assert float(rounding.proven_text(close)) <= value * 1.01
-
-
-def test_what_there_is_not_is_said() -> None:
-    none = Bounds(upper=None, lower=1.0, method="m")
-    answer = Answer(plan=PLAN, asked=EPSILON, bounds=none)
-    assert rounding.proven_text(answer) == "unknown"
-    assert not rounding.is_exact(answer)
-    infinite = Bounds(upper=float("inf"), method="m")
-    answer = Answer(plan=PLAN, asked=DELTA, bounds=infinite)
-    assert rounding.proven_text(answer) == "infinite"
-    assert rounding.least_text(answer) == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0.0000"), (2.7e-8, "2.70e-08"), (9.999e-9, "1.00e-08")]
-)
-def test_deltas_have_three_digits(value: float, text: str) -> None:
-    bounds = Bounds(upper=value, method="m")
-    answer = Answer(plan=PLAN, asked=DELTA, bounds=bounds)
-    assert rounding.proven_text(answer) == text

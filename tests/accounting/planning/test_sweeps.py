@@ -55,17 +55,6 @@ def test_every_value_is_checked_and_every_plan_made_before_anything_is_answered(
     assert not started
 
 
-def test_users_are_refused_before_anything_is_answered_where_nothing_is_proven(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started: list[object] = []
-    monkeypatch.setattr(sweeps, "answer_for", lambda *each: started.append(each))
-    line = SweepLine(sampler="dynamic-shuffle")
-    with pytest.raises(InputError, match="max_examples_per_user=2 to be 1 for sampler"):
-        sweeps.sweep(QUESTION, "max-examples-per-user", (line,), values=(1.0, 2.0))
-    assert not started
-
-
 def eta_of(question: Question) -> float:
     noise = question.noise_multiplier
     assert noise is not None

@@ -79,13 +79,6 @@ def test_a_sampler_whose_profile_takes_minutes_is_refused():
         dataclasses.replace(ASKED, plan=dataclasses.replace(shuffled, num_epochs=2))
 
 
-def test_plan_prints_the_price_of_each_mode():
-    found = CliRunner().invoke(plan_command, [*FLAGS, "--noise-multiplier", "2"])
-    assert found.exit_code == 0, found.output
-    assert "all 8 runs" in found.output
-    assert "the best of a secret number of runs" in found.output
-
-
 def test_plan_prints_prices_as_json():
     found = CliRunner().invoke(
         plan_command, [*FLAGS, "--noise-multiplier", "2", "--json"]

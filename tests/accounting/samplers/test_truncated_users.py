@@ -12,7 +12,7 @@ from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.pld.dominating_pairs import Pair
 from accounting.core.pld.privacy_profile import StepsProfile
-from accounting.core.samplers import truncated_poisson, truncated_users
+from accounting.core.samplers import truncated_users
 from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
@@ -221,9 +221,3 @@ def test_lower_bounds_of_users_stay_below(relation):
     for rows, cap in ((2, 150), (20, 100)):
         found = epsilon_of(tight_plan(cap), rows, relation, 2.0, poisson_batches)
         assert 0.0 < found.lower <= found.guarantee
-
-
-def test_methods_are_named():
-    assert epsilon_of(tight_plan(), 5).method == truncated_poisson.USER_REVEALED
-    found = epsilon_of(tight_plan(), 5, ADD_OR_REMOVE_ONE)
-    assert found.method == truncated_poisson.USER_MIXTURE

@@ -5,8 +5,6 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
-from accounting import statement
-from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs, user_pairs
@@ -148,14 +146,6 @@ def test_little_noise_for_each_of_many_rows_is_bounded_as_tightly(plan, noise):
     assert 0.999 * found.guarantee <= found.lower <= found.guarantee
 
 
-def test_noise_for_many_rows_has_no_step():
-    """Seen to fail: 0.5, below which there was a closed form alone."""
-    plan = make_plan("poisson", 10**8, 1000, 100)
-    asked = {"epsilon": 7.57, "delta": 1e-9, "max_examples_per_user": 50}
-    found = accountant.noise_multiplier(plan, **asked)
-    assert found.guarantee == pytest.approx(0.49, rel=1e-3)
-
-
 @pytest.mark.parametrize(("relation", "each"), [("REPLACE_SPECIAL", 1), (ADDED, 2)])
 def test_a_step_keeps_no_more_of_a_user_than_its_cap(relation, each):
     """With all draws revealed.  Seen to fail with all 50 rows in each step."""
@@ -233,24 +223,6 @@ def test_users_are_refused_where_nothing_is_proven(small_plan, sampler, relation
         )
     if rows == 2:
         assert not neighboring_relation.is_supported(sampler, relation, rows)
-
-
-def test_a_statement_of_users_names_the_unit(small_plan):
-    asked = {"noise_multiplier": 1.0, "delta": 1e-5, "max_examples_per_user": 2}
-    said = statement.privacy_statement(small_plan("poisson"), **asked)
-    assert said.epsilon == accountant.epsilon(small_plan("poisson"), **asked)
-    assert "for users with at most 2 examples, which nothing here enf" in said.claim
-    assert "who has more is not protected" in said.to_text().splitlines()[0]
-    fields = said.to_json()
-    assert fields["privacy_unit"].startswith("one user, who must have at most 2 ")
-    assert "all examples of one user" in fields["neighboring_relation_text"]
-    with pytest.raises(InputError, match="ModelMix: its theorem is proven for one ex"):
-        statement.privacy_statement(
-            small_plan("poisson"),
-            theorem=Mixing(mix_width=0.2, l2_norm_clip=1.0),
-            l2_norm_clip=1.0,
-            **asked,
-        )
 
 
 def test_a_loss_is_not_capped_where_weights_underflow():

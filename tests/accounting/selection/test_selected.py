@@ -14,7 +14,6 @@ from accounting.composition import parts
 from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
-from accounting.statement import EARLIER_RUNS, privacy_statement
 from tests.accounting.plans import make_plan
 
 PLAN = make_plan("poisson", 16_000, 256, 126)
@@ -75,20 +74,6 @@ def test_the_noise_of_a_score_meets_its_target():
     )
     assert epsilon_of_best(parts.gaussian(noise), BEST.law, DELTA) <= 1.0
     assert noise > gaussian_noise(1.0, DELTA)
-
-
-def test_a_statement_says_what_was_chosen_and_what_stays_secret():
-    found = privacy_statement(
-        PLAN, noise_multiplier=NOISE, delta=DELTA, l2_norm_clip="auto", theorem=BEST
-    )
-    assert "of a random number of such runs, as good as 4, only the best" in (
-        found.mechanism
-    )
-    assert EARLIER_RUNS not in found.not_covered
-    assert "the number of runs, the other runs, and how long they took" in (
-        found.not_covered
-    )
-    assert "selection theorem" in found.to_text()
 
 
 def test_samplers_without_a_profile_are_refused_by_name():

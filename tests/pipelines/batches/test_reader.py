@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest, write_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
@@ -28,7 +27,6 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.share import ALL, Share
 from pipelines.core.batches.tfrecord import iterate_records, write_record
-from pipelines.files.paths import StrPath
 from pipelines.files.sink import Sink
 from tests.trainer.conftest import SEAL_KEY, make_rows, write_batches
 
@@ -55,37 +53,12 @@ def test_every_batch_is_one_workers_in_step_order(batches: pathlib.Path) -> None
             ]
 
 
-def test_a_worker_reads_its_share_of_the_bytes(
-    batches: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_read = 0
-    read = reader.read_range
-
-    def counting(path: StrPath, start: int, size: int) -> bytes:
-        nonlocal num_read
-        num_read += size
-        return read(path, start, size)
-
-    monkeypatch.setattr(reader, "read_range", counting)
-    all_bytes = sum(path.stat().st_size for path in files_of(batches))
-    for rank in range(2):
-        num_read = 0
-        list(read_batches(batches, share=Share(rank, 2)))
-        assert abs(num_read - all_bytes / 2) < all_bytes / 1000
-
-
 @pytest.mark.parametrize("first_step", [-1, 41, 1.0])
 def test_a_start_outside_the_plan_is_refused(
     batches: pathlib.Path, first_step: int
 ) -> None:
     with pytest.raises(InputError, match="first_step"):
         read_batches(batches, first_step=first_step)
-
-
-def test_manifest_round_trip(batches: pathlib.Path) -> None:
-    manifest = read_manifest(batches)
-    assert Manifest.from_json(manifest.to_json()) == manifest
-    assert manifest.parts_per_step == 2
 
 
 def test_the_manifest_holds_public_values_only(batches: pathlib.Path) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import pathlib
 import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from pipelines.batches.folder import read_manifest
-from pipelines.cli.batch_commands import batches
 from pipelines.core.batches.batch_format import encode_batch
 from pipelines.core.batches.columns import (
     DTYPES,
@@ -24,9 +19,7 @@ from pipelines.core.batches.columns import (
     record_bytes,
 )
 from pipelines.inputs.parquet_blocks import Block, Dataset
-from pipelines.job.packing import Layout
-from pipelines.job.sizing import make_layout, worker_bytes
-from tests.pipelines.conftest import write_table
+from pipelines.job.sizing import make_layout
 
 IMAGE = Column(name="image", dtype="float32", shape=(224, 224, 3))
 
@@ -59,12 +52,6 @@ def plan(batch_size: int, **changes: object) -> DpSgdPlan:
         "truncated_batch_size": batch_size,
     }
     return DpSgdPlan(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-def test_the_bound_is_that_of_protocol_buffers() -> None:
-    """A message of 2^31 - 1 bytes is read and a longer one is not, as tried by hand:
-    it takes 6 GB."""
-    assert MOST_RECORD_BYTES == 2**31 - 1
 
 
 @given(
@@ -123,12 +110,6 @@ def test_the_default_record_goes_by_rows_and_by_bytes(
         assert parts == -(-largest // 8192), "small rows are as they were"
 
 
-def test_8192_images_are_records_that_can_be_read() -> None:
-    """Of 224 x 224 x 3 float32: 4.9 GB in one record."""
-    layout = make_layout(plan(8192), dataset(IMAGE))
-    assert record_bytes(layout.columns, layout.physical_batch_size) < 1 << 27
-
-
 def test_a_record_that_cannot_be_read_is_refused_with_what_can() -> None:
     with pytest.raises(InputError, match="physical_batch_size=8192") as error:
         make_layout(plan(8192), dataset(IMAGE), 8192)
@@ -147,36 +128,3 @@ def test_a_row_that_no_record_holds_is_refused() -> None:
     parts = [Column(name=name, dtype="int8", shape=(1 << 30,)) for name in "ab"]
     with pytest.raises(InputError, match="one row"):
         make_layout(plan(10), dataset(*parts))
-
-
-def test_no_layout_or_manifest_is_made_of_such_records(finished: pathlib.Path) -> None:
-    """Also by those who make their own, and of folders that older releases wrote."""
-    with pytest.raises(InputError, match="--physical-batch-size"):
-        Layout(
-            plan=plan(8192), columns=(IMAGE,), physical_batch_size=8192,
-            steps_per_group=1,
-        )  # fmt: skip
-    manifest = read_manifest(finished)
-    with pytest.raises(InputError, match="--physical-batch-size"):
-        dataclasses.replace(manifest, columns=(IMAGE,), physical_batch_size=8192)
-
-
-def test_the_command_refuses_it_before_any_work(tmp_path: pathlib.Path) -> None:
-    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
-    out = tmp_path / "o"
-    arguments = [
-        f"--input={tmp_path / 'rows.parquet'}", f"--out={out}", "--batch-size=10",
-        "--epochs=1", "--physical-batch-size=200000000",
-    ]  # fmt: skip
-    error = CliRunner().invoke(batches, arguments).exception
-    assert isinstance(error, InputError)
-    assert "physical_batch_size=200000000" in str(error)
-    assert "\n" not in str(error)
-    assert not out.exists()
-
-
-def test_memory_counts_the_padding_of_a_record() -> None:
-    """A record of ten rows and much padding is in memory as a whole."""
-    data = dataset(Column(name="x", dtype="float32"))
-    layout = make_layout(plan(10), data, 50_000_000)
-    assert worker_bytes(layout, data) > 6 * 50_000_000 * (4 + 4)

@@ -8,8 +8,6 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -35,7 +33,7 @@ from pipelines.core.batches.manifest import FileChecksum
 from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.batches.tf_example import Example
 from pipelines.core.batches.tfrecord import iterate_records, write_record
-from pipelines.files.key_files import create_key_file, read_key_file
+from pipelines.files.key_files import read_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout
@@ -440,55 +438,6 @@ def test_at_most_so_much_memory_in_ranges_of_steps(
         differing(batches, input_folder, memory - 6 * 730 - 1)
 
 
-#: Makes Poisson batches of so many rows of 128 bytes again; prints the peak in bytes.
-_PEAK = """
-import dataclasses, sys
-import numpy as np
-from accounting.core.plan import DpSgdPlan
-from pipelines.core.batches.columns import Column
-from pipelines.core.choices import make_sampler
-from pipelines.core.resample import Resampling
-from pipelines.core.rows import RowGroup, DataSet
-
-class Zeros(DataSet):
-    def read(self, block, columns):
-        return [np.zeros((block.num_rows, each.num_bytes), "u1") for each in columns]
-
-rows, memory, size = int(sys.argv[1]), int(sys.argv[2]), 1 << 16
-starts = range(0, rows, size)
-blocks = tuple(
-    RowGroup(label=str(s), num_rows=size, first_row=s, path="", row_group=0)
-    for s in starts
-)
-rows = len(blocks) * size
-plan = DpSgdPlan(
-    sampler="poisson", num_examples=rows, expected_batch_size=4096,
-    num_steps=rows // 4096,
-)
-columns = tuple(Column(name=f"c{i}", dtype="float32", shape=(4,)) for i in range(8))
-again = Resampling(
-    sampler=make_sampler(plan, bytes(32), blocks),
-    data=Zeros(blocks=blocks, digest="", open_file=open),
-    columns=columns, record_rows=4096,
-)
-made = again.steps(memory=memory, num_threads=2, progress=lambda done: None)
-assert sum(1 for _ in made) == plan.num_steps
-# Not ru_maxrss, which a process inherits from the one that starts it.
-[peak] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(int(peak.split()[1]) << 10)
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_rows", [1_500_000, 3_000_000])
-def test_memory_does_not_grow_with_the_number_of_rows(num_rows: int) -> None:
-    """250 MiB: 150 MiB of rows, of 190 and 380.  Two ranges at a time need 350."""
-    memory = 640 << 20  # most of it for row groups, which are small here
-    command = [sys.executable, "-c", _PEAK, str(num_rows), str(memory)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(ran.stdout) < 300 << 20
-
-
 @pytest.mark.parametrize(
     ("kind", "sampler"), [("rows", "poisson"), ("users", "truncated-poisson")]
 )
@@ -548,20 +497,6 @@ def test_too_little_memory_is_refused_before_the_certificate_is_removed(
     assert (batches / CERTIFICATE_NAME).exists()
 
 
-def test_findings_name_runs_of_steps(
-    batches: pathlib.Path, input_folder: pathlib.Path
-) -> None:
-    records = read_records(batches)
-    for step in (3, 4, 5, 9):
-        records[step][0], records[step][1] = records[step][1], records[step][0]
-        for part, record in enumerate(records[step]):
-            record.features.feature["part"].int64_list.value[0] = part
-    rewrite(batches, records)
-    found = certify(batches, str(input_folder)).findings
-    assert ["step 3 to 5 " in found[0], "step 9 " in found[1]] == [True, True]
-    assert len(found) == 2
-
-
 # -- the certificate ---------------------------------------------------------------
 
 
@@ -613,17 +548,3 @@ def test_a_certificate_is_not_made_of_public_files(batches: pathlib.Path) -> Non
         assert certificate is not None
         assert not certificate.is_about(manifest.fingerprint, named)
         assert not certificate.is_about(manifest.fingerprint, "")
-
-
-def test_a_key_elsewhere_is_given(
-    input_folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    key_file = tmp_path / "keys" / "sampling.key"
-    create_key_file(key_file)
-    layout = layout_of(input_folder, sampler="poisson")
-    dataset = list_blocks(str(input_folder))
-    out = tmp_path / "out"
-    write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
-    with pytest.raises(InputError, match="key file"):
-        certify(out, str(input_folder))
-    assert certify(out, str(input_folder), key_file).certified

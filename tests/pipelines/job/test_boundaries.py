@@ -14,10 +14,10 @@ from accounting.core.plan import DpSgdPlan, steps_per_epoch
 from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job import packing, progress, sizing
+from pipelines.job import progress, sizing
 from pipelines.job.boundaries import BoundariesFile, complete
 from pipelines.job.poisson_batching import write_batches
-from pipelines.job.sizing import make_layout, search_threads, worker_bytes
+from pipelines.job.sizing import make_layout, search_threads
 from pipelines.sampling import shuffle
 from pipelines.sampling.shuffle import find_boundaries, search_bytes
 
@@ -185,16 +185,3 @@ def test_a_limit_that_a_search_does_not_fit_is_refused_before_anything_is_writte
         )
     assert not (tmp_path / "o").exists()
     assert search_threads(plan_of("poisson", 100), dataset, 0) == 1
-
-
-def test_a_worker_is_known_to_hold_all_boundaries(dataset: Dataset) -> None:
-    few = make_layout(plan_of(num_examples=100, epochs=2), dataset)
-    many = make_layout(plan_of(num_examples=100, epochs=4), dataset)
-    held = 16 * 2 * (few.plan.steps_per_epoch - 1)
-    assert shuffle.boundaries_bytes(few.plan) == held
-    more = worker_bytes(many, dataset) - worker_bytes(few, dataset)
-    work = [
-        sizing._work_bytes(layout, dataset, packing.unit_bytes(layout))
-        for layout in (few, many)
-    ]
-    assert more == held + work[1] - work[0]

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
@@ -17,11 +15,10 @@ from apache_beam.testing.util import assert_that, equal_to
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
-from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.core.batches.columns import Column
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.job_folder import finish_job, open_job
+from pipelines.job.job_folder import open_job
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
@@ -46,33 +43,6 @@ def test_the_blocks_of_the_readme_run(
     for name in ("batches", "own-batches"):
         assert verify(readme_folder / name).findings == ()
     assert (readme_folder / "sampling.key").stat().st_mode & 0o777 == 0o600
-
-
-def test_images_keep_their_shape_and_bytes(readme_folder: pathlib.Path) -> None:
-    """A uint8 list column of shape (28, 28) and an int label, through the command."""
-    table = pq.read_table(readme_folder / "images")
-    images = table["image"].combine_chunks().flatten().flatten().to_numpy()
-    images = images.reshape(-1, 28, 28)
-    labels = dict(
-        zip((i.tobytes() for i in images), table["label"].to_pylist(), strict=True)
-    )
-    assert len(labels) == 2000
-    manifest = read_manifest(readme_folder / "batches")
-    assert manifest.columns == (
-        Column(name="image", dtype="uint8", shape=(28, 28)),
-        Column(name="label", dtype="int64"),
-    )
-    num_real = 0
-    for batch in read_batches(readme_folder / "batches"):
-        image, label = batch.columns["image"], batch.columns["label"]
-        assert (image.shape, image.dtype) == ((48, 28, 28), np.uint8)
-        assert (label.shape, label.dtype) == ((48,), np.int64)
-        real = np.flatnonzero(batch.weight)
-        num_real += len(real)
-        for row in real:
-            assert labels[image[row].tobytes()] == label[row]
-    # 62 steps of Binomial(2000, 64 / 2000): 3968 in all, standard deviation 62.
-    assert abs(num_real - 62 * 64) < 6 * 62
 
 
 def test_the_result_is_that_of_the_command(jobs: SmallJobs, plan: DpSgdPlan) -> None:
@@ -122,24 +92,6 @@ def test_a_pipeline_that_failed_goes_on_where_it_stopped(
     run(100).finish()
     assert verify(out).findings == ()
     assert {path: path.stat().st_mtime_ns for path in early} == early
-
-
-def test_a_general_pipeline_is_opened_and_finished_by_hand(
-    tmp_path: pathlib.Path, dataset: Dataset
-) -> None:
-    layout = small_layout(dataset, 4, sampler="balls-and-bins")
-    out = tmp_path / "o"
-    key_file, batches_id = open_job(out, layout, dataset, None)
-    secrets = Secrets(key_file=str(key_file))
-    write = WriteBatches(layout, str(out), secrets, dataset=dataset)
-    with local_pipeline() as pipeline:
-        _ = pipeline | write
-    finish_job(out, layout, dataset, batches_id)
-    assert verify(out).findings == ()
-    assert sorted(path.name for path in (out / "private").iterdir()) == [
-        "checksums.json",
-        "sampling.key",
-    ]
 
 
 def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(

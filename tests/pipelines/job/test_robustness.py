@@ -299,20 +299,6 @@ def test_a_fault_is_one_line_without_rows_and_the_job_goes_on(
         assert not any(secret in text for text in texts)
 
 
-def test_a_key_that_others_can_read_starts_no_job(
-    command: Command, input_folder: pathlib.Path, key_file: pathlib.Path
-) -> None:
-    key, out = read_key_file(key_file).hex(), key_file.with_name("o")
-    key_file.chmod(0o640)
-    options = ["--input", input_folder, "--out", out, "--key-file", key_file]
-    options += ["--batch-size=10", "--epochs=1", "--sampler=poisson"]
-    ran = command("batches", *options)
-    assert ran.code == 2
-    assert "chmod 600" in ran.printed
-    assert key not in ran.printed
-    assert not out.exists()
-
-
 def as_hex(secret: bytes) -> bytes:
     return secret.hex().encode()
 

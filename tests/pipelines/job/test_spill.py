@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
-from pipelines.job import progress
 from pipelines.job.job_folder import read_checksum
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
 from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
@@ -121,25 +119,3 @@ def test_the_local_runner_never_holds_the_shuffle_in_memory() -> None:
         choose_shuffle("engine", LOCAL)
     with pytest.raises(InputError, match="shuffle='disk'"):
         choose_shuffle("disk", LOCAL)
-
-
-def test_progress_of_other_processes_is_what_they_have_finished() -> None:
-    told: list[tuple[str, int]] = []
-    done = {"blocks": 0}
-    counts = iter([OSError("the store is busy"), 2, 2, 5])
-
-    def count() -> dict[str, int]:
-        step = next(counts, 7)
-        if isinstance(step, OSError):
-            raise step
-        done["blocks"] = step
-        return done
-
-    with (
-        progress.listen(lambda kind, amount: told.append((kind, amount))),
-        progress.poll(count, seconds=0.001),
-    ):
-        progress.advance("blocks", 100)  # a worker in this process is not counted twice
-        while done["blocks"] < 7:
-            np.random.default_rng(0).random(100)
-    assert told == [("blocks", 2), ("blocks", 3), ("blocks", 2)]

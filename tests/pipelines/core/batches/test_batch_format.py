@@ -21,7 +21,6 @@ from pipelines.core.batches.tfrecord import (
     iterate_records,
     write_record,
 )
-from pipelines.job import packing
 
 COLUMNS = (
     Column(name="label", dtype="int8"),
@@ -84,12 +83,6 @@ def test_golden_bytes() -> None:
 
 
 GOLDEN_SHA256 = "de6d9cb63e805f1613bac13f65e847effadfbf3cb7f2baf070cec3f56135a856"
-
-
-def test_equal_batches_have_equal_bytes_whatever_the_column_order() -> None:
-    reordered = dict(reversed(golden_rows().items()))
-    one = encode_batch(golden_rows(), step=3, part=1, physical_batch_size=4)
-    assert encode_batch(reordered, step=3, part=1, physical_batch_size=4) == one
 
 
 def test_tensorflow_reads_the_same(tmp_path: pathlib.Path) -> None:
@@ -177,10 +170,3 @@ def test_columns_of_other_lengths_or_too_many_rows_are_refused() -> None:
         )
     with pytest.raises(ValueError, match="one length"):
         encode_batch(rows, step=0, part=0, physical_batch_size=1)
-
-
-def test_items_are_rows() -> None:
-    values = np.arange(24, dtype="<i4").reshape(4, 2, 3)
-    for array in (values, values[::-1], np.asfortranarray(values)):
-        items = np.take(packing.as_items(array), [2, 0])
-        assert items.tobytes() == array[[2, 0]].tobytes()

@@ -1,6 +1,6 @@
 """Time and memory of bounding, batching, training and accounting of many users.
 
-    python -m tests.benchmarks.users_at_size --rows 46000000 --users 5000000 \
+    python -m examples.benchmarks.users_at_size --rows 46000000 --users 5000000 \
         --work /tmp/users
 
 The rows are made a million at a time: eight numbers, a label that depends on them and

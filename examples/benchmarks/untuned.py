@@ -1,6 +1,6 @@
 """How far the defaults are from the best of a grid: one table, twelve data sets.
 
-    python -m tests.benchmarks.untuned --out untuned [--seeds 3] [--table digits ...]
+    python -m examples.benchmarks.untuned --out untuned [--seeds 3] [--table digits ...]
 
 Every data set is synthetic or public.  For each, all 40 settings of ``GRID`` run once,
 on the clicks of 8 million rows those of ``GOOD_ON_CLICKS``.  The best by each metric

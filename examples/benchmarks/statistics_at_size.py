@@ -1,6 +1,6 @@
 """Time and memory of `dpsgd statistics`, by number of rows.
 
-    python -m tests.benchmarks.statistics_at_size --rows 1000000,4000000 --work FOLDER
+    python -m examples.benchmarks.statistics_at_size --rows 1000000,4000000 --work FOLDER
 
 Rows have eight numbers without a range, of which two are often missing, a label, and
 three categories with a hundred, ten thousand and ten million possible values, whose
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.users_at_size import measure
+from examples.benchmarks.users_at_size import measure
 
 _ROWS_OF_FILE = 1 << 20
 _NUMBERS = 8

@@ -1,6 +1,6 @@
 """Time of a step against the depth of the model, for both variants of BAM.
 
-    python tests/benchmarks/bam_depth.py --out depth [--depths 4,16,64] [--rounds 5]
+    python examples/benchmarks/bam_depth.py --out depth [--depths 4,16,64] [--rounds 5]
 
 A benchmark, and no command of `dpsgd`: it measures this machine, and no data of a user.
 The model has ``depth`` residual layers of 64 units; the batch is 256 rows of noise.
@@ -35,8 +35,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from accounting.plots import new_figure  # noqa: E402
-from tests.trainer.bounded import bam_sum  # noqa: E402
 from trainer.core.tf_compat import keras, tf  # noqa: E402
+from trainer.claims.bam import bam_gradients  # noqa: E402
+from trainer.core.step.per_example import clipped  # noqa: E402
 from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.report import report  # noqa: E402
@@ -46,16 +47,19 @@ from trainer.settings.methods import BAM_HVP  # noqa: E402
 TITLE = "Milliseconds of a step, wall / processor"
 ROWS, UNITS, CLIP, RADIUS = 256, 64, 1.0, 0.02
 
-#: Name -> model to the sum of its clipped gradients.
+def bam_sum(**how: Any) -> Callable[[TrainableModel], Any]:
+    """Returns BAM's sum of clipped gradients of a model."""
+    return lambda model: clipped(
+        bam_gradients(model, radius=RADIUS, **how), l2_norm_clip=CLIP
+    )
+
+
+#: Way -> the sum of clipped gradients of a model.
 WAYS: dict[str, Callable[[TrainableModel], Any]] = {
     "dp-sgd": lambda model: clipped_sum(model, l2_norm_clip=CLIP),
-    "bam sam": lambda model: bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS),
-    "bam sam, copies": lambda model: bam_sum(
-        model, l2_norm_clip=CLIP, radius=RADIUS, path=SINGLE_EXAMPLES
-    ),
-    "bam hvp": lambda model: bam_sum(
-        model, l2_norm_clip=CLIP, radius=RADIUS, variant=BAM_HVP
-    ),
+    "bam sam": bam_sum(),
+    "bam sam, copies": bam_sum(path=SINGLE_EXAMPLES),
+    "bam hvp": bam_sum(variant=BAM_HVP),
 }
 
 

@@ -1,6 +1,6 @@
 """Which methods help, on synthetic clicks: test AUC at epsilon 1, 3 and 10.
 
-    python -m tests.benchmarks.quality --out quality [--rows 500000] [--seeds 3]
+    python -m examples.benchmarks.quality --out quality [--rows 500000] [--seeds 3]
 
 Two data sets of one law and different seeds.  On the first, learning rate and clip norm
 are chosen for DP-SGD, the learning rate without privacy, and the radius of BAM and of
