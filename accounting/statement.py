@@ -18,12 +18,12 @@ from accounting.core.claim import AUTO_CLIP, RELIANCES, Claim, claim_of
 from accounting.core.intervals import lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
-from accounting.core.versioned_json import installed_version
+from accounting.core.validation import installed_version
 from accounting.trade_off import bounds as trade_off_bounds
 from accounting.trade_off.bounds import TradeOff
 
 if TYPE_CHECKING:
-    from accounting.core.theorem import MethodWording, Theorem
+    from accounting.core.claim import MethodWording, Theorem
 
 STATEMENT_VERSION = 1
 #: The versions in the lock files, against which the tests compare the accountant; the

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from pipelines.batches.verify import verify as verify
     from pipelines.certify import certify as certify
     from pipelines.core.batches.batch_format import PhysicalBatch as PhysicalBatch
-    from pipelines.core.batches.certificate import Certificate as Certificate
+    from pipelines.core.batches.manifest import Certificate as Certificate
     from pipelines.core.batches.manifest import Manifest as Manifest
     from pipelines.inputs.parquet_blocks import Dataset as Dataset
     from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings
-    from pipelines.job.make_batches import make_batches as make_batches
     from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
+    from pipelines.job.poisson_batching import make_batches as make_batches
     from pipelines.job.poisson_batching import write_batches as write_batches
-    from pipelines.job.runtime.tasks import Runtime as Runtime
+    from pipelines.job.runtime import Runtime as Runtime
     from pipelines.job.sizing import make_layout as make_layout
     from pipelines.tables.first_schema import first_schema as first_schema
     from pipelines.tables.prepare import TableOptions as TableOptions

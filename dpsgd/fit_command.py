@@ -146,7 +146,7 @@ def _check_runs(text: str, flags: Mapping[str, Any]) -> None:
             "Expected --runs or --of-runs, not both: the theorem of a search gives one "
             "epsilon, of which those of several searches add. Omit one."
         )
-    from accounting.claims.selection.number_of_runs import MOST_AS_GOOD  # after --help
+    from accounting.claims.selection.best_of import MOST_AS_GOOD  # after --help
     from trainer.run import privacy
 
     check_int("runs", flags["runs"], at_least=2, at_most=MOST_AS_GOOD)

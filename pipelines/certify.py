@@ -8,7 +8,7 @@ Formal guarantees:
   - Memory stays within ``memory_limit``, as ``pipelines.core.resample`` says.
 
 What a certificate proves: ``pipelines.core.resample``.  What it is bound to:
-``pipelines.core.batches.certificate``.
+``pipelines.core.batches.manifest``.
 
 Public: findings, which name steps and files.  Sensitive: key, input, batches.
 """
@@ -33,8 +33,7 @@ from pipelines.batches.folder import (
 )
 from pipelines.batches.verify import Verification, verify
 from pipelines.core import rows
-from pipelines.core.batches.manifest import Checksums, Manifest
-from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.manifest import Checksums, Manifest, RecordChecksum
 from pipelines.core.resample import Resampling, differing_steps, resampling
 from pipelines.core.threads import num_cores
 from pipelines.files import storage

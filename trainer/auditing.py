@@ -61,9 +61,9 @@ from typing import Any
 import numpy as np
 
 from accounting.auditing import audit as claims
-from accounting.auditing import audit_case, audits
+from accounting.auditing import audits
 from accounting.auditing.audit import AuditedClaim, Verdict
-from accounting.auditing.audit_case import Case, Observe
+from accounting.auditing.audits import Case, Observe
 from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
@@ -211,7 +211,7 @@ def score(
     observe: Observe,
     *,
     positions: np.ndarray,
-    means: tuple[float, float] = audit_case.MEANS,
+    means: tuple[float, float] = audits.MEANS,
     canary_rows: int = 1,
 ) -> np.ndarray:
     """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.

@@ -26,18 +26,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from accounting.claims.allocation import allocation_loss, random_allocation
-from accounting.claims.allocation.allocation_loss import Direction
+from accounting.claims import random_allocation
+from accounting.claims.random_allocation import Direction
 from accounting.claims.shuffles import shuffle
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.core.numerics.calibration import TOLERANCE, smallest_noise_in_two
-from accounting.core.numerics.root_finding import log_ratio
+from accounting.core.numerics import TOLERANCE, log_ratio, smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
 from accounting.core.samplers import deterministic
 from accounting.lower_bounds import merged_outcomes
-from accounting.lower_bounds.searches import (
+from accounting.lower_bounds.merged_outcomes import (
     largest_insufficient_noise,
     lower_epsilon,
 )
@@ -68,7 +67,7 @@ def directions(
       num_cells: Number of grid cells of the likelihood ratios.
     """
     noise = min(noise_multiplier, _MOST_NOISE)
-    return allocation_loss.directions(noise, plan.steps_per_epoch, upper, num_cells)
+    return random_allocation.directions(noise, plan.steps_per_epoch, upper, num_cells)
 
 
 def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
@@ -105,7 +104,7 @@ def upper_delta(
     if _is_numerical(plan, noise_multiplier):
         both = directions(plan, noise_multiplier, True, num_cells)
         value = max(
-            allocation_loss.upper_delta(one, plan.num_epochs, epsilon) for one in both
+            random_allocation.upper_delta(one, plan.num_epochs, epsilon) for one in both
         )
         options.insert(0, (value, METHOD))
     return least(*options)
@@ -158,7 +157,7 @@ def delta_by_direction(
     remove, add = (
         _with_lower(
             least(
-                (allocation_loss.upper_delta(high, plan.num_epochs, epsilon), METHOD),
+                (random_allocation.upper_delta(high, plan.num_epochs, epsilon), METHOD),
                 (exact.add.guarantee, CLOSED_METHOD),
             ),
             _lower_delta(low, plan.num_epochs, epsilon) if known else 0.0,
@@ -181,7 +180,7 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     if _is_numerical(plan, noise_multiplier):
         both = directions(plan, noise_multiplier, True)
         value = max(
-            allocation_loss.upper_epsilon(one, plan.num_epochs, delta) for one in both
+            random_allocation.upper_epsilon(one, plan.num_epochs, delta) for one in both
         )
         options.insert(0, (value, METHOD))
     found = least(*options)

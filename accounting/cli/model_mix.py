@@ -15,7 +15,7 @@ from accounting.cli.number_lists import NumberList
 from accounting.core.validation import InputError
 
 if TYPE_CHECKING:
-    from accounting.core.theorem import Theorem
+    from accounting.core.claim import Theorem
 
 #: Adds the flags to a command.
 options = shared_options.together(

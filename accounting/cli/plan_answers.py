@@ -13,10 +13,9 @@ from accounting.cli.progress import Progress
 from accounting.core import accountant, deltas, neighboring_relation, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.validation import InputError, check_int
-from accounting.planning import axes, comparison, sweeps, tuning
-from accounting.planning.axes import TOTAL_NOISE_AXIS
+from accounting.planning import comparison, sweeps, tuning
 from accounting.planning.comparison import Answer, Question
-from accounting.planning.sweeps import Point, Sweep, SweepLine
+from accounting.planning.sweeps import TOTAL_NOISE_AXIS, Point, Sweep, SweepLine
 from accounting.planning.tuning import Price, Tuning
 
 
@@ -42,9 +41,9 @@ def print_answers(flags: dict[str, Any]) -> None:
         return
     rows = _rows(question, _lines([question], flags, sampler_registry.names()))
     if plot is not None:
-        from accounting.planning import comparison_plots
+        from accounting.planning import pictures
 
-        comparison_plots.draw_comparison(question, rows, plot)
+        pictures.draw_comparison(question, rows, plot)
     if as_json:
         answers = {"answers": [row.to_json() for row in rows]}
         click.echo(json.dumps({**_asked(question), **answers}, indent=2))
@@ -155,12 +154,12 @@ def _tuning(question: Question, flags: dict[str, Any]) -> None:
 
 def _sweep(question: Question, flags: dict[str, Any]) -> None:
     axis, plot = flags["sweep"], flags["plot"]
-    values = axes.check_values(axis, flags["values"])
+    values = sweeps.check_values(axis, flags["values"])
     if axis == "delta":
         for value in values:
             deltas.check(value, allow_large=flags["allow_large_delta"])
     holds = flags["tan"] and axis == TOTAL_NOISE_AXIS
-    asked = [question if holds else axes.at(question, axis, v) for v in values]
+    asked = [question if holds else sweeps.at(question, axis, v) for v in values]
     lines = _lines(asked, flags, sweeps.default_samplers())
     with Progress() as progress:
         found = sweeps.sweep(
@@ -172,9 +171,9 @@ def _sweep(question: Question, flags: dict[str, Any]) -> None:
             progress=progress.show,
         )
     if plot is not None:
-        from accounting.planning import sweep_plots
+        from accounting.planning import pictures
 
-        sweep_plots.draw_sweep(found, plot)
+        pictures.draw_sweep(found, plot)
     if flags["as_json"]:
         click.echo(json.dumps(_sweep_json(found), indent=2))
     else:
@@ -195,7 +194,7 @@ def _sweep_json(sweep: Sweep) -> dict[str, Any]:
 def _point_json(sweep: Sweep, point: Point) -> dict[str, Any]:
     estimate = point.estimate
     return {
-        "value": axes.AXES[sweep.axis].read(point.question),
+        "value": sweeps.AXES[sweep.axis].read(point.question),
         **point.answer.to_json(),
         **({} if estimate is None else {"tan_estimate": dataclasses.asdict(estimate)}),
     }

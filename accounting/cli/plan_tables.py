@@ -13,7 +13,7 @@ from rich.table import Table
 
 from accounting.core import neighboring_relation
 from accounting.core.intervals import upper_text
-from accounting.planning import rounding, tan, tuning
+from accounting.planning import comparison, sweeps, tuning
 from accounting.planning.comparison import NOISE, Answer, Question
 from accounting.planning.sweeps import Sweep
 from accounting.planning.tuning import Price, Tuning
@@ -111,10 +111,10 @@ def _value_cells(row: Answer) -> tuple[str, str]:
 
 def _range(row: Answer) -> str:
     if row.proven is None:
-        return f">= {rounding.least_text(row)}"
-    if row.least is None or rounding.is_exact(row):
-        return rounding.proven_text(row)
-    return f"{rounding.least_text(row)} .. {rounding.proven_text(row)}"
+        return f">= {comparison.least_text(row)}"
+    if row.least is None or comparison.is_exact(row):
+        return comparison.proven_text(row)
+    return f"{comparison.least_text(row)} .. {comparison.proven_text(row)}"
 
 
 def print_sweep(sweep: Sweep) -> None:
@@ -128,7 +128,8 @@ def print_sweep(sweep: Sweep) -> None:
     if sweep.points[0][0].estimate is not None:
         click.echo(
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
-            f"noise multiplier {tan.LEAST_NOISE:g} the true epsilon may be far larger."
+            f"noise multiplier {sweeps.LEAST_NOISE:g} the true epsilon may be far "
+            "larger."
         )
 
 
@@ -141,7 +142,7 @@ def _sweep_table(sweep: Sweep) -> Table:
     if estimated:
         table.add_column("TAN", justify="right", no_wrap=True)
     for place, value in enumerate(sweep.values):
-        number = rounding.swept_text(value)
+        number = comparison.swept_text(value)
         for line, points in zip(sweep.lines, sweep.points, strict=True):
             point = points[place]
             cells = [number, line.name, _range(point.answer)]

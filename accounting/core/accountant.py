@@ -34,8 +34,7 @@ from accounting.core import sampler_registry
 from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.numerics.calibration import MOST_NOISE, round_up
-from accounting.core.numerics.root_finding import log_ratio, threshold
+from accounting.core.numerics import MOST_NOISE, log_ratio, round_up, threshold
 from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.validation import InputError, check_float, check_int
 

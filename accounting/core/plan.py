@@ -25,8 +25,13 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from accounting.core.validation import InputError, check_choice, check_int
-from accounting.core.versioned_json import header, read_fields
+from accounting.core.validation import (
+    InputError,
+    check_choice,
+    check_int,
+    header,
+    read_fields,
+)
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 PLAN_VERSION = 1

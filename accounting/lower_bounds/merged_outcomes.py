@@ -20,12 +20,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.core.pld import saddlepoint, user_pairs
+from accounting.core.numerics import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    TOLERANCE,
+    log_ratio,
+    threshold,
+)
+from accounting.core.pld import dominating_pairs, saddlepoint
 from accounting.core.pld.gaussian import normal_masses
 from accounting.core.pld.inversion import Contour, LaplaceSum
 from accounting.core.pld.loss_distribution import Atoms
@@ -63,7 +71,7 @@ def rows(sampling_probability: float, count: int) -> tuple[Component, ...]:
       sampling_probability: q, in (0, 1).
       count: Number of the rows.
     """
-    _, *weights = user_pairs.weights(count, sampling_probability)
+    _, *weights = dominating_pairs.weights(count, sampling_probability)
     return tuple(Component(n, weight, 0.0) for n, weight in enumerate(weights, 1))
 
 
@@ -244,3 +252,52 @@ def wrapped(loss: Atoms, num_steps: int, contour: Contour, epsilon: float) -> fl
     rates = (scale * np.geomspace(0.2, 60.0, 25)).tolist()
     above = min(share(rate) for rate in rates)
     return above + min(share(-min(rate, order)) for rate in (*rates, order))
+
+
+#: Largest epsilon that a search tries.
+_LARGEST_EPSILON = 2.0**60
+
+
+def largest_insufficient_noise(
+    log_excess: Callable[[float], float],
+    guess: float,
+    *,
+    stride: float = 1.5,
+) -> float:
+    """Returns the largest noise multiplier with ``log_excess > 0``, rounded down.
+
+    If ``log_excess`` is of a lower bound on delta, no noise multiplier up to the one
+    returned meets the target, since less noise is never more private.
+
+    Args:
+      log_excess: Noise multiplier -> ``ln(delta / target)``; it need not be exactly
+        monotone.
+      guess: Noise multiplier at which the search starts.
+      stride: First factor by which the search moves away from ``guess``.
+
+    Returns:
+      0 if the target is met without noise.
+    """
+    return threshold(
+        log_excess, guess,
+        relative=TOLERANCE, stride=stride, least=LEAST_NOISE, most=MOST_NOISE,
+    )[0]  # fmt: skip
+
+
+def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
+    """Returns the largest epsilon with ``lower(epsilon) > delta``, rounded down, or 0.
+
+    Args:
+      lower: Epsilon -> a lower bound on delta.
+      upper: An upper bound on epsilon at ``delta``, where the search starts; may be
+        infinite.
+      delta: In (0, 1).
+    """
+    low, high = threshold(
+        lambda epsilon: log_ratio(lower(epsilon), delta),
+        upper if math.isfinite(upper) else 1.0,
+        relative=1e-5,
+        most=_LARGEST_EPSILON,
+    )
+    # ``lower`` was evaluated at the lower end and exceeds delta there.
+    return high if math.isinf(high) else low

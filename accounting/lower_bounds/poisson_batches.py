@@ -35,8 +35,7 @@ from accounting.core.neighboring_relation import REPLACE_ONE, REPLACE_SPECIAL
 from accounting.core.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.samplers.poisson import OF_EXAMPLE, OF_REPLACED, of_user
 from accounting.lower_bounds import merged_outcomes
-from accounting.lower_bounds.merged_outcomes import Component
-from accounting.lower_bounds.searches import lower_epsilon
+from accounting.lower_bounds.merged_outcomes import Component, lower_epsilon
 
 METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
 REPLACE_METHOD = "merged outcomes of the Poisson-subsampled pair of opposites"

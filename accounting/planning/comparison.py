@@ -2,6 +2,7 @@
 
 Formal guarantees:
   - A theorem answers only what it covers: one example, under zero-out.
+  - What is proven is rounded up, and lower bounds are rounded down.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_float
 
 if TYPE_CHECKING:
-    from accounting.core.theorem import Theorem
+    from accounting.core.claim import Theorem
+
+
+import math
+from collections.abc import Callable
+
+from accounting.core.intervals import EXACT, delta_text
 
 #: For a larger epsilon no cap of truncated batches is computed: exp overflows soon.
 LARGEST_DESIGN_EPSILON = 700.0
@@ -304,3 +311,33 @@ def _check_unit(question: Question, theorem: Theorem) -> None:
             f"Expected max_examples_per_user={question.max_examples_per_user} to be 1 "
             f"for {theorem.name}. Omit --max-examples-per-user."
         )
+
+
+def proven_text(answer: Answer) -> str:
+    """Returns the proven value, rounded up; "unknown" if there is none."""
+    return _text(answer.proven, answer.asked, math.ceil)
+
+
+def least_text(answer: Answer) -> str:
+    """Returns the lower bound, rounded down; "unknown" if there is none."""
+    return _text(answer.least, answer.asked, math.floor)
+
+
+def swept_text(value: float) -> str:
+    """Returns a value of a sweep, unrounded: what is proven there holds there."""
+    return f"{int(value):,}" if float(value).is_integer() else repr(float(value))
+
+
+def is_exact(answer: Answer) -> bool:
+    """Whether the bounds are equal up to rounding."""
+    return answer.bounds.kind == EXACT
+
+
+def _text(value: float | None, asked: str, side: Callable[[float], int]) -> str:
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return "infinite"
+    if asked != DELTA:
+        return f"{side(value * 1e4) / 1e4:.4f}"
+    return delta_text(value, side)

@@ -16,7 +16,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_SPECIAL,
     is_supported,
 )
-from accounting.core.numerics.calibration import settled_epsilon
+from accounting.core.numerics import settled_epsilon
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import check_int
 

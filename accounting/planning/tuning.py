@@ -16,12 +16,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from accounting.claims.selection import number_of_runs
-from accounting.claims.selection.best_of import epsilon_of_best, noise_of_best
-from accounting.claims.selection.number_of_runs import NumberOfRuns
+from accounting import composition
+from accounting.claims.selection import best_of
+from accounting.claims.selection.best_of import (
+    NumberOfRuns,
+    epsilon_of_best,
+    noise_of_best,
+)
 from accounting.claims.selection.selected import check_plan
-from accounting.composition import parts
-from accounting.composition.profile import Profile
+from accounting.composition import Profile
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan, together
@@ -89,7 +92,7 @@ class Tuning:
         Raises:
           InputError: a number of runs out of range, or a sampler without a profile.
         """
-        most = number_of_runs.MOST_AS_GOOD
+        most = best_of.MOST_AS_GOOD
         check_int("runs", self.num_runs, at_least=2, at_most=most)
         check_plan(self.plan)
 
@@ -131,7 +134,7 @@ class Tuning:
         )
 
     def _run(self, noise_multiplier: float) -> Profile:
-        return parts.run(self.plan, noise_multiplier, **self._asked)
+        return composition.run(self.plan, noise_multiplier, **self._asked)
 
     def _cheapest(
         self, run: Profile, laws: list[NumberOfRuns]
@@ -141,9 +144,9 @@ class Tuning:
 
     def _laws(self) -> list[NumberOfRuns]:
         found = []
-        for shape in number_of_runs.SHAPES:
+        for shape in best_of.SHAPES:
             try:
-                found.append(number_of_runs.as_good_as(self.num_runs, shape))
+                found.append(best_of.as_good_as(self.num_runs, shape))
             except InputError:  # it would take thousands of runs
                 continue
         return found

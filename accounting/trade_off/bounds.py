@@ -38,7 +38,7 @@ from typing import Any
 
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
-from accounting.core.numerics.root_finding import threshold
+from accounting.core.numerics import threshold
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import check_float
 

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import hashlib
 
-from accounting.core.validation import InputError
-from accounting.core.versioned_json import header, read_fields
+from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.files.json_files import find
 from pipelines.files.json_files import pretty_json, read_json

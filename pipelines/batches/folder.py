@@ -1,7 +1,7 @@
 """The files of a folder of batches beside the batches themselves.
 
     OUT/manifest.json             see ``pipelines.core.batches.manifest``; public
-    OUT/certificate.json          see ``pipelines.core.batches.certificate``; public
+    OUT/certificate.json          see ``pipelines.core.batches.manifest``; public
     OUT/private/checksums.json    see ``pipelines.core.batches.manifest``; sensitive
     OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
 
@@ -17,8 +17,13 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.batches.reader import stored
-from pipelines.core.batches.certificate import Certificate, digest_of_seal
-from pipelines.core.batches.manifest import Checksums, FileChecksum, Manifest
+from pipelines.core.batches.manifest import (
+    Certificate,
+    Checksums,
+    FileChecksum,
+    Manifest,
+    digest_of_seal,
+)
 from pipelines.core.batches.stored import CERTIFICATE_NAME as CERTIFICATE_NAME
 from pipelines.core.batches.stored import CHECKSUMS_NAME as CHECKSUMS_NAME
 from pipelines.core.batches.stored import MANIFEST_NAME as MANIFEST_NAME

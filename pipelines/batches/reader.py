@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 from accounting.core.validation import InputError
 from pipelines.core.batches.columns import record_bytes
 from pipelines.core.batches.manifest import Checksums, Manifest
-from pipelines.core.batches.ranges import RANGE_BYTES, Read, changed
-from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.ranges import ALL, RANGE_BYTES, Read, Share, changed
 from pipelines.core.batches.stored import StoredBatches
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, read_range, size

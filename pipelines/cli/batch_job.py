@@ -27,10 +27,10 @@ from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, seems_user_column
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
 from pipelines.job.job_folder import check_out
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
+from pipelines.job.spill import FanIn, choose_fan_in, traffic
 from pipelines.sampling.shuffle import num_block_passes
 
 #: Bytes of a bundle's output that Beam's Java modules can queue, less a margin.

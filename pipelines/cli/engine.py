@@ -10,7 +10,7 @@ import click
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.files.progress_bars import Bars
 from pipelines.job.quiet_beam import quiet_beam
-from pipelines.job.runtime.tasks import Runtime
+from pipelines.job.runtime import Runtime
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -53,8 +53,7 @@ from accounting.core.plan import (
     DpSgdPlan,
 )
 from accounting.core.validation import InputError
-from pipelines.core.keys import derive
-from pipelines.core.streams import Stream
+from pipelines.core.keys import Stream, derive
 
 #: Maximum bits that name a bucket of ranks: 2**22 counters take 32 MiB.
 _MOST_BITS = 22

@@ -30,14 +30,24 @@ Other guarantees:
     and the rows of one step fit.
 
 Public: the manifest.  Sensitive: the key, checksums, and everything made of them.
+
+*The bytes of a record* are from the definition of tf.train.Example.  A record has a
+bytes feature for each column, a bytes feature ``weight`` (float32, 1 for a row and 0
+for padding), and the integers ``step`` and ``part``; padding is zero bits, after the
+rows.  Equal rows, step and part have equal bytes: those that the batch job writes.
+
+References:
+  tensorflow/core/example/feature.proto.
+  protobuf.dev/programming-guides/encoding: tags, varints, maps as repeated messages.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,9 +55,9 @@ import numpy as np
 
 from accounting.core.plan import DpSgdPlan, fingerprint
 from accounting.core.validation import InputError
-from pipelines.core import records
+from pipelines.core.batches.batch_format import write_record
 from pipelines.core.batches.columns import Column, row_bytes
-from pipelines.core.batches.record_checksums import RecordChecksum
+from pipelines.core.batches.manifest import RecordChecksum
 from pipelines.core.choices import PlanSampler, make_sampler
 from pipelines.core.keys import commitment, derive
 from pipelines.core.rows import DataSet, RowGroup
@@ -209,7 +219,7 @@ class Resampling:
         # A cap fixes the number of records: it must not depend on the rows.
         most = plan.largest_batch_size or max(1, end - start)
         return [
-            records.checksum(
+            checksum(
                 [each[min(first, end) : min(first + size, end)] for each in columns],
                 self.columns, step=step, part=part, size=size,
             )
@@ -294,3 +304,66 @@ def differing_steps(
         step for step, checksums in remade if found.pop(step, None) != checksums
     )
     return sorted(differing.union(found))  # what is left is no step of the plan
+
+
+def checksum(
+    values: Sequence[np.ndarray],
+    columns: Sequence[Column],
+    *,
+    step: int,
+    part: int,
+    size: int,
+) -> RecordChecksum:
+    """Returns the checksum of the record of some rows.
+
+    Args:
+      values: The cells of each column, as little-endian bytes; rows are the first axis.
+      columns: The columns.
+      step: Step of the rows.
+      part: Number of the record within the step.
+      size: Rows of the record, real and padding.
+    """
+    num_rows = len(values[0])
+    weight = np.zeros(size, "<f4")
+    weight[:num_rows] = 1
+    features = {
+        "weight": _message(1, _message(1, weight.tobytes())),
+        "step": _message(3, _message(1, _varint(step))),
+        "part": _message(3, _message(1, _varint(part))),
+    }
+    for column, cells in zip(columns, values, strict=True):
+        data = cells.tobytes() + bytes((size - num_rows) * column.num_bytes)
+        features[column.name] = _message(1, _message(1, data))
+    entries = [
+        _message(1, _message(1, name.encode()) + _message(2, features[name]))
+        for name in sorted(features, key=_place)
+    ]
+    record = _message(1, b"".join(entries))
+    framed = list[bytes]()
+    write_record(framed.append, record)
+    digest = hashlib.sha256()
+    for piece in framed:
+        digest.update(piece)
+    size = sum(map(len, framed))
+    return RecordChecksum(step=step, part=part, size=size, sha256=digest.hexdigest())
+
+
+def _place(name: str) -> bytes:
+    """Returns what names are sorted by, as upb (protobuf's library) sorts the job's.
+
+    By their bytes; a name comes after those that begin with it.
+    """
+    return name.encode() + b"\xff"  # which is in no UTF-8
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _message(field: int, data: bytes) -> bytes:
+    """Returns a field of bytes, of packed integers, or of a message."""
+    return b"".join([bytes([field << 3 | 2]), _varint(len(data)), data])

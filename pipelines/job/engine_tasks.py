@@ -29,7 +29,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.core.validation import InputError
 from pipelines.job import progress
-from pipelines.job.runtime.plain_errors import AGAIN, StorageError, plain_errors
+from pipelines.job.runtime import AGAIN, StorageError, plain_errors
 
 
 def run_to_end(pipeline: beam.Pipeline) -> None:

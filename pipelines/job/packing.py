@@ -23,11 +23,14 @@ from typing import Any
 import numpy as np
 
 from accounting.core.plan import DpSgdPlan
-from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.batch_format import encode_batch, write_record
 from pipelines.core.batches.columns import Column, check_record, row_bytes
-from pipelines.core.batches.manifest import BatchFile, FileChecksum, Manifest
-from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.batches.tfrecord import write_record
+from pipelines.core.batches.manifest import (
+    BatchFile,
+    FileChecksum,
+    Manifest,
+    RecordChecksum,
+)
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
 from pipelines.sampling.samplers import Participations, arrange_steps, sample_block

@@ -18,7 +18,6 @@ from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.files.paths import StrPath, absolute, join
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.fan_in import choose_fan_in
 from pipelines.job.job_folder import (
     SPILL_NAME,
     finish_job,
@@ -34,6 +33,7 @@ from pipelines.job.poisson_batching import (
     shared_spill,
 )
 from pipelines.job.sizing import make_layout
+from pipelines.job.spill import choose_fan_in
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches, check_begin
 

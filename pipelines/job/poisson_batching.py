@@ -35,15 +35,16 @@ from pipelines.files import folders, storage
 from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import progress
+from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.boundaries import BoundariesFile, complete
 from pipelines.job.engine_tasks import run_to_end
-from pipelines.job.fan_in import FanIn, choose_fan_in
 from pipelines.job.job_folder import (
     BOUNDARIES_NAME,
     SPILL_NAME,
     check_dataset,
+    check_out,
     finish_job,
     lock_job,
     num_steps_written,
@@ -51,9 +52,14 @@ from pipelines.job.job_folder import (
     pending_groups,
 )
 from pipelines.job.packing import Layout
-from pipelines.job.runtime.plain_errors import storage_error
-from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_threads
-from pipelines.job.spill import BLOCK_PREFIX, Spill
+from pipelines.job.runtime import storage_error
+from pipelines.job.sizing import (
+    DEFAULT_MEMORY_LIMIT,
+    local_threads,
+    make_layout,
+    search_threads,
+)
+from pipelines.job.spill import BLOCK_PREFIX, FanIn, Spill, choose_fan_in
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
 
@@ -332,3 +338,32 @@ def _secrets(
     key = know_input(sampling_key, dataset).data_set_key(sampling_key)
     complete(file, layout.plan, key, rows, num_threads=num_threads)
     return Secrets(key_file=key_file, boundaries=file)
+
+
+def make_batches(source: str, out: str, settings: BatchSettings) -> Manifest:
+    """Makes batches in this process, or resumes the same unfinished job.
+
+    Args:
+      source: Parquet: a folder, a file or a glob.
+      out: Empty or new folder, or the unfinished folder of the same job.
+      settings: How to sample.
+
+    Raises:
+      InputError: before any work, for anything that the user can fix.
+    """
+    dataset, layout = open_input(source, out, settings)
+    return write_batches(dataset=dataset, layout=layout, out=out)
+
+
+def open_input(
+    source: str, out: str, settings: BatchSettings
+) -> tuple[Dataset, Layout]:
+    """Returns a data set and the layout of its batches.
+
+    Arguments as for ``make_batches``, which raises the same errors.
+    """
+    dataset = list_blocks(source)
+    plan = settings.plan(dataset.num_examples)
+    layout = make_layout(plan, dataset, settings.physical_batch_size)
+    check_out(out)
+    return dataset, layout

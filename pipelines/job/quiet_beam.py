@@ -32,6 +32,6 @@ def quiet_beam() -> None:
 def make_batches_quietly(*arguments: Any) -> None:
     """Calls ``make_batches.make_batches``, in a separate process: it silences Beam."""
     quiet_beam()
-    from pipelines.job.make_batches import make_batches
+    from pipelines.job.poisson_batching import make_batches
 
     make_batches(*arguments)

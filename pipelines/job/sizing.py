@@ -18,8 +18,8 @@ from accounting.core.validation import InputError, check_int
 from pipelines.core.batches.columns import record_bytes, row_bytes
 from pipelines.core.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.fan_in import FILE_BYTES, FanIn
 from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes, unit_bytes
+from pipelines.job.spill import FILE_BYTES, FanIn
 from pipelines.sampling.samplers import check_assigned
 from pipelines.sampling.shuffle import (
     boundaries_bytes,

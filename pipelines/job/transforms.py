@@ -44,12 +44,15 @@ from accounting.core.validation import InputError
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput, know_input
 from pipelines.inputs.parquet_blocks import Block, Dataset
-from pipelines.job.fan_in import FanIn
 from pipelines.job.job_folder import check_dataset
 from pipelines.job.packing import Layout
-from pipelines.job.spill import Spill
-from pipelines.job.steps.bundles import check_delivery
-from pipelines.job.steps.map_step import SampleBlockFn, Secrets, SpillBlocksFn
+from pipelines.job.spill import FanIn, Spill
+from pipelines.job.steps.map_step import (
+    SampleBlockFn,
+    Secrets,
+    SpillBlocksFn,
+    check_delivery,
+)
 from pipelines.job.steps.reduce_step import SortPartFn, WriteGroupFn, WriteSpilledFn
 
 

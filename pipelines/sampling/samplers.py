@@ -63,8 +63,7 @@ from accounting.core.plan import (
     DpSgdPlan,
 )
 from accounting.core.validation import InputError
-from pipelines.core.keys import derive
-from pipelines.core.streams import Stream
+from pipelines.core.keys import Stream, derive
 from pipelines.sampling import shuffle
 from pipelines.sampling.shuffle import count_at_or_below
 

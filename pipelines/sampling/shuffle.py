@@ -24,8 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from accounting.core.plan import DpSgdPlan
-from pipelines.core.keys import derive
-from pipelines.core.streams import Stream
+from pipelines.core.keys import Stream, derive
 from pipelines.core.threads import in_order
 
 #: Target number of ranks in a bucket.  Buckets are larger where few ranks are kept in

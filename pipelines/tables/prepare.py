@@ -44,14 +44,14 @@ from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, check_choice, check_int
 from pipelines.core.threads import num_cores
 from pipelines.core.users.bounded import Bounded
-from pipelines.core.users.user_ids import hash_ids
+from pipelines.core.users.hashing import hash_ids
 from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.key_files import read_key_file, read_or_create_key_file
 from pipelines.files.staged_folder import staged_folder
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import description_of
 from pipelines.inputs.source_table import read_from
-from pipelines.job.runtime.tasks import Runtime, SoFar, TaskStep
+from pipelines.job.runtime import Runtime, SoFar, TaskStep
 from pipelines.tables.bounding import (
     USER,
     BoundSettings,

@@ -32,8 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.plan import fingerprint
-from accounting.core.validation import InputError
-from accounting.core.versioned_json import header, read_fields
+from accounting.core.validation import InputError, header, read_fields
 from pipelines.core.files.local_files import digest_of
 from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED

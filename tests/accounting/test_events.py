@@ -7,7 +7,7 @@ from importlib import metadata
 import dp_accounting
 import pytest
 
-from accounting import events, statement
+from accounting import cross_check, statement
 from accounting.core.validation import InputError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -17,13 +17,13 @@ NEW = hasattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent")
 
 def test_the_sampling_probability_of_an_event_is_rounded_up(small_plan):
     plan = small_plan("poisson", num_examples=30_001, expected_batch_size=7)
-    event = events.ask(plan, noise_multiplier=1.5).event
+    event = cross_check.ask(plan, noise_multiplier=1.5).event
     assert event.event.sampling_probability >= plan.sampling_probability
 
 
 @pytest.mark.skipif(not NEW, reason="dp_accounting has no such event")
 def test_a_user_is_a_mixture_of_gaussians(small_plan):
-    found = events.ask(
+    found = cross_check.ask(
         small_plan("poisson"), noise_multiplier=1.5, max_examples_per_user=2
     )
     assert found.event.event.sensitivities == (0.0, 1.0, 2.0)
@@ -32,7 +32,7 @@ def test_a_user_is_a_mixture_of_gaussians(small_plan):
 
 @pytest.mark.skipif(not NEW, reason="dp_accounting has no such event")
 def test_replace_one_is_asked_under_replace_one(small_plan):
-    found = events.ask(
+    found = cross_check.ask(
         small_plan("poisson"), noise_multiplier=1.5, neighboring_relation="REPLACE_ONE"
     )
     assert found.relation is dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -44,13 +44,13 @@ def test_replace_one_is_asked_under_replace_one(small_plan):
 )
 def test_what_the_installed_dp_accounting_lacks_is_refused(small_plan, asked):
     with pytest.raises(InputError, match=r"Install dp-accounting==0\.6\.0"):
-        events.ask(small_plan("poisson"), noise_multiplier=1.0, **asked)
+        cross_check.ask(small_plan("poisson"), noise_multiplier=1.0, **asked)
 
 
 @pytest.mark.skipif(NEW, reason="dp_accounting knows it")
 def test_truncation_without_an_event_is_added(small_plan):
     plan = small_plan("truncated-poisson", truncated_batch_size=110)
-    found = events.ask(plan, noise_multiplier=1.0)
+    found = cross_check.ask(plan, noise_multiplier=1.0)
     assert "Pr[Bin(n, q) > B]" in found.text
     assert not found.tight
 
@@ -67,7 +67,7 @@ def test_a_plan_without_an_event_is_refused_with_the_reason(
     small_plan, sampler, reason
 ):
     with pytest.raises(InputError, match=f"sampler='{sampler}'.*{reason}"):
-        events.ask(small_plan(sampler), noise_multiplier=1.0)
+        cross_check.ask(small_plan(sampler), noise_multiplier=1.0)
 
 
 def test_a_statement_names_the_dp_accounting_that_these_tests_ran_against(small_plan):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from accounting.core.validation import InputError
-from accounting.core.versioned_json import header, read_fields
+from accounting.core.validation import InputError, header, read_fields
 
 OTHER_THAN_GOOD = [
     ([], "a thing to be a JSON object"),

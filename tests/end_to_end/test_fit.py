@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from accounting.claims.selection.best_of import epsilon_of_best
-from accounting.claims.selection.number_of_runs import SHAPES, as_good_as
-from accounting.composition import parts
+from accounting import composition
+from accounting.claims.selection.best_of import SHAPES, as_good_as, epsilon_of_best
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd import fit_stages, rehearsal
@@ -46,7 +45,7 @@ CHOICES = [
 #: A search that draws two runs, and dies before the first of them.
 KILLED = """
     import os, signal, sys
-    from accounting.claims.selection.number_of_runs import NumberOfRuns
+    from accounting.claims.selection.best_of import NumberOfRuns
     from trainer.releases import tuning
     NumberOfRuns.draw = lambda *_: 2
     tuning._scored = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -393,7 +392,7 @@ def test_a_search_that_begins_is_not_refused_for_the_noise_of_its_scores(
     for shape in SHAPES:
         law = as_good_as(num_runs, shape)
         of_one, of_all = (
-            epsilon_of_best(parts.gaussian(noise), law, 1e-6)
+            epsilon_of_best(composition.gaussian(noise), law, 1e-6)
             for noise in (alone, math.sqrt(num_runs) * alone)
         )
         assert of_all < 3.0 < of_one

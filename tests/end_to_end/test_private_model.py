@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import dpsgd
 from dpsgd import InputError, private_model
-from pipelines.job.make_batches import make_batches
+from pipelines.job.poisson_batching import make_batches
 
 pd = pytest.importorskip("pandas", reason="no pandas: pip install '.[dev]'")
 

@@ -21,10 +21,10 @@ from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import poisson_batching
 from pipelines.job.engine_tasks import run_on_engine
-from pipelines.job.fan_in import FanIn
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
-from pipelines.job.runtime.tasks import Runtime
+from pipelines.job.runtime import Runtime
+from pipelines.job.spill import FanIn
 from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
 from pipelines.tables.synthetic_users import SynthUserOptions, write_synth_users

@@ -20,11 +20,14 @@ from accounting.core import accountant
 from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON, DpSgdPlan
 from pipelines.batches import first_use
 from pipelines.batches.folder import write_manifest
-from pipelines.core.batches.batch_format import encode_batch
+from pipelines.core.batches.batch_format import encode_batch, write_record
 from pipelines.core.batches.columns import Column
-from pipelines.core.batches.manifest import BatchFile, FileChecksum, Manifest
-from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.batches.tfrecord import write_record
+from pipelines.core.batches.manifest import (
+    BatchFile,
+    FileChecksum,
+    Manifest,
+    RecordChecksum,
+)
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY

@@ -36,8 +36,7 @@ from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, read_certificate
-from pipelines.core.batches.certificate import Certificate
-from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.json_files import read_json
 from trainer.core.run import run_record

@@ -64,8 +64,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.core.pld.gaussian import gaussian_noise
-from accounting.core.validation import InputError, check_float
-from accounting.core.versioned_json import header
+from accounting.core.validation import InputError, check_float, header
 from pipelines.batches.folder import PRIVATE_NAME, read_checksums, read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.locks import locked

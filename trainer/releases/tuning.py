@@ -39,16 +39,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from accounting.claims.selection.best_of import noise_of_best
-from accounting.claims.selection.number_of_runs import NumberOfRuns
+from accounting import composition
+from accounting.claims.selection.best_of import NumberOfRuns, noise_of_best
 from accounting.claims.selection.selected import law_of
-from accounting.composition import parts
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_noise
-from accounting.core.validation import InputError, check_choice, check_float
-from accounting.core.versioned_json import header
+from accounting.core.validation import InputError, check_choice, check_float, header
 from accounting.planning.tuning import BEST, Tuning
 from pipelines.batches.folder import (
     MANIFEST_NAME,
@@ -354,7 +352,7 @@ def _priced(
     found = of_runs.for_epsilon(BEST, epsilon, say)
     assert found.runs is not None  # of `BEST`
     noise = noise_of_best(
-        parts.gaussian,
+        composition.gaussian,
         found.runs,
         epsilon=of_score,
         delta=delta_of_score,

@@ -41,8 +41,7 @@ import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from accounting.core.validation import InputError
-from accounting.core.versioned_json import header, read_fields
+from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.columns import Column
 from pipelines.core.files.local_files import digest_of

@@ -29,8 +29,7 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
-from pipelines.core.batches.certificate import Certificate
-from pipelines.core.batches.manifest import Manifest
+from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users.bounded import Bounded, UserBound
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
@@ -43,8 +42,8 @@ from trainer.settings.methods import NON_PRIVATE, check_described, gradients_tex
 from trainer.settings.train_settings import TrainSettings
 
 if TYPE_CHECKING:
+    from accounting.core.claim import Theorem
     from accounting.core.intervals import NoiseBounds
-    from accounting.core.theorem import Theorem
 
 NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "

@@ -59,7 +59,7 @@ from trainer.core.claims import NON_PRIVATE as NON_PRIVATE
 from trainer.settings.setting import Setting as Setting
 
 if TYPE_CHECKING:
-    from accounting.core.theorem import Theorem
+    from accounting.core.claim import Theorem
     from trainer.settings.train_settings import TrainSettings
 
 #: The default method, and the one without clip and noise.

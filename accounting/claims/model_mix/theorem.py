@@ -29,7 +29,7 @@ The following is proven here, since the paper asserts it or leaves it out:
   - Zero-out.  A ghost contributes zero and is sampled with the same q, so the pair is
     that of the paper's add-or-remove relation with q fixed.
   - Of all gradients within the clip bounds, one of p equal coordinates has the largest
-    A_j, up to a factor of ``1 + SLACK`` in ln A_j.  `worst_case_gradient` proves this
+    A_j, up to a factor of ``1 + SLACK`` in ln A_j.  `uniform_gaussian` proves this
     for the parameters of each question.  Where its cover fails, the bounds without
     mixing are returned.
   - Wider is more private, also where widths differ between coordinates: see
@@ -64,22 +64,16 @@ from scipy import special
 
 from accounting.claims.model_mix.uniform_gaussian import (
     LEAST_SHIFT,
+    SLACK,
+    equal_coordinates_lose_most,
     log_excess_moments,
     log_expm1,
 )
-from accounting.claims.model_mix.worst_case_gradient import (
-    SLACK,
-    equal_coordinates_lose_most,
-)
 from accounting.core import accountant, sampler_registry
+from accounting.core.claim import MethodWording
 from accounting.core.intervals import Bounds, NoiseBounds
-from accounting.core.numerics.calibration import (
-    epsilon_after_cost,
-    round_up,
-    smallest_noise,
-)
+from accounting.core.numerics import epsilon_after_cost, round_up, smallest_noise
 from accounting.core.plan import DpSgdPlan
-from accounting.core.theorem import MethodWording
 from accounting.core.validation import InputError, check_float, check_int
 
 METHOD = "ModelMix (Xiao et al. 2023, Corollary 4.1)"
@@ -132,7 +126,7 @@ class Mixing:
         width = self.mix_width * plan.expected_batch_size / self.l2_norm_clip
         return width * (1 - 1e-6)
 
-    # -- as an `accounting.core.theorem.Theorem` --------------------------------------
+    # -- as an `accounting.core.claim.Theorem` --------------------------------------
 
     @property
     def name(self) -> str:
@@ -267,7 +261,7 @@ def renyi_divergences(
       width: W, in clip norms.
       linf_factor: p.
       most_order: Largest order, at least 2.
-      slack: Slack of `worst_case_gradient`; 0 for gradients of equal coordinates.
+      slack: Slack of `uniform_gaussian`; 0 for gradients of equal coordinates.
 
     Returns:
       Shape (most_order - 1,).

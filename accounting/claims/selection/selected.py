@@ -13,21 +13,19 @@ import dataclasses
 import functools
 import math
 
+from accounting import composition
 from accounting.claims.selection.best_of import (
+    SHAPES,
+    NumberOfRuns,
+    as_good_as,
     delta_of_best,
     epsilon_of_best,
     noise_of_best,
 )
-from accounting.claims.selection.number_of_runs import (
-    SHAPES,
-    NumberOfRuns,
-    as_good_as,
-)
-from accounting.composition import parts
 from accounting.core import sampler_registry
+from accounting.core.claim import MethodWording
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.plan import DpSgdPlan
-from accounting.core.theorem import MethodWording
 from accounting.core.validation import InputError
 
 METHOD = "selection theorem: best of a random number of runs"
@@ -118,7 +116,7 @@ class Selected:
     ) -> Bounds:
         """See `Theorem.epsilon`."""
         check_plan(plan)
-        run = parts.run(plan, noise_multiplier)
+        run = composition.run(plan, noise_multiplier)
         return Bounds(upper=epsilon_of_best(run, self.law, delta), method=METHOD)
 
     def delta(
@@ -126,7 +124,7 @@ class Selected:
     ) -> Bounds:
         """See `Theorem.delta`."""
         check_plan(plan)
-        run = parts.run(plan, noise_multiplier)
+        run = composition.run(plan, noise_multiplier)
         return Bounds(upper=delta_of_best(run, self.law, epsilon), method=METHOD)
 
     def noise_multiplier(
@@ -135,7 +133,7 @@ class Selected:
         """See `Theorem.noise_multiplier`."""
         check_plan(plan)
         found = noise_of_best(
-            lambda noise: parts.run(plan, noise),
+            lambda noise: composition.run(plan, noise),
             self.law,
             epsilon=epsilon,
             delta=delta,

@@ -39,14 +39,13 @@ from accounting.claims.shuffles import null_clones
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, NoiseBounds, below, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.core.numerics.calibration import TOLERANCE
-from accounting.core.numerics.root_finding import log_ratio
+from accounting.core.numerics import TOLERANCE, log_ratio
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian
 from accounting.core.pld.loss_distribution import Atoms
 from accounting.core.samplers import deterministic
 from accounting.lower_bounds import merged_outcomes
-from accounting.lower_bounds.searches import (
+from accounting.lower_bounds.merged_outcomes import (
     largest_insufficient_noise,
     lower_epsilon,
 )

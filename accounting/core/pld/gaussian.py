@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accounting.core.numerics.root_finding import log_ratio, threshold
+from accounting.core.numerics import log_ratio, threshold
 
 #: Least upper bound on delta: a smaller value may have underflowed.
 LEAST_DELTA = 1e-300

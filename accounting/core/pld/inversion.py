@@ -51,8 +51,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.core.numerics.root_finding import log_ratio, threshold
-from accounting.core.numerics.sums import inner
+from accounting.core.numerics import inner, log_ratio, threshold
 from accounting.core.pld.loss_distribution import Atoms
 
 UNIT = 2.0**-53

@@ -20,7 +20,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.core.numerics.sums import inner
+from accounting.core.numerics import inner
 from accounting.core.pld.dominating_pairs import Pair
 
 #: Mass of P outside the support of a pair, per side: far below any delta.

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from accounting.core.numerics.root_finding import threshold
-from accounting.core.numerics.sums import inner
+from accounting.core.numerics import inner, threshold
 from accounting.core.pld import inversion
 from accounting.core.pld.inversion import Contour
 from accounting.core.pld.loss_distribution import Atoms

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, least
-from accounting.core.numerics.calibration import smallest_noise_in_two
+from accounting.core.numerics import smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian, privacy_profile
-from accounting.core.pld.chernoff import Chernoff
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.pld.inversion import LaplaceSum
-from accounting.core.pld.privacy_profile import StepsProfile
+from accounting.core.pld.privacy_profile import Chernoff, StepsProfile
 
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 PARTICIPATION = "probability of taking part at all"

@@ -83,7 +83,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.core.plan import DpSgdPlan
-from accounting.core.samplers import poisson, truncated_poisson, truncation
+from accounting.core.samplers import poisson, truncated_poisson, truncated_steps
 from accounting.core.samplers.truncated_poisson import TruncatedSteps
 
 
@@ -147,11 +147,11 @@ def _truncated(ghosts: bool) -> sampler_registry.Sampler:
 
 
 def _truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
-    return truncation.truncation_delta(steps_of_an_example(plan), epsilon)
+    return truncated_steps.truncation_delta(steps_of_an_example(plan), epsilon)
 
 
 def _smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
-    return truncation.smallest_cap(steps_of_an_example(plan), epsilon, delta)
+    return truncated_steps.smallest_cap(steps_of_an_example(plan), epsilon, delta)
 
 
 TRUNCATION = sampler_registry.Truncation(

@@ -32,7 +32,7 @@ from accounting.core.neighboring_relation import (
     REPLACE_ONE,
     REPLACE_SPECIAL,
 )
-from accounting.core.pld import dominating_pairs, user_pairs
+from accounting.core.pld import dominating_pairs
 from accounting.core.pld.dominating_pairs import Step
 from accounting.core.samplers.composed_steps import ComposedSteps, probability
 
@@ -73,7 +73,7 @@ def replacing_steps(
 def of_user(count: int) -> ComposedSteps:
     """Returns the bounds for a user with ``count`` examples."""
     return ComposedSteps(
-        steps=functools.partial(user_pairs.steps, count),
+        steps=functools.partial(dominating_pairs.steps, count),
         sensitivity=count,
         num_rows=count,
         method=USER_METHOD,

@@ -12,7 +12,7 @@ Several upper bounds hold; the smallest one is used, and the answer names it:
   - Participation: ``delta(eps) <= 1 - (1-q)^T``, the probability that the example is
     ever sampled.  If it is not, its presence changes nothing.
 
-`truncated_users` has the mixture and the revealed rows, for examples and users.  Under
+`truncated_steps` has the mixture and the revealed rows, for examples and users.  Under
 add-or-remove, all hold for data sets of at most n examples, with q fixed.
 
 References:
@@ -33,24 +33,21 @@ from scipy import optimize
 from accounting.core import sampler_registry
 from accounting.core.intervals import Bounds, ByDirection, NoiseBounds, least
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.core.numerics.calibration import (
-    epsilon_after_cost,
-    smallest_noise_in_two,
-)
+from accounting.core.numerics import epsilon_after_cost, smallest_noise_in_two
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import gaussian, privacy_profile
 from accounting.core.pld.dominating_pairs import Step
-from accounting.core.samplers import poisson, truncated_users
+from accounting.core.samplers import poisson, truncated_steps
 from accounting.core.samplers.composed_steps import (
     PARTICIPATION,
     ComposedSteps,
     probability,
 )
-from accounting.core.samplers.truncation import TRUNCATION, truncation_delta
+from accounting.core.samplers.truncated_steps import TRUNCATION, truncation_delta
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
-MIXTURE = "truncated mixture (after Ganesh 2025; see truncated_users)"
+MIXTURE = "truncated mixture (after Ganesh 2025; see truncated_steps)"
 USER_MIXTURE = poisson.USER_METHOD + ", which displace others if a step is truncated"
 REVEALED = poisson.METHOD + ", with the rows of truncated steps revealed"
 USER_REVEALED = poisson.USER_METHOD + ", with the rows of truncated steps revealed"
@@ -286,10 +283,10 @@ def bounds_of(count: int, *, ghosts: bool) -> TruncatedSteps:
       ghosts: Whether ghosts are in the slots of what is absent.
     """
     one = count == 1
-    displaced = functools.partial(truncated_users.displaced_steps, count, ghosts)
+    displaced = functools.partial(truncated_steps.displaced_steps, count, ghosts)
     mixtures: dict[str, _Mixing] = {MIXTURE if one else USER_MIXTURE: displaced}
     if ghosts:
-        revealed = functools.partial(truncated_users.revealed_steps, count)
+        revealed = functools.partial(truncated_steps.revealed_steps, count)
         mixtures[REVEALED if one else USER_REVEALED] = revealed
     return TruncatedSteps(
         untruncated=poisson.OF_EXAMPLE if one else poisson.of_user(count),

@@ -11,23 +11,38 @@ input (``known_input``), so that no key reproduces the batches of version 1.
 Formal guarantees:
   - ``decode_batch(encode_batch(batch))`` returns the same bits, NaN payloads included.
   - Equal batches have equal bytes (features are written in the order of their names).
-  - Records are framed by ``tfrecord``: a flipped bit anywhere is an error.
+  - Records are framed with their lengths and checksums, as TFRecord does:
+    ``iterate_records`` yields the records that were written, in order; a flipped bit
+    anywhere is an error, and so is a file that ends within a record.
+
+The message ``tf.train.Example`` has a descriptor pool of its own, since TensorFlow
+registers the same message in the default pool, and one process may hold both.
 
 Public: column names, types and shapes.  Sensitive: everything else here.
+
+References:
+  tensorflow/core/lib/io/record_writer.h; example/example.proto and feature.proto.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import numpy as np
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+    text_format,
+)
 from google.protobuf.message import DecodeError
 
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
-from pipelines.core.batches.tf_example import Example
-from pipelines.core.batches.tfrecord import CorruptRecordError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,3 +145,82 @@ def decode_batch(
         },
         weight=_buffer(feature, "weight", np.dtype("<f4"), physical_batch_size),
     )
+
+
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_MASK_DELTA = 0xA282EAD8
+
+
+class CorruptRecordError(InputError):
+    """A batch file does not hold what was written to it."""
+
+
+def _masked_crc(data: bytes | memoryview) -> int:
+    crc = google_crc32c.value(bytes(data))
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def write_record(write: Callable[[bytes], object], record: bytes) -> None:
+    """Writes a record in TFRecord framing.
+
+    Args:
+      write: Appends bytes to a file; called several times.
+      record: Contents of the record.
+    """
+    length = _LENGTH.pack(len(record))
+    write(length + _CRC.pack(_masked_crc(length)))
+    write(record)
+    write(_CRC.pack(_masked_crc(record)))
+
+
+def iterate_records(data: bytes | memoryview) -> Iterator[bytes]:
+    """Yields the records in the contents of a TFRecord file.
+
+    Raises:
+      CorruptRecordError: a checksum does not match, or the file ends within a record.
+    """
+    view, position = memoryview(data), 0
+    while position < len(view):
+        header = bytes(view[position : position + 12])
+        if len(header) < 12 or _CRC.unpack(header[8:])[0] != _masked_crc(header[:8]):
+            raise CorruptRecordError(f"Expected a record at byte {position}.")
+        start = position + 12
+        end = start + _LENGTH.unpack(header[:8])[0]
+        record, crc = bytes(view[start:end]), bytes(view[end : end + 4])
+        if len(crc) < 4 or _CRC.unpack(crc)[0] != _masked_crc(record):
+            raise CorruptRecordError(f"Expected an intact record at byte {position}.")
+        yield record
+        position = end + 4
+
+
+_FILE = """
+name: "example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList"
+  field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Int64List"
+  field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type { name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE label: LABEL_OPTIONAL
+          type_name: ".tensorflow.BytesList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE label: LABEL_OPTIONAL
+          type_name: ".tensorflow.Int64List" oneof_index: 0 } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 type: TYPE_MESSAGE label: LABEL_REPEATED
+          type_name: ".tensorflow.Features.FeatureEntry" }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_MESSAGE label: LABEL_OPTIONAL
+            type_name: ".tensorflow.Feature" } } }
+message_type { name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE label: LABEL_OPTIONAL
+          type_name: ".tensorflow.Features" } }
+"""
+
+_pool = descriptor_pool.DescriptorPool()
+_pool.Add(text_format.Parse(_FILE, descriptor_pb2.FileDescriptorProto()))
+
+#: The class of the message.
+Example = message_factory.GetMessageClass(
+    _pool.FindMessageTypeByName("tensorflow.Example")
+)

@@ -1,9 +1,11 @@
-"""The manifest of a folder of batches (public), and its checksums (sensitive).
+"""The manifest of a folder of batches, its checksums and its certificate.
 
     OUT/manifest.json             plan, columns, physical batch size, files; public
     OUT/batches-*.tfrecord        the batches; sensitive
     OUT/private/checksums.json    digests of all records and of the input's files, and
                                   the key of their seal; sensitive
+    OUT/certificate.json          that the batches are what plan, key and input
+                                  determine; public, and in the folder of a run
 
 ``pipelines.batches.folder`` reads and writes these files.
 
@@ -17,6 +19,28 @@ Formal guarantees:
   - ``Checksums.seal`` changes with the manifest or any record.  It and its digest
     reveal nothing about them, up to the PRF assumption on keyed BLAKE2b; nobody makes
     it from public files.
+  - ``parse_record_checksum(str(checksum))`` is the checksum of a record; other texts
+    are refused.
+
+`dpsgd verify --resample` writes the certificate, if the records are byte for byte those
+of the reference sampler (``pipelines.core.resample``, which says what that proves, and
+under which assumptions).  A run that trains on the batches copies it, and checks every
+record against the digests that the seal is made of.
+
+Formal guarantees of the certificate:
+  - nothing sensitive: its fields are the manifest's fingerprint, the seal, and versions
+    of software.  The seal is the output of a keyed hash: it reveals neither key,
+    records nor sizes.
+  - of these records: ``is_about`` accepts it only for the manifest and the records that
+    were certified, up to collisions of SHA-256 and of keyed BLAKE2b.
+  - not from public files: without ``private/`` of the batches, or their key, nobody can
+    make one that ``is_about`` accepts.
+
+It is no signature: who may read the private folder of the batches could write one
+without certifying.  Who doubts it runs the command again.
+
+Public: manifest and certificate.  Sensitive: checksums, since the number of parts of a
+step may depend on the examples.
 """
 
 from __future__ import annotations
@@ -28,11 +52,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.core.plan import DpSgdPlan, fingerprint
-from accounting.core.validation import InputError, check_int
-from accounting.core.versioned_json import header, read_fields
-from pipelines.core.batches import record_checksums
+from accounting.core.validation import (
+    InputError,
+    check_int,
+    header,
+    installed_version,
+    read_fields,
+)
 from pipelines.core.batches.columns import Column, check_record
-from pipelines.core.batches.record_checksums import RecordChecksum
 from pipelines.core.keys import KEY_BYTES, derive
 
 #: Raise it when a reader of the old version would misread the new one, or when the same
@@ -188,7 +215,7 @@ class FileChecksum:
           TypeError: not a checksum.
           ValueError: a malformed checksum of a record.
         """
-        records = tuple(map(record_checksums.parse, fields["records"]))
+        records = tuple(map(parse_record_checksum, fields["records"]))
         return cls(**{**fields, "records": records})
 
 
@@ -266,3 +293,116 @@ class Checksums:
         if file.name not in self.files:
             raise InputError(f"Expected a checksum for batch file {file.name}.")
         return self.files[file.name]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RecordChecksum:
+    """The checksum of one record.  Sensitive.
+
+    Attributes:
+      step: Step of its physical batch.
+      part: Index of the physical batch within the step, from 0.
+      size: Bytes of the record and its frame.
+      sha256: SHA-256 of these bytes, as hex digits.
+
+    Example:
+      >>> str(RecordChecksum(step=7, part=2, size=16, sha256="0" * 64))[:10]
+      '7 2 16 000'
+    """
+
+    step: int
+    part: int
+    size: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.step} {self.part} {self.size} {self.sha256}"
+
+
+_TEXT = re.compile(r"(\d{1,18}) (\d{1,18}) (\d{1,18}) ([0-9a-f]{64})")
+
+
+def parse_record_checksum(text: str) -> RecordChecksum:
+    """Returns the checksum that ``str`` wrote.
+
+    Raises:
+      ValueError: another text.
+    """
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise ValueError("Expected step, part, size and SHA-256 of a record.")
+    step, part, size = map(int, found.groups()[:3])
+    return RecordChecksum(step=step, part=part, size=size, sha256=found[4])
+
+
+_OF_CERTIFICATE: Any = {"format_name": "dpsgd-certificate", "version": 1}
+#: What the reference sampler relies on.
+_PACKAGES = ("dpsgd", "numpy", "pyarrow", "cryptography", "google-crc32c")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What was certified, and by which software.
+
+    Attributes:
+      manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
+      seal: ``Checksums.seal`` of the batches, as hex digits.
+      versions: Name and version of the software that certified.
+    """
+
+    manifest_fingerprint: str
+    seal: str
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(s, str) for s in (self.manifest_fingerprint, self.seal)):
+            raise InputError("Expected the fields of a certificate to be texts.")
+
+    @classmethod
+    def of(cls, manifest: Manifest, checksums: Checksums) -> Certificate:
+        """Returns the certificate of batches.
+
+        Args:
+          manifest: Their manifest.
+          checksums: Their checksums, which must equal the reference's.
+        """
+        return cls(
+            manifest_fingerprint=manifest.fingerprint,
+            seal=checksums.seal.hex(),
+            versions={name: installed_version(name) for name in _PACKAGES},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {**header(**_OF_CERTIFICATE), **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Certificate:
+        """Returns the certificate that ``to_json`` wrote.
+
+        Raises:
+          InputError: not a certificate.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        remedy = "Remove it, or run `dpsgd verify --resample` again."
+        found = read_fields(
+            fields, names, kind="certificate", remedy=remedy, **_OF_CERTIFICATE
+        )
+        return cls(**found)
+
+    def is_about(self, manifest_fingerprint: str, records_id: str) -> bool:
+        """Whether it certifies the records of a run.
+
+        Args:
+          manifest_fingerprint: That of the manifest.
+          records_id: ``digest_of_seal`` of the batches.
+        """
+        return (
+            self.manifest_fingerprint == manifest_fingerprint
+            and digest_of_seal(self.seal) == records_id
+        )
+
+
+def digest_of_seal(seal: str) -> str:
+    """Returns a public name of what was sealed: the SHA-256 of the seal's digits."""
+    return hashlib.sha256(seal.encode()).hexdigest()

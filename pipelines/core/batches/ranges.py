@@ -1,5 +1,7 @@
 """The bytes of the batch files that hold a worker's records.
 
+Of several workers, part p of a step belongs to worker p mod W.
+
 Formal guarantees:
   - ``ranges`` of all workers hold each record of the wanted steps once, in step order
     for each of them, and no other byte.
@@ -15,14 +17,43 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
-from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.manifest import (
+    BatchFile,
+    Checksums,
+    FileChecksum,
+    Manifest,
+    RecordChecksum,
+)
 
 #: (name of a file, first byte, number of bytes) -> these bytes.
 Read = Callable[[str, int, int], bytes]
 #: A smaller request would wait longer for its answer than for its bytes.
 RANGE_BYTES = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The parts of one worker.
+
+    Attributes:
+      rank: Rank of the worker, from 0.
+      count: Number of workers.
+
+    Example:
+      >>> [part for part in range(7) if Share(rank=1, count=3).has(part)]
+      [1, 4]
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    def has(self, part: int) -> bool:
+        """Whether a part of a step belongs to this worker."""
+        return part % self.count == self.rank
+
+
+#: The share of a single worker.
+ALL = Share()
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -30,11 +30,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.batch_format import PhysicalBatch, decode_batch
+from pipelines.core.batches.batch_format import (
+    PhysicalBatch,
+    decode_batch,
+    iterate_records,
+)
 from pipelines.core.batches.manifest import BatchFile, Checksums, FileChecksum, Manifest
-from pipelines.core.batches.ranges import Range, Read, changed, ranges, ranges_of
-from pipelines.core.batches.share import ALL, Share
-from pipelines.core.batches.tfrecord import iterate_records
+from pipelines.core.batches.ranges import (
+    ALL,
+    Range,
+    Read,
+    Share,
+    changed,
+    ranges,
+    ranges_of,
+)
 from pipelines.core.threads import in_order
 
 

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from accounting.core.validation import check_int
-from pipelines.core.batches.certificate import digest_of_seal
-from pipelines.core.batches.manifest import Checksums, Manifest
-from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.manifest import Checksums, Manifest, digest_of_seal
+from pipelines.core.batches.ranges import ALL, Share
 from pipelines.core.files.json_files import find, read_json, read_known
 from pipelines.core.files.local_files import StrPath
 from pipelines.core.keys import commitment

@@ -20,8 +20,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from accounting.core.validation import InputError, check_choice, check_int
-from accounting.core.versioned_json import header, read_fields
+from accounting.core.validation import (
+    InputError,
+    check_choice,
+    check_int,
+    header,
+    read_fields,
+)
 
 #: Key of the description of a data set; see ``manifest.DATASET_METADATA_KEY``.
 BOUNDED = "bounded"

@@ -1,4 +1,4 @@
-"""Strings to buckets, by a hash that does not depend on machine, release or other rows.
+"""Strings to buckets and ids to numbers, by a hash that no machine or release changes.
 
     h = salt ^ len(s) * 0x9E3779B97F4A7C15, then h = mix(h ^ word) for each
     little-endian 64-bit word of the bytes s, the last one zero-padded; an empty s is
@@ -11,8 +11,13 @@ length never share a hash; others do with probability 2**-64.
 Formal guarantees:
   - A bucket is a function of the bytes, the salt and the number of buckets alone.
   - Buckets lie in [1, buckets): 0 is left for what is missing.
+  - ``hash_ids``: equal texts of ids have equal numbers, in whatever file or block they
+    come.  A user shares a number with one of m others with probability of nearly m *
+    2**-64, over the secret key.  The two then count as one user: fewer of their rows
+    are kept, and what hides one hides them as a pair.
 
-Public: salts and numbers of buckets.  Sensitive: strings and hashes.
+Public: salts and numbers of buckets.  Sensitive: strings, ids, hashes, and the numbers
+of users, which reveal who has many rows.
 
 References:
   Steele, Lea and Flood (2014), "Fast splittable pseudorandom number generators".
@@ -21,6 +26,9 @@ References:
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+
+from pipelines.core.keys import derive
 
 #: Change it when a string may get another bucket.
 HASH_NAME = "dpsgd-mix64-v1"
@@ -100,3 +108,18 @@ def buckets_of(hashes: np.ndarray, num_buckets: np.ndarray | int) -> np.ndarray:
     buckets >>= np.uint64(32)
     buckets += np.uint64(1)
     return buckets
+
+
+def hash_ids(texts: pa.LargeStringArray, key: bytes) -> np.ndarray:
+    """Returns the number of each row's user, uint64 of shape (rows,).
+
+    Args:
+      texts: One text for each id, without nulls.
+      key: Secret, 32 bytes.
+    """
+    first, second = np.frombuffer(derive(key, "user ids", "text")[:16], "<u8")
+    _, offsets, data = texts.buffers()
+    edges = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
+    text = b"" if data is None else data[: int(edges[-1])].to_pybytes()
+    hashes = hash_fields(words_of(text + AFTER), edges[:-1], edges[1:], first)
+    return mix(hashes ^ second)

@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipelines.core.keys import derive
-from pipelines.core.streams import Stream
+from pipelines.core.keys import Stream, derive
 
 _BLOCK_WORDS = 8
 

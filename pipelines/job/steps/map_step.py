@@ -5,31 +5,85 @@ Formal guarantees:
     before it is read (``known_input``).
   - Every block has a piece for every group or part, even if no example chose it.
   - A complete file is not written again.
+  - A bundle ends after all of its work, or with an error; an abandoned bundle writes
+    nothing more.
 
 Sensitive: elements and files, which hold rows.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
 
+from accounting.core.validation import InputError
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import KnownInput
 from pipelines.inputs.parquet_blocks import Block
 from pipelines.job import progress
 from pipelines.job.boundaries import BoundariesFile
 from pipelines.job.packing import Layout, PackedRows, sample_and_pack
-from pipelines.job.runtime.plain_errors import plain_errors
+from pipelines.job.runtime import plain_errors
 from pipelines.job.spill import Spill, is_written, spill_path, write_spill
-from pipelines.job.steps.bundles import BundleFn
 
 Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
+
+
+def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:
+    """Checks that each of the expected elements was delivered once.
+
+    Args:
+      found: Numbers of the delivered elements.
+      expected: Numbers of the sent elements, ascending.
+
+    Raises:
+      InputError: the engine lost or repeated elements.
+    """
+    delivered = sorted(found)
+    if delivered != list(expected):
+        raise InputError(
+            f"Expected the engine to deliver each of {len(expected)} elements once; "
+            f"it delivered {len(delivered)}. Run the job again, on a runner that loses "
+            "and repeats nothing."
+        )
+
+
+class BundleFn(beam.DoFn):
+    """Runs the jobs of a bundle on threads; the bundle ends after all of its jobs.
+
+    The output of a job is known before it runs.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+
+    def start_bundle(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads)
+        self._jobs: list[concurrent.futures.Future[None]] = []
+
+    def _run(self, job: Callable[..., None], *arguments: object) -> None:
+        if self._num_threads == 1:
+            job(*arguments)  # at once, so that the engine sees progress
+        else:
+            self._jobs.append(self._pool.submit(job, *arguments))
+
+    def finish_bundle(self) -> None:
+        try:
+            for job in concurrent.futures.as_completed(self._jobs):
+                job.result()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+    def teardown(self) -> None:
+        # An abandoned bundle is not finished, and must write nothing more.
+        if hasattr(self, "_pool"):
+            self._pool.shutdown(cancel_futures=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,9 @@ from pipelines.files.storage import new_file, write_atomically
 from pipelines.job import progress
 from pipelines.job.job_folder import checksum_path, read_checksum
 from pipelines.job.packing import Layout, Unit, encode_steps, pack_again
-from pipelines.job.runtime.plain_errors import plain_errors
+from pipelines.job.runtime import plain_errors
 from pipelines.job.spill import SliceReader, Spill, is_written, part_path, spill_path
-from pipelines.job.steps.bundles import BundleFn, check_delivery
-from pipelines.job.steps.map_step import write_packed
+from pipelines.job.steps.map_step import BundleFn, check_delivery, write_packed
 
 #: Number of slices that a worker requests from a store at once; s3fs keeps ten
 #: connections.

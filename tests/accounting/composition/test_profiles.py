@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from accounting.composition import parts
-from accounting.composition.profile import Profile, bounds_on_grid
+from accounting import composition
+from accounting.composition import Profile, bounds_on_grid
 from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_delta, gaussian_epsilon
 from tests.accounting.plans import make_plan
@@ -20,7 +20,7 @@ SMALL = make_plan("poisson", 16_000, 256, 126)
 
 def test_a_gaussian_release_has_its_closed_form():
     for noise in (0.3, 1.0, 8.0):
-        found = parts.gaussian(noise)
+        found = composition.gaussian(noise)
         exact = gaussian_epsilon(noise, DELTA)
         assert exact * (1 - 1e-9) <= found.epsilon(DELTA) <= exact * (1 + 1e-5)
 
@@ -39,7 +39,7 @@ def test_a_gaussian_release_has_its_closed_form():
 def test_a_run_of_any_sampler_is_the_accountants(changes):
     plan = dataclasses.replace(SMALL, num_examples=16_128, num_epochs=2, **changes)
     exact = accountant.epsilon(plan, noise_multiplier=1.5, delta=DELTA).guarantee
-    assert parts.run(plan, 1.5).epsilon(DELTA) == pytest.approx(exact, rel=1e-4)
+    assert composition.run(plan, 1.5).epsilon(DELTA) == pytest.approx(exact, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_run_of_any_sampler_is_the_accountants(changes):
     ],
 )
 def test_relations_and_users_are_the_accountants(asked):
-    found = parts.run(SMALL, 2.0, **asked).epsilon(DELTA)
+    found = composition.run(SMALL, 2.0, **asked).epsilon(DELTA)
     exact = accountant.epsilon(SMALL, noise_multiplier=2.0, delta=DELTA, **asked)
     assert found == pytest.approx(exact.guarantee, rel=1e-4)
 
@@ -62,11 +62,11 @@ def test_an_epsilon_before_the_cost_of_a_cap_rises_is_found():
     plan = dataclasses.replace(SMALL, **capped)
     exact = accountant.epsilon(plan, noise_multiplier=0.5, delta=DELTA).guarantee
     assert exact > 8
-    assert parts.run(plan, 0.5).epsilon(DELTA) == pytest.approx(exact, rel=1e-4)
+    assert composition.run(plan, 0.5).epsilon(DELTA) == pytest.approx(exact, rel=1e-4)
 
 
 def test_no_noise_is_an_infinite_epsilon():
-    assert parts.run(SMALL, 0.0).epsilon(DELTA) == math.inf
+    assert composition.run(SMALL, 0.0).epsilon(DELTA) == math.inf
 
 
 @pytest.mark.parametrize("noise", [0.5, 4.0])
@@ -76,7 +76,7 @@ def test_a_costly_profile_is_asked_at_few_points_and_stays_a_bound(noise):
 
     def deltas(epsilon):
         asked.append(epsilon)
-        return parts.gaussian(noise).deltas(epsilon)
+        return composition.gaussian(noise).deltas(epsilon)
 
     spacing = gaussian_epsilon(noise, DELTA) / 600
     both = bounds_on_grid(Profile(deltas, is_costly=True), spacing, DELTA * 1e-3)
@@ -90,7 +90,7 @@ def test_a_costly_profile_is_asked_at_few_points_and_stays_a_bound(noise):
 
 def test_bounds_of_1_do_not_end_the_search():
     """As the best of many noisy scores has; seen to fail if they count as flat."""
-    exact = parts.gaussian(0.5)
+    exact = composition.gaussian(0.5)
     vague = Profile(lambda x: exact.deltas(x) if x > 3 else (1.0, 1.0))
     found = bounds_on_grid(vague, 0.01, DELTA)
     assert found[0][-1] <= DELTA

@@ -13,7 +13,7 @@ from accounting.claims.model_mix.theorem import Mixing
 from accounting.claims.model_mix.uniform_gaussian import log_density
 from accounting.core import accountant
 from accounting.core import plan as plans
-from accounting.core.samplers import truncated_poisson, truncation
+from accounting.core.samplers import truncated_poisson, truncated_steps
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
 from tests.sampler_fields import needed
@@ -231,7 +231,7 @@ def test_truncation_costs_what_the_coupling_says(small_plan):
     without = math.exp(theorem._log_delta(free, mixed, 0.6, epsilon)[0])
     for cap in (130, 150, 190):
         plan = small_plan("truncated-poisson", truncated_batch_size=cap)
-        cost = truncation.truncation_delta(plan, epsilon)
+        cost = truncated_steps.truncation_delta(plan, epsilon)
         with_it = math.exp(theorem._log_delta(plan, mixed, 0.6, epsilon)[0])
         assert with_it == pytest.approx(without + cost, rel=1e-12)
     # The mixture of Ganesh (2025) is of DP-SGD alone: it takes over where it is less.

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from accounting.claims.model_mix import worst_case_gradient
-from accounting.claims.model_mix.uniform_gaussian import log_density, log_excess_moments
-from accounting.claims.model_mix.worst_case_gradient import (
+from accounting.claims.model_mix import uniform_gaussian
+from accounting.claims.model_mix.uniform_gaussian import (
     SLACK,
     equal_coordinates_lose_most,
+    log_density,
+    log_excess_moments,
 )
 
 #: Largest shift, width, most order: the authors' setting, and far to both sides.
@@ -40,7 +41,7 @@ def test_what_is_covered_holds_at_shifts_in_between(shift, width, order):
 @pytest.mark.parametrize("width", [0.5, 5.0, 33.0, 300.0])
 @pytest.mark.parametrize("shift", [3e-4, 1e-2, 0.3])
 def test_the_limit_is_a_bound_for_all_smaller_shifts(width, shift):
-    limit = worst_case_gradient._limit(shift, width, 8)
+    limit = uniform_gaussian._limit(shift, width, 8)
     for share in (1.0, 0.7, 0.1, 0.05):
         assert (slopes(shift * share, width, 8) <= limit).all()
     # And not much more than it has to be, where shifts are small.
@@ -63,10 +64,10 @@ def test_the_density_bends_as_the_proof_of_the_limit_says(width):
 
 def covered(planted, monkeypatch):
     """Whether the authors' setting is covered when ln(A_k - 1) has been changed."""
-    monkeypatch.setattr(worst_case_gradient, "log_excess_moments", planted)
+    monkeypatch.setattr(uniform_gaussian, "log_excess_moments", planted)
     shift, width, order = SETTINGS[0]
-    allowed = worst_case_gradient._slopes(shift, 1.0, width, order) * (1 + SLACK)
-    return worst_case_gradient._covers(shift, width, allowed, 1e-6)
+    allowed = uniform_gaussian._slopes(shift, 1.0, width, order) * (1 + SLACK)
+    return uniform_gaussian._covers(shift, width, allowed, 1e-6)
 
 
 def test_a_function_that_is_too_large_in_between_is_not_covered(monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.core.numerics import calibration
-from accounting.lower_bounds import searches
+from accounting.core import numerics
+from accounting.lower_bounds import merged_outcomes
 
 
 @given(root=st.floats(1e-4, 1e8), guess=st.floats(1e-4, 1e8), power=st.floats(0.1, 20))
@@ -15,9 +15,9 @@ def test_ends_just_above_the_root(root, guess, power):
     def excess(noise):
         return 700.0 if noise == 0 else power * math.log(root / noise)
 
-    found = calibration.smallest_noise(excess, guess)
+    found = numerics.smallest_noise(excess, guess)
     assert root <= found <= root * (1 + 2.1e-4)
-    low = searches.largest_insufficient_noise(excess, guess)
+    low = merged_outcomes.largest_insufficient_noise(excess, guess)
     assert root * (1 - 1.1e-4) <= low < root
 
 
@@ -29,7 +29,7 @@ def test_a_flat_and_noisy_function_is_no_excuse(root):
         value = 5 * math.log(root / noise) if noise else 40.0
         return min(max(value + 1e-4 * math.sin(1e5 * noise), -40.0), 40.0)
 
-    found = calibration.smallest_noise(excess, 1.0)
+    found = numerics.smallest_noise(excess, 1.0)
     assert excess(found) <= 0
     assert found == pytest.approx(root, rel=1e-3)
 
@@ -42,7 +42,7 @@ def test_a_jump_takes_few_evaluations():
         calls.append(noise)
         return 1.0 if noise < 0.01 else -700.0
 
-    assert calibration.smallest_noise(excess, 1.0) == pytest.approx(0.01, rel=2e-4)
+    assert numerics.smallest_noise(excess, 1.0) == pytest.approx(0.01, rel=2e-4)
     assert len(calls) < 60
 
 
@@ -54,19 +54,19 @@ def test_noise_at_which_nothing_is_proven_is_left_behind(guess, root):
     def excess(noise):
         return math.inf if noise < 0.5 else math.log(root / noise)
 
-    found = calibration.smallest_noise(excess, guess)
+    found = numerics.smallest_noise(excess, guess)
     assert max(root, 0.5) <= found <= max(root, 0.5) * (1 + 2.1e-4)
 
 
 def test_degenerate_ends():
-    assert calibration.smallest_noise(lambda _: -1.0, 1.0) == 0.0
-    assert calibration.smallest_noise(lambda _: 1.0, 1.0) == math.inf
-    assert searches.largest_insufficient_noise(lambda _: -1.0, 1.0) == 0.0
+    assert numerics.smallest_noise(lambda _: -1.0, 1.0) == 0.0
+    assert numerics.smallest_noise(lambda _: 1.0, 1.0) == math.inf
+    assert merged_outcomes.largest_insufficient_noise(lambda _: -1.0, 1.0) == 0.0
 
 
 def test_lower_epsilon_refutes_with_and_without_an_upper_bound():
     for upper in (20.0, math.inf):
-        found = searches.lower_epsilon(lambda e: math.exp(-e), upper, 1e-5)
+        found = merged_outcomes.lower_epsilon(lambda e: math.exp(-e), upper, 1e-5)
         assert math.exp(-found) > 1e-5
         assert found == pytest.approx(math.log(1e5), rel=2e-5)
-    assert searches.lower_epsilon(lambda _: 1.0, math.inf, 1e-5) == math.inf
+    assert merged_outcomes.lower_epsilon(lambda _: 1.0, math.inf, 1e-5) == math.inf

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.core.numerics.root_finding import log_ratio, threshold
+from accounting.core.numerics import log_ratio, threshold
 
 
 class Recorded:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.core.intervals import Bounds, NoiseBounds
-from accounting.planning import rounding
+from accounting.planning import comparison
 from accounting.planning.comparison import DELTA, EPSILON, NOISE, Answer
 from tests.accounting.plans import make_plan
 
@@ -22,8 +22,8 @@ def test_what_is_proven_is_rounded_up_and_lower_bounds_down(value: float) -> Non
         Answer(plan=PLAN, asked=DELTA, bounds=bounds),
         Answer(plan=PLAN, asked=NOISE, bounds=noise),
     ):
-        assert float(rounding.least_text(answer)) <= value
-        assert value <= float(rounding.proven_text(answer))
-        assert rounding.is_exact(answer)
+        assert float(comparison.least_text(answer)) <= value
+        assert value <= float(comparison.proven_text(answer))
+        assert comparison.is_exact(answer)
     close = Answer(plan=PLAN, asked=DELTA, bounds=bounds)
-    assert float(rounding.proven_text(close)) <= value * 1.01
+    assert float(comparison.proven_text(close)) <= value * 1.01

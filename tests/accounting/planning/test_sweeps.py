@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant
 from accounting.core.validation import InputError
-from accounting.planning import axes, sweeps, tan
+from accounting.planning import sweeps
 from accounting.planning.comparison import Line, Question, answer
 from accounting.planning.sweeps import SweepLine
 
@@ -58,7 +58,9 @@ def test_every_value_is_checked_and_every_plan_made_before_anything_is_answered(
 def eta_of(question: Question) -> float:
     noise = question.noise_multiplier
     assert noise is not None
-    return tan.Configuration(plan=question.plan("poisson"), noise_multiplier=noise).eta
+    return sweeps.Configuration(
+        plan=question.plan("poisson"), noise_multiplier=noise
+    ).eta
 
 
 @given(
@@ -84,15 +86,15 @@ def test_at_constant_total_noise_eta_is_that_of_the_question(
 
 def test_a_batch_size_holds_the_epochs_or_the_steps_as_they_were_asked_for() -> None:
     for question, steps in ((NOISE, 100), (STEPS, 200)):
-        found = axes.at(question, "batch-size", 200.0)
+        found = sweeps.at(question, "batch-size", 200.0)
         assert (found.expected_batch_size, found.num_steps) == (200, steps)
-        assert axes.at(question, "num-examples", 40_000.0).num_steps == (
+        assert sweeps.at(question, "num-examples", 40_000.0).num_steps == (
             800 if steps == 100 else 200
         )
     capped = dataclasses.replace(NOISE, truncated_batch_size=150)
     with pytest.raises(InputError, match="each has a cap of its own"):
-        axes.at(capped, "batch-size", 120.0)
-    assert axes.at(capped, "epochs", 3.0).truncated_batch_size == 150
+        sweeps.at(capped, "batch-size", 120.0)
+    assert sweeps.at(capped, "epochs", 3.0).truncated_batch_size == 150
 
 
 def test_what_has_no_total_noise_is_refused() -> None:

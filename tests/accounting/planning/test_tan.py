@@ -9,7 +9,7 @@ import pytest
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from accounting.planning.tan import Configuration
+from accounting.planning.sweeps import Configuration
 
 
 def configuration(

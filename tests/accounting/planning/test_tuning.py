@@ -10,8 +10,8 @@ import math
 import pytest
 from click.testing import CliRunner
 
+from accounting import composition
 from accounting.cli.commands import plan_command
-from accounting.composition import parts
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from accounting.planning import tuning
@@ -31,7 +31,7 @@ def _each_price_once():
     """A search for the noise of the best takes ten seconds, and a price one."""
     with pytest.MonkeyPatch.context() as patch:
         for place, name in (
-            (parts, "run"), (tuning, "epsilon_of_best"), (Tuning, "for_epsilon"),
+            (composition, "run"), (tuning, "epsilon_of_best"), (Tuning, "for_epsilon"),
         ):  # fmt: skip
             patch.setattr(place, name, functools.cache(getattr(place, name)))
         yield

@@ -9,7 +9,7 @@ from accounting.core import accountant
 from accounting.core.deltas import LEAST_TIGHT_DELTA
 from accounting.core.plan import DpSgdPlan
 from accounting.core.pld import dominating_pairs, loss_distribution
-from accounting.core.pld.chernoff import Chernoff
+from accounting.core.pld.privacy_profile import Chernoff
 from tests.accounting.plans import make_plan
 
 

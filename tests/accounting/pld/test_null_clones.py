@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from accounting.claims.allocation import allocation_loss
+from accounting.claims import random_allocation
 from accounting.claims.shuffles import null_clones
 from accounting.claims.shuffles.null_clones import Shuffles
 from accounting.core.pld import gaussian
@@ -187,7 +187,7 @@ def test_the_theorem_beyond_the_former_limit_of_steps(noise, h):
     terms = np.zeros(2)
     middles = np.append(edges, edges[-1]) + 1
     for share, m in zip(shares, middles, strict=True):
-        both = allocation_loss.directions(noise, int(m), True, 800)
+        both = random_allocation.directions(noise, int(m), True, 800)
         terms += [share * one.delta(epsilon) for one in both]
     cost = (1 + math.exp(epsilon)) * run.replaced(h)
     assert run.replaced(h) == pytest.approx(

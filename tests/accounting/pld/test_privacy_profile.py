@@ -23,7 +23,7 @@ from accounting.core.pld.privacy_profile import (
     StepComposition,
     StepsProfile,
 )
-from accounting.core.samplers import poisson, truncated_users
+from accounting.core.samplers import poisson, truncated_steps
 
 
 def exact_delta(
@@ -82,7 +82,7 @@ def test_epsilon_is_where_the_exact_delta_is_met() -> None:
 
 def test_rare_components_are_as_tight() -> None:
     """Of a mixture, where a component of weight 1e-4 has far larger losses."""
-    both = truncated_users.displaced_steps(1, True, 50_000, 0.01, 580, 1.5)
+    both = truncated_steps.displaced_steps(1, True, 50_000, 0.01, 580, 1.5)
     assert 1e-5 < sorted(weight for weight, _ in both[0])[1] < 1e-2
     profile = StepsProfile(directions=both, num_steps=300)
     for found, step in zip(profile.delta_by_direction(0.6), both, strict=True):
@@ -96,7 +96,7 @@ def test_a_sum_that_hardly_varies_is_as_tight() -> None:
     Seen to fail (1.0, 6.2e-7) with an order of 2.5 deviations of the sum.
     """
     rate, steps = 5 / 246_448_153, 7
-    both = truncated_users.displaced_steps(
+    both = truncated_steps.displaced_steps(
         1, True, 246_448_153, rate, 12, 0.060177522326158875
     )
     profile = StepsProfile(directions=both, num_steps=steps)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from accounting.claims.allocation import allocation_loss, random_allocation
+from accounting.claims import random_allocation
 from accounting.core.pld import gaussian
 
 
@@ -79,6 +79,6 @@ def test_much_noise_leaves_a_gaussian(noise):
     steps, epsilon = 100, 0.3 / noise
     exact = gaussian.gaussian_delta(noise * math.sqrt(steps), epsilon)
     cells = random_allocation.NUM_CELLS
-    for one in allocation_loss.directions(noise, steps, True, cells):
-        delta = allocation_loss.upper_delta(one, 1, epsilon)
+    for one in random_allocation.directions(noise, steps, True, cells):
+        delta = random_allocation.upper_delta(one, 1, epsilon)
         assert delta == pytest.approx(exact, rel=3e-3)

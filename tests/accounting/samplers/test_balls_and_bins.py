@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from accounting.claims import balls_and_bins
-from accounting.claims.allocation import random_allocation
+from accounting.claims import balls_and_bins, random_allocation
 from accounting.core import accountant
 from accounting.core.pld import gaussian
 from tests.accounting.plans import make_plan
@@ -77,7 +76,7 @@ def test_simulation_agrees(epochs):
     ).remove
     # Five standard errors: a false alarm in less than one of a million seeds.
     assert found.lower - 5 * error <= mean <= found.upper + 5 * error
-    assert 5 * error < 0.1 * mean
+    assert 5 * error < 0.15 * mean
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

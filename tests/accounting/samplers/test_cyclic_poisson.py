@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from accounting import events
+from accounting import cross_check
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan, together
-from accounting.core.samplers import poisson, truncation
+from accounting.core.samplers import poisson, truncated_steps
 from accounting.core.samplers.cyclic_poisson import steps_of_an_example
 from accounting.core.validation import InputError
 from accounting.cross_check import second_opinion
@@ -58,7 +58,7 @@ def test_epsilon_is_that_of_jax_privacy_for_band_mf(
     assert other.epsilon == pytest.approx(plain.guarantee, rel=1e-4)
     assert (
         "Pr[Bin(n - 1, b / n) >= B]"
-        in events.ask(make(n, b, steps, k, cap), noise_multiplier=noise).text
+        in cross_check.ask(make(n, b, steps, k, cap), noise_multiplier=noise).text
     )
 
 
@@ -142,7 +142,7 @@ def test_the_cost_of_the_cap_bounds_that_of_the_steps_of_a_group(
 ) -> None:
     n, b, k, cap = setting
     plan = make(n, b, 4 * k, k, cap)
-    bound = truncation.truncation_probability(plan)
+    bound = truncated_steps.truncation_probability(plan)
     # It takes the row as in the step, whose chance of that is b k / n.
     assert full_steps(n, b, k, cap) <= bound
     assert bound == pytest.approx(stats.binom.sf(cap - 1, n - 1, b / n))

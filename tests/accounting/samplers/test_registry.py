@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from accounting import events, statement
-from accounting.auditing import audit, audits, scores, worst_cases
-from accounting.auditing.audit_case import Audit
+from accounting import cross_check, statement
+from accounting.auditing import audit, audits
+from accounting.auditing.audits import Audit
 from accounting.core import accountant, neighboring_relation, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.intervals import Bounds, NoiseBounds
@@ -37,8 +37,7 @@ from accounting.cross_check import second_opinion
 from accounting.planning import comparison
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.core.keys import derive
-from pipelines.core.streams import Stream
+from pipelines.core.keys import Stream, derive
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import write_batches
@@ -101,7 +100,7 @@ WHOLE = dataclasses.replace(
         discretization="none, closed form",
     ),
 )
-AUDIT = Audit(worst_case=worst_cases.own_block, score=scores.independent_steps)
+AUDIT = Audit(worst_case=audits.own_block, score=audits.independent_steps)
 RULES = plans.PlanRules(once_per_epoch=False, largest_batch_size=plans.by_chance)
 
 Register = Callable[..., DpSgdPlan]
@@ -112,7 +111,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
     may_register(monkeypatch)
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
-    monkeypatch.setattr(events, "_EVENTS", dict(events._EVENTS))
+    monkeypatch.setattr(cross_check, "_EVENTS", dict(cross_check._EVENTS))
     monkeypatch.setattr(audits, "_AUDITS", dict(audits._AUDITS))
 
     def register(
@@ -234,11 +233,11 @@ def test_a_sampler_from_outside_brings_its_own_smallest_cap(
 def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(
     registered: Register,
 ) -> None:
-    event = events.Event(
+    event = cross_check.Event(
         build=lambda plan, noise: GaussianDpEvent(_noise(plan, noise)),
         relation=ADD_OR_REMOVE_ONE,
     )
-    events.register(NAME, lambda relation, count: event)
+    cross_check.register(NAME, lambda relation, count: event)
     plan = registered(LEAST)
     asked = {"noise_multiplier": 20.0, "delta": 1e-5}
     ours = accountant.epsilon(plan, **asked).guarantee

@@ -9,12 +9,12 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
-from accounting.auditing import worst_cases
+from accounting.auditing import audits
 from accounting.core import accountant
 from accounting.core import plan as plans
 from accounting.core.pld import dominating_pairs, gaussian
 from accounting.core.pld.privacy_profile import StepsProfile
-from accounting.core.samplers import poisson, truncated_poisson, truncation
+from accounting.core.samplers import poisson, truncated_poisson, truncated_steps
 from accounting.core.validation import InputError
 from accounting.lower_bounds import poisson_batches
 from accounting.lower_bounds.poisson_batches import bound_of
@@ -126,7 +126,9 @@ def test_the_mixture_is_what_dp_accounting_composes(examples, size, cap, steps, 
 )
 def test_published_cost_of_a_small_truncated_batch_size(deviations, tail, published):
     example = plan(65_536, 65_536 + 256 * deviations, 36_800_000, 562)
-    assert truncation.truncation_probability(example) == pytest.approx(tail, rel=1e-3)
+    assert truncated_steps.truncation_probability(example) == pytest.approx(
+        tail, rel=1e-3
+    )
     # The zero-out column.  Those of other relations are not claimed: under replace-one
     # the privacy unit differs and Poisson itself costs more; under add-or-remove n is
     # not public, and Pr[Bin(n, q) > B] depends on it.
@@ -191,13 +193,13 @@ def test_binomial_tail_far_out(trials, rate, threshold):
         exact += term
         term *= q * (trials - first) / ((1 - q) * (first + 1))
         first += 1
-    tail = truncation.tail_probability(trials, rate, threshold)
+    tail = truncated_steps.tail_probability(trials, rate, threshold)
     assert float(exact) <= tail <= float(exact) * (1 + 1e-8)
 
 
 def test_no_plan_has_more_examples_than_tails_are_accurate_for():
     """Beyond 1e12 tails were seen 3e-9 below the exact ones, at 7e15 9e-8."""
-    below = truncation.tail_probability(
+    below = truncated_steps.tail_probability(
         7_203_563_127_191_110, 0.4311040879474748, 3_105_486_557_984_963
     )
     assert below < 5.10740992e-137  # fifty digits: 5.10740992800...e-137
@@ -207,28 +209,28 @@ def test_no_plan_has_more_examples_than_tails_are_accurate_for():
 
 
 def test_binomial_tail_by_hand():
-    assert truncation.tail_probability(3, 0.5, 1) == pytest.approx(0.5)
-    assert truncation.tail_probability(3, 0.5, 3) == 0.0
-    assert truncation.tail_probability(3, 0.5, -1) == 1.0
+    assert truncated_steps.tail_probability(3, 0.5, 1) == pytest.approx(0.5)
+    assert truncated_steps.tail_probability(3, 0.5, 3) == 0.0
+    assert truncated_steps.tail_probability(3, 0.5, -1) == 1.0
 
 
 def test_probability_that_any_step_is_truncated_by_hand():
     """Both of two examples are in a step with probability 1/4; at most one is kept."""
     for steps, expected in ((1, 0.25), (3, 0.75), (10, 1.0)):
-        found = worst_cases.any_truncation_probability(plan(1, 1, 2, steps))
+        found = audits.any_truncation_probability(plan(1, 1, 2, steps))
         assert found == pytest.approx(expected, rel=1e-8)
     open_plan = make_plan("poisson", 2, 1, 3)
-    assert worst_cases.any_truncation_probability(open_plan) == 0.0
+    assert audits.any_truncation_probability(open_plan) == 0.0
 
 
 def test_additive_delta_and_epsilon_say_the_same_and_delta_is_the_better_of_two():
     example = plan(100, 146, 10_000, 200)
     epsilon = truncated_poisson.OF_EXAMPLE.additive_epsilon(example, 1.0, 1e-2)
     additive = poisson.OF_EXAMPLE.delta(example, 1.0, epsilon).guarantee
-    additive += truncation.truncation_delta(example, epsilon)
+    additive += truncated_steps.truncation_delta(example, epsilon)
     # Their grids differ by 1e-4; without the truncation a tenth would be missing.
     assert additive == pytest.approx(1e-2, rel=1e-3)
-    assert truncation.truncation_delta(example, epsilon) > 0.1 * additive
+    assert truncated_steps.truncation_delta(example, epsilon) > 0.1 * additive
     assert (
         truncated_poisson.OF_EXAMPLE.delta(example, 1.0, epsilon).guarantee <= additive
     )

@@ -12,7 +12,7 @@ from accounting.core import accountant
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.core.pld.dominating_pairs import Pair
 from accounting.core.pld.privacy_profile import StepsProfile
-from accounting.core.samplers import truncated_users
+from accounting.core.samplers import truncated_steps
 from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
 from tests.accounting.plans import make_plan
@@ -99,12 +99,12 @@ def test_bounds_hold_for_all_small_data_sets(own, most, num_examples, rate, cap,
     asked = num_examples, rate, cap, noise
     found = functools.partial(worst, own, num_examples - own)
     zero_out, added = (found(ghosts, rate, cap, noise) for ghosts in (True, False))
-    displaced = functools.partial(truncated_users.displaced_steps, most)
+    displaced = functools.partial(truncated_steps.displaced_steps, most)
     slack = 1 + 1e-6
     assert (zero_out <= proven(displaced(True, *asked)) * slack).all()
     assert (added <= proven(displaced(False, *asked)) * slack).all()
     assert (
-        zero_out <= proven(truncated_users.revealed_steps(most, *asked)) * slack
+        zero_out <= proven(truncated_steps.revealed_steps(most, *asked)) * slack
     ).all()
 
 
@@ -112,20 +112,20 @@ def test_bounds_hold_for_all_small_data_sets(own, most, num_examples, rate, cap,
 def test_displaced_rows_hold_for_fewer_examples_without_ghosts(num_others):
     """As where `dpsgd prepare` left fewer rows than slots."""
     rate, cap, noise = 0.4, 2, 0.7
-    step = truncated_users.displaced_steps(2, False, 6, rate, cap, noise)
+    step = truncated_steps.displaced_steps(2, False, 6, rate, cap, noise)
     found = worst(2, num_others, False, rate, cap, noise)
     assert (found <= proven(step) * (1 + 1e-6)).all()
 
 
 def test_revealed_rows_do_not_hold_without_ghosts():
     """Why users that `dpsgd prepare` left are accounted for under add-or-remove."""
-    step = truncated_users.revealed_steps(2, 6, 0.8, 2, 3.0)
+    step = truncated_steps.revealed_steps(2, 6, 0.8, 2, 3.0)
     assert (worst(2, 4, False, 0.8, 2, 3.0) > 4 * proven(step)).any()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_pair_dominates_mixtures_of_vectors(seed):
-    """The theorem of `user_pairs`, in the plane.  Seen to fail with b_i at its half."""
+    """The theorem of pairs, in the plane.  Seen to fail with b_i at its half."""
     rng = np.random.default_rng(seed)
     weights = rng.dirichlet(np.ones(4))
     most = [rng.integers(0, 4, 4), rng.integers(0, 4, 4)]
@@ -163,8 +163,8 @@ def test_the_pair_dominates_mixtures_of_vectors(seed):
 def test_the_masses_of_a_step_are_a_distribution():
     for asked in ((9, 0.3, 4, 1.0), (5000, 0.02, 110, 1.0), (50, 0.9, 50, 1.0)):
         for steps in (
-            truncated_users.displaced_steps(7, True, *asked),
-            truncated_users.revealed_steps(7, *asked),
+            truncated_steps.displaced_steps(7, True, *asked),
+            truncated_steps.revealed_steps(7, *asked),
         ):
             for step in steps:
                 total = sum(mass for mass, _ in step)

@@ -7,8 +7,8 @@ from scipy import special, stats
 
 from accounting.core import accountant, neighboring_relation
 from accounting.core.plan import DpSgdPlan
-from accounting.core.pld import dominating_pairs, user_pairs
-from accounting.core.samplers import truncation
+from accounting.core.pld import dominating_pairs
+from accounting.core.samplers import truncated_steps
 from accounting.core.validation import InputError
 from accounting.lower_bounds import poisson_batches
 from accounting.planning import groups
@@ -103,7 +103,7 @@ def test_truncated_poisson_of_users_pays_for_the_truncation(small_plan):
     assert found == pytest.approx(1e-5, rel=1e-3)
     poisson = small_plan("poisson")
     untruncated = accountant.delta(poisson, epsilon=epsilon, **asked).guarantee
-    added = truncation.truncation_delta(capped, epsilon)
+    added = truncated_steps.truncation_delta(capped, epsilon)
     # The mixtures, where displaced rows are rarer, are below the additive bound.
     assert untruncated < found < untruncated + added
 
@@ -166,7 +166,7 @@ def test_a_step_keeps_no_more_of_a_user_than_its_cap(relation, each):
 @pytest.mark.parametrize("noise", [0.3, 1.0, 20.0])
 def test_pairs_of_users(noise, rate):
     """Both members are probabilities, and the loss rises."""
-    for step in user_pairs.steps(4, rate, noise):
+    for step in dominating_pairs.steps(4, rate, noise):
         [(_, pair)] = step
         _, masses, x = pair.nodes(np.array([-4 - 9 * noise, 4 + 9 * noise]))
         masses, losses = masses.ravel(), pair.loss(x.ravel())
@@ -178,8 +178,8 @@ def test_pairs_of_users(noise, rate):
 @pytest.mark.parametrize(("rows", "rate"), [(3, 0.5), (60, 1e-3), (500, 1e-6)])
 def test_improbable_numbers_of_rows_count_as_all(rows, rate):
     """Weights that are left out would lower what is said; 1e-40 changes no epsilon."""
-    exact = user_pairs.weights(rows, rate)
-    found = user_pairs.upper_weights(rows, rate)
+    exact = dominating_pairs.weights(rows, rate)
+    found = dominating_pairs.upper_weights(rows, rate)
     assert np.count_nonzero(found) < max(rows, 5)  # many are left out
     of_as_many, of_as_many_exactly = (
         np.cumsum(each[::-1])[::-1] for each in (found, exact)
@@ -190,7 +190,7 @@ def test_improbable_numbers_of_rows_count_as_all(rows, rate):
 def test_one_row_of_a_user_is_one_example():
     x = np.linspace(-4, 5, 50)
     for [(_, ours)], kind in zip(
-        user_pairs.steps(1, 0.01, 0.7),
+        dominating_pairs.steps(1, 0.01, 0.7),
         (dominating_pairs.remove_pair, dominating_pairs.add_pair),
         strict=True,
     ):
@@ -228,7 +228,7 @@ def test_users_are_refused_where_nothing_is_proven(small_plan, sampler, relation
 def test_a_loss_is_not_capped_where_weights_underflow():
     """Without any row, of 50, with a probability of 1e-750.  Seen to fail: 744."""
     rate, noise, rows = 1 - 1e-15, 0.5, 50
-    _, ((_, pair),) = user_pairs.steps(rows, rate, noise)
+    _, ((_, pair),) = dominating_pairs.steps(rows, rate, noise)
     counts = np.arange(rows + 1)
     shares = stats.binom.logpmf(counts, rows, rate) - counts**2 / (2 * noise**2)
     exact = -float(special.logsumexp(shares))

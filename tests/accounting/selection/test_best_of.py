@@ -9,12 +9,12 @@ import math
 import numpy as np
 import pytest
 
+from accounting import composition
 from accounting.claims.selection import best_of
+from accounting.claims.selection.best_of import SHAPES, NumberOfRuns, law
 from accounting.claims.selection.best_of import best_of as best
-from accounting.claims.selection.number_of_runs import SHAPES, NumberOfRuns, law
-from accounting.composition import parts
-from accounting.composition.profile import Profile, bounds_on_grid
-from accounting.core.numerics.root_finding import log_ratio, threshold
+from accounting.composition import Profile, bounds_on_grid
+from accounting.core.numerics import log_ratio, threshold
 from tests.accounting.plans import make_plan
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0)
@@ -113,10 +113,10 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
 
 
 def test_one_run_is_the_run_itself():
-    one = best(parts.gaussian(1.0), law(3.0, 1.0), spacing=0.005, least=1e-12)
+    one = best(composition.gaussian(1.0), law(3.0, 1.0), spacing=0.005, least=1e-12)
     for epsilon in (0.0, 0.5, 2.0, 4.0):
         assert one.deltas(epsilon)[0] == pytest.approx(
-            parts.gaussian(1.0).deltas(epsilon)[0], rel=2e-3
+            composition.gaussian(1.0).deltas(epsilon)[0], rel=2e-3
         )
 
 
@@ -223,7 +223,7 @@ def _attained(p, q):
 )
 def test_no_attack_exceeds_the_bound_and_the_best_is_near(name, mean):
     plan, noise, epsilon = RUNS[name]
-    run = parts.run(plan, noise)
+    run = composition.run(plan, noise)
     for shape, close in CLOSE.items():
         runs = law(shape, mean)
         bound = best(run, runs, spacing=epsilon / 300, least=1e-4 * DELTA).epsilon(

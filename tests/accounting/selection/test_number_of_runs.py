@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.claims.selection.number_of_runs import (
+from accounting.claims.selection.best_of import (
     SHAPES,
     WHOLE,
     NumberOfRuns,

@@ -7,10 +7,15 @@ import math
 
 import pytest
 
-from accounting.claims.selection.best_of import epsilon_of_best, noise_of_best
-from accounting.claims.selection.number_of_runs import SHAPES, as_good_as, law
+from accounting import composition
+from accounting.claims.selection.best_of import (
+    SHAPES,
+    as_good_as,
+    epsilon_of_best,
+    law,
+    noise_of_best,
+)
 from accounting.claims.selection.selected import Selected, law_of
-from accounting.composition import parts
 from accounting.core import accountant
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
@@ -25,7 +30,7 @@ BEST = Selected(num_runs=4, shape=3.0, l2_norm_clip="auto")
 def test_epsilon_is_that_of_best_of_for_one_run():
     found = BEST.epsilon(PLAN, noise_multiplier=NOISE, delta=DELTA)
     alone = accountant.epsilon(PLAN, noise_multiplier=NOISE, delta=DELTA).guarantee
-    run = parts.run(PLAN, NOISE)
+    run = composition.run(PLAN, NOISE)
     assert found.guarantee == epsilon_of_best(run, as_good_as(4, 3.0), DELTA)
     assert 1.1 * alone < found.guarantee < 2 * alone
     back = BEST.delta(PLAN, noise_multiplier=NOISE, epsilon=found.guarantee)
@@ -63,16 +68,16 @@ def test_the_best_noisy_score_costs_what_an_independent_computation_says(
     alone, shape, together
 ):
     # That computation has 14,000 cells of 1 - u, and is looser by up to 4 %.
-    score = parts.gaussian(gaussian_noise(alone, DELTA))
+    score = composition.gaussian(gaussian_noise(alone, DELTA))
     found = epsilon_of_best(score, law(shape, 16.0), DELTA)
     assert 0.96 * together < found < together
 
 
 def test_the_noise_of_a_score_meets_its_target():
     noise = noise_of_best(
-        parts.gaussian, BEST.law, epsilon=1.0, delta=DELTA, guess=10.0
+        composition.gaussian, BEST.law, epsilon=1.0, delta=DELTA, guess=10.0
     )
-    assert epsilon_of_best(parts.gaussian(noise), BEST.law, DELTA) <= 1.0
+    assert epsilon_of_best(composition.gaussian(noise), BEST.law, DELTA) <= 1.0
     assert noise > gaussian_noise(1.0, DELTA)
 
 

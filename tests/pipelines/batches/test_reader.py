@@ -17,16 +17,16 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, read_manifest, write_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.core.batches import record_checksums
+from pipelines.core.batches import manifest as manifests
 from pipelines.core.batches.batch_format import (
     PhysicalBatch,
     decode_batch,
     encode_batch,
+    iterate_records,
+    write_record,
 )
-from pipelines.core.batches.manifest import Manifest
-from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.batches.share import ALL, Share
-from pipelines.core.batches.tfrecord import iterate_records, write_record
+from pipelines.core.batches.manifest import Manifest, RecordChecksum
+from pipelines.core.batches.ranges import ALL, Share
 from pipelines.files.sink import Sink
 from tests.trainer.conftest import SEAL_KEY, make_rows, write_batches
 
@@ -401,8 +401,8 @@ def test_checksums_without_a_whole_key_of_their_seal_are_refused(
 
 
 def test_a_record_checksum_round_trips() -> None:
-    found = record_checksums.RecordChecksum(step=3, part=1, size=9, sha256="a" * 64)
-    assert record_checksums.parse(str(found)) == found
+    found = RecordChecksum(step=3, part=1, size=9, sha256="a" * 64)
+    assert manifests.parse_record_checksum(str(found)) == found
     for text in ("", "1 2 3", f"-1 2 3 {'a' * 64}", f"1 2 3 {'g' * 64}"):
         with pytest.raises(ValueError, match="step, part, size"):
-            record_checksums.parse(text)
+            manifests.parse_record_checksum(text)

@@ -13,7 +13,7 @@ from pipelines.batches import reader
 from pipelines.batches.folder import read_checksums, read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.core.batches import ranges
-from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.ranges import ALL, Share
 from pipelines.files import storage
 from tests.conftest import S3Requests
 from tests.pipelines.batches.test_reader import files_of, held

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.core.records."""
+"""Guarantees of pipelines.core.resample."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from pipelines.core import records
-from pipelines.core.batches.batch_format import encode_batch
-from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.batches.tfrecord import write_record
-from pipelines.core.resample import differing_steps
+from pipelines.core.batches.batch_format import encode_batch, write_record
+from pipelines.core.batches.manifest import RecordChecksum
+from pipelines.core.resample import checksum, differing_steps
 from pipelines.core.rows import Column
 
 #: Names around those of weight, step and part, with equal beginnings, or not ASCII.
@@ -41,7 +39,7 @@ def test_equal_rows_have_the_bytes_of_the_batch_job(count: int, step: int) -> No
         .reshape(count, column.num_bytes)
         for column in COLUMNS
     ]
-    found = records.checksum(flat, COLUMNS, step=step, part=count, size=7)
+    found = checksum(flat, COLUMNS, step=step, part=count, size=7)
     digest = hashlib.sha256(written).hexdigest()
     assert str(found) == f"{step} {count} {len(written)} {digest}"
 

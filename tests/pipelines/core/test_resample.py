@@ -29,10 +29,8 @@ from pipelines.batches.reader import stored
 from pipelines.batches.verify import verify
 from pipelines.certify import certify
 from pipelines.core import resample, rows
-from pipelines.core.batches.manifest import FileChecksum
-from pipelines.core.batches.record_checksums import RecordChecksum
-from pipelines.core.batches.tf_example import Example
-from pipelines.core.batches.tfrecord import iterate_records, write_record
+from pipelines.core.batches.batch_format import Example, iterate_records, write_record
+from pipelines.core.batches.manifest import FileChecksum, RecordChecksum
 from pipelines.files.key_files import read_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import list_blocks

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.core.streams, against ChaCha20 as its paper has it."""
+"""Guarantees of pipelines.core.keys, against ChaCha20 as its paper has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from pipelines.core.streams import Stream
+from pipelines.core.keys import Stream
 from pipelines.files.key_files import insecure_key
 
 COUNTER_BLOCKS = 1 << 32

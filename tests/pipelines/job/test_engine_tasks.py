@@ -18,7 +18,7 @@ from apache_beam.runners.runner import PipelineRunner
 from accounting.core.validation import InputError
 from pipelines.files.stopping import StoppedError, stoppable
 from pipelines.job import engine_tasks, progress
-from pipelines.job.runtime.plain_errors import StorageError
+from pipelines.job.runtime import StorageError
 from tests.pipelines.conftest import Command, write_table
 
 

@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.job.fan_in, and jobs that sort rows in two passes."""
+"""Guarantees of pipelines.job.spill, and jobs that sort rows in two passes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from pipelines.files import storage
 from pipelines.files.key_files import read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Block, Dataset
-from pipelines.job import fan_in, packing, poisson_batching
-from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
+from pipelines.job import packing, poisson_batching
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import make_layout, worker_bytes
-from pipelines.job.spill import Spill, is_written, spill_path
+from pipelines.job.spill import (
+    FILE_BYTES,
+    FanIn,
+    Spill,
+    choose_fan_in,
+    is_written,
+    spill_path,
+    traffic,
+)
 from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
 from tests.pipelines.conftest import SmallJobs, contents
 
@@ -66,7 +73,7 @@ def test_requests_are_few_or_large_and_workers_stay_small(
         merges = chosen.num_merges(len(dataset.blocks))
         reads = files * parts, layout.num_units * merges
         assert max(reads) < 1.5 * min(reads)
-        assert asked.stored_bytes / 2 / parts / merges < 1.1 * fan_in.FILE_BYTES
+        assert asked.stored_bytes / 2 / parts / merges < 1.1 * FILE_BYTES
     if epochs == 1:
         assert worker_bytes(layout, dataset, fan_in=chosen) < 1 << 30
 

@@ -35,9 +35,8 @@ from pipelines.files.key_files import read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.job import packing, poisson_batching, transforms
-from pipelines.job.fan_in import ONE_BY_ONE, FanIn
 from pipelines.job.job_folder import finish_job
-from pipelines.job.spill import Spill
+from pipelines.job.spill import ONE_BY_ONE, FanIn, Spill
 from pipelines.job.steps import map_step, reduce_step
 from tests.pipelines.conftest import Command, SmallJobs, contents
 from tests.sampler_fields import needed

@@ -15,7 +15,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.core.validation import InputError
 from pipelines.job.engine_tasks import run_on_engine
-from pipelines.job.runtime.tasks import Runtime
+from pipelines.job.runtime import Runtime
 from pipelines.tables import prepare as preparation
 from pipelines.tables.prepare import TableOptions, prepare, split_counts
 from pipelines.tables.schema import Schema

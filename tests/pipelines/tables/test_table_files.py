@@ -21,7 +21,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY, list_blocks
-from pipelines.job.runtime.tasks import Runtime
+from pipelines.job.runtime import Runtime
 from pipelines.tables import reading
 from pipelines.tables.first_schema import first_schema
 from pipelines.tables.prepare import PrepareSummary, TableOptions, prepare

@@ -44,7 +44,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accounting.auditing import worst_cases
+from accounting.auditing import audits
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.users.bounded import ROWS
 from tests.trainer.auditing.joint_tests import Evidence
@@ -211,7 +211,7 @@ class Outcome:
     @property
     def slack(self) -> float:
         """Probability that a step is truncated, which makes rows dependent."""
-        return worst_cases.any_truncation_probability(self.plan)
+        return audits.any_truncation_probability(self.plan)
 
 
 def runs(kinds: Sequence[SmallRun], trials: int) -> list[SmallRun]:

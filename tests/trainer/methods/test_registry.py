@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.core import accountant
+from accounting.core.claim import MethodWording
 from accounting.core.plan import DpSgdPlan
-from accounting.core.theorem import MethodWording
 from accounting.core.validation import InputError, check_float
 from tests.trainer.run.whole_runs import KillAt, Planted
 from tests.trainer.zoo import arrays, batch, linear, make_model

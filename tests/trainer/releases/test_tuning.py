@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from accounting.claims.selection.best_of import epsilon_of_best
-from accounting.claims.selection.number_of_runs import NumberOfRuns, as_good_as
-from accounting.composition import parts
+from accounting import composition
+from accounting.claims.selection.best_of import (
+    NumberOfRuns,
+    as_good_as,
+    epsilon_of_best,
+)
 from accounting.core.validation import InputError
 from accounting.planning.tuning import Tuning
 from pipelines.job.batch_settings import BatchSettings
@@ -192,7 +195,7 @@ def test_each_run_has_batches_and_noise_of_its_own_and_the_noise_of_the_theorem(
     assert set(seen.rates) <= {0.01, 0.1}
     price, law = found["price"], as_good_as(RUNS, found["price"]["shape"] or math.inf)
     plan = tuning.DpSgdPlan.from_json(found["asked"]["plan"])
-    run = parts.run(plan, price["noise_multiplier"])
+    run = composition.run(plan, price["noise_multiplier"])
     assert epsilon_of_best(run, law, DELTA) == price["epsilon"] <= EPSILON * 1.00001
 
 
@@ -222,9 +225,9 @@ def test_a_score_is_of_one_gaussian_release_with_the_noise_of_the_theorem(
     price = found["price"]
     assert seen.noises == [price["noise_of_score"]] * COUNT
     law = as_good_as(RUNS, price["shape"] or math.inf)
-    score = parts.gaussian(price["noise_of_score"])
+    score = composition.gaussian(price["noise_of_score"])
     assert epsilon_of_best(score, law, DELTA) <= EPSILON
-    less = parts.gaussian(0.99 * price["noise_of_score"])
+    less = composition.gaussian(0.99 * price["noise_of_score"])
     assert epsilon_of_best(less, law, DELTA) > EPSILON
 
 
@@ -237,8 +240,8 @@ def test_a_score_may_have_less_than_the_model(
     asked = checked(root, tmp_path / "out", **half_of)
     noise = asked.price.noise_multiplier
     half = asked.law, DELTA / 2
-    assert epsilon_of_best(parts.gaussian(noise), *half) <= EPSILON / 2
-    assert epsilon_of_best(parts.gaussian(0.99 * noise), *half) > EPSILON / 2
+    assert epsilon_of_best(composition.gaussian(noise), *half) <= EPSILON / 2
+    assert epsilon_of_best(composition.gaussian(0.99 * noise), *half) > EPSILON / 2
     of_model = asked.described["price"]["noise_multiplier"]
     assert of_model == found["price"]["noise_multiplier"]
     assert "The best score is (2.0000, 0.0005)-differentially" in asked.price.claim

@@ -12,7 +12,7 @@ import pytest
 from accounting.claims.model_mix.theorem import Mixing
 from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
-from pipelines.core.batches.share import Share
+from pipelines.core.batches.ranges import Share
 from pipelines.core.users.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
 from trainer.core.run.run_record import (

@@ -18,7 +18,7 @@ from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.make_batches import make_batches
+from pipelines.job.poisson_batching import make_batches
 from pipelines.tables.bounding import BoundSettings
 from tests.pipelines.bounded_rows import bound_rows
 from trainer.core.tf_compat import keras

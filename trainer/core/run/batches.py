@@ -22,9 +22,8 @@ from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.batch_format import PhysicalBatch
-from pipelines.core.batches.certificate import digest_of_seal
-from pipelines.core.batches.manifest import Manifest
-from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.manifest import Manifest, digest_of_seal
+from pipelines.core.batches.ranges import ALL, Share
 from pipelines.core.batches.stored import StoredBatches
 from trainer.core.step.noise import SEEDS
 from trainer.core.tf_compat import tf

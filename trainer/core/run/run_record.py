@@ -40,10 +40,16 @@ from typing import Any
 
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import MOST_RUNS, DpSgdPlan, fingerprint
-from accounting.core.validation import InputError, check_float, check_int
-from accounting.core.versioned_json import header, installed_version, read_fields
+from accounting.core.validation import (
+    InputError,
+    check_float,
+    check_int,
+    header,
+    installed_version,
+    read_fields,
+)
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.batches.share import ALL, Share
+from pipelines.core.batches.ranges import ALL, Share
 from pipelines.core.batches.stored import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.files.json_files import pretty_json, read_json
 from pipelines.core.files.local_files import make_private_folder, write_atomically

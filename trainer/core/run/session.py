@@ -44,7 +44,7 @@ import numpy as np
 
 from accounting.core.validation import InputError
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.batches.share import Share
+from pipelines.core.batches.ranges import Share
 from pipelines.core.batches.stored import CERTIFICATE_NAME, StoredBatches
 from pipelines.core.files.local_files import write_atomically
 from pipelines.core.keys import KEY_BYTES

@@ -14,13 +14,14 @@ from hypothesis.extra import numpy as hnp
 
 from accounting.core.validation import InputError
 from pipelines.core.batches import manifest
-from pipelines.core.batches.batch_format import decode_batch, encode_batch
-from pipelines.core.batches.columns import Column
-from pipelines.core.batches.tfrecord import (
+from pipelines.core.batches.batch_format import (
     CorruptRecordError,
+    decode_batch,
+    encode_batch,
     iterate_records,
     write_record,
 )
+from pipelines.core.batches.columns import Column
 
 COLUMNS = (
     Column(name="label", dtype="int8"),

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.core.batches.columns import Column
-from pipelines.core.users.user_ids import hash_ids
+from pipelines.core.users.hashing import hash_ids
 from pipelines.files.key_files import insecure_key
 from pipelines.inputs.parquet_blocks import seems_user_column
 

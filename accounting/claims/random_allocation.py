@@ -23,6 +23,8 @@ the remove direction, because ``(R - c)+ <= (R - Y - c)+ + Y`` for Y >= 0; in th
 direction a smaller R is worse.  Rounding multiplies a mass by at most
 ``1 + relative_error``.
 
+`Direction` turns the ratio into a loss in each direction, and epochs are composed.
+
 References:
   Chua et al. (2025), arXiv:2412.16802, for the pair; Feldman and Shenfeld (2026),
   arXiv:2602.17284, for sums on a geometric grid.  Mean-preserving cells are ours.
@@ -38,7 +40,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from accounting.core.numerics import inner, log_ratio, threshold
 from accounting.core.pld.gaussian import normal_masses
+from accounting.core.pld.loss_distribution import Atoms
+from accounting.core.pld.privacy_profile import FINE, Composition
 
 #: Number of grid cells, in an answer and in the early steps of a search.
 NUM_CELLS = 2000
@@ -257,3 +262,96 @@ def allocation(
     power = allocation(noise, part, upper, num_cells)
     rest = allocation(noise, num_steps - part, upper, num_cells)
     return add(rest, power, upper, num_cells)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Direction:
+    """The loss of one epoch in one direction.
+
+    Attributes:
+      masses: Probabilities under the first member of the pair, shape (n,).
+      losses: Finite losses, shape (n,).
+      infinite_mass: Probability of infinite loss.
+      relative_error: Bound on the relative rounding error of the masses.
+    """
+
+    masses: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    infinite_mass: float
+    relative_error: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns delta of one epoch by direct summation, without margins."""
+        gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
+        return inner(self.masses, gain)
+
+    @functools.cached_property
+    def atoms(self) -> Atoms:
+        """The privacy-loss distribution of one epoch."""
+        return Atoms(self.masses, self.losses, self.infinite_mass)
+
+
+@functools.lru_cache(maxsize=512)  # `null_clones` asks for many numbers of steps
+def directions(
+    noise_multiplier: float, num_steps: int, upper: bool, num_cells: int
+) -> tuple[Direction, Direction]:
+    """Returns the losses of one epoch in the remove and in the add direction.
+
+    Args:
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      num_steps: t, number of steps of the epoch.
+      upper: True for an upper bound on delta, False for a lower one.
+      num_cells: Number of grid cells of the likelihood ratios.
+    """
+    ratios = allocation(noise_multiplier, num_steps, upper, num_cells)
+    losses = np.log(ratios.values / num_steps)
+    kept = ratios.masses > 0
+    masses, losses = ratios.masses[kept], losses[kept]
+    error = relative_error(num_steps)
+    remove = Direction(
+        masses=masses * np.exp(losses),
+        losses=losses,
+        infinite_mass=ratios.lost if upper else 0.0,
+        relative_error=error,
+    )
+    add = Direction(
+        masses=masses,
+        losses=-losses,
+        infinite_mass=ratios.zero_mass if upper else 0.0,
+        relative_error=error,
+    )
+    return remove, add
+
+
+def upper_delta(direction: Direction, count: int, epsilon: float) -> float:
+    """Returns an upper bound on delta of ``count`` epochs in one direction.
+
+    Args:
+      direction: Loss of one epoch.
+      count: Number of independent epochs.
+      epsilon: At least 0.
+    """
+    margin = 1 + count * direction.relative_error
+    if count == 1:
+        value = direction.delta(epsilon) + direction.infinite_mass
+    else:
+        sums = Composition(direction.atoms, count)
+        value = sums.at(epsilon, FINE).delta(epsilon)
+    return min(1.0, value * margin)
+
+
+def upper_epsilon(direction: Direction, count: int, delta: float) -> float:
+    """Returns an upper bound on epsilon; arguments as for `upper_delta`.
+
+    Args:
+      delta: In (0, 1).
+    """
+    margin = 1 + count * direction.relative_error
+    if count == 1:
+        return threshold(
+            lambda point: log_ratio(upper_delta(direction, 1, point), delta),
+            1.0,
+            relative=1e-9,
+            most=1e6,
+        )[1]
+    return Composition(direction.atoms, count).epsilon(delta / margin)

@@ -1,1 +1,0 @@
-"""One step of each epoch, uniformly random: bounds on its likelihood ratio."""

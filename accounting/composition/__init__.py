@@ -1,1 +1,0 @@
-"""Epsilon of several mechanisms together, from their privacy profiles."""

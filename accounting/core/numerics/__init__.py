@@ -1,1 +1,0 @@
-"""Searches that end on the private side."""

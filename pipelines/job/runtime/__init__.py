@@ -1,1 +1,0 @@
-"""Steps of independent tasks, on threads or on an engine, and their errors."""
