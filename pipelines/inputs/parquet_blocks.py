@@ -40,11 +40,13 @@ from accounting.core.validation import InputError
 from pipelines.core.batches.columns import DTYPES, Column
 from pipelines.core.users.bounded import BOUNDED, Bounded
 from pipelines.files.paths import is_remote
-from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.source_table import (
     ORDERED_BY,
     PREPARED_NAME,
+    footer_digest,
+    footer_digest_of,
+    open_listed,
     written_footers,
 )
 from pipelines.sampling.samplers import BlockRows
@@ -158,44 +160,6 @@ IsListed = Callable[[Block, str], bool]
 #: Key of the Parquet schema metadata with the description of a data set: a JSON object
 #: of public values.
 DATASET_METADATA_KEY = b"dpsgd.dataset"
-
-
-def _open(path: str) -> IO[bytes] | pa.NativeFile:
-    try:
-        # A file of Arrow's avoids a copy.
-        return open_file(path) if is_remote(path) else pa.OSFile(path)
-    except OSError as error:
-        raise InputError(
-            f"Expected input file {path} to be readable: {type(error).__name__}."
-        ) from None
-
-
-def _footer_digest(file: IO[bytes] | pa.NativeFile, path: str) -> str:
-    file.seek(0, 2)
-    size = file.tell()
-    file.seek(max(0, size - 8))
-    tail = file.read(8)
-    length = int.from_bytes(tail[:4], "little") + 8
-    if tail[4:] != b"PAR1" or length > size:
-        raise InputError(
-            f"Expected {path} to be a Parquet file. `dpsgd prepare` makes it from text."
-        )
-    file.seek(size - length)
-    digest = hashlib.sha256(size.to_bytes(8, "little") + file.read(length)).hexdigest()
-    file.seek(0)
-    return digest
-
-
-def footer_digest(path: str) -> str:
-    """Returns the SHA-256 over a file's size and footer.  Sensitive.
-
-    The footer holds the number of rows and the place, size and range of every column.
-
-    Raises:
-      InputError: ``path`` is not a readable Parquet file.
-    """
-    with _open(path) as file:
-        return _footer_digest(file, path)
 
 
 def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
@@ -387,8 +351,8 @@ def list_row_groups(
     blocks: list[Block] = []
     schema, files, footers = None, dict[str, int](), dict[str, str]()
     for path, name in found.files:
-        with _open(path) as file:
-            footer = _footer_digest(file, path)
+        with open_listed(path) as file:
+            footer = footer_digest_of(file, path)
             parquet = _parquet_file(file, path)
         schema = schema or parquet.schema_arrow
         if len(set(schema.names)) < len(schema):
@@ -594,8 +558,8 @@ def read_table(block: Block, names: Sequence[str], is_listed: IsListed) -> pa.Ta
     Raises:
       InputError: the file is missing, damaged, or not the one that was listed.
     """
-    with _open(block.path) as file:
-        if not is_listed(block, _footer_digest(file, block.path)):
+    with open_listed(block.path) as file:
+        if not is_listed(block, footer_digest_of(file, block.path)):
             raise InputError(
                 f"Expected input file {block.path} not to change during the job. "
                 "Restore it, or start again in an empty --out folder."

@@ -26,17 +26,16 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import BOUNDED
 from pipelines.files import storage
 from pipelines.files.json_files import read_json
-from pipelines.files.paths import absolute, join
-
-if TYPE_CHECKING:
-    from pipelines.inputs.parquet_blocks import Listing
+from pipelines.files.paths import absolute, is_remote, join
 
 #: Bytes and number of the samples of a text.
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
@@ -46,6 +45,55 @@ SOURCES, READ, FOOTERS = "sources", "read", "footers"
 ORDERED_BY = "ordered_by"
 #: The record that `dpsgd prepare` writes beside the folders of its splits.
 PREPARED_NAME = "_prepared.json"
+
+
+def open_listed(path: str) -> IO[bytes] | pa.NativeFile:
+    """Returns an open file of an input.
+
+    Raises:
+      InputError: it cannot be read.
+    """
+    try:
+        # A file of Arrow's avoids a copy.
+        return storage.open_file(path) if is_remote(path) else pa.OSFile(path)
+    except OSError as error:
+        raise InputError(
+            f"Expected input file {path} to be readable: {type(error).__name__}."
+        ) from None
+
+
+def footer_digest_of(file: IO[bytes] | pa.NativeFile, path: str) -> str:
+    """Returns what `footer_digest` does, of an open file.
+
+    Args:
+      file: The file.
+      path: Its path, for messages.
+    """
+    file.seek(0, 2)
+    size = file.tell()
+    file.seek(max(0, size - 8))
+    tail = file.read(8)
+    length = int.from_bytes(tail[:4], "little") + 8
+    if tail[4:] != b"PAR1" or length > size:
+        raise InputError(
+            f"Expected {path} to be a Parquet file. `dpsgd prepare` makes it from text."
+        )
+    file.seek(size - length)
+    digest = hashlib.sha256(size.to_bytes(8, "little") + file.read(length)).hexdigest()
+    file.seek(0)
+    return digest
+
+
+def footer_digest(path: str) -> str:
+    """Returns the SHA-256 over a file's size and footer.  Sensitive.
+
+    The footer holds the number of rows and the place, size and range of every column.
+
+    Raises:
+      InputError: ``path`` is not a readable Parquet file.
+    """
+    with open_listed(path) as file:
+        return footer_digest_of(file, path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,8 +184,6 @@ def read_from(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _source_digest(path: str) -> str:
-    from pipelines.inputs.parquet_blocks import footer_digest  # which imports this
-
     with storage.open_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_PARQUET_END)))
@@ -151,7 +197,19 @@ def _source_digest(path: str) -> str:
         return total.hexdigest()
 
 
-def table_of(listing: Listing) -> SourceTable:
+class HasFooters(Protocol):
+    """An input whose files were listed, such as `parquet_blocks.Listing`."""
+
+    @property
+    def blocks(self) -> tuple[Any, ...]:
+        """Row groups; each has the ``path`` of its file."""
+
+    @property
+    def footers(self) -> dict[str, str]:
+        """Name of every file with blocks -> its ``footer_digest``."""
+
+
+def table_of(listing: HasFooters) -> SourceTable:
     """Returns the table that the rows of an input are from.
 
     Args:
@@ -173,8 +231,6 @@ def footers_of(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
       folder: The folder.
       names: Names of the files in it.
     """
-    from pipelines.inputs.parquet_blocks import footer_digest  # which imports this
-
     return {name: footer_digest(str(folder / name)) for name in names}
 
 
@@ -200,7 +256,7 @@ def _written(folder: str) -> tuple[dict[str, str], list[str]]:
     return {}, []
 
 
-def _prepared(folder: str, part: str, listing: Listing) -> SourceTable | None:
+def _prepared(folder: str, part: str, listing: HasFooters) -> SourceTable | None:
     """Returns the table of a part of prepared data; None if its record is not there."""
     path = join(folder, PREPARED_NAME)
     if not storage.exists(path):

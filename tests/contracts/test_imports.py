@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import graphlib
 import pathlib
 import subprocess
 import sys
@@ -99,3 +101,30 @@ def test_the_import_contracts_hold(root: pathlib.Path) -> None:
         cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
+
+
+#: Module -> the modules that it imports all the same; its owner breaks these circles.
+CIRCLES = {
+    "pipelines.cli.engine": "pipelines.cli.batch_job",
+    "trainer.settings.methods": "trainer.settings.train_settings",
+}
+
+
+def test_no_modules_import_each_other(root: pathlib.Path) -> None:
+    """Also by imports within functions, and for types alone."""
+    packages = ("accounting", "dpsgd", "pipelines", "trainer")
+    modules = {
+        ".".join(path.relative_to(root).with_suffix("").parts): path
+        for package in packages
+        for path in (root / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    imported: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        found = imported.setdefault(name, set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found |= {f"{node.module}.{each.name}" for each in node.names}
+                found.add(str(node.module))
+        found &= modules.keys() - {name, CIRCLES.get(name, "")}
+    graphlib.TopologicalSorter(imported).prepare()  # raises if there is a circle

@@ -38,10 +38,10 @@ from pipelines.inputs.parquet_blocks import (
     check_files_once,
     column_of,
     description_of,
-    footer_digest,
     values_of,
     without_note,
 )
+from pipelines.inputs.source_table import footer_digest
 from trainer.core.run.withheld import withhold_values
 from trainer.model.metrics import (
     Metric,
