@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,9 +60,8 @@ from pipelines.inputs.parquet_blocks import (
 )
 from pipelines.tables.prepared_files import (
     ROW_GROUP_BYTES,
+    Pieces,
     arrow_table,
-    new_table,
-    row_groups,
 )
 from pipelines.tables.table_files import connect
 
@@ -187,19 +185,23 @@ def bound_pieces(
     own_key = derive(key, "choice of rows", table)
     num_rows = sum(pq.read_metadata(piece).num_rows for piece in pieces)
     told = _Percent(on_progress, 2 * num_rows)  # they are read twice
-    with _choice(pieces, settings, own_key, limits, told) as choice:
-        kept = _kept_rows(pieces, choice, told)
-        if settings.has_users:
-            columns = numeric_columns(rows)
-            shares = _spill(kept, columns, limits, num_rows)
-        else:
-            names, note = rows.names, schema.metadata
-            tables = (x.select(names).replace_schema_metadata(note) for x in kept)
-            groups = row_groups(tables, row_group_rows)
-            _write(folder, schema, groups, row_groups_per_file)
-    if settings.has_users:  # DuckDB has returned its memory
-        groups = _records(shares, columns, schema, settings, row_group_rows)
-        _write(folder, schema, groups, row_groups_per_file)
+    columns, size = numeric_columns(rows), row_group_rows
+    if settings.has_users:
+        record_bytes = row_bytes(columns) + np.float32().nbytes
+        fitting = ROW_GROUP_BYTES // (settings.max_examples_per_user * record_bytes)
+        size = max(1, min(size, fitting))
+    per_file = row_groups_per_file
+    with Pieces(folder, "part-", schema, size, per_file, or_empty=True) as out:
+        with _choice(pieces, settings, own_key, limits, told) as choice:
+            kept = _kept_rows(pieces, choice, told)
+            if settings.has_users:
+                shares = _spill(kept, columns, limits, num_rows)
+            else:
+                for some in kept:
+                    out.write(some.select(rows.names))
+        if settings.has_users:  # DuckDB has returned its memory
+            for some in _records(shares, columns, schema, settings, size):
+                out.write(some)
     told.up_to(100)
 
 
@@ -310,21 +312,6 @@ def _kept_rows(
         told.add(len(table))
 
 
-def _write(
-    folder: pathlib.Path, schema: pa.Schema, groups: Iterator[pa.Table], per_file: int
-) -> None:
-    """Writes row groups to files in order: at least one file, which may be empty."""
-    group: pa.Table | None = next(groups, schema.empty_table())
-    for number in itertools.count():
-        with new_table(folder / f"part-{number:05d}.parquet", schema) as writer:
-            for each in itertools.chain(
-                [group], itertools.islice(groups, per_file - 1)
-            ):
-                writer.write_table(each, row_group_size=max(1, len(each)))
-        if (group := next(groups, None)) is None:
-            return
-
-
 # --- Records of users ---------------------------------------------------------------
 
 
@@ -392,24 +379,18 @@ def _records(
     columns: tuple[Column, ...],
     schema: pa.Schema,
     settings: BoundSettings,
-    row_group_rows: int,
+    size: int,
 ) -> Iterator[pa.Table]:
-    """Yields row groups of one record for each user."""
-    most = settings.max_examples_per_user
-    fitting = ROW_GROUP_BYTES // (most * (row_bytes(columns) + np.float32().nbytes))
-    size = max(1, min(row_group_rows, fitting))
-
-    def tables() -> Iterator[pa.Table]:
-        for path in shares:
-            rows = np.fromfile(path, _row_type(columns))
-            path.unlink()
-            rows = rows[np.argsort(rows["user"], kind="stable")]
-            starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))
-            for some in range(0, len(starts), size):
-                end = starts[some + size] if some + size < len(starts) else len(rows)
-                yield _packed(rows[starts[some] : end], columns, most, schema)
-
-    return row_groups(tables(), size)
+    """Yields one record for each user, at most ``size`` at a time."""
+    for path in shares:
+        rows = np.fromfile(path, _row_type(columns))
+        path.unlink()
+        rows = rows[np.argsort(rows["user"], kind="stable")]
+        starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))
+        for some in range(0, len(starts), size):
+            end = starts[some + size] if some + size < len(starts) else len(rows)
+            most = settings.max_examples_per_user
+            yield _packed(rows[starts[some] : end], columns, most, schema)
 
 
 def _packed(

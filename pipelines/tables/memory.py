@@ -41,7 +41,6 @@ from pipelines.tables.prepared_files import (
     ROW_GROUP_BYTES,
     arrow_table,
     new_table,
-    row_groups,
 )
 
 #: Key of the Parquet schema metadata with the ``digest``.  Sensitive.
@@ -220,8 +219,7 @@ def write_columns(path: pathlib.Path, columns: Mapping[str, np.ndarray]) -> None
     table = arrow_table(columns.values(), schema)
     most = min(DEFAULT_ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes(found))
     with new_table(path, schema) as writer:
-        for rows in row_groups([table], max(1, most)):
-            writer.write_table(rows)
+        writer.write_table(table, row_group_size=max(1, most))
 
 
 def _arrow_type(column: Column) -> pa.DataType:

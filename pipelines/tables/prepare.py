@@ -65,9 +65,7 @@ from pipelines.tables.prepared_files import (
     ROW_GROUP_BYTES,
     Pieces,
     arrow_table,
-    new_table,
     prepared_schema,
-    row_groups,
     write_record,
 )
 from pipelines.tables.reading import Malformed, Reader, check_columns
@@ -209,21 +207,52 @@ class _Job:
         """Whether each row has a part of its own; else shares of all rows decide."""
         return self.options.schema.split.by != FRACTION
 
+    def _pieces(
+        self, folder: pathlib.Path, prefix: str, schema: pa.Schema, **how: Any
+    ) -> Pieces:
+        options, num_groups = self.options, self.options.row_groups_per_file
+        if not self.is_by_row:  # where a part ends within a piece it is written again
+            size = sum(file.size for task in self.tasks for _, file in task)
+            num_groups = min(num_groups, 1 + (size >> 30))
+        return Pieces(folder, prefix, schema, options.rows_of_group, num_groups, **how)
+
+    def copy(
+        self,
+        pieces: Sequence[pathlib.Path],
+        folder: pathlib.Path,
+        prefix: str,
+        schema: pa.Schema,
+        first: int = 0,
+        last: int | None = None,
+    ) -> None:
+        """Writes the rows of pieces to others.
+
+        Args:
+          pieces: The pieces.
+          folder: Folder of the others.
+          prefix: Of their names.
+          schema: Their columns.
+          first: Number of the first row.
+          last: Number of the row after the last one; None for all.
+        """
+        before, size = 0, self.options.rows_of_group
+        with self._pieces(folder, prefix, schema, or_empty=True) as out:
+            for piece in pieces:
+                for batch in pq.ParquetFile(piece).iter_batches(size):
+                    table = pa.Table.from_batches([batch]).select(schema.names)
+                    rest = None if last is None else max(last - before, 0)
+                    out.write(table[max(first - before, 0) : rest])
+                    before += len(batch)
+
     def convert(self, task: int) -> None:
         """Writes the rows of the files of a task to pieces, and then their count."""
         path, done, total = self.count_path(task), 0, Malformed()
-        tell, options = SoFar(path), self.options
+        tell = SoFar(path)
         schema, key = self.schema, self.key_file and read_key_file(self.key_file)
         with contextlib.ExitStack() as opened:
             pieces = [
                 opened.enter_context(
-                    Pieces(
-                        self.path("pieces", part),
-                        f"{task:05d}-",
-                        schema,
-                        options.rows_of_group,
-                        options.row_groups_per_file,
-                    )
+                    self._pieces(self.path("pieces", part), f"{task:05d}-", schema)
                 )
                 for part in (SPLITS if self.is_by_row else SPLITS[:1])
             ]
@@ -479,7 +508,7 @@ def _write(
         elif part == SPLITS[0] or users.bound_held_out:
             _bound(job, folder, part, users, table, runtime)
         else:
-            _without_users(job, folder / part, job.pieces(part))
+            _publish(job, folder / part, job.pieces(part))
     return sizes
 
 
@@ -511,68 +540,27 @@ def _bound(
     )
 
 
-def _without_users(
-    job: _Job, target: pathlib.Path, pieces: Sequence[pathlib.Path]
-) -> None:
-    """Writes the rows of pieces without the numbers of users."""
-    schema, options = job.rows_schema, job.options
-    size, number = options.rows_of_group, options.row_groups_per_file
-    with Pieces(target, "part-", schema, size, number) as out:
-        for piece in pieces:
-            for batch in pq.ParquetFile(piece).iter_batches(size, columns=schema.names):
-                rows = pa.Table.from_batches([batch])
-                out.write(rows.replace_schema_metadata(schema.metadata))
-    if not pieces:
-        _publish(job, target, pieces)
-
-
 def _publish(job: _Job, target: pathlib.Path, pieces: Sequence[pathlib.Path]) -> None:
     """Moves the pieces of a part to where they belong; a part has at least a file."""
+    if not pieces or job.key_file:  # numbers of users are left out
+        job.copy(pieces, target, "part-", job.rows_schema)
+        return
     for number, path in enumerate(pieces):
         os.rename(path, target / f"part-{number:05d}.parquet")
-    if not pieces:
-        with new_table(target / "part-00000.parquet", job.rows_schema) as writer:
-            writer.write_table(job.rows_schema.empty_table())
 
 
 def _cut(job: _Job, sizes: Sequence[int]) -> None:
     """Moves pieces of the first part to the others, from the row where these begin."""
-    options, before = job.options, 0
-    starts = np.cumsum([0, *sizes])
+    starts, before = [0, *itertools.accumulate(sizes)], 0
     for piece in job.pieces(SPLITS[0]):
-        after = before + pq.read_metadata(piece).num_rows
-        of_parts = [
-            (max(start, before) - before, min(end, after) - before)
-            for start, end in itertools.pairwise(starts.tolist())
-        ]
-        held = [part for part, (first, last) in enumerate(of_parts) if first < last]
-        for part in held:
-            target = job.path("pieces", SPLITS[part], piece.name)
-            if len(held) == 1:
-                os.rename(piece, target)
-                break
-            target = target.with_name(f"{piece.stem}-{part}.parquet")
-            _copy(piece, target, *of_parts[part], options.rows_of_group)
-        if len(held) > 1:
-            piece.unlink()
-        before = after
-
-
-def _copy(
-    source: pathlib.Path, target: pathlib.Path, first: int, last: int, rows: int
-) -> None:
-    """Writes the rows of a piece from ``first`` until ``last``."""
-
-    def found() -> Iterator[pa.Table]:
-        before = 0
-        for batch in pq.ParquetFile(source).iter_batches(batch_size=rows):
-            start, end = max(first - before, 0), min(last - before, len(batch))
-            if start < end:
-                yield pa.Table.from_batches([batch.slice(start, end - start)])
-            before += len(batch)
-
-    schema = pq.read_schema(source)
-    with new_table(target, schema) as writer:
-        for group in row_groups(found(), rows):
-            group = group.replace_schema_metadata(schema.metadata)
-            writer.write_table(group, row_group_size=len(group))
+        num_rows = pq.read_metadata(piece).num_rows
+        for part, (start, end) in zip(SPLITS, itertools.pairwise(starts), strict=True):
+            first, last = max(start - before, 0), min(end - before, num_rows)
+            folder = job.path("pieces", part)
+            if last - first == num_rows:
+                os.rename(piece, folder / piece.name)
+            elif first < last:
+                job.copy([piece], folder, f"{piece.stem}-", job.schema, first, last)
+        if any(before < start < before + num_rows for start in starts):
+            piece.unlink()  # it was copied
+        before += num_rows

@@ -98,27 +98,6 @@ def new_table(path: pathlib.Path, schema: pa.Schema) -> Iterator[pq.ParquetWrite
         yield writer
 
 
-def row_groups(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
-    """Yields the rows of tables in whole row groups, except for the last.
-
-    Args:
-      tables: Rows in order.
-      num_rows: Rows of a row group.
-    """
-    waiting: list[pa.Table] = []
-    room = num_rows
-    for table in tables:
-        while len(table):
-            waiting.append(table.slice(0, room))
-            table = table.slice(room)
-            room -= len(waiting[-1])
-            if not room:
-                yield pa.concat_tables(waiting).combine_chunks()
-                waiting, room = [], num_rows
-    if waiting:
-        yield pa.concat_tables(waiting).combine_chunks()
-
-
 class Pieces:
     """Files of rows in a folder: a new one begins when the last has enough row groups.
 
@@ -128,6 +107,7 @@ class Pieces:
       schema: Schema of the files.
       num_rows: Rows of a row group.
       num_groups: Row groups of a file.
+      or_empty: Whether there is a file also of no rows.
     """
 
     def __init__(
@@ -137,9 +117,12 @@ class Pieces:
         schema: pa.Schema,
         num_rows: int,
         num_groups: int,
+        *,
+        or_empty: bool = False,
     ) -> None:
         self._folder, self._prefix, self._schema = folder, prefix, schema
         self._num_rows, self._num_groups = num_rows, num_groups
+        self._or_empty = or_empty
         self._waiting: list[pa.Table] = []
         self._opened = contextlib.ExitStack()
         self._writer: pq.ParquetWriter | None = None
@@ -150,7 +133,8 @@ class Pieces:
 
     def __exit__(self, *error: Any) -> None:
         rest = pa.concat_tables([self._schema.empty_table(), *self._waiting])
-        if error[0] is None and len(rest):
+        is_empty = self._or_empty and not self._num_files
+        if error[0] is None and (len(rest) or is_empty):
             self._write(rest)
         self._opened.__exit__(*error)
 
@@ -171,7 +155,9 @@ class Pieces:
             path = self._folder / f"{self._prefix}{self._num_files:05d}.parquet"
             self._writer = self._opened.enter_context(new_table(path, self._schema))
             self._num_files, self._num_written = self._num_files + 1, 0
-        self._writer.write_table(rows.combine_chunks(), row_group_size=len(rows))
+        self._writer.write_table(
+            rows.combine_chunks(), row_group_size=max(1, len(rows))
+        )
         self._num_written += 1
 
 

@@ -98,7 +98,7 @@ def test_of_two_at_once_the_second_is_refused_unless_the_first_is_killed(
         if is_killed:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-            assert names(tmp_path / "out.unfinished") == ["data", "data/part", "lock"]
+            assert names(tmp_path / "out.unfinished") == ["data", "data/part"]
             make(out)
         else:
             go.send("finish")
