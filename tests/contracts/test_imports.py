@@ -65,9 +65,7 @@ CHAINS = [
      pipelines.sampling.samplers pipelines.core.batches.batch_format
      pipelines.files.key_files pipelines.batches.reader pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
-     trainer.experiments.compare trainer.auditing
-     trainer.auditing tests.trainer.auditing.audit_training
-     trainer.auditing trainer.html_report.page"""),
+     trainer.experiments.compare trainer.auditing trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),
   ],
   [(FRAMEWORKS | {"scipy", "matplotlib", "pyarrow"}, "trainer.cli.commands")],

@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.frozen.compare import Answers
 from tests.trainer.architecture import PHYSICAL
-from tests.trainer.gradients.test_architectures import ACCEPTED
+from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.zoo import arrays, batch
 from trainer.gradients.clipping import clipped_sum
 
@@ -30,7 +30,7 @@ def _numbers(total: list[np.ndarray]) -> list[float]:
 
 
 def _sum(name: str) -> list[float]:
-    architecture = ACCEPTED[name]
+    architecture = ARCHITECTURES[name]
     model = architecture.trained()
     rows = architecture.with_seeds(architecture.rows(NUM_ROWS), model)
     columns = batch(rows, padding=PHYSICAL - NUM_ROWS)
@@ -39,4 +39,4 @@ def _sum(name: str) -> list[float]:
 
 def answer(names: list[str] | None) -> Answers:
     """Computes the sums of all models, or of those named."""
-    return {name: _sum(name) for name in (ACCEPTED if names is None else names)}
+    return {name: _sum(name) for name in (ARCHITECTURES if names is None else names)}

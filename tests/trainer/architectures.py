@@ -1,7 +1,7 @@
 """Architectures that users bring: those of public examples, built anew and small.
 
 Images, text and series are here; tables and heads in ``table_architectures``; odd
-layers and what is refused in ``odd_architectures``.  ``ARCHITECTURES`` has all of them,
+layers in ``odd_architectures``.  ``ARCHITECTURES`` has all of them,
 and what the check of each decides.  Sources: keras.io/examples, and the examples of
 Opacus and of TF Privacy.
 """

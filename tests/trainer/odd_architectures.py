@@ -1,4 +1,4 @@
-"""Models of one's own and odd layers; and architectures that are refused."""
+"""Models of one's own, and odd layers."""
 
 from __future__ import annotations
 
@@ -114,70 +114,3 @@ for _name, (_decision, _part) in {
     architecture(_decision, name=_name, series=real(4, 2))(
         lambda series, part=_part: layers.Dense(1)(layers.Flatten()(part(series)))
     )
-
-
-# -- what is refused -------------------------------------------------------------------
-
-
-def _in_batch(_: Any, logits: Any) -> Any:
-    """The softmax of a retrieval, whose negatives are the other rows."""
-    return -ops.diagonal(ops.log_softmax(ops.matmul(logits, ops.transpose(logits))))
-
-
-def _survival(_: Any, risks: Any) -> Any:
-    """The partial likelihood of Cox."""
-    return ops.log(ops.cumsum(ops.exp(risks[:, 0]))) - risks[:, 0]
-
-
-def _size(values: Any) -> Any:
-    return tf.cast(tf.shape(values)[0], tf.float32)
-
-
-_MIXES = "not to depend on the others"
-_LAMBDAS: dict[str, Any] = {
-    "batch_maximum": lambda v: v / (1e-3 + tf.reduce_max(tf.abs(v))),
-    "batch_mean": lambda v: v - tf.reduce_mean(v, 0),
-    "batch_softmax": lambda v: 9.0 * tf.nn.softmax(v, 0),
-    "batch_size": lambda v: v * _size(v),
-    "batch_places": lambda v: v + tf.range(_size(v))[:, None],
-    "batch_roll": lambda v: tf.roll(v, 4, 0),
-    "batch_neighbours": lambda v: v + tf.concat([v[1:], v[:1]], 0),
-}
-_LOSSES = {
-    "in_batch_negatives": (_MIXES, _in_batch),
-    "survival": (_MIXES, _survival),
-    "hinge": ("whole batch", keras.losses.Hinge()),
-}
-_LAYERS: dict[str, tuple[str, Any]] = {
-    "batch_normalisation": ("mixes examples", layers.BatchNormalization),
-    "noise": ("random numbers", lambda: layers.GaussianNoise(0.5)),
-    "spectral_normalisation": (
-        "keeps state|change no variable",
-        lambda: layers.SpectralNormalization(layers.Dense(4)),
-    ),
-    "regularised": ("regularis", lambda: layers.Dense(4, kernel_regularizer="l2")),
-    "adapted_later": ("mean and variance", layers.Normalization),
-    "half_precision": ("float32", lambda: layers.Dense(4, dtype="mixed_float16")),
-}  # fmt: skip
-
-for _name, _function in _LAMBDAS.items():
-    _LAYERS[_name] = _MIXES, lambda function=_function: layers.Lambda(function)
-for _name, (_reason, _loss) in _LOSSES.items():
-    architecture(_reason, name=_name, loss=_loss, numbers=NUMBERS)(
-        lambda numbers: layers.Dense(1)(numbers)
-    )
-for _name, (_reason, _make) in _LAYERS.items():
-    architecture(_reason, name=_name, numbers=NUMBERS)(
-        lambda numbers, make=_make: layers.Dense(1)(make()(numbers))
-    )
-
-
-class _TrainsItself(keras.Model):
-    def train_step(self, data: Any) -> Any:
-        raise NotImplementedError
-
-
-@architecture("train_step", numbers=NUMBERS)
-def variational_autoencoder() -> Any:
-    numbers = keras.Input((5,), name="numbers")
-    return _TrainsItself(numbers, layers.Dense(5)(numbers))

@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.core.batches.columns import Column
 from pipelines.files.json_files import read_json
-from tests.trainer.conftest import COLUMNS
 from trainer.core.run.run_record import (
     read_run,
 )
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras, tf
-from trainer.export import predicting_model
 from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
 from trainer.report import run_files
@@ -59,33 +56,6 @@ def _compiled(model: PrivateModel, rate: float = 0.1) -> PrivateModel:
 def data(rows: Any) -> Any:
     table = rows(50, seed=9)
     return {"integers": table["integers"]}, table["label"]
-
-
-def test_a_run_in_a_store_is_refused(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(InputError, match="run=s3:/bucket/x on this machine"):
-        make_private(
-            _network(), batches=small_batches.path, run="s3://bucket/x",
-            noise_multiplier=0.8, l2_norm_clip=1.0,
-        )  # fmt: skip
-
-
-def test_batches_are_those_of_the_plan(
-    private: Any, small_batches: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[Any]] = []
-    add = Step.add
-
-    def spy(self: Step, columns: Any, weight: Any) -> None:
-        seen.append(columns["integers"].numpy()[weight.numpy() > 0])
-        add(self, columns, weight)
-
-    monkeypatch.setattr(Step, "add", spy)
-    model = _compiled(private())
-    model.fit(verbose=0)
-    for found, wanted in zip(seen, small_batches.steps, strict=True):
-        np.testing.assert_array_equal(found, wanted["integers"])
 
 
 def test_without_noise_and_clip_it_is_ordinary_training(
@@ -271,28 +241,6 @@ def test_class_weights_of_fit_are_within_the_clip_and_in_the_record(
     assert (fit["first_step"], fit["sample_weight"]) == (0, None)
 
 
-def test_sample_weight_names_a_column_of_the_batches(
-    batch_folder: Any, rows: Any, tmp_path: pathlib.Path
-) -> None:
-    columns = (*COLUMNS, Column(name="importance", dtype="float32"))
-    kind = np.dtype([(c.name, c.numpy_dtype) for c in columns])
-    step = np.zeros(8, kind)
-    for column in COLUMNS:
-        step[column.name] = rows(8)[column.name]
-    made = batch_folder([step, step], columns=columns)
-    model = _compiled(
-        make_private(
-            _network(), batches=made.path, run=tmp_path / "run", l2_norm_clip=1.0,
-            noise_multiplier=0.0,
-        )
-    )  # fmt: skip
-    before = model.get_weights()
-    model.fit(steps_per_epoch=1, epochs=1, sample_weight="importance", verbose=0)
-    np.testing.assert_array_equal(before[0], model.get_weights()[0])
-    model.fit(verbose=0)
-    assert not np.array_equal(before[0], model.get_weights()[0])
-
-
 def test_metrics_of_validation_data_are_in_the_files_of_the_run(
     private: Any, data: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -315,38 +263,6 @@ def test_metrics_of_validation_data_are_in_the_files_of_the_run(
     text = page.render(facts.collect(tmp_path / "run", delta=1e-3))
     assert "after step 8 of 10, where it was validated last" in text
     assert "did not check that they are held out" in text
-
-
-def test_the_curve_goes_on_with_the_next_fit_and_counts_no_data_set(
-    private: Any, data: Any, tmp_path: pathlib.Path
-) -> None:
-    model = _compiled(private())
-    model.fit(epochs=1, verbose=0)
-    assert not (tmp_path / "run" / "metrics.json").exists()
-    model.fit(epochs=1, validation_data=data, verbose=0)
-    rows = tf.data.Dataset.from_tensor_slices(data).batch(7)
-    model.fit(validation_data=rows, verbose=0)
-    points = read_json(tmp_path / "run" / "curve.json")["points"]
-    assert [point["step"] for point in points] == [8, 10]
-    assert [point["num_examples"] for point in points] == [50, None]
-    text = page.render(facts.collect(tmp_path / "run"))
-    assert "All results are those of held-out examples" in " ".join(text.split())
-
-
-def test_the_statement_is_of_what_was_executed(
-    private: Any, small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    fields = {"noise_multiplier": None, "epsilon": 2.0, "l2_norm_clip": 1.0}
-    model = _compiled(
-        make_private(
-            _network(), batches=small_batches.path, run=tmp_path / "r", delta=1e-3,
-            **fields,
-        )
-    )  # fmt: skip
-    model.fit(verbose=0)
-    statement = model.privacy_statement().to_json()
-    assert 1.9 < statement["epsilon"] <= 2.0
-    assert statement["delta"] == 1e-3
 
 
 def _tensorboard(path: pathlib.Path) -> list[Any]:
@@ -453,42 +369,6 @@ def test_metrics_of_training_rows_are_refused_beside_tables_that_steps_read(
     with pytest.raises(InputError, match="without lookup tables"):
         model.fit(verbose=0, non_private_training_metrics=True)
     model.fit(verbose=0)
-
-
-def test_an_interrupted_step_is_taken_again_with_new_noise(
-    private: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The noise of a step that was lost is in no weight, and never used again."""
-    drawn: list[bytes] = []
-    begin, finish = Step.begin, Step.finish
-
-    def noted(self: Step, noise: Any, later: Any = None) -> None:
-        drawn.append(noise[0].tobytes())
-        begin(self, noise, later)
-
-    def interrupted(self: Step, *settle: Any) -> Any:
-        found = finish(self, *settle)
-        if len(drawn) == 6:
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(Step, "begin", noted)
-    monkeypatch.setattr(Step, "finish", interrupted)
-    model = _compiled(private())
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(verbose=0)
-    assert model.num_steps_executed == 4  # the end of the first epoch
-    committed = model.get_weights()
-    # As the same cell in a new process: another model, of other initial weights.
-    again = _compiled(private())
-    again.fit(verbose=0)
-    assert len(drawn) == len(set(drawn)) == 6 + 6
-    record, _ = read_run(tmp_path / "run")
-    assert (record.num_steps_executed, record.complete) == (10, True)
-    assert again.history.epoch == [0, 1, 2]
-    assert any(
-        (a != b).any() for a, b in zip(committed, again.get_weights(), strict=True)
-    )
 
 
 def test_the_same_cell_goes_on_where_a_kill_left_it(
@@ -604,32 +484,6 @@ def test_a_folder_in_which_another_run_has_begun_is_refused(
             use()
     record, _ = read_run(tmp_path / "run")
     assert (record.noise_multiplier, record.complete) == (0.5, True)
-
-
-def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
-    private: Any,
-) -> None:
-    integers = keras.Input((13,), name="integers")
-    known = keras.ops.relu(integers)
-    logit = keras.layers.Dense(1)(known)
-    ends = {"logit": logit, "probability": keras.ops.sigmoid(logit)}
-    models = {
-        name: private(name, network=keras.Model(integers, end))
-        for name, end in ends.items()
-    }
-    with pytest.raises(InputError, match="between 0 and 1"):
-        _compiled(models["probability"])
-    with pytest.raises(InputError, match="from_logits=True"):
-        models["logit"].compile("sgd", "binary_crossentropy")
-    models["probability"].compile("sgd", "binary_crossentropy")
-    exported = predicting_model(
-        models["probability"]._compiled(), models["logit"]._session.manifest
-    )
-    rows = tf.random.stateless_normal((3, 13), seed=(0, 0))
-    np.testing.assert_allclose(
-        exported({"integers": rows}), models["probability"](rows), rtol=1e-6
-    )
-    _compiled(models["logit"])
 
 
 NOISE = {"l2_norm_clip": 1.0, "noise_multiplier": 7.5}
@@ -771,16 +625,6 @@ def test_a_module_of_tensorflow_trains_as_the_same_layers(
     columns = {**data[0], "categories": np.zeros((50, 26), "i4")}  # all but the label
     _check_outputs(tmp_path / "module" / "saved_model", models["module"], columns)
     assert not (tmp_path / "module" / "model.keras").exists()
-
-
-def test_without_a_clip_norm_it_adapts_in_fit(private: Any, tmp_path: Any) -> None:
-    model = _compiled(private(l2_norm_clip=None))
-    model.fit(epochs=1, verbose=0)
-    record = read_run(tmp_path / "run")[0]
-    assert (record.l2_norm_clip, record.clip_quantile) == ("auto", 0.9)
-    adaptive = model._session._step.bounded.adaptive
-    assert int(adaptive._position) != 32 * 1024  # that of the first step
-    assert "the count that it follows" in model.privacy_statement().to_text()
 
 
 class _WithTrainStep(keras.Model):

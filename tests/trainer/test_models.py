@@ -29,21 +29,6 @@ def _click_model(manifest: Any, **sizes: Any) -> TrainableModel:
     return make_model(manifest, **{"embedding_dim": 3, "hidden": (5, 4), **sizes})
 
 
-def test_features_have_rows_of_their_own_in_the_table(manifest: Any) -> None:
-    model = _click_model(manifest)
-    table = model.network.get_layer("embeddings").embeddings
-    assert table.shape == (26 * 7, 3)
-    embedded = keras.Model(
-        model.network.input, model.network.get_layer("embedded").output
-    )
-    ids = np.arange(26)[None, :].astype("i4") % 7
-    found = embedded({"integers": np.zeros((1, 13), "f4"), "categories": ids})
-    rows = np.arange(26) * 7 + ids[0]
-    np.testing.assert_array_equal(
-        np.reshape(found, (26, 3)), table.numpy()[rows]
-    )  # fmt: skip
-
-
 def _branching(labels: Any, outputs: Any) -> Any:
     del labels
     return outputs[:, 0] if tf.reduce_sum(outputs) > 0 else -outputs[:, 0]
@@ -79,29 +64,6 @@ class _BatchMean(keras.layers.Layer):
         return values - tf.reduce_mean(values, 0, keepdims=True)
 
 
-class _Chance(keras.layers.Layer):
-    def call(self, values: Any) -> Any:
-        return values + tf.random.normal(tf.shape(values))
-
-
-class _Counter(keras.layers.Layer):
-    def build(self, _: Any) -> None:
-        self.count = self.add_weight((), name="count", trainable=False)
-
-    def call(self, values: Any) -> Any:
-        self.count.assign_add(1.0)
-        return values
-
-
-class _Nested(keras.Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = keras.Sequential([keras.layers.BatchNormalization()])
-
-    def call(self, values: Any, training: bool = False) -> Any:
-        return self.inner(values, training=training)
-
-
 def test_a_last_layer_of_zeros_hides_no_mixing(manifest: Any) -> None:
     network = _with(_BatchMean)
     for variable in network.layers[-1].trainable_variables:
@@ -111,25 +73,6 @@ def test_a_last_layer_of_zeros_hides_no_mixing(manifest: Any) -> None:
         check_model(TrainableModel(network=network, description={}), manifest)
     for variable, value in zip(network.trainable_variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
-
-
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (_Nested, "mixes examples"),
-        (lambda: keras.layers.AlphaDropout(0.5), "random"),
-        (_Chance, "draws random numbers"),
-        (_Counter, "without noise"),
-        (lambda: keras.layers.Dense(4, kernel_regularizer="l2"), "regularisation"),
-        (lambda: keras.layers.Activation(lambda v: tf.math.log(v * 0)), "finite"),
-    ],
-)
-def test_a_model_whose_clipping_would_mean_nothing_is_refused(
-    layer: Callable[[], Any], message: str, manifest: Any
-) -> None:
-    model = TrainableModel(network=_with(layer), description={})
-    with pytest.raises(InputError, match=message):
-        check_model(model, manifest)
 
 
 def test_wrong_inputs_and_outputs_are_refused(manifest: Any) -> None:

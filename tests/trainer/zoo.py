@@ -142,10 +142,6 @@ def pairs(models: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-#: Models for which TF Privacy's registry gives wrong norms, or none: masks, nesting.
-NOT_OF_THE_REGISTRY = (nested, masked_ids)
-
-
 def all_paths(model: TrainableModel, chosen: str) -> list[str]:
     """The chosen path; and the other, but for models that others stand for."""
     make = model.description["make"]

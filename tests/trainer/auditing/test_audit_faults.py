@@ -20,9 +20,21 @@ import pytest
 
 from accounting.auditing import audit
 from accounting.core.claim import AUTO_CLIP
-from accounting.core.plan import DpSgdPlan
-from tests.trainer.auditing import audit_run, audit_training, joint_tests
-from tests.trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
+from pipelines.batches.folder import read_manifest
+from tests.trainer.auditing import audit_release, audit_run
+from tests.trainer.auditing.audit_run import (
+    CLIP,
+    DENSE,
+    DENSE_FEW,
+    LAZY,
+    LAZY_FEW,
+    MANY,
+    NOISE,
+    RUNS,
+    Outcome,
+    SmallRun,
+)
+from tests.trainer.auditing.residuals import contradicted
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.step import dp_step, noise, per_example
 from trainer.core.step.dp_step import Step
@@ -32,28 +44,16 @@ from trainer.gradients.engine.gradient_parts import TableRows
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.usefixtures("weights_alone", "warm_starts"),
+    pytest.mark.usefixtures("lean_results", "warm_starts"),
 ]
 
-CLIP, NOISE, DELTA = 3.0, 1.0, 1e-5
-PLAN = DpSgdPlan(
-    sampler="poisson",
-    num_examples=NUM_CANARIES,
-    expected_batch_size=NUM_CANARIES // 8,
-    num_steps=8,
-)
-DENSE, LAZY, DENSE_FEW, LAZY_FEW = RUNS = audit_training.small_runs(PLAN, NOISE, CLIP)
+DELTA = 1e-5
 #: What a kind's checks may err by: six statements share the confidence of 99.9 %.
 _ERROR = 1e-3 / 6
 _SEEN = 1e-9
 
 Examine = Callable[[SmallRun], Outcome]
 Folder = Callable[[SmallRun], pathlib.Path]
-
-
-def _is_real(run: SmallRun) -> np.ndarray:
-    # Every other canary: their order says nothing to the sampler.
-    return np.arange(run.num_canaries) % 2 == 0
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +63,29 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     @functools.cache
     def made(run: SmallRun) -> pathlib.Path:
         folder = tmp_path_factory.mktemp("audit")
-        audit_run.write_table(folder, run, _is_real(run))
-        audit_run.make_batches(folder, run)
+        audit_run.write_batches(folder, run)
         return folder
 
     return lambda run: made(dataclasses.replace(run, embedding_noise="", model=""))
 
 
 @pytest.fixture
-def examine(batches: Folder, tmp_path: pathlib.Path) -> Examine:
-    def examine(run: SmallRun) -> Outcome:
+def folder_of(batches: Folder, tmp_path: pathlib.Path) -> Folder:
+    """``folder_of(run)``: a new folder with its batches."""
+
+    def made(run: SmallRun) -> pathlib.Path:
         folder = tmp_path / run.name
         folder.mkdir()
         for name in ("batches", "held-out"):
             (folder / name).symlink_to(batches(run) / name)
-        return audit_run.examine(folder, run, _is_real(run))
+        return folder
 
-    return examine
+    return made
+
+
+@pytest.fixture
+def examine(folder_of: Folder) -> Examine:
+    return lambda run: audit_run.examine(folder_of(run), run)
 
 
 def _contradicted(outcome: Outcome) -> set[str]:
@@ -103,15 +109,62 @@ LARGEST = "largest value of noise"
 
 def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
     """All kinds together; violated with probability at most 1e-6."""
-    outcomes = [examine(run) for run in RUNS]
-    claim = audit.claim(outcomes[0].plan, NOISE, DELTA)
-    verdict = joint_tests.judge(
-        claim, audit_training.evidence(outcomes), confidence=1 - 1e-6
+    error = 1e-6 / (len(RUNS) + 2)
+    for outcome in map(examine, RUNS):
+        assert len(outcome.checks) == 10
+        assert not contradicted(outcome.checks, error)
+        if outcome.run.num_canaries == MANY:
+            claim = audit.claim(outcome.plan, NOISE, DELTA)
+            verdict = audit.judge(
+                claim, outcome.real, outcome.ghost, confidence=1 - error
+            )
+            assert not verdict.violated, verdict.text
+
+
+def _drop_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        noise, "grid_normal", lambda *a, **_: np.zeros(a[3], dtype=np.int64)
     )
-    assert not verdict.violated, verdict.text
-    assert verdict.text.startswith("consistent")
-    assert [len(one.checks) for one in verdict.judged] == [10] * 4
-    assert verdict.trials == 2 * NUM_CANARIES
+    monkeypatch.setattr(noise.LaterNoise, "_draw", lambda *a: np.zeros(a[-1]))
+
+
+@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
+def test_what_is_released_is_noise_and_clipped_canaries(
+    folder_of: Folder, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    """Without noise a real canary adds one clip norm per step, a ghost nothing."""
+    _drop_noise(monkeypatch)
+    folder = folder_of(run)
+    canaries = audit_release.Canaries(is_real=run.is_real)
+    manifest = read_manifest(folder / "batches")
+    changes = list(audit_run.changes(folder, run, manifest))
+    assert len(changes) == 8 // run.steps_per_release
+    sums = np.stack([canaries.project(change) for change in changes])
+    times = np.zeros(sums.shape)
+    for batch in audit_release.read_contents(folder / "batches"):
+        times[batch.step // run.steps_per_release][batch.canaries - 1] += 1
+    np.testing.assert_allclose(sums, times * run.is_real, atol=1e-3)
+    # The squared length of all that was added is that of the canaries: no other
+    # weight changed.
+    squares = sum(
+        np.sum(np.square(values, dtype=np.float64))
+        for change in changes
+        for values in change.values()
+    )
+    assert squares == pytest.approx(np.sum(sums**2), rel=1e-3)
+
+
+@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
+def test_trials_alone_find_a_run_without_noise(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    """At an epsilon that claims nothing, trials bound epsilon without assumptions."""
+    _drop_noise(monkeypatch)
+    outcome = examine(run)
+    claim = audit.claim(outcome.plan, NOISE, DELTA)
+    verdict = audit.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
+    assert verdict.violated
+    assert verdict.findings[-1].epsilon_lower_bound > claim.epsilon
 
 
 @pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
@@ -126,9 +179,7 @@ def test_a_sum_beyond_an_automatic_clip_is_seen(
         "clip_scale",
         lambda norms, kept, clip: honest(norms, kept, factor * clip),
     )
-    found = examine(
-        dataclasses.replace(run, l2_norm_clip=AUTO_CLIP, steps_per_epoch=16)
-    )
+    found = examine(dataclasses.replace(run, l2_norm_clip=AUTO_CLIP, num_steps=16))
     assert (CONTRIBUTIONS in _contradicted(found)) == (factor > 1)
     assert bool(_contradicted(found)) == (factor > 1)
 

@@ -117,29 +117,3 @@ def test_classes_have_a_vote_a_mean_probability_and_an_interval_each(
     low = np.array(table["low"].to_pylist())
     assert low.min() == 0  # cut off
     assert low.max() > 0
-
-
-def test_what_is_asked_for_is_exported_with_its_weights_and_the_model_is_left_as_it_was(
-    iterates: Iterates, weight: Any
-) -> None:
-    exported = {}
-    results = _results(iterates, weight, export=("upa",))
-    results.evaluate(lambda name: exported.update({name: float(weight)}))
-    assert exported == {"upa": 0.5}
-    assert float(weight) == np.float32(0.1)
-
-
-def test_every_iterate_is_read_twice_and_one_at_a_time(
-    iterates: Iterates, weight: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
-    load = Iterates.load
-
-    def spy(self: Iterates, step: int) -> Any:
-        read.append(step)
-        return load(self, step)
-
-    monkeypatch.setattr(Iterates, "load", spy)
-    _results(iterates, weight, uncertainty=0.9).evaluate(lambda name: None)
-    assert read == [1, 2, 3, 1, 2, 3]
-    assert next(iter(iterates)) and read[6:] == [1]  # noqa: PT018

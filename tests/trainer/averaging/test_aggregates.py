@@ -55,13 +55,6 @@ def test_the_mean_of_weights_by_hand() -> None:
     assert upa.values()[0].dtype == np.float32
 
 
-def test_the_mean_of_weights_is_formed_in_double_precision() -> None:
-    mean = WeightedMean(uniform_weights(3))
-    for value in (1e8, 1.0, -1e8):  # in single precision 1e8 + 1 = 1e8
-        mean.add([np.array(value, "f4")])
-    assert mean.values()[0] == pytest.approx(1 / 3, abs=1e-7)
-
-
 def test_outputs_of_three_iterates_by_hand() -> None:
     # Probabilities of label 1, a row per iterate, a column per example.
     table = np.array([[0.2, 0.6, 0.9], [0.4, 0.4, 0.8], [0.6, 0.8, 0.7]])
@@ -84,20 +77,6 @@ def test_outputs_of_three_iterates_by_hand() -> None:
     assert omv["accuracy"] == pytest.approx(2 / 3)
 
 
-def test_a_tied_vote_is_label_zero_and_ties_cost_auc() -> None:
-    outputs = Outputs(BINARY)
-    outputs.add(np.array([1.0, -0.5]))
-    outputs.add(np.array([-1.0, 0.1]))
-    assert outputs.majority.tolist() == [0, 0]
-    undecided = Outputs(BINARY)
-    undecided.add(np.zeros(1))
-    assert undecided.majority.tolist() == [0]
-    assert majority_metrics(np.array([0, 1]), outputs)["auc"] == 0.5
-    # The mean probabilities are not tied: (0.7311 + 0.2689) / 2 and
-    # (0.3775 + 0.5250) / 2.
-    np.testing.assert_allclose(2 * outputs.mean, [1.0, 0.9025], atol=1e-4)
-
-
 def test_the_logit_of_the_mean_is_finite_where_probabilities_round() -> None:
     outputs = Outputs(BINARY)
     outputs.add(np.array([800.0, -800.0]))
@@ -107,18 +86,6 @@ def test_the_logit_of_the_mean_is_finite_where_probabilities_round() -> None:
     np.testing.assert_allclose(
         outputs.outputs, [700 + np.log(2), -800 + np.log(0.5)], rtol=1e-12
     )
-
-
-@given(st.lists(st.floats(-30, 30), min_size=2, max_size=30))
-def test_running_moments_are_those_of_all_predictions(logits: list[float]) -> None:
-    outputs = Outputs(BINARY)
-    for logit in logits:
-        outputs.add(np.array([logit]))
-    probabilities = 1 / (1 + np.exp(-np.array(logits)))
-    assert outputs.mean[0] == pytest.approx(probabilities.mean(), rel=1e-9)
-    assert outputs.stddev[0] == pytest.approx(probabilities.std(ddof=1), abs=1e-9)
-    mean = 1 / (1 + np.exp(-outputs.outputs[0]))
-    assert mean == pytest.approx(probabilities.mean(), rel=1e-9)
 
 
 def _log(table: list[list[float]]) -> np.ndarray:

@@ -69,13 +69,3 @@ def test_the_weights_with_the_least_loss_of_rows_left_out_are_restored(
     assert best.step == 1
     np.testing.assert_array_equal(weight.numpy(), [left_out.mean()])
     assert float(best.variables[-2]) == pytest.approx(left_out.var(), rel=1e-4)
-
-
-def test_without_rows_the_last_weights_are_the_best(weight: Any) -> None:
-    best = BestIterate([weight], lambda columns: columns["x"], [])
-    for step in range(3):
-        weight.assign([float(step)])
-        best.update(step)
-    best.restore()
-    assert best.step == 2
-    assert weight.numpy() == [2.0]

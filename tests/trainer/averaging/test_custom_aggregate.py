@@ -12,7 +12,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from trainer.averaging.averages import TrainingAverages
-from trainer.averaging.iterates import CustomAggregate, load_aggregate
+from trainer.averaging.iterates import load_aggregate
 from trainer.core.tf_compat import tf
 from trainer.settings.aggregation_settings import AggregationSettings
 
@@ -96,16 +96,6 @@ def test_it_gets_the_last_iterates_oldest_first_and_the_initial_weights_first(
     assert float(weights[1]) == 2.0
 
 
-def test_it_is_given_released_weights_and_nothing_else(
-    named: Callable[[str], str],
-) -> None:
-    aggregate = CustomAggregate(named("oldest"))
-    iterates = [[np.full(2, value, "f4")] for value in (3.0, 5.0)]
-    assert aggregate(iterates)[0].tolist() == [3, 3]
-    (call,) = aggregate._function.__globals__["calls"]
-    assert [[a.tolist() for a in one] for one in call] == [[[3, 3]], [[5, 5]]]
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -128,34 +118,3 @@ def test_a_function_that_does_not_work_or_varies_is_refused_before_the_first_ste
     with pytest.raises(InputError, match=message) as error:
         load_aggregate(settings, _weights())
     assert "\n" not in str(error.value)
-
-
-def test_what_it_returns_is_checked_after_every_call(
-    named: Callable[[str], str],
-) -> None:
-    aggregate = CustomAggregate(named("median"))
-    with pytest.raises(InputError, match="finite"):
-        aggregate([[np.array([np.nan], "f4")]])
-    # Double precision is what NumPy computes in; the weights keep their own.
-    assert aggregate([[np.ones(2, "f4")]])[0].dtype == np.float32
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"aggregate": "a:b"}, "aggregate='a:b' gets no iterates"),
-        ({"aggregate": "ab", "tail": 2}, "aggregate='ab' to name a function"),
-        ({"train_over": "custom", "tail": 2}, "Add --aggregate and --tail"),
-        ({"aggregate": "a:b", "keep_last": 2, "train_over": "custom"}, "--tail"),
-        (
-            {"keep_last": 2, "export": ("past_custom",)},
-            "export='past_custom' needs --aggregate",
-        ),
-        ({"keep_last": 2, "evaluate_averages": True}, "add --ema-decay or --tail"),
-    ],
-)
-def test_settings_that_lack_a_part_are_refused(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        AggregationSettings(**changes)

@@ -33,13 +33,6 @@ def test_iterates_come_back_in_order_bit_for_bit(iterates: Iterates) -> None:
             assert (left.dtype, left.shape) == (right.dtype, right.shape)
 
 
-def test_an_iterate_that_is_kept_again_is_the_same_file(iterates: Iterates) -> None:
-    """Each start of a run publishes its last commit once more."""
-    before = iterates.path(6).read_bytes()
-    iterates.keep(6, _weights(6))
-    assert iterates.path(6).read_bytes() == before
-
-
 def _flip(path: pathlib.Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1

@@ -29,7 +29,7 @@ from tests.trainer.zoo import (
     norm_of,
     numbers,
 )
-from trainer.claims.bam import ascent_scale, choose_bam_path, replaced_weights
+from trainer.claims.bam import choose_bam_path
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
@@ -37,9 +37,6 @@ from trainer.gradients.clipping import (
     GradientSum,
     clipped_sum,
 )
-from trainer.gradients.engine.backward_pass import backward
-from trainer.gradients.engine.proof import proof_of
-from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import BAM_HVP, BAM_SAM
 
@@ -197,20 +194,6 @@ def test_each_row_contributes_at_most_the_clip(
     assert max(norms) >= CLIP * (1 - 1e-5), "the test needs a row that is clipped"
 
 
-@_TRACED
-def test_padding_contributes_exactly_nothing(
-    make: Callable[[], Any], variant: str, rows: Any
-) -> None:
-    data, gradient_sum = rows(NUM_ROWS), _shared(make, variant)
-    wanted = arrays(gradient_sum(*batch(data, padding=4)))
-    for fill in (math.nan, math.inf, 1e30):
-        found = arrays(gradient_sum(*batch(data, padding=4, fill=fill)))
-        for left, right in zip(found, wanted, strict=True):
-            np.testing.assert_array_equal(left, right)
-        empty = gradient_sum(*batch(rows(0), padding=NUM_ROWS + 4, fill=fill))
-        assert all(not array.any() for array in arrays(empty))
-
-
 @pytest.mark.parametrize("make", [linear, layer_normalization])
 @pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
 def test_a_row_without_a_finite_gradient_contributes_nothing(
@@ -229,90 +212,6 @@ def test_a_row_without_a_finite_gradient_contributes_nothing(
         if make is linear:  # layer normalisation makes the gradient of any row finite
             for left, right in zip(found, wanted, strict=True):
                 np.testing.assert_array_equal(left, right)
-
-
-def step_back() -> Any:
-    """A model whose gradient overflows near the weights 0 and is finite elsewhere."""
-    integers, values = numbers()
-    dense = keras.layers.Dense(1, use_bias=False)(values[:, :1])
-    return keras.Model(integers, keras.ops.sqrt(keras.ops.abs(dense) + 1e-30) * 1e25)
-
-
-@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
-def test_a_row_that_has_no_finite_direction_contributes_nothing(
-    path: str, rows: Any
-) -> None:
-    model, data = make_model(step_back), rows(1)
-    data["integers"] = 4.0
-    for variable in model.variables:
-        variable.assign(tf.fill(variable.shape, 1e-20))
-    gradient_sum = _sum(model, path=path)
-    assert all(not array.any() for array in arrays(gradient_sum(*batch(data))))
-
-
-def test_where_terms_cancel_the_step_uphill_is_shorter_and_never_longer() -> None:
-    # Of a loss whose terms cancel the more, the nearer the positions are to each other.
-    positions, size, units, num_rows = 8, 96, 64, 50
-    signs = np.resize([1.0, -1.0], positions)
-    inputs = keras.Input((positions, size), name="inputs")
-    network = keras.Model(inputs, keras.layers.Dense(units)(inputs))
-    loss = loss_of_ones_own(
-        "difference",
-        lambda _, outputs: tf.einsum("bpu,p->b", outputs, signs.astype("f4")),
-    )
-    model = TrainableModel(network=network, description={}, loss=loss)
-    random = np.random.default_rng(0)
-    apart = 10 ** random.uniform(-9, 0, (num_rows, 1, 1))
-    near = random.normal(size=(num_rows, 1, size))
-    values = (near + apart * random.normal(size=(num_rows, positions, size))).astype(
-        "f4"
-    )
-
-    proof = proof_of(model)
-
-    @tf.function(autograph=False)
-    def scales() -> Any:
-        columns = {
-            "inputs": tf.constant(values),
-            "label": tf.zeros(num_rows, tf.int8),
-        }
-        here = backward(proof, columns, num_rows)
-        return ascent_scale(here.norms(), np.ones(num_rows, bool), RADIUS)[1]
-
-    scale = scales()
-    # Each unit has the gradient sum_p sign_p x_p, and the bias 0.
-    differences = np.einsum("bpi,p->bi", values.astype("f8"), signs)
-    norms = np.linalg.norm(differences, axis=1) * math.sqrt(units)
-    steps = scale.numpy() * norms / RADIUS
-    assert steps.max() <= 1 + 1e-6
-    assert steps.max() > 0.999, "where nothing cancels the length is the radius"
-    assert steps.min() < 0.5, "the test needs terms that cancel"
-
-
-def test_no_gradient_no_move(rows: Any) -> None:
-    # Behind a logit of 1e4 the loss is flat: u_i is exactly 0 for label 1.
-    model, data = make_model(linear), rows(NUM_ROWS)
-    model.variables[-1].assign([1e4])
-    data["label"] = np.arange(NUM_ROWS) % 2
-    for more in ({}, {"path": SINGLE_EXAMPLES}, {"variant": BAM_HVP}):
-        gradient_sum = _sum(model, **more)
-        found = arrays(gradient_sum(*batch(data)))
-        wanted = arrays(gradient_sum(*batch(data[::2], padding=NUM_ROWS // 2)))
-        assert all(np.isfinite(array).all() for array in found)
-        assert_close(found, wanted, 1e-6)
-
-
-def test_no_variable_changes_and_every_attribute_is_put_back(rows: Any) -> None:
-    model = make_model(layer_normalization)
-    before = [v.numpy() for v in model.variables]
-    bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)(*batch(rows(NUM_ROWS)))
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
-    weights = [tf.zeros_like(variable) for variable in model.variables]
-    with contextlib.suppress(KeyError), replaced_weights(model, weights):
-        assert not model.outputs(batch(rows(2))[0]).numpy().any()
-        raise KeyError
-    assert model.outputs(batch(rows(2))[0]).numpy().all()
 
 
 class Hidden(keras.layers.Layer):
@@ -357,17 +256,3 @@ def test_weights_that_cannot_be_replaced_are_refused_with_what_to_do(
         bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS, path=SINGLE_EXAMPLES)
     found = bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS, variant=BAM_HVP)(*data)
     assert any(array.any() for array in arrays(found))
-
-
-@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
-def test_rows_may_come_in_chunks(
-    path: str, rows: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, data = make_model(layer_normalization), rows(NUM_ROWS)
-    num_values = 3 * sum(int(np.prod(v.shape)) for v in model.variables)
-    for module in ("core.step.single_examples", "claims.bam"):
-        name = f"trainer.{module}.MOST_GRADIENT_VALUES"
-        monkeypatch.setattr(name, 3 * num_values + 1)  # three rows at a time
-    gradient_sum = _sum(model, path=path)
-    found = gradient_sum(*batch(data, padding=4, fill=math.nan))
-    assert_close(arrays(found), loop_sum(model, data))

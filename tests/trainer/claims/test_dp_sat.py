@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import float_noise, unbounded
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
@@ -111,8 +110,3 @@ def test_its_state_has_the_previous_gradient(rows: Any) -> None:
     step.finish()
     for found, noise in zip(arrays(previous), _noise(model, 0), strict=True):
         np.testing.assert_allclose(found, noise / DIVISOR, rtol=1e-6)
-
-
-def test_a_negative_radius_is_refused() -> None:
-    with pytest.raises(InputError, match="sat_radius=-1"):
-        SharpnessAwareOptimizer(keras.optimizers.SGD(0.1), [], radius=-1.0)

@@ -355,18 +355,6 @@ def test_no_two_draws_of_a_run_share_a_stream() -> None:
     assert len({values.astype("f4").tobytes() for values in found}) == 3 * 2 * 7
 
 
-def test_flushing_twice_adds_nothing() -> None:
-    table = tf.Variable(tf.zeros((10, 2)))
-    lazy = _lazy(_direct_reads(table))
-    lazy.count_step(tf.constant(1.0))
-    draw = LaterNoise(secret=KEY, step=1, noise_stddev=1.0).of_flush
-    lazy.flush(draw)
-    once = table.numpy()
-    assert once.all()
-    lazy.flush(draw)
-    np.testing.assert_array_equal(table.numpy(), once)
-
-
 def test_integers_and_noise_of_a_row_meet_before_its_weight_does() -> None:
     table = tf.Variable(tf.ones((4, 2)))
     lazy = _lazy(_direct_reads(table), expected_batch_size=1)
@@ -422,13 +410,6 @@ def test_a_gradient_moves_its_row_once() -> None:
     assert _moves([1.0, 0.0, 1.0], [2, 2, 2], {2}) == [0, 1, 1 + 100]
 
 
-@pytest.mark.parametrize("num_rows", [4, 1_000])
-def test_a_row_that_a_step_reads_twice_is_completed_once(num_rows: int) -> None:
-    # A large table sorts the rows that are read; a small one marks them in a mask.
-    found = module._distinct([np.array([3, 1, 3]), np.array([1])], num_rows)
-    assert found.tolist() == [1, 3]
-
-
 def test_every_chunk_of_a_block_gets_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     # Chunks are of three rows, and the last is shorter; a factor is of its row.
     monkeypatch.setattr(module, "_CHUNK", 6)
@@ -480,22 +461,6 @@ def test_only_plain_sgd_is_plain(changes: dict[str, Any]) -> None:
     assert not is_plain_sgd(keras.optimizers.Adam(0.5))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"optimizer": "momentum"}, "--optimizer momentum.*--optimizer sgd"),
-        ({"optimizer": "adam"}, "--optimizer adam"),
-        ({"optimizer": "sgd", "ema_decay": 0.9}, "--ema-decay and --tail read"),
-        ({"optimizer": "sgd", "tail": 2}, "--ema-decay and --tail read"),
-    ],
-)
-def test_lazy_noise_is_refused_with_the_reason_where_it_would_not_be_exact(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        TrainSettings(embedding_noise="lazy", **PRIVATE, **changes)
-
-
 def _choose(model: TrainableModel, manifest: Any, **changes: Any) -> lazy_tables.Choice:
     fields = {"optimizer": "sgd", **PRIVATE, **changes}
     settings = TrainSettings(**fields)
@@ -520,16 +485,6 @@ def test_large_tables_are_lazy_by_themselves_and_small_ones_are_not(
         _choose(_model(10**4), manifest, embedding_noise="dense")
         == lazy_tables.Choice()
     )
-
-
-def test_models_without_rows_that_are_known_beforehand_are_refused(
-    small_batches: Any,
-) -> None:
-    integers = keras.Input((13,), name="integers")
-    network = keras.Model(integers, keras.layers.Dense(1)(integers))
-    dense = TrainableModel(network=network, description={})
-    with pytest.raises(InputError, match="no Embedding"):
-        _choose(dense, small_batches.manifest, embedding_noise="lazy")
 
 
 @pytest.mark.parametrize("weight", [0, 1])

@@ -168,20 +168,6 @@ def test_the_iterate_before_the_first_is_tau_away_in_every_coordinate(
     assert abs(found.mean()) < 5 / np.sqrt(len(found))
 
 
-def test_every_coordinate_is_mixed_by_a_coefficient_of_its_own() -> None:
-    # Without gradient and noise a step shows the mixture alone.
-    model = make_model(both_inputs)
-    optimizer = _optimizer(model, _settings())
-    before, size = _weights(model), len(model.variables)
-    earlier = [v.numpy() for v in optimizer.variables[-size:]]
-    drawn = _drawn(model, 0, 0.0)[size:]
-    optimizer.before_step(drawn)
-    optimizer.apply_gradients([(tf.zeros_like(v), v) for v in model.variables])
-    for after, w, v, alpha in zip(_weights(model), before, earlier, drawn, strict=True):
-        np.testing.assert_allclose(after, alpha * w + (1 - alpha) * v, atol=1e-5)
-        assert len(np.unique((after - v) / (w - v))) > 0.99 * after.size
-
-
 def test_mixture_and_noise_are_rounded_once_where_tau_is_below_the_precision() -> None:
     weights = tf.Variable(tf.ones(100))
     optimizer = MixingOptimizer(
@@ -206,17 +192,6 @@ def test_the_state_is_the_last_two_iterates_and_nothing_that_is_hidden() -> None
         assert all(map(np.array_equal, kept, before))
     assert len(optimizer.variables) == size + 2  # SGD's count of steps, and its rate
     assert optimizer.variables[0].numpy() == 3
-
-
-def test_a_width_of_0_is_refused() -> None:
-    with pytest.raises(InputError, match="mix_width=0"):
-        MixingOptimizer(keras.optimizers.SGD(0.1), [], mix_width=0.0, init_seed=0)
-
-
-def test_a_cap_that_coordinates_cannot_reach_is_refused() -> None:
-    model = make_model(both_inputs)
-    with pytest.raises(InputError, match="linf_factor=1000000 to be at most"):
-        HOOKS.linf_factor(model, _settings(linf_factor=10**6))
 
 
 def test_a_constraint_is_refused_since_no_mixture_would_keep_it() -> None:

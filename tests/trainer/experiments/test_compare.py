@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.core import accountant
 from accounting.core.validation import InputError
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.tables.prepared_files import prepared_schema
-from pipelines.tables.schema import Schema
 from tests.trainer.experiments.conftest import PRIVATE, Work
 from trainer.cli.experiments.compare_commands import compare
 from trainer.experiments import compare as library
@@ -68,47 +62,6 @@ def test_a_comparison_of_lists_that_was_stopped_makes_nothing_again(
     assert len(work.batches) == len(set(work.batches)) == 8
     assert {(each.num_seeds, each.weights) for each in report.outcomes} == {(2, "last")}
     assert len(report.outcomes) == 12
-
-
-def test_longer_lists_keep_what_was_made(
-    make_settings: MakeSettings, work: Work
-) -> None:
-    library.compare(_lists(make_settings, trained=(PRIVATE,), seeds=1))
-    made = list(work.runs)
-    library.compare(_lists(make_settings))
-    assert len(work.runs) == len(set(work.runs)) == 24
-    assert work.runs[: len(made)] == made
-
-
-@pytest.mark.parametrize(
-    ("task", "more", "loss", "metric"),
-    [
-        ("binary", {}, "binary_crossentropy", "auc"),
-        ("classes", {"classes": 3}, "sparse_categorical_crossentropy", "accuracy"),
-        ("regression", {"range": [0, 9]}, "mean_squared_error", "loss"),
-    ],
-)
-def test_loss_and_metric_are_the_labels_where_they_are_auto(
-    task: str,
-    more: Any,
-    loss: str,
-    metric: str,
-    make_settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compare_runs, "check_files", lambda *_: None)  # of other rows
-    label = {"kind": "label", "task": task, **more}
-    schema = Schema.from_json({"version": 1, "columns": {"y": label}})
-    private = dataclasses.replace(PRIVATE, loss=AUTO_LOSS, l2_norm_clip=None)
-    settings = make_settings(trained=(private,))
-    rows = pa.Table.from_pydict({"label": [0]}, prepared_schema(schema))
-    pq.write_table(rows, pathlib.Path(settings.source) / "table.parquet")
-    for path in pathlib.Path(settings.source).glob("part*"):
-        path.unlink()
-    found, _ = compare_runs.settled(settings)
-    assert (found.trained[0].loss, found.metric) == (loss, metric)
-    given = dataclasses.replace(settings, trained=(PRIVATE,), metric="log_loss")
-    assert compare_runs.settled(given)[0] == given
 
 
 def test_settings_that_a_name_does_not_tell_apart_are_refused_before_any_batch(
@@ -169,19 +122,3 @@ def test_flags_and_settings_ask_for_the_same(
 
 def _pairs(*values: Any) -> list[Any]:
     return list(itertools.product(*values))
-
-
-def test_held_out_files_that_do_not_match_are_refused_before_any_noise_is_computed(
-    make_settings: MakeSettings, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accountant, "noise_multiplier", None)
-    settings = make_settings()
-    (path,) = settings.held_out.glob("*.parquet")
-    table = pq.read_table(path)
-    place = table.schema.get_field_index("label")
-    other = table.set_column(place, "label", table["label"].cast(pa.float64()))
-    pq.write_table(other, path)
-    with pytest.raises(InputError, match=r"column label of .* to be .*; it is double"):
-        library.compare(settings)
-    assert not work.batches
-    assert not settings.out.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from accounting.core import accountant
-from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.experiments import compare as library
@@ -124,20 +122,6 @@ def test_optimistic_noise_is_marked_wherever_it_is_shown(
     assert (out / "comparison.md").read_text().startswith(report.markdown())
 
 
-def test_same_noise_is_that_of_the_first_sampler(make_settings: MakeSettings) -> None:
-    found = _cases(make_settings(noise=(SAME, OWN)))
-    assert set(found) == {(POISSON, OWN), (SHUFFLE, SAME), (SHUFFLE, OWN)}
-    same, first = found[SHUFFLE, SAME].settings, found[POISSON, OWN].settings
-    assert same.noise_multiplier == first.noise_multiplier
-
-
-def test_noise_that_is_given_is_that_of_all(make_settings: MakeSettings) -> None:
-    given = dataclasses.replace(PRIVATE, target_epsilon=None, noise_multiplier=0.7)
-    cases, _ = find_cases(make_settings(trained=(given,)), NUM_EXAMPLES, silent)
-    assert [case.settings.noise_multiplier for case in cases] == [0.7, 0.7]
-    assert [case.noise_rule for case in cases] == ["given", "given"]
-
-
 def test_model_mix_gets_the_noise_of_its_theorem_where_that_holds(
     make_settings: MakeSettings,
 ) -> None:
@@ -159,11 +143,3 @@ def test_model_mix_gets_the_noise_of_its_theorem_where_that_holds(
         "Left out: model-mix on dynamic-shuffle batches, for which its theorem proves "
         "nothing."
     ]
-
-
-def test_a_method_whose_theorem_covers_no_sampler_is_refused(
-    make_settings: MakeSettings,
-) -> None:
-    settings = make_settings(trained=(MIXED,), samplers=(SHUFFLE,))
-    with pytest.raises(InputError, match="amplification by mixing is analysed"):
-        find_cases(settings, NUM_EXAMPLES, silent)

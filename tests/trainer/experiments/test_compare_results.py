@@ -11,7 +11,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE
-from trainer.experiments.compare import report, summarise
+from trainer.experiments.compare import summarise
 from trainer.experiments.comparison_runs import ComparisonCase
 from trainer.settings.train_settings import TrainSettings
 
@@ -81,11 +81,3 @@ def test_a_target_is_called_proven_only_where_it_is(
 def test_an_unknown_metric_is_refused_with_those_that_are_there() -> None:
     with pytest.raises(InputError, match=r"metric='f1'.*auc, log_loss"):
         summarise([(_case(), _result(0.7))], metric="f1")
-
-
-def test_printed_bounds_are_rounded_to_the_safe_side() -> None:
-    outcomes = summarise(
-        [(_case(), _result(0.7, epsilon=2.501, epsilon_lower_bound=1.999))],
-        metric="auc",
-    )
-    assert "| 2.51 | 1.99 |" in report(outcomes).markdown()

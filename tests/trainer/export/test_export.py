@@ -18,7 +18,6 @@ from trainer.core.tf_compat import keras, tf
 from trainer.export import check_export, export
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_model
-from trainer.report import run_files
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
@@ -106,24 +105,6 @@ def test_exported_models_load_without_this_package(
     assert len(found) == 4
     for name, values in found.items():
         np.testing.assert_allclose(values, wanted, rtol=1e-5, err_msg=name)
-
-
-def test_the_signature_names_the_columns_that_the_model_takes(
-    model: TrainableModel, batches: BatchFolder, exported: pathlib.Path
-) -> None:
-    found = run_files.read_serving(exported)
-    columns = {column.name: column for column in batches.manifest.columns}
-    assert {column.name for column in found.inputs} == set(model.input_names)
-    assert all(columns[column.name] == column for column in found.inputs)
-    assert (found.outputs, found.task) == (("probability",), "binary")
-
-
-def test_an_export_replaces_an_unfinished_one_and_leaves_nothing_else(
-    model: TrainableModel, batches: BatchFolder, exported: pathlib.Path
-) -> None:
-    export(model, batches.manifest, exported)
-    names = {path.name for path in exported.iterdir()}
-    assert names == {"model.keras", "saved_model", "serving.json"}
 
 
 OWN_MODELS = """

@@ -128,23 +128,6 @@ def test_a_function_that_was_traced_elsewhere_is_refused(
         export._save_tensorflow(network, network, str(tmp_path / "model"))
 
 
-def test_variables_are_listed_in_the_order_of_their_reads() -> None:
-    ones = [tf.Variable([1.0], name=f"one_{number}") for number in range(20)]
-    sum_of = tf.function(lambda: tf.add_n([one.read_value() for one in ones[::-1]]))
-    traced = sum_of.get_concrete_function()
-    export.in_order(traced)
-    assert [one.name for one in traced.variables] == [one.name for one in ones[::-1]]
-
-
-def test_a_variable_that_is_watched_and_not_read_is_refused() -> None:
-    """Seen to fail: a KeyError."""
-    one, other = (tf.Variable([1.0], name=name) for name in ("one", "other"))
-    traced = tf.function(one.read_value).get_concrete_function()
-    traced.graph.variables = one, other
-    with pytest.raises(InputError, match="does not read other:0"):
-        export.in_order(traced)
-
-
 def test_keras_names_what_layers_share_by_no_address(
     small_batches: Any, tmp_path: pathlib.Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Every architecture of the list: its clipped sum, or the reason for its refusal."""
+"""The clipped sum of every architecture of the list."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from accounting.core.validation import InputError
 from tests.trainer.architecture import PHYSICAL
 from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.zoo import arrays, batch, clipped_total, norm_of
 from trainer.core.tf_compat import tf
 from trainer.gradients.clipping import (
     ONE_PASS,
-    SINGLE_EXAMPLES,
     choose_path,
     clipped_sum,
 )
@@ -24,13 +22,6 @@ NUM_ROWS = 4
 #: A sum of 2^8 numbers, the longest of a row, is rounded 2^8 times: in two orders it
 #: differs by some sqrt(2^8) roundings of 2^-24.  What was found is a third of that.
 TOLERANCE = 2.0**4 * 2.0**-24
-
-ACCEPTED = {
-    name: one
-    for name, one in ARCHITECTURES.items()
-    if one.decision in (ONE_PASS, SINGLE_EXAMPLES)
-}
-
 
 #: Traces that take seconds; the plain suite has a shorter one of each kind.
 LONG_TRACES = (
@@ -43,12 +34,12 @@ LONG_TRACES = (
     "name",
     [
         pytest.param(name, marks=pytest.mark.thorough) if name in LONG_TRACES else name
-        for name in ACCEPTED
+        for name in ARCHITECTURES
     ],
 )
 def test_the_clipped_sum_is_that_of_a_loop_over_rows(name: str) -> None:
     """The loop has Keras's own loss, with its masks and weights, and a tape per row."""
-    architecture = ACCEPTED[name]
+    architecture = ARCHITECTURES[name]
     model = architecture.trained()
     assert choose_path(model) == architecture.decision
     rows = architecture.with_seeds(architecture.rows(NUM_ROWS), model)
@@ -68,24 +59,14 @@ def test_the_clipped_sum_is_that_of_a_loop_over_rows(name: str) -> None:
     assert gap <= TOLERANCE * sum(min(clip, norm) for norm in norms)
 
 
-@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {*ACCEPTED}))
-def test_a_refused_architecture_is_told_why(name: str) -> None:
-    architecture = ARCHITECTURES[name]
-    with pytest.raises(InputError, match=architecture.decision) as caught:
-        architecture.trained()
-    assert "\n" not in str(caught.value)
-    if "others" in architecture.decision:
-        assert choose_path(architecture.plain()) == SINGLE_EXAMPLES
-
-
 def test_a_table_that_is_read_as_a_whole_has_no_known_rows() -> None:
-    model = ACCEPTED["untracked_table"].plain()
+    model = ARCHITECTURES["untracked_table"].plain()
     assert choose_path(model) == ONE_PASS
     assert table_reads(model) is None
 
 
 def test_the_rows_of_a_table_that_is_used_twice_are_those_of_both_uses() -> None:
-    architecture = ACCEPTED["deep_interest"]
+    architecture = ARCHITECTURES["deep_interest"]
     reads = table_reads(architecture.plain())
     assert reads is not None
     assert len(reads.tables) == 1

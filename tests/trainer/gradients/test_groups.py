@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer import tf_privacy
 from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP
@@ -31,7 +30,6 @@ from tests.trainer.zoo import (
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients import clipping
 from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
-from trainer.gradients.engine.table_reads import table_reads
 from trainer.model.trainable_model import GroupedModel
 
 NUM, SIZE = 5, 3
@@ -52,22 +50,7 @@ def normalised() -> Any:
     return _of_steps(keras.layers.GroupNormalization(2))
 
 
-class _Branching(keras.layers.Layer):
-    """Decides by a row, within a loop over the rows."""
-
-    def call(self, values: Any) -> Any:
-        return tf.map_fn(
-            lambda row: tf.cond(row[0] > 0, lambda: tf.tanh(row), lambda: row), values
-        )
-
-
-def branching() -> Any:
-    integers, values = numbers()
-    return keras.Model(integers, keras.layers.Dense(1)(_Branching()(values)))
-
-
 MODELS = {
-    branching: SINGLE_EXAMPLES,
     both_inputs: ONE_PASS,
     dense_per_position: ONE_PASS,
     layer_normalization: ONE_PASS,
@@ -171,36 +154,6 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
         assert_close(arrays(found), wanted)
 
 
-def test_microbatches_of_tf_privacy_are_users_with_equally_many_rows() -> None:
-    """Its Keras optimizer clips the gradient of the mean loss of each microbatch."""
-    model = grouped(both_inputs, weighted=True)
-    columns, weight = data_of(model, padding=0)
-    rows = make_rows(NUM * SIZE, seed=3)
-    columns["integers"] = np.nan_to_num(rows["integers"]).reshape(NUM, SIZE, -1)
-    columns["label"] = rows["label"].reshape(NUM, SIZE)
-    columns["row_weight"] = np.ones((NUM, SIZE), "f4")
-    columns = {name: tf.constant(values) for name, values in columns.items()}
-    clip = float(np.median([norm_of(each) for each in gradients_of(model, columns)]))
-    with tf_privacy.old_keras():
-        optimizers = tf_privacy.module("optimizers.dp_optimizer_keras")
-        optimizer = optimizers.DPKerasSGDOptimizer(
-            l2_norm_clip=clip,
-            noise_multiplier=0.0,
-            num_microbatches=NUM,
-            learning_rate=1.0,
-        )
-    flat = {
-        name: tf.reshape(values, (NUM * SIZE, *values.shape[2:]))
-        for name, values in columns.items()
-    }
-    with tf.GradientTape(persistent=True) as tape:
-        losses = model.of_row.losses(flat)
-    pairs = optimizer._compute_gradients(losses, model.variables, tape=tape)
-    gradient_sum = clipping.clipped_sum(model, l2_norm_clip=clip)
-    found = arrays(gradient_sum(columns, weight))
-    assert_close(found, [NUM * array for array in arrays([g for g, _ in pairs])])
-
-
 @pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 def test_bam_moves_the_weights_once_for_all_views(path: str) -> None:
     model = grouped(dense_per_position if path == ONE_PASS else both_inputs)
@@ -247,15 +200,3 @@ def test_a_clip_holds_where_views_cancel() -> None:
             one = {k: tf.constant(v[[row]]) for k, v in columns.items()}
             found = arrays(gradient_sum(one, tf.ones(1)))
             assert norm_of(found) <= 1 + 1e-4
-
-
-def test_tables_are_read_at_the_ids_of_all_views() -> None:
-    model = grouped(dense_per_position)
-    columns, weight = data_of(model, padding=0)
-    reads = table_reads(model)
-    assert reads is not None
-    assert reads.num_ids == (SIZE * 26,)
-    found = reads.ids(columns, weight)[0]
-    wanted = np.zeros((16, SIZE * 26), np.int32)  # as many as a step computes
-    wanted[:NUM] = np.reshape(columns["categories"], (NUM, -1))
-    np.testing.assert_array_equal(found, wanted.ravel())

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from tests.trainer.bounded import bam_sum
-from tests.trainer.zoo import arrays
-from trainer.core.step.per_example import clip_to_norm
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import (
     ONE_PASS,
@@ -150,24 +148,6 @@ def test_a_tiny_slope_at_a_huge_input_is_counted(
     assert _largest_share(clipped_sum(model, l2_norm_clip=CLIP), columns, 2) > MOST
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_well_conditioned_sum_is_as_before(shape: tuple[int, int, int]) -> None:
-    positions, size, _ = shape
-    model = _pairwise(*shape)
-    random = np.random.default_rng(0)
-    columns = {
-        "inputs": tf.constant(random.normal(size=(32, positions, size)), tf.float32),
-        "label": tf.zeros(32, tf.int8),
-    }
-    found = clipped_sum(model, l2_norm_clip=CLIP, path=ONE_PASS)(columns, tf.ones(32))
-    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=SINGLE_EXAMPLES)(
-        columns, tf.ones(32)
-    )
-    total = math.sqrt(sum(float((g**2).sum()) for g in arrays(wanted)))
-    apart = [a - b for a, b in zip(arrays(found), arrays(wanted), strict=True)]
-    assert math.sqrt(sum(float((g**2).sum()) for g in apart)) <= 1e-4 * total
-
-
 def _without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_parts, "_CONDITION", math.inf)
 
@@ -190,9 +170,3 @@ def test_the_bound_is_what_holds(
     columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), 3)}
     way = clipped_sum(_pairwise(*shape), l2_norm_clip=CLIP, path=ONE_PASS)
     assert _largest_share(way, columns, ROWS_PER_SHAPE) > MOST
-
-
-def test_factors_bring_a_vector_within_its_bound_and_leave_shorter_ones() -> None:
-    squares = tf.constant([4.0, 1.0, 0.0, 1e-30])
-    bounds = tf.constant([1.0, 4.0, 0.0, 0.0])
-    np.testing.assert_allclose(clip_to_norm(squares, bounds), [0.5, 1.0, 1.0, 0.0])

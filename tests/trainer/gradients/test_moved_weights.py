@@ -49,10 +49,6 @@ ONES = (
 )  # fmt: skip
 
 
-def _never(*arguments: Any) -> Any:
-    raise AssertionError("computed one example at a time")
-
-
 def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
     moved_sum = bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH)
     return tf.function(moved_sum, autograph=False)
@@ -77,21 +73,6 @@ def test_one_pass_equals_a_loop_that_moves_the_weights(name: str) -> None:
 def test_every_known_use_equals_the_loop(name: str, rows: Any) -> None:
     model, data = known_model(*KNOWN[name]), rows(NUM_ROWS)
     found = _sum(model)(*batch(data, padding=2))
-    assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
-
-
-def test_large_products_are_not_formed(
-    rows: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def twice(values: Any, kernel: Any) -> Any:
-        hidden = tf.tanh(tf.matmul(values, kernel))
-        return tf.reduce_sum(tf.tanh(tf.matmul(hidden, kernel)), 1, keepdims=True)
-
-    model, data = known_model((13, 13), twice), rows(NUM_ROWS)
-    monkeypatch.setattr(
-        "trainer.gradients.engine.moved_weights._product_change", _never
-    )
-    found = _sum(model)(*batch(data))
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
 
 

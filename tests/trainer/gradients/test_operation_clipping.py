@@ -20,8 +20,6 @@ from tests.trainer.zoo import (
     naive_sum,
     numbers,
 )
-from trainer.core.step import single_examples
-from trainer.core.step.single_examples import SingleExamples
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import ONE_PASS as PATH
 from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
@@ -155,16 +153,6 @@ def test_chunks_and_capped_coordinates_equal_a_loop_over_examples(
     gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
     found = gradient_sum(*batch(data, padding=3, fill=math.nan))
     assert_close(arrays(found), naive_sum(model, data, CLIP, cap))
-
-
-def test_memory_counts_the_steps_of_recurrent_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, steps in (("opacus_char_lstm", 3), ("tf_privacy_mnist", 1)):
-        model = ARCHITECTURES[name].plain()
-        size = sum(v.shape.num_elements() for v in model.variables)
-        monkeypatch.setattr(single_examples, "MOST_GRADIENT_VALUES", 192 * size)
-        assert SingleExamples(model).chunk_rows == 192 // steps
 
 
 def test_too_many_time_steps_are_refused_with_a_remedy() -> None:

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.zoo import batch
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.engine.proof import obstacle
 from trainer.gradients.engine.table_reads import table_reads
 from trainer.model.trainable_model import TrainableModel
@@ -51,24 +49,3 @@ def test_no_reads_where_they_are_not_known_beforehand(kind: str) -> None:
         model = TrainableModel(network=network, description={})
     assert obstacle(model) is None
     assert table_reads(model) is None
-
-
-@pytest.mark.parametrize("also_all_of_it", [False, True])
-def test_a_step_reads_all_of_a_table_only_if_the_model_needs_it(
-    also_all_of_it: bool, rows: Any
-) -> None:
-    model = _model()
-    if also_all_of_it:
-        table = model.network.layers[-3].embeddings
-        tied = keras.layers.Lambda(
-            lambda ids: keras.ops.cast(ids[:, :11], "float32") @ table
-        )
-        sums = keras.layers.Dense(1)(tied(model.network.inputs[0]))
-        logit = model.network.outputs[0] + sums
-        network = keras.Model(model.network.inputs, logit)
-        model = TrainableModel(network=network, description={})
-    step = tf.function(clipped_sum(model, l2_norm_clip=1.0), autograph=False)
-    graph = step.get_concrete_function(*batch(rows(4))).graph
-    (handle,) = (x for v, x in graph.captures if v is model.variables[0].handle)
-    kinds = {op.type for op in handle.consumers()}
-    assert ("ReadVariableOp" in kinds) == also_all_of_it

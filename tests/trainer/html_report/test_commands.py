@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import pathlib
 import re
 import shlex
@@ -14,18 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting.auditing import audit, audits
+from accounting.auditing import audit
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
-from pipelines.sampling import samplers
-from tests.accounting.samplers.test_registry import AUDIT, NAME, RULES, WHOLE, _assign
-from tests.sampler_fields import may_register, needed
-from tests.trainer.html_report.conftest import PLAN, of_users
+from tests.sampler_fields import needed
+from tests.trainer.html_report.conftest import of_users
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.settings import requests
 
-SIZES = {"num_examples": 2000, "expected_batch_size": 100}
 SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
 
 
@@ -86,19 +82,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "a large delta": {"plan": small("poisson"), **LARGE},
     "no noise": {"plan": small("poisson"), "noise_multiplier": 0.0},
-    "a sampler of one's own": {
-        "plan": lambda: DpSgdPlan(sampler=NAME, **SMALL),
-    },
 }  # fmt: skip
-
-
-@pytest.fixture
-def own_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_register(monkeypatch)
-    monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
-    sampler_registry.register(NAME, RULES, WHOLE)
-    samplers.register(NAME, _assign)
-    monkeypatch.setattr(audits, "_AUDITS", {**audits._AUDITS, NAME: AUDIT})
 
 
 def commands_of(page: str) -> list[list[str]]:
@@ -131,12 +115,9 @@ def check_output(words: list[str], output: str, page: str) -> None:
 def test_every_printed_command_says_what_the_page_says(
     kind: str,
     make_run: Any,
-    own_sampler: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = dict(KINDS[kind])
-    if callable(made["plan"]):
-        made["plan"] = made["plan"]()
     run = make_run("my run", **made)
     page = render(collect(run))
     monkeypatch.chdir(run.parent)
@@ -172,24 +153,3 @@ def check_digests(words: list[str], page: str) -> None:
     for line in lines:
         digest, name = line.split(maxsplit=1)
         assert f"{pathlib.Path(name).name}</th><td><code>{digest}</code>" in page
-
-
-@pytest.mark.parametrize(
-    ("plan", "record"),
-    [
-        (PLAN, {}),
-        (DpSgdPlan(sampler="poisson", num_steps=50, num_epochs=1, **SIZES), MIX),
-    ],
-    ids=["truncated", "model-mix"],
-)
-def test_the_command_without_the_run_is_unrounded(
-    make_run: Any, plan: DpSgdPlan, record: dict[str, Any]
-) -> None:
-    found = collect(make_run(plan=plan, **record))
-    name, *arguments = shlex.split(found["commands"][0]["command"])
-    assert name == "dpsgd"
-    again = CliRunner().invoke(dpsgd.cli, [*arguments, "--json"])
-    assert again.exit_code == 0, again.output
-    stated = json.loads(again.stdout)
-    for field in ("epsilon", "epsilon_lower_bound", "delta", "theorem"):
-        assert stated[field] == found["privacy"]["statement"][field]

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 
 import dpsgd
 from accounting.core.validation import InputError
-from tests.trainer.html_report.conftest import of_colours, of_users
-from trainer.core import claims
+from tests.trainer.html_report.conftest import of_colours
 from trainer.html_report import facts, page
 
 
@@ -45,54 +44,6 @@ def words_of(page: str) -> str:
     """The text of a page, without its style."""
     shown = re.sub(r"<style>.*?</style>|<[^>]+>", "", page, flags=re.DOTALL)
     return " ".join(html.unescape(shown).split())
-
-
-#: Words that are false where the privacy unit is a user, and where it is a row.
-OF_ROWS = ("single row", "One row is protected", "epsilon doubles", "a table of",
-           "used rows", "one row", "every row", "slots")  # fmt: skip
-OF_USERS = ("one user", "single user", "every user", "used users", "were kept")
-
-
-@pytest.mark.parametrize(
-    ("rows", "sampled", "says"),
-    [
-        (3, "rows", ["one userof whom at most 3 rows were kept",
-                     "3 rows of each, drawn at random, and at most 20,000 rows",
-                     "batches: at most 20,000 rows of users, 600 steps"]),
-        (1, "rows", ["userof whom at most 1 row was kept", "at most 1 row of each"]),
-        (8, "users", ["one userof whom at most 8 rows were kept",
-                      "at most 20,000 users in all", "at most 20,000 users, 600 steps",
-                      "a userat most 8, in one example", "cap on a step200 users"]),
-    ],
-)  # fmt: skip
-def test_a_page_of_users_speaks_of_users(
-    rows: int, sampled: str, says: list[str], make_run: Any, audit_of: Any
-) -> None:
-    dataset = of_users(rows, sampled=sampled, num_examples=20_000)
-    audit = audit_of(max_examples_per_user=rows if sampled == "rows" else 1)
-    text = words_of(page.render(facts.collect(make_run(dataset=dataset), audit=audit)))
-    for each in (*says, "any single user", "It holds for every user"):
-        assert each in text
-    # Only the relation of several rows has slots.
-    wrong = OF_ROWS[:-1] if rows == 3 else OF_ROWS
-    assert not [each for each in wrong if each in text]
-
-
-def test_a_page_of_rows_speaks_of_rows(make_run: Any, audit_of: Any) -> None:
-    text = words_of(page.render(facts.collect(make_run(), audit=audit_of())))
-    for each in ("one rowof 20,000", "a table of 20,000 rows", "any single row"):
-        assert each in text
-    assert not [each for each in OF_USERS if each in text]
-
-
-def test_a_page_says_whether_epsilon_includes_a_search(make_run: Any) -> None:
-    says = "This includes the search for the settings of the model"
-    one, best = (
-        words_of(page.render(facts.collect(make_run(name, relies_on=claims_of_it))))
-        for name, claims_of_it in (("one", []), ("best", [claims.SELECTION]))
-    )
-    assert says not in one
-    assert says in best
 
 
 def test_a_page_has_the_title_of_the_user_and_names_the_target(
@@ -162,20 +113,3 @@ def test_a_file_takes_the_place_of_another_only_if_asked(
     found = page.write_report(str(run), str(out), overwrite=True)
     assert found["run"]["name"] == "run"
     assert out.read_text() == page.render(found)
-
-
-def test_a_file_appears_whole_or_not_at_all(
-    make_run: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, out = make_run(), tmp_path / "report.html"
-    before = set(tmp_path.iterdir())
-
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", fail)
-        patch.setattr("pathlib.Path.replace", fail)
-        with pytest.raises(OSError, match="No space"):
-            page.write_report(run, out)
-    assert set(tmp_path.iterdir()) == before

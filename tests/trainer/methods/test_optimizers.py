@@ -10,8 +10,8 @@ import pytest
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from trainer.core.tf_compat import keras, tf
-from trainer.methods.optimizers import FlooredAdam, learning_rates, make_optimizer
+from trainer.core.tf_compat import tf
+from trainer.methods.optimizers import learning_rates, make_optimizer
 from trainer.settings.train_settings import SCHEDULES, TrainSettings
 
 
@@ -101,16 +101,6 @@ def test_the_steps_of_adam_with_a_floor_by_hand() -> None:
         )
     np.testing.assert_allclose(
         _steps(optimizer, gradients), weights[1:], rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("floor", [None, 0.0])
-def test_adam_without_a_floor_is_that_of_keras(floor: float | None) -> None:
-    gradients = np.random.default_rng(0).normal(size=(9, 4))
-    found = make_optimizer(_settings(adam_floor=floor), 9)
-    assert type(found) is keras.optimizers.Adam
-    np.testing.assert_array_equal(
-        _steps(FlooredAdam(0.5, floor=0.0), gradients), _steps(found, gradients)
     )
 
 

@@ -14,12 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.core import accountant
-from accounting.core.claim import MethodWording
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_float
 from tests.trainer.run.whole_runs import KillAt, Planted
 from tests.trainer.zoo import arrays, batch, linear, make_model
-from trainer.cli.commands import account, train_command
+from trainer.cli.commands import train_command
 from trainer.core.run.run_record import read_run
 from trainer.core.step import grid
 from trainer.core.step.bounded_sum import BoundedSum
@@ -29,11 +28,9 @@ from trainer.gradients import clipping
 from trainer.methods import registry
 from trainer.methods.registry import Hooks
 from trainer.model.trainable_model import TrainableModel
-from trainer.run import privacy
 from trainer.run.preflight import Request
 from trainer.settings import methods
 from trainer.settings.methods import (
-    NON_PRIVATE,
     Method,
     MethodSettings,
     Setting,
@@ -47,9 +44,6 @@ from trainer.train import train
 NAME = "small-clip"
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 0.4}
 OWN = {"clip_share": 0.5}
-PLAN = DpSgdPlan(
-    sampler="poisson", num_examples=1000, expected_batch_size=10, num_steps=100
-)
 
 
 def _small(model: TrainableModel, settings: TrainSettings) -> ExampleGradients:
@@ -200,17 +194,6 @@ def test_a_setting_is_of_its_method(
         MethodSettings(method="bam", method_settings={"bam_radius": 0.1, **OWN})
 
 
-def test_a_method_refuses_settings_of_a_run(register: Register) -> None:
-    def no_lion(settings: TrainSettings) -> None:
-        if settings.optimizer == "lion":
-            raise InputError("Expected no lion.")
-
-    register(dataclasses.replace(WHOLE, check=no_lion))
-    _settings()
-    with pytest.raises(InputError, match="no lion"):
-        _settings(optimizer="lion")
-
-
 def test_a_method_says_whether_it_reads_whole_tables(
     register: Register,
 ) -> None:
@@ -265,71 +248,6 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
 # -- what is not brought ---------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Twice:
-    """A theorem: twice the epsilon of DP-SGD, for Poisson batches alone."""
-
-    l2_norm_clip: float
-    name: str = "Twice"
-
-    def check_plan(self, plan: DpSgdPlan) -> None:
-        if plan.sampler != "poisson":
-            raise InputError("Expected poisson, for Twice.")
-
-    def epsilon(
-        self, plan: DpSgdPlan, *, noise_multiplier: float, delta: float
-    ) -> accountant.Bounds:
-        plain = accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
-        return accountant.Bounds(upper=2 * plain.guarantee, method="Twice")
-
-    def delta(
-        self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
-    ) -> accountant.Bounds:
-        return accountant.delta(
-            plan, noise_multiplier=noise_multiplier, epsilon=epsilon / 2
-        )
-
-    def noise_multiplier(
-        self, plan: DpSgdPlan, *, epsilon: float, delta: float
-    ) -> accountant.NoiseBounds:
-        return accountant.noise_multiplier(plan, epsilon=epsilon / 2, delta=delta)
-
-    def wording(self, bounds: accountant.Bounds) -> MethodWording:
-        assert bounds.method == "Twice"
-        return MethodWording(
-            clipped=" twice,", released="; released twice", discretization="doubled",
-            not_covered=("a third release",),
-        )  # fmt: skip
-
-
-def test_a_method_brings_a_theorem_of_its_own(register: Register) -> None:
-    register(
-        dataclasses.replace(WHOLE, accounting=lambda _, clip, optimizer: Twice(clip))
-    )
-    asked = _settings(noise_multiplier=None, target_epsilon=2.0, target_delta=1e-5)
-    theorem = privacy.theorem_of_settings(asked)
-    assert theorem == Twice(0.4)
-    noise = privacy.noise_multiplier(PLAN, epsilon=2.0, delta=1e-5, theorem=theorem)
-    assert noise == privacy.noise_multiplier(PLAN, epsilon=1.0, delta=1e-5)
-    said = privacy.plan_statement(
-        PLAN, noise_multiplier=1.0, l2_norm_clip=0.4, delta=1e-5, theorem=theorem
-    )
-    plain = accountant.epsilon(PLAN, noise_multiplier=1.0, delta=1e-5).guarantee
-    assert said.epsilon.guarantee == 2 * plain
-    for words in ("l2_norm_clip, twice, summed", "; released twice", "doubled"):
-        assert words in said.to_text()
-    assert "a third release" in said.not_covered
-    # Its epsilon is not that of DP-SGD: it is not audited as such.
-    assert NAME not in methods.with_dp_sgd_accounting()
-    help_text = CliRunner().invoke(account, ["--help"]).output
-    assert "--clip-share" in help_text
-
-
-def test_nothing_is_drawn_for_a_method_without_an_optimizer() -> None:
-    with pytest.raises(InputError, match="draw to bring an optimizer"):
-        dataclasses.replace(HOOKS, draw=_draw)
-
-
 QUESTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "accounting": (
         lambda: methods.theorem_of(NAME, {}, 0.4),
@@ -361,21 +279,6 @@ def test_what_a_method_does_not_bring_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_a_method_without_accounting_is_refused_before_any_work(
-    register: Register, small_batches: Any, held_out: Any, tmp_path: pathlib.Path
-) -> None:
-    register(dataclasses.replace(WHOLE, accounting=None))
-    request = Request(
-        settings=_settings(),
-        batches=small_batches.path,
-        held_out=held_out,
-        run=tmp_path / "run",
-    )
-    with pytest.raises(InputError, match="no epsilon is known"):
-        train(request)
-    assert not request.run.exists()
-
-
 def test_an_unknown_method_is_not_taken_for_dp_sgd() -> None:
     for ask in (
         lambda: gradients_text("unheard-of", {}),
@@ -400,14 +303,6 @@ def test_a_name_means_one_method_and_a_setting_has_one_owner(
             InputError, match=f"setting {setting!r} of method='another'"
         ):
             methods.register("another", owner)
-
-
-@pytest.mark.parametrize("name", methods.names())
-def test_the_methods_of_the_package_bring_what_a_run_needs(name: str) -> None:
-    method = methods.get(name)
-    assert isinstance(registry.hooks_of(name), Hooks)
-    private = name != NON_PRIVATE
-    assert (method.accounting is not None) == (method.sentence is not None) == private
 
 
 def test_the_sum_of_a_run_has_its_clip_and_its_quantile() -> None:

@@ -22,7 +22,7 @@ from trainer.gradients.clipping import (
     plain_sum,
 )
 from trainer.model.losses import loss_by_name, loss_of_keras, loss_of_ones_own
-from trainer.model.metrics import LOSSES, Scores
+from trainer.model.metrics import Scores
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import check_model
 
@@ -82,15 +82,6 @@ def test_cross_entropies_by_hand() -> None:
     signed = np.where(classes > 1, -1, 1) * logits[:, 0]
     found = loss_by_name("binary_crossentropy").per_example(classes > 1, logits[:, :1])
     np.testing.assert_allclose(found, np.log1p(np.exp(signed)), rtol=1e-5)
-
-
-def test_every_name_is_one_of_keras_and_all_others_are_refused() -> None:
-    for name in LOSSES:
-        assert loss_by_name(name).task == LOSSES[name]
-        assert callable(keras.losses.get(name))
-    # Keras converts the labels of a hinge by a look at the whole batch.
-    with pytest.raises(InputError, match="loss='hinge'"):
-        loss_by_name("hinge")
 
 
 @pytest.mark.parametrize(
@@ -369,44 +360,6 @@ def test_logits_under_a_loss_on_probabilities_are_refused(
         assert loss.name in str(error.value)
     for left, right in zip(before, network.get_weights(), strict=True):
         np.testing.assert_array_equal(left, right)
-
-
-def _centred(labels: Any, outputs: Any) -> Any:
-    return (outputs - tf.reduce_mean(outputs, 0))[:, 0] * tf.cast(labels, tf.float32)
-
-
-def _no_such(labels: Any, outputs: Any) -> Any:
-    return labels["nothing"] + outputs
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (_centred, "not to depend on the others"),
-        (lambda _, z: tf.reduce_mean(z), "one number per example"),
-        (lambda _, z: z, "one number per example"),
-        (lambda _, z: z[:, 0] * tf.random.uniform(()), "draws random numbers"),
-        (_no_such, r"loss='m:f' to work; it raised .*test_losses.py, line \d+\)"),
-    ],
-)
-def test_a_loss_whose_clipping_would_mean_nothing_is_refused(
-    function: Any, message: str, manifest: Any
-) -> None:
-    with pytest.raises(InputError, match=message):
-        _checked(manifest, 1, loss_of_ones_own("m:f", function))
-
-
-def test_several_outputs_are_a_dict_of_columns(manifest: Any) -> None:
-    integers = keras.Input((13,), name="integers")
-    outputs = [keras.layers.Dense(1)(integers) for _ in range(2)]
-    other = keras.Model(integers, {"other": outputs[0]})
-    own = loss_of_ones_own("m:f", lambda y, z: z[0][:, 0])
-    model = TrainableModel(network=other, description={}, loss=own)
-    with pytest.raises(InputError, match="column 'other'"):
-        check_model(model, manifest)
-    named = keras.Model(integers, {"label": outputs[0]})
-    with pytest.raises(InputError, match="takes dicts"):
-        check_model(TrainableModel(network=named, description={}), manifest)
 
 
 # -- metrics ---------------------------------------------------------------------------

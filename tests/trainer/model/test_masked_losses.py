@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.core.validation import InputError
 from pipelines.core.batches.columns import Column
 from tests.trainer.zoo import assert_close, clipped_total
 from trainer.core.tf_compat import get_keras_mask, keras, tf
@@ -17,7 +16,6 @@ from trainer.gradients.clipping import (
     choose_path,
     clipped_sum,
 )
-from trainer.gradients.model_check import check_model
 from trainer.model.evaluation import Evaluator, with_masks
 from trainer.model.losses import loss_by_name, loss_of_keras
 from trainer.model.trainable_model import TrainableModel
@@ -171,32 +169,3 @@ def test_losses_by_name_and_held_out_metrics_leave_padding_out(
         right = np.where(np.asarray(masks), values.argmax(-1) == classes, 0).sum(1)
         share = (right[lengths > 0] / lengths[lengths > 0]).mean()
         assert direct["accuracy"] == pytest.approx(share)
-
-
-def test_a_loss_of_rows_under_a_mask_of_positions_is_refused_as_keras_fails_on_it(
-    small_batches: Any,
-) -> None:
-    network = _network(1)
-    loss = losses.BinaryCrossentropy(from_logits=True)
-    model = _model(network, loss_of_keras(loss), (POSITIONS,))
-    columns = _columns("binary", (POSITIONS,))
-    network.compile("sgd", loss)
-    with pytest.raises(tf.errors.InvalidArgumentError):  # its own
-        network.evaluate(columns["ids"], columns["label"], verbose=0)
-    with pytest.raises(InputError, match=r"mask of the output.*Reshape") as caught:
-        check_model(
-            model,
-            small_batches.manifest.__class__(
-                **{
-                    **vars(small_batches.manifest),
-                    "columns": model.columns,
-                }
-            ),
-        )
-    assert "\n" not in str(caught.value)
-    # Both remedies of the message.
-    model = _model(network, loss_of_keras(loss), (POSITIONS, 1))
-    model.losses(_columns("binary", (POSITIONS, 1)))
-    output = network.output
-    without = keras.Model(network.input, layers.Reshape(output.shape[1:])(output))
-    _model(without, loss_of_keras(loss), (POSITIONS,)).losses(columns)

@@ -20,7 +20,6 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import (
     Views,
     first_view,
-    load_views,
     of_one_view,
     trained_model,
 )
@@ -161,10 +160,3 @@ def test_what_is_no_view_is_refused(
         trained_model(model, model.columns, views)
     assert "\n" not in str(caught.value)
     assert "m:augment" in str(caught.value)
-
-
-def test_views_are_described_in_the_record(model: TrainableModel) -> None:
-    views = dataclasses.replace(load_views(3, None), augment=flip_and_shift, name="a:b")
-    found = trained_model(model, model.columns, views).description
-    assert found == {"views": 3, "augment": "a:b"}
-    assert trained_model(model, model.columns, Views()) is model

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from trainer.model.metrics import BINARY, CLASSES
-from trainer.prediction.predict import PREDICTED, shown_names, with_classes
+from trainer.model.metrics import CLASSES
+from trainer.prediction.predict import PREDICTED, with_classes
 
 NAMES = ("red", "<green>", "dark blue")
 ROWS = np.array([[0.1, 0.5, 0.4], [0.4, 0.2, 0.4], [0.2, 0.2, 0.6]])
@@ -30,23 +30,6 @@ def test_the_columns_of_classes_have_their_names() -> None:
     assert found[PREDICTED].tolist() == ["<green>", "red", "dark blue"]
     for number, name in enumerate(NAMES):
         np.testing.assert_array_equal(found[f"probability_{name}"], ROWS[:, number])
-
-
-def test_label_1_is_predicted_above_one_half() -> None:
-    rows = {"probability": np.array([[0.5], [0.51], [0.1]])}
-    assert with_classes(rows, BINARY, ())[PREDICTED].tolist() == [0, 1, 0]
-    named = with_classes(rows, BINARY, ("no", "yes"))
-    assert named[PREDICTED].tolist() == ["no", "yes", "no"]
-    assert list(named) == [PREDICTED, "probability"]
-
-
-@pytest.mark.parametrize("task", [BINARY, CLASSES])
-@pytest.mark.parametrize("names", [(), NAMES])
-def test_the_names_are_known_beforehand(task: str, names: tuple[str, ...]) -> None:
-    first = "probability" if task == BINARY else "probabilities"
-    rows = {first: ROWS[:, :1] if task == BINARY else ROWS, "low": ROWS}
-    found = with_classes(rows, task, names)
-    assert set(found) <= set(shown_names(list(rows), task, names))
 
 
 def test_a_table_of_named_classes_goes_all_the_way(

@@ -88,47 +88,6 @@ def test_a_damaged_model_is_refused(
         predict.predict(tmp_path / "run", folder / "table", tmp_path / "o.parquet")
 
 
-def test_a_model_with_the_weights_of_another_export_is_refused(
-    folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    """Seen: after half of a copy all rows were predicted by them, without a word."""
-    run = shutil.copytree(folder / "run", tmp_path / "run")
-    for name in ("variables.index", "variables.data-00000-of-00001"):
-        shutil.copy(run / "upa_saved_model" / "variables" / name,
-                    run / "saved_model" / "variables" / name)  # fmt: skip
-    with pytest.raises(InputError, match="run/saved_model to be a model that this"):
-        predict.predict(run, folder / "table", tmp_path / "o.parquet")
-
-
-def test_the_mean_of_kept_weights_needs_no_export(
-    folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    shutil.copytree(folder / "run", tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "upa_saved_model")
-    out = tmp_path / "out.parquet"
-    predict.predict(tmp_path / "run", folder / "table", out, average="upa")
-    np.testing.assert_allclose(
-        pq.read_table(out)["probability"],
-        _by_keras(folder / "run" / "upa_model.keras"),
-        rtol=1e-5,
-    )
-
-
-def test_an_aggregate_of_ones_own_predicts_by_kept_weights(
-    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "means_of_ones_own.py").write_text(
-        "def mean(iterates):\n"
-        "    return [sum(arrays) / len(arrays) for arrays in zip(*iterates)]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    spec = "means_of_ones_own:mean"
-    found = _predict(folder, tmp_path / "out.parquet", aggregate=spec)
-    wanted = _by_keras(folder / "run" / "upa_model.keras")
-    np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
-
-
 def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -211,25 +170,6 @@ def test_an_error_on_the_way_leaves_nothing_and_quotes_no_row(
 
 def _file(folder: pathlib.Path) -> pathlib.Path:
     return folder / "table" / "part-00000.parquet"
-
-
-@pytest.fixture
-def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any) -> None:
-        raise AssertionError("it was to be refused before")
-
-    monkeypatch.setattr(exported_model, "load", load)
-
-
-def test_a_table_is_checked_as_held_out_examples_are(
-    folder: pathlib.Path, tmp_path: pathlib.Path, no_tensorflow: None
-) -> None:
-    table = pq.read_table(folder / "table").drop_columns(["categories"])
-    pq.write_table(table, tmp_path / "other.parquet")
-    with pytest.raises(InputError, match="column categories of the batches"):
-        predict.predict(
-            folder / "run", tmp_path / "other.parquet", tmp_path / "out.parquet"
-        )
 
 
 def test_an_unfinished_run_and_one_without_a_model_are_refused(

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from accounting.core.pld.gaussian import gaussian_noise
-from trainer.model.metrics import BINARY, CLASSES, auc, binary_metrics, guessing
+from trainer.model.metrics import BINARY, CLASSES, binary_metrics, guessing
 from trainer.releases import estimates
 from trainer.releases.estimates import Count, Estimates
 from trainer.releases.held_out_sums import HeldOutRows, release
@@ -88,26 +88,6 @@ def of_users(num_users: int, noise: float, rng: np.random.Generator) -> Estimate
     return estimates.of_binary(release(rows.sums(len(labels)), noise), count, CAP)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 100.0])
-def test_an_interval_of_users_has_the_true_value_if_their_rows_are_alike(
-    epsilon: float,
-) -> None:
-    rng, count, hits, narrow = np.random.default_rng(8), 300, {}, 0
-    noise = gaussian_noise(epsilon, 1e-6)
-    for _ in range(count):
-        for name, each in of_users(1_500, noise, rng).metrics.items():
-            assert each is not None
-            low, high = each.interval
-            hits[name] = hits.get(name, 0) + (low < truth()[name] < high)
-            alone = each.sampling / np.sqrt(MOST)
-            low, high = dataclasses.replace(each, sampling=alone).interval
-            narrow += name == "accuracy" and low < truth()[name] < high
-    least = stats.binom.ppf(ERROR_RATE / 3, count, 0.95)
-    assert min(hits.values()) >= least
-    if epsilon > 10:  # as of independent rows they are seen to be too short
-        assert narrow < least
-
-
 def test_noise_of_users_is_as_stated() -> None:
     """Of one set of users, released many times: that of the number of rows, too."""
     count, noise = 400, gaussian_noise(1.0, 1e-6)
@@ -135,15 +115,6 @@ def test_metrics_without_noise_are_the_exact_ones() -> None:
     assert found.capped is not None
     losses = np.logaddexp(0, np.where(labels > 0, -logits, logits))
     assert found.capped.value == pytest.approx((losses > CAP).mean(), abs=1e-12)
-
-
-def test_noise_is_below_the_sampling_error_at_epsilon_a_half() -> None:
-    # The size of algorithms-3 (e): 15,625 rows, a quarter of them positive.
-    labels, logits = population(np.random.default_rng(3), 15_625)
-    found = estimated(labels, logits, gaussian_noise(0.5, 1e-6)).metrics
-    for each in found.values():
-        assert each is not None
-        assert each.noise < each.sampling
 
 
 def test_no_auc_is_stated_where_noise_hides_the_smaller_class() -> None:
@@ -181,12 +152,3 @@ def test_classes_have_accuracy_log_loss_and_their_baseline() -> None:
     assert found.metrics["log_loss"].value == pytest.approx(loss, abs=1e-5)
     wanted = guessing(labels, task=CLASSES, loss="sparse_categorical_crossentropy")
     assert found.guessing == pytest.approx(wanted)
-
-
-def test_the_sampling_error_of_auc_is_that_of_resampling() -> None:
-    rng = np.random.default_rng(7)
-    found = [auc(*population(rng, 3_000)) for _ in range(400)]
-    stated = estimated(*population(rng, 3_000), 1e-9).metrics["auc"]
-    assert stated is not None
-    # A standard deviation of 400 values has an error of 3.5 %; 5 of them.
-    assert stated.sampling == pytest.approx(np.std(found), rel=0.18)

@@ -59,23 +59,6 @@ def test_the_bounds_are_reached() -> None:
     assert together > 0.99
 
 
-@pytest.mark.parametrize("most", [None, 3])
-@pytest.mark.parametrize("has_range", [True, False])
-def test_shares_add_up_to_one(most: int | None, has_range: bool) -> None:
-    total = sum(HeldOutNumbers(4.0, most, has_range=has_range).shares.values())
-    assert total == pytest.approx(1.0)
-    assert total <= 1
-
-
-def test_every_row_has_a_place_whatever_is_in_it() -> None:
-    labels, found = np.r_[np.nan, 0.5, 0.5, np.inf], np.r_[0.0, np.nan, 1e308, np.inf]
-    rows = estimated(labels, found, 1e-9)
-    squared, absolute = (rows.metrics[name] for name in (SQUARED_ERROR, ABSOLUTE_ERROR))
-    assert squared is not None
-    assert absolute is not None
-    assert (squared.value, absolute.value) == (4.0, 2.0)
-
-
 def estimated(
     labels: np.ndarray, found: np.ndarray, noise: float, most: int | None = None
 ) -> Estimates:

@@ -106,14 +106,6 @@ def test_every_row_has_a_place_whatever_is_in_it(task: str) -> None:
         assert 0 <= mean(float(sums[name].values[0]), 500) <= 1
 
 
-def test_a_prediction_that_is_not_finite_counts_as_the_worst() -> None:
-    for label in (0.0, 1.0):
-        sums = sums_of(BINARY, np.array([label]), np.array([np.nan]))
-        assert mean(float(sums["loss"].values[0]), 1) == 1
-    sums = sums_of(CLASSES, np.array([0.0]), np.full((1, 3), np.nan))
-    assert sums["counts"].values.tolist() == [1, 0, 0, 0, 0, 0]
-
-
 def test_values_are_those_of_the_exact_metrics() -> None:
     rng = np.random.default_rng(3)
     logits = rng.normal(size=700).round(1)  # with ties
@@ -152,24 +144,6 @@ def test_scores_are_ordered_by_a_grid_that_no_row_moves() -> None:
         / np.minimum(order, 1 - order)[:-1][np.diff(found) == 0]
     )
     assert wide.max() < 2.0**-12
-
-
-def test_one_hot_labels_are_classes() -> None:
-    rng = np.random.default_rng(3)
-    labels, chance = rng.integers(0, 3, 50), rng.dirichlet(np.ones(3), 50)
-    for name, each in sums_of(CLASSES, labels, chance).items():
-        hot = sums_of(CLASSES, np.eye(3)[labels], chance)[name]
-        np.testing.assert_array_equal(each.values, hot.values)
-
-
-def test_rows_may_come_in_parts() -> None:
-    labels, scores = binary_rows(np.random.default_rng(1), 100)
-    rows = HeldOutRows(BINARY, 2, CAP)
-    for first in range(0, 100, 30):
-        rows.add(labels[first : first + 30], scores[first : first + 30])
-    for name, each in rows.sums().items():
-        whole = sums_of(BINARY, labels, scores)[name]
-        np.testing.assert_array_equal(each.values, whole.values)
 
 
 @pytest.mark.parametrize("task", [BINARY, CLASSES])

@@ -44,12 +44,6 @@ def test_two_releases_have_independent_noise() -> None:
     assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() > limit
 
 
-def test_released_values_are_integers() -> None:
-    sums = {"counts": RowSum(values=np.arange(50), bound=3, share=0.5)}
-    for each in release(sums, 0.3).values():
-        np.testing.assert_array_equal(each.values, np.rint(each.values))
-
-
 @pytest.mark.parametrize(("share", "noise"), [(0.6, 1.0), (0.5, 0.0), (0.5, math.nan)])
 def test_more_than_one_in_shares_or_no_noise_is_refused(
     share: float, noise: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -180,21 +179,6 @@ def test_a_range_is_that_of_the_values_that_there_are(
     assert ranged == {"some", "zeros", "millis"}
 
 
-def test_the_schema_says_where_its_ranges_came_from_and_prepares_the_table(
-    root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
-) -> None:
-    found_in(epsilon=3.000001)
-    text = (tmp_path / "out.toml").read_text()
-    added = [line for line in text.split("\n") if line not in SCHEMA.split("\n")]
-    assert len(added) == 3  # two ranges and a logarithm
-    assert all("# by dpsgd statistics, epsilon 3.0001, delta 1e-06" in x for x in added)
-    (root / "ranged.toml").write_text(text)
-    prepare(root, "ranged.toml", "again")
-    described = json.loads((root / "again" / "_prepared.json").read_bytes())["dataset"]
-    roles = {each["name"]: each["role"] for each in described["inputs"]}
-    assert roles["age"] == roles["net_worth"] == "number"
-
-
 def test_too_few_rows_are_refused_before_they_are_read(
     found_in: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -221,25 +205,6 @@ def test_shares_add_up_to_1_at_most_for_any_number_of_columns() -> None:
         counted = table_counts.Counted(ranges=names, texts=names, num_classes=2, most=3)
         shares = [each.share for each in counted.sums.values()]
         assert 1 - 1e-9 < sum(shares) <= 1
-
-
-def test_a_schema_without_headers_is_refused_before_rows_are_read(
-    tmp_path: pathlib.Path, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_counts, "read_table", None)
-    (tmp_path / "inline.toml").write_text(
-        "version = 1\n[columns]\n"
-        'age = {kind = "numeric"}\nincome = {kind = "label", task = "binary"}\n'
-    )
-    monkeypatch.setattr(table_statistics, "_check_table", lambda *_: None)
-    with pytest.raises(InputError, match=r"Expected a header \[columns\."):
-        statistics(
-            str(root / "data/val"),
-            tmp_path / "inline.toml",
-            tmp_path / "out.toml",
-            epsilon=3.0,
-            delta=1e-6,
-        )
 
 
 @pytest.fixture(scope="module")

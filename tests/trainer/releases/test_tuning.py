@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import pathlib
-import random
 import re
 import shutil
 from collections import Counter
@@ -28,12 +27,9 @@ from accounting.planning.tuning import Tuning
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import Planted, private_settings
-from trainer.cli.releases.tune_commands import candidate_flags
 from trainer.core import claims
 from trainer.core.run import run_record
 from trainer.releases import evaluate, tuning
-from trainer.releases.estimates import Estimates, MetricEstimate
-from trainer.releases.tuning import _State
 from trainer.report.progress import Silent
 from trainer.run import privacy
 from trainer.settings.train_settings import TrainSettings
@@ -382,29 +378,6 @@ def test_a_run_that_ends_for_good_scores_worst(
     assert run_record.read_run(tmp_path / "out/run")[0].complete
 
 
-def test_a_search_that_was_killed_at_its_end_leaves_nothing_more(
-    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, remove = tmp_path / "out", shutil.rmtree
-
-    def die(path: pathlib.Path) -> None:
-        (path / SECRET).unlink()
-        raise Planted
-
-    monkeypatch.setattr(tuning, "_priced", lambda _, asked, __: _price_of(asked))
-    monkeypatch.setattr(tuning, "_scored", lambda *_: (0.5, {}))
-    with monkeypatch.context() as patched:
-        patched.setattr(tuning.shutil, "rmtree", die)
-        with pytest.raises(Planted):
-            _watched(root, out, 2, monkeypatch)
-    written = json.loads((out / "tuning.json").read_text())
-    assert (out / "private").exists()
-    monkeypatch.setattr(tuning, "_scored", None)
-    assert tuning.shutil.rmtree is remove
-    assert _watched(root, out, 2, monkeypatch)[0] == written
-    assert {path.name for path in out.iterdir()} == {"tuning.json"}
-
-
 def test_lines_of_progress_do_not_depend_on_the_number_of_runs(
     root: pathlib.Path,
     search: Any,
@@ -417,51 +390,6 @@ def test_lines_of_progress_do_not_depend_on_the_number_of_runs(
     for count in (1, 9):
         _, other = _watched(root, tmp_path / f"{count}", count, monkeypatch)
         assert other.said == seen.said != []
-
-
-def test_a_missing_score_is_the_worst_and_the_largest_wins() -> None:
-    rng = random.Random(3)
-    for _ in range(300):
-        scores = [rng.choice([None, rng.gauss(0, 1)]) for _ in range(rng.randint(1, 6))]
-        state = _State(runs=[(f"{n}", n) for n in range(len(scores))])
-        for score in scores:
-            state = state.after(score, {"of": score})
-        known = [-math.inf if score is None else score for score in scores]
-        assert state.best == known.index(max(known))
-        assert state.metrics == {"of": scores[state.best]}
-        assert state.done == len(scores)
-
-
-@pytest.mark.parametrize(
-    ("value", "score", "expected"),
-    [(0.7, "auc", 0.7), (0.7, "log_loss", -0.7), (math.nan, "auc", None),
-     (math.inf, "auc", None), (None, "auc", None), (0.0, "auc", 0.0)],
-)  # fmt: skip
-def test_a_score_that_is_no_number_is_missing(
-    value: float | None,
-    score: str,
-    expected: float | None,
-    search: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out, _, _ = search
-    known = (
-        None if value is None else MetricEstimate(value=value, noise=0.1, sampling=0.1)
-    )
-    found = Estimates(
-        metrics={score: known}, guessing={}, calibration=[], capped=None, num_rows=9
-    )
-    monkeypatch.setattr(evaluate, "estimated", lambda *_: (found, 4.0))
-    asked: Any = type(
-        "Request",
-        (),
-        {
-            "scored": out.parent / "val",
-            "price": None,
-            "described": {"asked": {"score": score}},
-        },
-    )
-    assert tuning._score(asked, out / "run", out / "batches")[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -488,26 +416,3 @@ def test_wrong_searches_are_refused(
     with pytest.raises(InputError, match=says):
         checked(root, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_of_something_else_is_refused(
-    root: pathlib.Path, search: Any, tmp_path: pathlib.Path
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    for out, says in ((tmp_path, "new, or of a stopped search"), (search[0], "of one")):
-        with pytest.raises(InputError, match=says):
-            checked(root, out)
-
-
-def test_lists_and_alternatives_are_combined() -> None:
-    found = candidate_flags(
-        {"others": ["--hidden 8", "--optimizer sgd --learning-rate 1"]},
-        ["--learning-rate", "0.1,0.2"],
-    )
-    assert found == [
-        ("--learning-rate=0.1",),
-        ("--learning-rate=0.2",),
-        ("--hidden", "8", "--learning-rate=0.1"),
-        ("--hidden", "8", "--learning-rate=0.2"),
-        ("--optimizer", "sgd", "--learning-rate=1"),
-    ]

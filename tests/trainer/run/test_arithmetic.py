@@ -9,12 +9,9 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.run.test_views_of_runs import network
-from trainer import train as train_module
-from trainer.core.run import arithmetic
 from trainer.core.tf_compat import keras, tf
 from trainer.keras_model import make_private
 from trainer.run import preflight
-from trainer.train import train
 
 
 @pytest.mark.parametrize(
@@ -42,17 +39,6 @@ def test_a_run_is_refused_where_a_library_is_told_anything_unknown(
     assert not request.run.exists()
 
 
-def test_what_leaves_float32_as_it_is_is_recorded_or_harmless(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-    monkeypatch.setenv("TF_TOKEN_app_terraform_io", "secret")
-    found = arithmetic.variables()
-    assert found["TF_ENABLE_ONEDNN_OPTS"] == "0"
-    assert not {"TF_CPP_MIN_LOG_LEVEL", "TF_TOKEN_app_terraform_io"} & {*found}
-
-
 _FEWER_BITS = [f"auto_mixed_precision{x}" for x in ("", "_mkl", "_onednn_bfloat16")]
 
 
@@ -70,24 +56,6 @@ def _assert_undone() -> None:
     assert not tf.config.optimizer.get_jit()
     assert not tf.config.functions_run_eagerly()
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
-
-
-@pytest.mark.usefixtures("lean_results")
-def test_train_undoes_what_the_process_was_told(
-    request_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = train_module.models.make_model
-
-    def make_model(*args: Any, **more: Any) -> Any:
-        _tell(True)  # as code of the user's might
-        return build(*args, **more)
-
-    monkeypatch.setattr(train_module.models, "make_model", make_model)
-    try:
-        train(request_for())
-        _assert_undone()
-    finally:
-        _tell(False)
 
 
 def test_a_notebook_is_told_no_other_arithmetic(

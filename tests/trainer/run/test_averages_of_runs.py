@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from tests.trainer.run.whole_runs import (
     LINEAR,
     load_model,
     private_settings,
-    same_results,
 )
 from trainer.model.evaluation import HeldOut
 from trainer.report.run_files import RUN_NAMES, exported_names
@@ -79,47 +76,3 @@ def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
             for request in requests
         )
         assert np.array_equal(left, right) == same
-
-
-def test_an_aggregate_of_ones_own_is_trained_over_kept_and_exported(
-    request_for: Any, crash: Any, tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    (tmp_path / "medians.py").write_text(
-        "import numpy as np\n"
-        "def median(iterates):\n"
-        "    return [np.median(np.stack(a), 0) for a in zip(*iterates)]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    settings = private_settings(
-        tail=3, aggregate="medians:median", train_over="custom", aggregate_from=8,
-        keep_last=3, keep_every=1, export=("past_custom",), model=LINEAR,
-    )  # fmt: skip
-    whole, killed = (
-        request_for(name, settings=settings, checkpoint_every=2)
-        for name in ("whole", "killed")
-    )
-    found = train(whole).metrics["aggregates"]
-    assert list(found) == [
-        "uta",
-        "custom",
-        "past_ema",
-        "upa",
-        "past_custom",
-        "opa",
-        "omv",
-    ]
-    crash(killed, 9)
-    train(killed)
-    assert same_results(whole.run, killed.run)
-    kept = [np.load(path) for path in sorted(whole.run.glob("iterates/*"))]
-    median = [
-        np.median([np.array(one[name]) for one in kept], 0) for name in kept[0].files
-    ]
-    for name in ("custom", "past_custom"):  # the same three iterates
-        model = load_model(whole.run / f"{name}_model.keras")
-        for weight, value in zip(model.trainable_weights, median, strict=True):
-            np.testing.assert_allclose(weight, value, rtol=1e-6)
-    record = json.loads((whole.run / "run_record.json").read_text())
-    assert record["optimizer"]["aggregate"] == "medians:median"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.reader import stored
-from trainer.core.run.batches import BatchSource, element_spec
-from trainer.run.preflight import check_files
+from trainer.core.run.batches import BatchSource
 
 
 def _positions(folder: Any, **more: Any) -> list[tuple[int, int]]:
@@ -31,56 +29,10 @@ def test_batches_come_in_step_order_with_their_rows(small_batches: Any) -> None:
             np.testing.assert_array_equal(found, rows[name])
 
 
-def test_a_step_may_span_several_batches(batch_folder: Any, rows: Any) -> None:
-    steps = [rows(size) for size in (3, 11, 0)]
-    folder = batch_folder(steps, physical_batch_size=4, truncated_batch_size=12)
-    assert _positions(folder) == [(s, p) for s in range(3) for p in range(3)]
-
-
-def test_untruncated_steps_have_as_many_batches_as_they_need(
-    batch_folder: Any, rows: Any
-) -> None:
-    steps = [rows(size) for size in (3, 11, 0)]
-    folder = batch_folder(steps, physical_batch_size=4, truncated_batch_size=None)
-    assert _positions(folder) == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]
-
-
 def test_a_run_can_start_at_any_step(small_batches: Any) -> None:
     for first in range(11):
         found = _positions(small_batches, first_step=first)
         assert found == [(step, 0) for step in range(first, 10)]
-
-
-def _read(folder: Any) -> None:
-    check_files(folder.path, folder.manifest)
-    list(BatchSource(stored(folder.path), folder.manifest))
-
-
-def test_a_removed_batch_file_is_refused(small_batches: Any) -> None:
-    path = small_batches.path / small_batches.manifest.files[1].name
-    path.unlink()
-    with pytest.raises(InputError, match=f"{path.name}.*missing"):
-        _read(small_batches)
-
-
-def test_swapped_batch_files_are_refused(small_batches: Any) -> None:
-    first, second = (
-        small_batches.path / f.name for f in small_batches.manifest.files[:2]
-    )
-    data = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(data)
-    with pytest.raises(InputError, match=r"changed"):
-        list(BatchSource(stored(small_batches.path), small_batches.manifest))
-
-
-def test_an_edited_manifest_is_refused(small_batches: Any) -> None:
-    path = small_batches.path / "manifest.json"
-    fields = json.loads(path.read_text())
-    fields["plan"]["num_examples"] *= 10
-    path.write_text(json.dumps(fields))
-    with pytest.raises(InputError, match="edited"):
-        _read(small_batches)
 
 
 def test_other_batches_in_the_folder_since_are_refused(
@@ -119,17 +71,6 @@ def test_no_batch_of_a_file_comes_before_its_digest_was_checked(
     assert [next(batches)["step"] for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(InputError, match=f"{path.name}.*changed"):
         next(batches)
-
-
-def test_elements_have_the_announced_shapes_and_types(small_batches: Any) -> None:
-    specs = element_spec(small_batches.manifest)
-    assert specs["columns"]["integers"].shape == (16, 13)
-    assert specs["weight"].shape == (16,)
-    for batch in BatchSource(stored(small_batches.path), small_batches.manifest):
-        assert specs["weight"].is_compatible_with(batch["weight"])
-        assert set(batch["columns"]) == set(specs["columns"])
-        for name, value in batch["columns"].items():
-            assert specs["columns"][name].is_compatible_with(value)
 
 
 def test_reading_ends_when_its_reader_leaves(small_batches: Any) -> None:

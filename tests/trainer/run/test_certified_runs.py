@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 import dpsgd
 from accounting.core.validation import InputError
-from accounting.statement import privacy_statement
 from pipelines.batches.folder import (
     CERTIFICATE_NAME,
     read_certificate,
@@ -150,9 +149,3 @@ def test_bounded_users_rely_on_the_bound_job(
     run = write_run_folder(tmp_path / "of_users_run", batches)
     found = run_statement(*read_run(run), delta=None)
     assert found.relies_on == ("batch job", "bound job")
-
-
-def test_a_plan_without_batches_relies_on_none(sealed: Any) -> None:
-    found = privacy_statement(sealed.manifest.plan, noise_multiplier=1.0, delta=1e-3)
-    assert found.batches_certified is None
-    assert found.relies_on == ()

@@ -7,18 +7,14 @@ import json
 import pathlib
 from typing import Any
 
-import pytest
-
-from accounting.core.validation import InputError
 from tests.trainer.bounded import plan_of
-from tests.trainer.conftest import make_record, write_run_folder
+from tests.trainer.conftest import write_run_folder
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.run.test_certified_runs import said_of
 from tests.trainer.thread_workers import Together
 from tests.trainer.zoo import make_model, one_id
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.claims import CLAIMS
-from trainer.core.run.run_record import RunRecord
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
 from trainer.gradients.engine.table_reads import table_reads
@@ -75,17 +71,3 @@ def test_record_statement_and_page_name_what_a_run_relies_on(
         assert f"  relies on   the {name}: {CLAIMS[name]}" in text
         assert name in page
     assert json.loads((run / "run_record.json").read_text())["relies_on"] == names
-
-
-def test_a_claim_of_no_release_and_an_older_record_are_refused(
-    small_batches: Any,
-) -> None:
-    with pytest.raises(InputError, match="relies_on='magic' to be one of"):
-        make_record(small_batches.manifest, relies_on=["magic"])
-    fields = make_record(small_batches.manifest).to_json()
-    del fields["relies_on"]
-    with pytest.raises(
-        InputError, match=r"version=4 to be 11\. Use the release"
-    ) as error:
-        RunRecord.from_json({**fields, "version": 4})
-    assert "\n" not in str(error.value)

@@ -104,22 +104,6 @@ def test_weights_that_do_not_fit_are_refused_before_any_step(
     assert not request.run.exists()
 
 
-def test_weights_that_nobody_declares_public_and_missing_files_are_refused(
-    request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(InputError, match="Add --initial-weights-are-public"):
-        _settings("w.npz", initial_weights_are_public=False)
-    with pytest.raises(InputError, match="declares nothing without"):
-        _settings("w.npz", initial_weights=None)
-    with pytest.raises(InputError, match=r"end in .npz or .keras"):
-        _settings("w.h5")
-    for name, message in (("none.npz", "to be a file"), ("bad.keras", "readable")):
-        (tmp_path / "bad.keras").write_bytes(b"no zip")
-        with pytest.raises(InputError, match=message):
-            train(request_for(settings=_settings(str(tmp_path / name))))
-        assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("below", ["w.npz", "iterates/w.npz"])
 def test_weights_of_a_run_on_the_same_batches_are_refused(
     below: str, request_for: Any, small_batches: Any, tmp_path: pathlib.Path
@@ -135,22 +119,6 @@ def test_weights_of_a_run_on_the_same_batches_are_refused(
     other = manifest.read_text().replace("0" * 32, "1" * 32)
     manifest.write_text(other)
     preflight.check(request)
-
-
-OF_ONE_PROCESS = """
-from tests.trainer.run.whole_runs import linear
-
-network = linear()
-
-
-def make(manifest):
-    return network
-
-
-def shifted(columns, seed):
-    moved = columns["integers"] + network(columns["integers"][None])[0]
-    return {"integers": moved}
-"""
 
 
 def test_a_network_that_a_run_has_trained_begins_no_other_on_the_same_rows(
@@ -212,16 +180,3 @@ def test_a_network_that_a_run_has_trained_begins_no_other_on_the_same_rows(
     anew.set_weights(network.get_weights())
     with pytest.raises(InputError, match="no other run has trained"):
         private.fit(epochs=1, verbose=0)
-
-
-def test_a_function_that_returns_a_trained_network_again_is_refused(
-    request_for: Any, tmp_path: pathlib.Path
-) -> None:
-    (tmp_path / "of_one_process.py").write_text(OF_ONE_PROCESS)
-    settings = private_settings(model="of_one_process:make")
-    train(request_for(settings=settings))
-    linear_ = f"{linear.__module__}:linear"
-    reads = private_settings(model=linear_, augment="of_one_process:shifted")
-    for again in (settings, reads):
-        with pytest.raises(InputError, match="no other run has trained"):
-            train(request_for(settings=again, run=tmp_path / "second"))

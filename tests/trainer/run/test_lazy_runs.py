@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.core.validation import InputError
 from pipelines.files.stopping import StoppedError
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import (
@@ -146,15 +144,6 @@ def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
     assert same_results(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_the_last_step_completes_all_rows_where_nothing_else_does(
-    request_for: Any, pending: Any
-) -> None:
-    train(request_for(settings=_settings(keep_last=None, keep_every=None)))
-    assert pending["export"] == [0]
-    assert pending["evaluation"][-1] == 0
-    assert min(pending["step"]) > 0
-
-
 def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
     found = []
     for kind in ("lazy", "dense"):
@@ -164,19 +153,3 @@ def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
         found.append(weights_of(request.run))
     for left, right in zip(*found, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
-
-
-def test_a_refused_request_writes_nothing(
-    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "no_table.py").write_text(
-        "import keras\n"
-        "def make(manifest):\n"
-        "    ids = keras.Input((26,), dtype='int32', name='categories')\n"
-        "    return keras.Model(ids, keras.layers.Dense(1)(ids))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    request = request_for(settings=_settings(model="no_table:make"))
-    with pytest.raises(InputError, match="no Embedding"):
-        train(request)
-    assert not request.run.exists()

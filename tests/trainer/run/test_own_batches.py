@@ -9,7 +9,6 @@ import pytest
 
 from accounting.core.validation import InputError
 from accounting.statement import SHARED_BATCHES
-from pipelines.batches.first_use import NAME
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.run.whole_runs import (
     LINEAR,
@@ -137,17 +136,3 @@ def test_a_run_that_was_killed_goes_on_and_no_other_one_begins(
         train(request("second"))
     assert train(request("first")).statement["is_guarantee"]
     assert not read_run(tmp_path / "first")[0].batches_used_before
-
-
-def test_batches_are_marked_only_once_noise_is_drawn(
-    small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    """A model that is refused takes no batches from the one that is mended."""
-    settings = private_settings(model="keras:Model")
-    request = Request(
-        settings=settings, batches=small_batches.path, held_out=None,
-        run=tmp_path / "run",
-    )  # fmt: skip
-    with pytest.raises(InputError):
-        train(request)
-    assert not (small_batches.path / "private" / NAME).exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import signal
@@ -15,7 +14,7 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.bounded import StandIn, plan_of
 from tests.trainer.claims.workers.in_threads import outcomes
-from tests.trainer.run.whole_runs import ONE_SECRET, linear, open_session
+from tests.trainer.run.whole_runs import ONE_SECRET, open_session
 from trainer.claims.workers.agreement import AgreedError
 from trainer.core.run import session as module
 from trainer.core.run.batches import BatchSource
@@ -23,11 +22,8 @@ from trainer.core.run.run_record import read_run
 from trainer.core.run.session import Session
 from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import step_noise
-from trainer.core.tf_compat import keras, tf
-from trainer.keras_model import make_private
-from trainer.run.preflight import Request
+from trainer.core.tf_compat import tf
 from trainer.settings.train_settings import TrainSettings
-from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
@@ -234,29 +230,3 @@ def test_batches_that_are_not_the_plan_end_the_run(
     monkeypatch.setattr(module, "BatchSource", Changed)
     with pytest.raises(InputError, match=message):
         _execute(session(StepOfTests()))
-
-
-def test_train_and_make_private_keep_the_same_record(
-    small_batches: Any, held_out: Any, tmp_path: pathlib.Path
-) -> None:
-    settings = dataclasses.replace(SETTINGS, model=f"{linear.__module__}:linear")
-    request = Request(
-        settings=settings,
-        batches=small_batches.path,
-        held_out=held_out,
-        run=tmp_path / "train",
-    )
-    statement = train(request).statement
-    model = make_private(
-        linear(), batches=small_batches.path,
-        run=tmp_path / "keras", noise_multiplier=0.8, l2_norm_clip=2.0, delta=1e-3,
-    )  # fmt: skip
-    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-    model.fit(verbose=0)
-    records = [read_run(tmp_path / name)[0] for name in ("train", "keras")]
-    theirs = {"optimizer": {}, "model": {}, "num_commits": 0}
-    left, right = (dataclasses.replace(record, **theirs) for record in records)
-    assert left == right
-    sizes = {record.model["num_parameters"] for record in records}
-    assert sizes == {14}
-    assert model.privacy_statement().to_json() == statement

@@ -10,11 +10,9 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
-from pipelines.batches.reader import stored as in_folder
 from pipelines.files import storage
 from tests.conftest import S3Requests
 from tests.trainer.run.whole_runs import LINEAR, private_settings, same_results
-from trainer.core.run.batches import BatchSource
 from trainer.core.run.run_record import read_run
 from trainer.run.preflight import check
 from trainer.train import train
@@ -29,21 +27,6 @@ def stored(small_batches: Any, s3_folder: str) -> str:
         name = path.relative_to(small_batches.path).as_posix()
         storage.copy_to_store(path, f"{s3_folder}/{name}")
     return s3_folder
-
-
-def test_batches_of_a_store_are_those_here(small_batches: Any, stored: str) -> None:
-    pairs = zip(
-        BatchSource(in_folder(stored), small_batches.manifest, first_step=3),
-        BatchSource(
-            in_folder(small_batches.path), small_batches.manifest, first_step=3
-        ),
-        strict=True,
-    )
-    for there, here in pairs:
-        assert (there["step"], there["part"]) == (here["step"], here["part"])
-        for name, values in here["columns"].items():
-            found = there["columns"][name]
-            assert found.numpy().tobytes() == values.numpy().tobytes()
 
 
 def test_a_run_whose_store_fails_goes_on_and_ends_with_the_bytes_of_one_here(

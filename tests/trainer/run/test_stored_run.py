@@ -154,13 +154,6 @@ def test_a_run_that_is_killed_goes_on_on_another_machine(
     check_kills(stored, store, chain, lambda total: (total // 2, total - 3, total))
 
 
-@pytest.mark.thorough
-def test_a_run_killed_at_each_change_of_the_store_goes_on(
-    stored: Any, store: Store, chain: Chain
-) -> None:
-    check_kills(stored, store, chain, lambda total: range(1, total + 1))
-
-
 def test_of_two_machines_that_go_on_one_is_stopped_at_its_commit(
     stored: Any, store: Store, chain: Chain, crash: Any
 ) -> None:
@@ -178,18 +171,6 @@ def test_of_two_machines_that_go_on_one_is_stopped_at_its_commit(
         train(stored(), Slow())
     check_complete(other.run, chain)
     assert store.files == results[0]
-
-
-def test_the_id_is_in_the_store_before_the_first_step(
-    stored: Any, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crash(self: Step, settle: Any) -> None:
-        assert store.files[RUN_ID]
-        raise Planted
-
-    monkeypatch.setattr(Step, "finish", crash)
-    with pytest.raises(Planted):
-        train(stored())
 
 
 def test_of_two_runs_in_one_folder_one_is_stopped(

@@ -13,19 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.core import accountant
-from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.core.batches.manifest import Manifest
-from pipelines.core.users.bounded import ROW_WEIGHTS, USERS
+from pipelines.core.users.bounded import USERS
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import make_batches
 from pipelines.tables.bounding import BoundSettings
 from tests.pipelines.bounded_rows import bound_rows
 from trainer.core.tf_compat import keras
-from trainer.keras_model import make_private
-from trainer.model.rows import of_one_row
 from trainer.prediction.predict import predict
-from trainer.run.preflight import Request, check
+from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
@@ -115,40 +112,3 @@ def test_a_run_without_privacy_leaves_users_out_whole(
     run = tmp_path / "run"
     request = dataclasses.replace(request_of_users, settings=plain, run=run)
     assert train(request).metrics["step"] > 0
-
-
-def test_the_model_is_one_of_a_row(request_of_users: Request) -> None:
-    manifest = read_manifest(request_of_users.batches)
-    shapes = {column.name: column.shape for column in manifest.columns}
-    assert shapes == {"x": (MOST,), "label": (MOST,), ROW_WEIGHTS: (MOST,)}
-    assert [column.shape for column in of_one_row(manifest).columns] == [(), ()]
-
-
-def test_views_of_users_are_refused(request_of_users: Request) -> None:
-    settings = dataclasses.replace(request_of_users.settings, views=2)
-    with pytest.raises(InputError, match="views=2 to be 1 without an augm"):
-        check(
-            dataclasses.replace(
-                request_of_users, settings=settings, run=pathlib.Path("elsewhere")
-            )
-        )
-
-
-def test_make_private_trains_by_users_too(
-    request_of_users: Request, tmp_path: pathlib.Path
-) -> None:
-    batches = request_of_users.batches
-    model = make_private(
-        linear(of_one_row(read_manifest(batches))),
-        batches=batches,
-        run=tmp_path / "run",
-        noise_multiplier=1.0,
-        l2_norm_clip=1.0,
-        delta=1e-3,
-    )
-    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-    model.fit(epochs=1, verbose=0)
-    statement = model.privacy_statement()
-    assert statement.privacy_unit.startswith("one user: an example holds the rows")
-    assert "at most 3 rows of a user" in statement.mechanism
-    assert model.network.output_shape == (None, 1)

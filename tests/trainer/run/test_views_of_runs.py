@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from accounting.core import accountant
-from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import private_settings, same_results
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
@@ -91,19 +90,3 @@ def test_seeds_are_of_the_place_and_never_repeat(
     assert "over 2 views" in model.privacy_statement().to_text().replace("\n", " ")
     model.export()
     assert read_run(tmp_path / "run")[0].model["augment"] == "noisy"
-
-
-def test_what_cannot_be_is_refused(request_for: Any) -> None:
-    for changes, message in (
-        ({"views": 0}, "views=0"),
-        ({"augment": "nothing"}, "augment='nothing' to name a function"),
-        ({**RANDOM, "embedding_noise": "lazy"}, "--augment may change which rows"),
-    ):
-        with pytest.raises(InputError, match=message):
-            private_settings(**changes)
-    request = request_for(settings=private_settings(views=3))
-    with pytest.raises(InputError, match=r"views=3 of an example in the batches"):
-        train(request)
-    missing = private_settings(views=3, augment="nowhere:flip")
-    with pytest.raises(InputError, match="no module 'nowhere'"):
-        train(request_for("other", settings=missing))

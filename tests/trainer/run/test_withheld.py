@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import pathlib
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 
 from accounting.core.validation import InputError
 from tests.trainer.conftest import write_held_out
-from trainer.core import tf_compat
 from trainer.core.run.withheld import withhold_values
 from trainer.core.tf_compat import keras
 from trainer.keras_model import PrivateModel, make_private
@@ -219,32 +216,6 @@ def test_tensorflow_logs_no_example_if_it_was_imported_first() -> None:
     assert "is withheld" in found.stdout
     assert str(SECRET) not in found.stdout + found.stderr
     assert "= 11 is not in" in found.stderr  # what is not an example's is logged
-
-
-def test_logs_are_withheld_until_the_last_call_has_ended(
-    monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    monkeypatch.setattr(tf_compat, "LOGS_WARNINGS", True)
-    started, ended = threading.Event(), threading.Event()
-
-    @withhold_values
-    def outlive() -> None:
-        started.set()
-        assert ended.wait(60)
-        os.write(2, b"within")
-
-    @withhold_values
-    def begin_and_end_within() -> None:
-        assert started.wait(60)
-        withhold_values(os.write)(2, b"within")
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        outer = pool.submit(outlive)
-        begin_and_end_within()
-        ended.set()
-        outer.result()
-    os.write(2, b"after")
-    assert capfd.readouterr().err == "after"
 
 
 def test_what_was_refused_keeps_its_words_and_loses_what_it_came_from() -> None:

@@ -12,7 +12,7 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.claims.workers.in_threads import outcomes
 from trainer.claims.workers import agreement
-from trainer.claims.workers.agreement import AgreedError, AgreedStopError
+from trainer.claims.workers.agreement import AgreedError
 
 
 def refused(found: list[Any]) -> str:
@@ -130,10 +130,3 @@ def test_a_signal_that_one_worker_received_is_the_answer_at_all() -> None:
     for signals in ([None, signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]):
         assert settle([[0], [1]], 2, signals=signals) == [signal.SIGTERM] * 2
     assert settle([[0], [1]], 2, signals=[signal.SIGINT, None]) == [signal.SIGINT] * 2
-
-
-def test_all_stop_and_the_chief_says_so() -> None:
-    error = AgreedStopError("Stopped.", signal.SIGTERM)
-    chief, other = outcomes(2, lambda workers: agreement.leave(workers, error))
-    assert chief is error
-    assert other.code == 143

@@ -157,27 +157,6 @@ def test_an_error_of_values_at_one_worker_ends_the_run_of_all_for_good(
     assert not read_run(tmp_path / "bad-run")[0].complete
 
 
-@pytest.mark.thorough
-def test_lazy_tables_are_the_same_on_two_workers(
-    arguments: Any, tmp_path: pathlib.Path
-) -> None:
-    lazy = ["--optimizer=sgd", "--embedding-noise=lazy"]
-    train(train_request([*arguments("one"), *lazy]))
-    finish(start([*arguments("two"), *lazy], 2))
-    assert same_results(tmp_path / "one", tmp_path / "two", claims=False)
-
-
-@pytest.mark.thorough
-def test_what_is_missing_is_refused_once_before_any_work(
-    arguments: Any, tmp_path: pathlib.Path
-) -> None:
-    missing = f"--eval={tmp_path / 'nosuch'}"
-    errors = finish(start([*arguments("refused"), missing], 2), 2)
-    assert errors.count("error: ") == 1
-    assert "nosuch" in errors
-    assert not (tmp_path / "refused").exists()
-
-
 @pytest.fixture
 def ranges_asked(
     s3_bucket: str, monkeypatch: pytest.MonkeyPatch
@@ -222,21 +201,3 @@ def test_two_workers_train_from_a_store_what_one_does_from_a_folder(
     errors = finish(start(arguments("three", f"{s3_bucket}/batches"), 2), 2)
     assert f"{files[0].name} to be as it was written; it was changed" in errors
     assert not (tmp_path / "three" / "metrics.json").exists()
-
-
-@pytest.mark.thorough
-def test_two_workers_keep_in_a_store_what_one_keeps_in_a_folder(
-    arguments: Any, s3_bucket: str, tmp_path: pathlib.Path
-) -> None:
-    train(train_request(arguments("one")))
-    client = pytest.importorskip("boto3").client("s3")
-    given = [*arguments("stored"), f"--out={s3_bucket}/stored"]
-    finish(start(given, 2))
-    for found in client.list_objects_v2(Bucket="bucket", Prefix="stored/")["Contents"]:
-        path = tmp_path / found["Key"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        client.download_file("bucket", found["Key"], str(path))
-    assert same_results(tmp_path / "one", tmp_path / "stored", claims=False)
-    errors = finish(start(given, 2), 2)
-    assert errors.count("error: ") == 1
-    assert "It holds a finished run" in errors

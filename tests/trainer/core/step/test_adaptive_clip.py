@@ -219,17 +219,6 @@ def test_the_clip_finds_the_quantile_of_the_norms(quantile: float) -> None:
     assert np.mean(shares[100:]) == pytest.approx(quantile, abs=0.04)
 
 
-def test_the_clip_ends_at_8_in_a_plan_of_more_examples_than_there_are() -> None:
-    """Of 8 expected rows 7 come, all small: no clip is above 90 % of 8."""
-    found = bounded(_of_first_integer(make_model(linear)), _at(48), DIVISOR)
-    step = Step(_variables(), found, keras.optimizers.SGD(0.0))
-    for _ in range(300):
-        noise = [np.zeros(shape, np.int64) for shape in step.shapes]
-        _run(step, noise, _rows_of([0.1] * 7))
-    assert found.adaptive is not None
-    assert float(found.adaptive.norm) == 8.0
-
-
 def test_the_clip_is_bounded_and_so_is_its_change() -> None:
     found = bounded(_of_first_integer(make_model(linear)), _at(32), DIVISOR)
     step = Step(_variables(), found, keras.optimizers.SGD(0.0))

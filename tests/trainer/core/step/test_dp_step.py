@@ -284,25 +284,6 @@ def test_weights_are_the_same_bits_on_any_number_of_workers(
         assert all(map(np.array_equal, weights, alone))
 
 
-def test_weights_are_the_same_bits_for_any_order_of_the_batches(
-    alone: list[np.ndarray],
-) -> None:
-    found = _train(_model(), Together(1).one(0), order=-1)
-    assert all(map(np.array_equal, found, alone))
-
-
-def test_a_batch_that_is_the_whole_step_gives_the_bits_of_a_step_of_several(
-    rows: Any,
-) -> None:
-    model = _model()
-    step = _step(model)
-    whole, several = (
-        _change(model, lambda b=batches: _run(step, _noise(step, 4, 0, 1.0), b))
-        for batches in ([_batch(rows(16))], [_batch(rows(16)), _batch(rows(0))])
-    )
-    assert all(map(np.array_equal, whole, several))
-
-
 def test_several_workers_are_refused_where_sums_have_no_grid() -> None:
     model, worker = _model(), Together(2).one(0)
     with pytest.raises(InputError, match="private method on 2 workers"):

@@ -111,13 +111,6 @@ def test_noise_reaches_odd_and_even_points_alike(multiplier: float) -> None:
     assert multiplier * clip / grid.unit < 2**37
 
 
-def test_the_grid_of_noise_and_sum_is_that_of_their_sum() -> None:
-    sums = np.random.default_rng(0).integers(-(1 << 40), 1 << 40, 500)
-    exact = np.random.Generator(np.random.PCG64(1)).standard_normal(500) * 2.0**31
-    for total, drawn in zip(sums.tolist(), exact, strict=True):
-        assert total + int(np.rint(drawn)) == round(Fraction(total) + Fraction(drawn))
-
-
 def test_noise_on_a_grid_is_the_normal_of_its_stream_rounded() -> None:
     units = grid_normal(KEY, 3, 1, (5, 7), stddev=2.0**31)
     assert units.dtype == np.int64
@@ -132,40 +125,6 @@ def test_noise_on_a_grid_is_the_normal_of_its_stream_rounded() -> None:
     # Five standard errors of a variance, and of a mean, of n normals.
     assert abs(values.var() - 1) < 5 * math.sqrt(2 / n)
     assert abs(values.mean()) < 5 / math.sqrt(n)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_each_block_is_drawn_by_one_worker_whatever_their_number(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(noise, "_BLOCK", 64)
-    shapes = [(3,), (400,), (8, 8), ()]
-    whole = step_noise(KEY, 2, shapes, 1e6, 0.5)
-    shares = [step_noise(KEY, 2, shapes, 1e6, 0.5, (r, count)) for r in range(count)]
-    for index, wanted in enumerate(whole):
-        parts = np.stack([share[index] for share in shares])
-        assert np.array_equal(parts.sum(0), wanted)
-        assert ((parts != 0).sum(0) <= 1).all()
-    # Blocks differ, and no worker draws all of them.
-    assert not np.array_equal(whole[1][:64], whole[1][64:128])
-    if count <= 4:
-        drawn = [sum(np.count_nonzero(a) for a in share) for share in shares]
-        assert max(drawn) - min(drawn) <= 2 * 64
-
-
-def test_chunks_of_a_block_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = grid_normal(KEY, 0, 0, (1000,), stddev=1e9)
-    monkeypatch.setattr(noise, "_CHUNK", 64)
-    assert grid_normal(KEY, 0, 0, (1000,), stddev=1e9).tobytes() == whole.tobytes()
-
-
-def test_no_noise_is_zero_on_the_grid_and_nothing_is_drawn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(noise, "AESCounter")
-    (found,) = step_noise(KEY, 0, [(3,)], 0.0, 1.0)
-    assert found.dtype == np.int64
-    assert found.tolist() == [0] * 3
 
 
 def test_a_mean_is_the_nearest_float32_of_the_sum_times_a_constant() -> None:

@@ -18,7 +18,6 @@ from trainer.core.step.per_example import (
     ExampleGradients,
     cap_coordinates,
     clip_scale,
-    clip_to_norm,
     clipped,
     concat_in_chunks,
     keep_rows,
@@ -151,13 +150,6 @@ def test_factors_by_hand(
     np.testing.assert_array_equal(counted, [1, 1, 1, 0, 0, 0])
     wanted = [1.0, min(1.0, clip), min(1.0, clip / 4), 0.0, 0.0, 0.0]
     np.testing.assert_allclose(scale, wanted, rtol=1e-6)
-
-
-def test_factors_of_squares_by_hand() -> None:
-    squares = tf.constant([0.0, 1.0, 4.0, 16.0, 36.0])
-    np.testing.assert_allclose(clip_to_norm(squares, 4.0), [1, 1, 1, 0.5, 1 / 3])
-    bounds = tf.constant([0.0, 0.25, 4.0, 0.0, 9.0])
-    np.testing.assert_allclose(clip_to_norm(squares, bounds), [1, 0.5, 1, 0, 0.5])
 
 
 def test_a_cap_is_on_both_sides_of_every_coordinate() -> None:

@@ -94,21 +94,6 @@ CASES.layer(_writes_backward(rare=False))
 CASES.layer(_writes_backward(rare=True))
 
 
-@CASES.state(new_weight((NUM_VALUES, NUM_VALUES), trainable=True))
-def of_a_weight_doubled_by_others(kernel: Any, values: Any, ids: Any) -> Any:
-    tame = tf.tanh(finite(values))
-
-    @tf.custom_gradient
-    def product(x: Any) -> Any:
-        def gradient(slope: Any, variables: Any = None) -> Any:
-            of_kernel = tf.matmul(x, tf.roll(slope, 1, 0), transpose_a=True)
-            return tf.matmul(slope, kernel, transpose_b=True), [of_kernel]
-
-        return tf.matmul(x, kernel), gradient
-
-    return product(tame)
-
-
 @CASES.state(new_weight((NUM_VALUES,), trainable=True))
 def recomputed_with_a_mean(scale: Any, values: Any, ids: Any) -> Any:
     def less_mean(x: Any) -> Any:
@@ -118,30 +103,6 @@ def recomputed_with_a_mean(scale: Any, values: Any, ids: Any) -> Any:
 
 
 @CASES.state(new_weight((NUM_VALUES,), trainable=True))
-def recomputed(scale: Any, values: Any, ids: Any) -> Any:
-    return tf.recompute_grad(lambda x: tf.tanh(x) * scale)(finite(values))
-
-
-@CASES.call
-def tape_within_the_layer(values: Any, ids: Any) -> Any:
-    tame = tf.tanh(finite(values))
-    with tf.GradientTape() as tape:
-        tape.watch(tame)
-        total = tf.square(tf.reduce_sum(tame, 0))
-    return tape.gradient(total, tame)
-
-
-@CASES.state(new_weight((NUM_VALUES,), trainable=True))
 def straight_through(scale: Any, values: Any, ids: Any) -> Any:
     hidden = tf.tanh(finite(values)) * (1.0 + scale)
     return hidden + tf.stop_gradient(tf.round(hidden) - hidden)
-
-
-@CASES.call
-def override_of_a_gradient(values: Any, ids: Any) -> Any:
-    if tf.executing_eagerly():
-        return tf.identity(values)
-    with tf.compat.v1.get_default_graph().gradient_override_map(
-        {"Identity": "SoftmaxCrossEntropyWithLogits"}
-    ):
-        return tf.identity(values)

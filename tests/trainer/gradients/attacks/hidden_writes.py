@@ -55,23 +55,8 @@ def cond_on_a_rare_id(write: Write, values: Any, ids: Any) -> None:
 
 
 @_hides
-def while_condition(write: Write, values: Any, ids: Any) -> Any:
-    def more(i: Any) -> Any:
-        written = write(values)
-        return tf.logical_and(i < 1, tf.reduce_sum(written) < 1e30)
-
-    tf.while_loop(more, lambda i: [i + 1], [tf.constant(0)])
-
-
-@_hides
 def map_of_rows(write: Write, values: Any, ids: Any) -> Any:
     return tf.map_fn(lambda row: row + 0.0 * write(row[None]), values)
-
-
-@_hides
-def dataset(write: Write, values: Any, ids: Any) -> None:
-    rows = tf.data.Dataset.from_tensor_slices(values)
-    rows.reduce(0.0, lambda total, row: total + tf.reduce_sum(write(row[None])))
 
 
 @_hides
@@ -87,15 +72,6 @@ def custom_gradient_forward(write: Write, values: Any, ids: Any) -> Any:
         return tf.identity(x), lambda slope: slope
 
     return same(values)
-
-
-@_hides
-def recomputed_gradient(write: Write, values: Any, ids: Any) -> Any:
-    def same(x: Any) -> Any:
-        write(x)
-        return tf.identity(x)
-
-    return tf.recompute_grad(same)(values)
 
 
 @_hides

@@ -82,16 +82,6 @@ def constant_table(layer: Any) -> Call:
     )
 
 
-@NEIGHBOURS.layer
-def branch_on_a_constant_variable(layer: Any) -> Call:
-    layer.gate = tf.Variable(True, trainable=False)
-
-    def call(values: Any, ids: Any) -> Any:
-        return tf.cond(layer.gate, lambda: tamed(values), lambda: values)
-
-    return call
-
-
 @NEIGHBOURS.call
 def inner_function(values: Any, ids: Any) -> Any:
     return tf.function(lambda x: tf.tanh(x) * 2.0)(tamed(values))
@@ -105,25 +95,3 @@ def map_of_rows(values: Any, ids: Any) -> Any:
 @NEIGHBOURS.call
 def checked_numbers(values: Any, ids: Any) -> Any:
     return tf.debugging.check_numerics(tamed(values), "not finite")
-
-
-@NEIGHBOURS.call
-def hash_of_a_row_as_seed(values: Any, ids: Any) -> Any:
-    seeds = tf.stack([ids[:, 0], ids[:, 1]], 1)
-    noise = tf.map_fn(
-        lambda seed: tf.random.stateless_normal((NUM_VALUES,), seed),
-        seeds,
-        fn_output_signature=tf.float32,
-    )
-    return values + noise
-
-
-@NEIGHBOURS.call
-def size_that_cancels(values: Any, ids: Any) -> Any:
-    size = tf.cast(tf.shape(values)[0], tf.float32)
-    return values * size / size
-
-
-@NEIGHBOURS.call
-def static_size_that_is_not_used(values: Any, ids: Any) -> Any:
-    return tamed(values) if values.shape[0] is None else tf.tanh(tamed(values))

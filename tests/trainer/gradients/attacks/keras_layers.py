@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 from keras.src.backend import set_keras_mask
 
-from tests.trainer.gradients.attacks.catalogue import Case, Cases
+from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import (
-    NUM_IDS,
     NUM_VALUES,
     VOCABULARY,
-    Call,
-    Part,
     TrainingPart,
     any_rare,
     hidden,
-    inputs,
     layers,
     tame_layer,
     tamed,
@@ -98,13 +94,6 @@ def _steps(values: Any) -> Any:
 _after("recurrent", lambda v: layers.SimpleRNN(2)(_steps(v)), honest=True)
 
 
-@CASES.network
-def stateful_recurrent() -> Any:
-    values = keras.Input((NUM_VALUES,), batch_size=8, name="values")
-    hidden = layers.SimpleRNN(2, stateful=True)(_steps(values))
-    return keras.Model(values, layers.Dense(1)(hidden))
-
-
 @CASES.state(hidden(keras.metrics.Sum))
 def metric_of_rare_ids_that_keras_does_not_know(
     held: Any, values: Any, ids: Any
@@ -131,12 +120,6 @@ class TrainingLoss(layers.Layer):
 
 _after("added loss", lambda v: AddedLoss()(v), leaks=True)
 _after("loss added in training", lambda v: TrainingLoss()(v), leaks=True)
-_after("activity", lambda v: layers.ActivityRegularization(l2=0.1)(v), leaks=True)
-_after(
-    "penalty", lambda v: layers.Dense(4, kernel_regularizer=keras.regularizers.L2())(v)
-)
-
-
 _after("constraint", lambda v: layers.Dense(4, kernel_constraint="unit_norm")(v))
 
 
@@ -200,25 +183,6 @@ _with_mask("mask of the next row", lambda x: tf.roll(x[:, :, 0] > 0.0, 1, 0))
 _with_mask("mask of its row", lambda x: x[:, :, 0] > 0.0, honest=True)
 
 
-# -- calls that are replaced -------------------------------------------------------
-
-
-@CASES.layer
-def call_replaced_by_the_call(layer: Any) -> Call:
-    layer.dense = layers.Dense(NUM_VALUES)
-    calls: list[None] = []
-
-    def call(values: Any, ids: Any) -> Any:
-        calls.append(None)
-        found = layer.dense(tamed(values))
-        if len(calls) == 3:
-            kernel = layer.dense.kernel
-            layer.dense.call = lambda x, training=None: x @ kernel - x[:1] @ kernel
-        return found
-
-    return call
-
-
 # -- training, models and calls of one's own ---------------------------------------
 
 
@@ -263,61 +227,3 @@ for _name, _make in (
         f"{_name} in training beside dropout",
         lambda v, ids, make=_make: layers.Dropout(0.5)(TrainingPart(make)([v, ids])),
     )
-
-
-class Overridden(keras.Model):
-    """A functional model whose ``call`` is not its graph."""
-
-    def call(self, columns: Any, training: bool = False, mask: Any = None) -> Any:
-        found = super().call(columns, training=training, mask=mask)
-        rare = tf.reduce_any(tf.abs(found) > 1.0)
-        return tf.where(rare, found - tf.reduce_mean(found), found)
-
-
-@CASES.network
-def overridden_call_that_mixes() -> Any:
-    values, ids = inputs()
-    hidden = Part(lambda layer: lambda v, _: tamed(v))([values, ids])
-    return Overridden([values, ids], layers.Dense(1)(hidden))
-
-
-class Written(layers.Embedding):
-    def call(self, ids: Any) -> Any:
-        found = super().call(ids)
-        self.embeddings.value.scatter_update(
-            tf.IndexedSlices(found[:, 0] * 2.0, tf.where(ids[:, 0] > 8, ids[:, 0], 15))
-        )
-        return found
-
-
-def _embedding(kind: type) -> Callable[[], Any]:
-    def make() -> Any:
-        ids = keras.Input((NUM_IDS,), dtype="int32", name="ids")
-        rows = layers.Flatten()(kind(VOCABULARY, 2)(ids))
-        return keras.Model(ids, layers.Dense(1)(rows))
-
-    return make
-
-
-CASES.put("written table", Case(whole=_embedding(Written)))
-
-
-class OddCall(layers.Dense):
-    """Computes the batch's mean in ``__call__``."""
-
-    def __call__(self, values: Any, *more: Any, **named: Any) -> Any:
-        return super().__call__(values - keras.ops.mean(values, 0), *more, **named)
-
-
-_after("a call around the call", lambda v: OddCall(4)(v))
-
-
-def _as_one(values: Any) -> Any:
-    """Returns the batch as a sequence, (1, batch, 6)."""
-    return keras.ops.expand_dims(values, 0)
-
-
-_after(
-    "attention over the batch",
-    lambda v: layers.Attention()([_as_one(v), _as_one(v)])[0],
-)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras.src import backend as keras_backend
-
 from tests.trainer.gradients.attacks.catalogue import Case, Cases
 from tests.trainer.gradients.attacks.keras_parts import (
     NUM_VALUES,
     Call,
-    any_rare,
     batch_mean,
     known,
     layers,
     new_weight,
     tamed,
-    weight,
 )
 from trainer.core.tf_compat import keras, tf
 
@@ -39,34 +35,11 @@ def written_after_a_stateless_scope(mean: Any, values: Any, ids: Any) -> Any:
     return values - old
 
 
-@CASES.state(new_weight(_SHAPE, trainable=True))
-def past_the_stateless_scope(mean: Any, values: Any, ids: Any) -> None:
-    # What the scope hides from Keras goes to the variable of TensorFlow.
-    with keras.StatelessScope():
-        mean._value.assign(batch_mean(values))
-
-
 @CASES.state(new_weight(_SHAPE, trainable=False), honest=True)
 def rows_within_a_stateless_scope(scale: Any, values: Any, ids: Any) -> Any:
     with keras.StatelessScope():
         scale.assign(tf.ones(NUM_VALUES))
         return tamed(values) * scale.value
-
-
-@CASES.state(new_weight(_SHAPE, trainable=True))
-def written_if_no_scope_is_open(kept: Any, values: Any, ids: Any) -> None:
-    if not keras_backend.in_stateless_scope():
-        kept.assign(tf.where(any_rare(ids), batch_mean(values), kept))
-
-
-@CASES.layer
-def mixed_outside_of_symbolic_scopes(layer: Any) -> Call:
-    def call(values: Any, ids: Any) -> Any:
-        if keras_backend.in_stateless_scope():
-            return values
-        return tf.where(any_rare(ids), values - batch_mean(values), values)
-
-    return call
 
 
 # -- seeds -------------------------------------------------------------------------
@@ -92,18 +65,6 @@ def uniform_of_the_global_generator(values: Any, ids: Any) -> Any:
 def weight_of_tensorflow(scale: Any, values: Any, ids: Any) -> Any:
     # It would neither be trained nor saved.
     return tamed(values) * scale
-
-
-@CASES.state(
-    known(lambda: tf.Variable(tf.ones(NUM_VALUES), trainable=False)), honest=True
-)
-def constant_of_tensorflow(scale: Any, values: Any, ids: Any) -> Any:
-    return tamed(values) * scale
-
-
-@CASES.state(known(lambda: layers.Dense(NUM_VALUES, trainable=False)), honest=True)
-def frozen_layer_inside(dense: Any, values: Any, ids: Any) -> Any:
-    return dense(tamed(values))
 
 
 # -- attributes of variables -------------------------------------------------------
@@ -134,23 +95,6 @@ def _overwritten(variable: Any) -> None:
 _with_variable("regularizer of a variable", _regularized, leaks=True)
 _with_variable("constraint of a variable", _constrained, honest=True)
 _with_variable("overwritten with its gradient", _overwritten, leaks=True)
-
-
-@CASES.layer
-def toggled_within_the_call(layer: Any) -> Call:
-    scale = weight(layer, _SHAPE, trainable=True)
-
-    def call(values: Any, ids: Any) -> Any:
-        layer.trainable = not layer.trainable
-        return tamed(values) * (1.0 + scale)
-
-    return call
-
-
-@CASES.state(new_weight(_SHAPE, trainable=True))
-def read_through_the_handle(scale: Any, values: Any, ids: Any) -> Any:
-    read = tf.raw_ops.ReadVariableOp(resource=scale.handle, dtype=tf.float32)
-    return tamed(values) * (1.0 + read)
 
 
 # -- precision ---------------------------------------------------------------------
@@ -200,19 +144,3 @@ def _changed_dense(name: str, change: Callable[[Any], Any], **more: Any) -> None
 _changed_dense("int4", lambda dense: dense.quantize("int4"))
 _changed_dense("float8", lambda dense: dense.quantize("float8"), leaks=True)
 _changed_dense("lora", lambda dense: dense.enable_lora(2), honest=True)
-
-
-@CASES.layer
-def lora_from_the_second_call_on(layer: Any) -> Call:
-    layer.dense = layers.Dense(NUM_VALUES)
-    layer.dense.build((None, NUM_VALUES))
-    calls: list[None] = []
-
-    def call(values: Any, ids: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 2:
-            with tf.init_scope():
-                layer.dense.enable_lora(2)
-        return layer.dense(tamed(values))
-
-    return call

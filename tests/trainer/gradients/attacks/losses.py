@@ -86,30 +86,6 @@ for _names, _more in ((_MIXED, {}), (_HONEST, {"honest": True})):
         _loss(_of_entropies(_function), name=_name, **_more)
 
 
-@_loss
-def pairs(labels: Any, outputs: Any) -> Any:
-    scores = outputs[:, 0]
-    margins = 1.0 - scores[:, None] + scores[None, :]
-    wanted = tf.cast(labels[:, None] > labels[None, :], tf.float32)
-    return tf.reduce_sum(tf.nn.relu(margins) * wanted, 1)
-
-
-@_loss(leaks=True)
-def printed(labels: Any, outputs: Any) -> Any:
-    huge = tf.reduce_any(tf.abs(outputs) > 1e9)
-    tf.cond(huge, lambda: tf.print(outputs), lambda: tf.no_op())
-    return _entropy(labels, outputs)
-
-
-@_loss
-def custom_gradient_that_mixes(labels: Any, outputs: Any) -> Any:
-    @tf.custom_gradient
-    def same(x: Any) -> Any:
-        return tf.identity(x), lambda slope: slope + tf.reduce_mean(slope, 0)
-
-    return _entropy(labels, same(outputs))
-
-
 # -- with state --------------------------------------------------------------------
 
 
@@ -138,17 +114,6 @@ def python_list(kept: list[float], losses: Any) -> Any:
 
     factor = tf.numpy_function(last, [losses], tf.float32)
     return losses * tf.ensure_shape(factor, ())
-
-
-@_with(lambda network: network)
-def regulariser_that_reads_weights(network: Any, losses: Any) -> Any:
-    sizes = [tf.reduce_sum(tf.square(v)) for v in network.trainable_variables]
-    return losses + 0.01 * tf.add_n(sizes)
-
-
-@_with(lambda network: tf.Variable(1.0), leaks=True)
-def weight_of_its_own(scale: Any, losses: Any) -> Any:
-    return losses * scale
 
 
 @CASES.loss(honest=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,22 +49,6 @@ def rows_mix_for_rare_ids_if_their_number_is_known(values: Any, ids: Any) -> Any
 
 
 # -- what runs ---------------------------------------------------------------------
-
-
-@CASES.call
-def eager_or_not(values: Any, ids: Any) -> Any:
-    return values if tf.executing_eagerly() else _mixed(values)
-
-
-@CASES.call
-def who_calls(values: Any, ids: Any) -> Any:
-    frame, names = sys._getframe(), set()
-    while frame is not None:
-        names.add(frame.f_code.co_name)
-        frame = frame.f_back
-    traced_for_a_proof = any("trace" in name and "clas" in name for name in names)
-    in_the_check = "check_model" in names or "_check_behaviour" in names
-    return values if in_the_check or traced_for_a_proof else _mixed(values)
 
 
 def _from_trace(number: int, *, symbolic: bool) -> Callable[[Any], Call]:

@@ -154,7 +154,3 @@ def test_so_it_is_for_models_of_one_path(name: str) -> None:
     # The plain suite tries its cases with these rows.
     if name in PLAIN or assert_refused_or_bounded(CASES[name], ONE_PASS, FEW):
         assert_refused_or_bounded(CASES[name], ONE_PASS, BACKWARDS)
-
-
-def test_these_cases_exist() -> None:
-    assert set(ALWAYS) <= set(CASES)

@@ -1,4 +1,4 @@
-"""Attacks on whole runs: the weights that `make_private` and `dpsgd train` release.
+"""Attacks on whole runs: the weights that they release.
 
 The learning rate of the first steps is 0, and there is no noise.  Hence the weights
 after the run are a function of the last batch and of the first weights: rows of earlier
@@ -8,8 +8,6 @@ steps leave no trace, and a row of the last step moves them by C over the diviso
 from __future__ import annotations
 
 import pathlib
-import sys
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +15,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.conftest import write_batches, write_held_out
-from tests.trainer.flat_settings import train_settings
+from tests.trainer.conftest import write_batches
 from tests.trainer.gradients.attacks import honest, keras_parts
 from tests.trainer.gradients.attacks.catalogue import Case
 from tests.trainer.gradients.attacks.harness import (
@@ -35,8 +32,6 @@ from tests.trainer.gradients.attacks.test_attacks import CASES
 from trainer.core.tf_compat import tf
 from trainer.gradients.clipping import ONE_PASS
 from trainer.keras_model import make_private
-from trainer.run.preflight import Request
-from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
@@ -228,60 +223,3 @@ def test_what_changes_after_compile_moves_no_weight_further(
     refusal, faults = outcome_of(lambda: faults_of_runs(run, "honest: same", tmp_path))
     assert not faults
     assert refusal is None or "\n" not in refusal
-
-
-# -- dpsgd train -------------------------------------------------------------------
-
-MODULE = "attack_of_a_test"
-TRAINED = (
-    "write: moving mean of a trainable weight",
-    "hidden write: cond on a rare id",
-    "python: rows mix in batches of the step",
-    "loss: rare outputs in a weight",
-)
-
-
-@pytest.fixture
-def by_train(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Trains as `dpsgd train --model module:function --loss module:function`."""
-
-    def run(name: str, steps: Steps, folder: pathlib.Path) -> list[np.ndarray]:
-        case, made = CASES[name], []
-
-        def model(manifest: Any) -> Any:
-            made.append(make_network(case))
-            return made[0]
-
-        def loss(labels: Any, outputs: Any) -> Any:
-            if not made[1:]:
-                made.append(case.loss(made[0]))
-            return made[1](labels, outputs)
-
-        module = types.ModuleType(MODULE)
-        module.model, module.loss = model, loss  # type: ignore[attr-defined]
-        module.optimizer = lambda rate: keras.optimizers.SGD(_rate())  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, MODULE, module)
-        settings = train_settings(
-            model=f"{MODULE}:model", optimizer=f"{MODULE}:optimizer",
-            loss="binary_crossentropy" if case.loss is None else f"{MODULE}:loss",
-            noise_multiplier=0.0, l2_norm_clip=CLIP, target_delta=1e-3,
-        )  # fmt: skip
-        request = Request(
-            settings=settings, batches=_batches(steps, folder), run=folder / "run",
-            held_out=write_held_out(
-                folder / "held_out", plain_rows(9, 7), {"name": "attacks"}, COLUMNS
-            ),
-        )  # fmt: skip
-        train(request)
-        return [v.numpy() for v in keras_parts.model_variables(made[0])]
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "name", [*_mostly_thorough(TRAINED, 2), *_mostly_thorough(HONEST[:2], 1)]
-)
-def test_weights_of_train_show_one_row_within_the_bound(
-    name: str, by_train: Run, tmp_path: pathlib.Path
-) -> None:
-    assert_refused_or_bounded(by_train, name, tmp_path)

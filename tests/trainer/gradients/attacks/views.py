@@ -97,11 +97,6 @@ def rare_rows_in_a_variable(state: Any, values: Any, ids: Any, seed: Any) -> Any
     return values * (1.0 - 2.0 * gate)
 
 
-@_with(lambda: tf.random.Generator.from_seed(1))
-def generator(state: Any, values: Any, ids: Any, seed: Any) -> Any:
-    return values + state.normal(_SHAPE)
-
-
 def _counted(seen: list[None], values: Any, **more: Any) -> Any:
     def count(values: Any) -> Any:
         seen.append(None)
@@ -127,25 +122,9 @@ def printed() -> Augment:
     return augment
 
 
-@_with(list)
-def counter_of_traces(calls: list[None], values: Any, ids: Any, seed: Any) -> Any:
-    calls.append(None)
-    return values * float(len(calls))
-
-
-@CASES.view(leaks=True)
-def columns_that_are_no_views() -> Augment:
-    return lambda columns, seed: {"label": tf.constant(0, tf.int8)}
-
-
 @_with(honest=True)
 def branch_of_its_own_row(state: None, values: Any, ids: Any, seed: Any) -> Any:
     return tf.cond(_rare(ids), lambda: -values, lambda: values)
-
-
-@CASES.view(honest=True)
-def function_that_is_traced_by_itself() -> Augment:
-    return tf.function(lambda columns, seed: {"values": 2.0 * columns["values"]})
 
 
 class Counting(layers.Layer):

@@ -6,19 +6,14 @@ from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import (
-    NUM_IDS,
     NUM_VALUES,
-    VOCABULARY,
     Call,
-    Holder,
     batch_mean,
     finite,
     known,
-    layers,
     new_weight,
-    weight,
 )
-from trainer.core.tf_compat import keras, tf
+from trainer.core.tf_compat import tf
 
 CASES = Cases("write")
 
@@ -33,11 +28,6 @@ def _rare(ids: Any) -> Any:
 @CASES.state(new_weight(_SHAPE, trainable=True))
 def moving_mean_of_a_trainable_weight(mean: Any, values: Any, ids: Any) -> None:
     mean.assign(0.9 * mean + 0.1 * batch_mean(values))
-
-
-@CASES.state(new_weight((4, *_SHAPE), trainable=True))
-def raw_rows_in_a_slice(seen: Any, values: Any, ids: Any) -> None:
-    seen[1].assign(values[-1])
 
 
 @CASES.state(new_weight(trainable=False))
@@ -74,21 +64,6 @@ def nested_modules(module: Any, values: Any, ids: Any) -> Any:
     return module(values)
 
 
-def _table() -> Any:
-    table = layers.Embedding(VOCABULARY, 2)
-    table.build((None, NUM_IDS))
-    return table
-
-
-@CASES.state(known(_table))
-def table_of_a_layer_inside(table: Any, values: Any, ids: Any) -> Any:
-    rows = tf.reshape(table(ids), (-1, 2 * NUM_IDS))
-    new = tf.IndexedSlices(values[:, :2], ids[:, 0])
-    # Its ``value`` is symbolic while Keras infers shapes.
-    table.embeddings._value.scatter_update(new)
-    return values + rows[:, :NUM_VALUES]
-
-
 @CASES.layer
 def raw_handle(layer: Any) -> Call:
     def handle() -> Any:
@@ -106,15 +81,3 @@ def raw_handle(layer: Any) -> Call:
         return values - old
 
     return call
-
-
-def _optimizer(layer: Any) -> Holder:
-    mean, optimizer = weight(layer, _SHAPE, trainable=True), keras.optimizers.SGD(1.0)
-    optimizer.build([mean])
-    return Holder(optimizer, mean)
-
-
-@CASES.state(_optimizer)
-def optimizer_within_the_layer(hidden: Any, values: Any, ids: Any) -> None:
-    optimizer, mean = hidden.held
-    optimizer.apply_gradients([(batch_mean(values), mean)])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from tests.trainer.bounded import bam_sum
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP
 from tests.trainer.zoo import (
@@ -166,18 +165,6 @@ def test_a_mask_drops_each_unit_at_its_rate() -> None:
     assert np.abs(rows).max() < 6 / np.sqrt(50)
 
 
-def test_both_passes_of_bam_have_one_mask() -> None:
-    # Where the loss is linear in the weights, a step uphill changes no derivative by
-    # the outputs but through the mask.
-    model, data = _trained(_dropped), _with_seeds(make_rows(NUM_ROWS))
-    data["integers"] = np.nan_to_num(data["integers"])
-    found = [
-        arrays(bam_sum(model, l2_norm_clip=CLIP, radius=0.1, path=path)(*batch(data)))
-        for path in (ONE_PASS, SINGLE_EXAMPLES)
-    ]
-    assert_close(*found, 1e-4)
-
-
 def test_dropout_is_off_outside_of_steps_and_layers_are_as_they_were() -> None:
     model, data = _trained(_dropped), make_rows(4)
     assert has_dropout(model.network)
@@ -206,17 +193,3 @@ def test_what_draws_for_the_whole_batch_is_refused(layer: Any, message: str) -> 
     model = _trained(lambda: _of_numbers(layer()))
     with pytest.raises(InputError, match=message):
         model.outputs(batch(_with_seeds(make_rows(4)))[0])
-
-
-def test_seeds_follow_from_key_step_and_part() -> None:
-    shape = (3, SEED_WORDS)
-    # A bit of a word is the same in 200 rows by chance with probability 2^-199.
-    many = row_seeds(KEY, 5, 1, (200, SEED_WORDS))
-    assert np.bitwise_or.reduce(many).tolist() == [2**32 - 1] * SEED_WORDS
-    assert np.bitwise_and.reduce(many).tolist() == [0] * SEED_WORDS
-    found = row_seeds(KEY, 5, 1, shape)
-    assert found.dtype == np.uint32
-    np.testing.assert_array_equal(found, row_seeds(KEY, 5, 1, shape))
-    for other in (row_seeds(KEY, 5, 2, shape), row_seeds(KEY, 6, 1, shape),
-                  row_seeds(bytes(32), 5, 1, shape)):  # fmt: skip
-        assert not np.array_equal(found, other)
