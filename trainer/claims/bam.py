@@ -60,8 +60,7 @@ from trainer.gradients.clipping import (
 )
 from trainer.gradients.engine.backward_pass import BackwardPass, backward
 from trainer.gradients.engine.moved_weights import num_formed_values
-from trainer.gradients.engine.proof import proof_of
-from trainer.gradients.engine.table_reads import ids_depend_on_weights
+from trainer.gradients.engine.proof import ids_depend_on_weights, proof_of
 from trainer.methods.registry import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import BAM_HVP, BAM_SAM

@@ -60,7 +60,7 @@ from trainer.core.step.bounded_sum import StepSum
 from trainer.core.step.noise import rounded
 from trainer.core.step.workers import Alone, Workers
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine.table_reads import TableReads
+from trainer.gradients.engine.proof import TableReads
 
 #: Number of values of a block of noise (whole rows), which one worker draws.
 _BLOCK = 1 << 15

@@ -28,8 +28,7 @@ from trainer.core.step.grid import Grid
 from trainer.core.step.noise import LaterNoise, grid_normal, step_noise
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import clipped_sum
-from trainer.gradients.engine import table_reads
-from trainer.gradients.engine.table_reads import TableReads
+from trainer.gradients.engine.proof import TableReads, table_reads
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 
@@ -178,7 +177,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     shapes += [COUNT_SHAPE] if method == AUTO_CLIP else []
     noise = [[random.normal(0, 2, s).astype("f4") for s in shapes] for _ in steps]
     wanted = _eager(steps, noise, method, dense=dense)
-    reads = table_reads.table_reads(model)
+    reads = table_reads(model)
     assert reads is not None
     lazy = _lazy(reads)
     replay = _Replay(
@@ -205,7 +204,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
 
 def test_a_step_without_noise_for_its_rows_is_an_error(rows: Any) -> None:
     model = _model()
-    reads = table_reads.table_reads(model)
+    reads = table_reads(model)
     assert reads is not None
     step = _step(model, _lazy(reads))
     step.begin(_units([np.zeros(v.shape) for v in model.variables]))
@@ -216,7 +215,7 @@ def test_a_step_without_noise_for_its_rows_is_an_error(rows: Any) -> None:
 
 def _train(model: TrainableModel, worker: Worker) -> list[np.ndarray]:
     """Steps of one, two and three batches, p at worker p mod W, and a flush."""
-    reads = table_reads.table_reads(model)
+    reads = table_reads(model)
     assert reads is not None
     step = _step(model, _lazy(reads, workers=worker), workers=worker)
     lazy, share = step._lazy, (worker.rank, worker.count)

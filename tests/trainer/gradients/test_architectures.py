@@ -16,7 +16,7 @@ from trainer.gradients.clipping import (
     choose_path,
     clipped_sum,
 )
-from trainer.gradients.engine.table_reads import table_reads
+from trainer.gradients.engine.proof import table_reads
 
 NUM_ROWS = 4
 #: A sum of 2^8 numbers, the longest of a row, is rounded 2^8 times: in two orders it

@@ -31,7 +31,7 @@ from tests.trainer.gradients.test_random_operations import (
 from trainer.core.tf_compat import tf
 from trainer.gradients.engine import row_independence
 from trainer.gradients.engine.row_independence import Rows, classify
-from trainer.gradients.engine.static_values import with_known_sizes
+from trainer.gradients.engine.traced_losses import with_known_sizes
 
 pytestmark = pytest.mark.thorough
 

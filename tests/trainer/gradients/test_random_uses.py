@@ -24,8 +24,7 @@ import pytest
 from trainer.core.tf_compat import tf
 from trainer.gradients.engine import gradient_parts
 from trainer.gradients.engine.backward_pass import backward
-from trainer.gradients.engine.proof import Proof, prove
-from trainer.gradients.engine.table_reads import ids_depend_on_weights
+from trainer.gradients.engine.proof import Proof, ids_depend_on_weights, prove
 from trainer.gradients.engine.traced_losses import TracedLosses
 
 pytestmark = pytest.mark.thorough

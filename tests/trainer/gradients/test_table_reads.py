@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from trainer.core.tf_compat import keras, tf
-from trainer.gradients.engine.proof import obstacle
-from trainer.gradients.engine.table_reads import table_reads
+from trainer.gradients.engine.proof import obstacle, table_reads
 from trainer.model.trainable_model import TrainableModel
 
 

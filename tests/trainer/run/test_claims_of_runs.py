@@ -17,7 +17,7 @@ from trainer.claims.lazy_noise import LazyNoise
 from trainer.core.claims import CLAIMS
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
-from trainer.gradients.engine.table_reads import table_reads
+from trainer.gradients.engine.proof import table_reads
 from trainer.methods import registry
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -3,13 +3,16 @@
 The traced forward pass shows every operation that uses a weight (``weight_uses``).  The
 backward pass gives the derivatives with respect to the results of these operations,
 from which the norm of each example's gradient and the sum of the clipped gradients are
-computed (``use_gradients``).  No list of layers is needed: attention, normalisation,
+computed (``gradient_parts``).  No list of layers is needed: attention, normalisation,
 convolutions and recurrent cells are products, sums and convolutions, and a weight may
 be used more than once.
 
 Formal guarantees:
   - Those of ``per_example``, for models whose ``proof`` has no obstacle.
   - The forward pass is a copy of the graph that was proven.
+  - ``with_changes`` computes a result again, with changed intermediate results: no side
+    effect occurs twice, since the traced graph has none (see ``traced_losses``), and
+    results that do not depend on a change are used as they are.
 
 Sensitive: everything here.
 
@@ -21,19 +24,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.core.claims import GRAPH_GRADIENTS
 from trainer.core.step.per_example import ExampleGradients, scale_rows
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine.changed_results import with_changes
+from trainer.gradients.engine.gradient_parts import part_of, split_examples
 from trainer.gradients.engine.moved_weights import Change, changes_of
 from trainer.gradients.engine.proof import Proof, proof_of
 from trainer.gradients.engine.row_independence import Rows
 from trainer.gradients.engine.traced_losses import GraphCopy, copy_into
-from trainer.gradients.engine.use_gradients import part_of, split_examples
-from trainer.gradients.engine.weight_uses import Piece, Use
+from trainer.gradients.engine.weight_uses import Piece, Use, ancestors
 from trainer.model.trainable_model import TrainableModel
 
 
@@ -210,3 +212,45 @@ def _of_whole(piece: Piece, total: Any) -> Any:
 
 def _plus(left: Any, right: Any) -> Any:
     return tf.convert_to_tensor(left) + tf.convert_to_tensor(right)
+
+
+#: Copy of an operation -> what is added to its result.
+CopyChange = Callable[[Any], Any]
+
+
+def with_changes(
+    result: Any, changes: Mapping[str, CopyChange]
+) -> tuple[Any, dict[str, Any]]:
+    """Returns a tensor of a graph, computed with changed intermediate results.
+
+    Args:
+      result: Tensor of the graph that is being traced.
+      changes: For the name of an operation of one output, the change of its result.
+
+    Returns:
+      The tensor; and for each name in ``changes`` the copy of the operation, whose
+      output is the result before the addition.
+    """
+    graph, live = result.graph, ancestors(result)
+    others: dict[str, Any] = {}
+    copies: dict[str, Any] = {}
+    for op in [op for op in graph.get_operations() if op.name in live]:
+        if op.name not in changes and not any(v.name in others for v in op.inputs):
+            continue
+        copy = _copy(op, [others.get(value.name, value) for value in op.inputs])
+        outputs = list(copy.outputs)
+        if op.name in changes:
+            copies[op.name] = copy
+            outputs = [outputs[0] + changes[op.name](copy)]
+        others |= {v.name: new for v, new in zip(op.outputs, outputs, strict=True)}
+    return others.get(result.name, result), copies
+
+
+def _copy(op: Any, inputs: list[Any]) -> Any:
+    return op.graph.create_op(
+        op.type,
+        inputs,
+        [value.dtype for value in op.outputs],
+        attrs=dict(op.node_def.attr),
+        name=f"{op.name}/moved",
+    )

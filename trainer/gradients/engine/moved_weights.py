@@ -31,11 +31,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.core.tf_compat import tf
-from trainer.gradients.engine.gradient_parts import TableRows
-from trainer.gradients.engine.proof import Proof
-from trainer.gradients.engine.row_independence import Rows
-from trainer.gradients.engine.use_gradients import (
+from trainer.gradients.engine.gradient_parts import (
     PRODUCTS,
+    TableRows,
     Term,
     broadcast_sizes,
     channel_groups,
@@ -46,6 +44,8 @@ from trainer.gradients.engine.use_gradients import (
     split_examples,
     term_of,
 )
+from trainer.gradients.engine.proof import Proof
+from trainer.gradients.engine.row_independence import Rows
 from trainer.gradients.engine.weight_uses import (
     LOOK_UPS,
     Piece,

@@ -4,7 +4,7 @@ A model combines a weight, or a piece of it (the gate of a cell, a reshaped kern
 with values of the examples.  If all operations that do so are known, an example's
 gradient is a sum over them.  Each term is a function of the values that are combined
 with the piece, and of the derivative of the example's loss with respect to the result
-(see ``use_gradients``).
+(see ``gradient_parts``).
 
 Formal guarantees:
   - If ``find_pieces`` returns pieces, the losses depend on trainable variables through
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.gradients.engine.static_values import static_value
+from trainer.gradients.engine.traced_losses import static_value
 
 #: Operations that read rows of a table, whose ids are their second input.
 LOOK_UPS = ("GatherV2", "ResourceGather")
