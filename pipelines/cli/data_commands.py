@@ -175,8 +175,8 @@ _user_options = shared_options.together(
     "--schema",
     "schema_file",
     type=paths.TEXT,
-    required=True,
-    help="Describes the columns: see dpsgd schema; or criteo, for Criteo's click logs.",
+    help="Describes the columns: see dpsgd schema; or criteo, for Criteo's click logs. "
+    "Parquet of numbers needs none beside --user.",
 )
 @click.option("--out", type=paths.TEXT, required=True, help="New or empty folder.")
 @click.option(
@@ -207,7 +207,7 @@ _user_options = shared_options.together(
 def prepare(
     ctx: click.Context,
     source: str,
-    schema_file: str,
+    schema_file: str | None,
     out: str,
     runner: str | None,
     as_json: bool,

@@ -145,7 +145,7 @@ def _kinds_of_columns(kinds: Mapping[str, str]) -> dict[str, str]:
 
 def prepare(
     source: Any,
-    schema_file: str,
+    schema_file: str | None,
     out: str,
     runner: str | None,
     others: list[str],
@@ -157,7 +157,7 @@ def prepare(
 
     Args:
       source: File, folder or glob; or a pyarrow Table.
-      schema_file: Schema of the table.
+      schema_file: Schema of the table; None for Parquet of numbers with users.
       out: New or empty folder.
       runner: Name of a Beam runner; None for this process.
       others: Options that the command does not know, for Beam.
@@ -171,9 +171,12 @@ def prepare(
     engine.check("prepare", runner, others, num_threads)
     if isinstance(source, str):
         check_outside(source, out, SPLITS[0], "part-00000.parquet")
-    schema = Schema.read(schema_file)
-    if user := options.pop("user", ""):
-        schema = schema.with_user(user)
+    user = options.pop("user", "")
+    if schema_file is None and not user:
+        raise InputError(
+            "Expected --schema, which says how columns become numbers. `dpsgd schema "
+            f"{source}` writes a first one."
+        )
     of_users = user_work.take(options)
     with_values = bool(options.pop("keep_values", False))
     if with_values and of_users and not of_users.get("bound_held_out"):
@@ -181,12 +184,14 @@ def prepare(
             "Expected --bound-held-out beside --keep-values: `dpsgd statistics` counts "
             "values of held-out rows, whose users are not bounded otherwise. Add it."
         )
-    prepared = preparation.TableOptions(
-        schema=schema,
-        with_values=with_values,
-        **options,
-    )
-    users = user_work.users_of(prepared, of_users, schema_file)
+    options["with_values"] = with_values
+    if schema_file is None:
+        prepared = preparation.of_numbers(source, user, **options)
+    else:
+        schema = Schema.read(schema_file)
+        schema = schema.with_user(user) if user else schema
+        prepared = preparation.TableOptions(schema=schema, **options)
+    users = user_work.users_of(prepared, of_users)
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
     with stoppable(LEAVES_NOTHING), Bars(steps) as bars:

@@ -17,15 +17,12 @@ def take(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in _FLAGS if name in options}
 
 
-def users_of(
-    prepared: TableOptions, flags: dict[str, Any], schema_file: str
-) -> UserOptions | None:
+def users_of(prepared: TableOptions, flags: dict[str, Any]) -> UserOptions | None:
     """Returns how users are bounded; None if the table has none.
 
     Args:
       prepared: Options of the table.
       flags: Flags about users, by name.
-      schema_file: Schema of the table, for messages.
 
     Raises:
       InputError: flags without a column of users, or missing flags.
@@ -46,7 +43,7 @@ def users_of(
             "such as --max-examples-per-user 5 --num-examples NUMBER: they bound the "
             "rows kept of a user and of all, for training. NUMBER is public; of ten "
             "times the rows that are kept, batches hold a tenth of --batch-size. Give "
-            f'both, or write kind = "drop" in {schema_file}.'
+            'both, or write kind = "drop" in the schema.'
         )
     names = [name for name in (*_NEEDED, "sampled") if name in flags]
     settings = BoundSettings(

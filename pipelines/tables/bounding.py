@@ -61,6 +61,7 @@ from pipelines.inputs.parquet_blocks import (
 from pipelines.tables.prepared_files import (
     ROW_GROUP_BYTES,
     Pieces,
+    arrow_field,
     arrow_table,
 )
 from pipelines.tables.table_files import connect
@@ -144,7 +145,8 @@ def bounded_schema(
     if not settings.has_users:
         return rows.with_metadata(metadata)
     most = settings.max_examples_per_user
-    fields = [_field(each, most) for each in _record_columns(rows, most)]
+    columns = _record_columns(rows, most)
+    fields = [arrow_field(each, most, *each.shape) for each in columns]
     return pa.schema(fields, metadata)
 
 
@@ -330,13 +332,6 @@ def _record_columns(rows: pa.Schema, most: int) -> tuple[Column, ...]:
         remedy="One record holds so many rows of a user. Keep fewer, or sample rows.",
     )
     return columns
-
-
-def _field(column: Column, most: int) -> pa.Field:
-    kind = pa.from_numpy_dtype(column.numpy_dtype.base)
-    for size in (*reversed(column.shape), most):
-        kind = pa.list_(pa.field("item", kind, nullable=False), size)
-    return pa.field(column.name, kind, nullable=False)
 
 
 def _row_type(columns: Sequence[Column]) -> np.dtype:

@@ -39,6 +39,7 @@ from pipelines.inputs.parquet_blocks import (
 from pipelines.tables.prepared_files import (
     DEFAULT_ROW_GROUP_ROWS,
     ROW_GROUP_BYTES,
+    arrow_field,
     arrow_table,
     new_table,
 )
@@ -213,17 +214,10 @@ def write_columns(path: pathlib.Path, columns: Mapping[str, np.ndarray]) -> None
     """
     found = described(columns, str(path)).columns
     schema = pa.schema(
-        [(column.name, _arrow_type(column)) for column in found],
+        [arrow_field(column, *column.shape) for column in found],
         metadata={_DIGEST_KEY: digest(columns)},
     )
     table = arrow_table(columns.values(), schema)
     most = min(DEFAULT_ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes(found))
     with new_table(path, schema) as writer:
         writer.write_table(table, row_group_size=max(1, most))
-
-
-def _arrow_type(column: Column) -> pa.DataType:
-    kind = pa.from_numpy_dtype(column.dtype)
-    for size in reversed(column.shape):
-        kind = pa.list_(kind, size)
-    return kind

@@ -42,6 +42,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, check_choice, check_int
+from pipelines.core.batches.columns import Column
 from pipelines.core.threads import num_cores
 from pipelines.core.users.bounded import Bounded
 from pipelines.core.users.hashing import hash_ids
@@ -49,7 +50,11 @@ from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.key_files import read_key_file, read_or_create_key_file
 from pipelines.files.staged_folder import staged_folder
 from pipelines.files.storage import write_atomically
-from pipelines.inputs.parquet_blocks import description_of
+from pipelines.inputs.parquet_blocks import (
+    description_of,
+    numeric_columns,
+    table_columns,
+)
 from pipelines.inputs.source_table import read_from
 from pipelines.job.runtime import Runtime, SoFar, TaskStep
 from pipelines.tables.bounding import (
@@ -59,7 +64,7 @@ from pipelines.tables.bounding import (
     bound_pieces,
     bounded_schema,
 )
-from pipelines.tables.kinds import USER_ID
+from pipelines.tables.kinds import USER_ID, Output
 from pipelines.tables.prepared_files import (
     DEFAULT_ROW_GROUP_ROWS,
     ROW_GROUP_BYTES,
@@ -70,7 +75,7 @@ from pipelines.tables.prepared_files import (
 )
 from pipelines.tables.reading import Malformed, Reader, check_columns
 from pipelines.tables.schema import FRACTION, SPLITS, Schema
-from pipelines.tables.table_files import PARQUET, TableFile, files_of
+from pipelines.tables.table_files import MEMORY, PARQUET, TableFile, files_of
 
 ON_BAD_ROW = ("fail", "skip")
 #: About 4 million rows, 200 MB, per file of Criteo's data.
@@ -98,6 +103,8 @@ class TableOptions:
       row_group_rows: Rows per row group, except for the last of a part.
       row_groups_per_file: Row groups per file, except for the last of a part.
       with_values: Whether values of categories that the schema does not list are kept.
+      numbers: Columns that stay as they are, of a table without a schema; see
+        ``of_numbers``.
 
     Raises:
       InputError: a value out of range.
@@ -108,6 +115,7 @@ class TableOptions:
     row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
     row_groups_per_file: int = ROW_GROUPS_PER_FILE
     with_values: bool = False
+    numbers: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
@@ -123,11 +131,16 @@ class TableOptions:
     @property
     def rows_of_group(self) -> int:
         """Rows of a row group that a worker can hold."""
+        columns: list[Output | Column] = [*self.schema.outputs, *self.numbers]
         row_bytes = sum(
-            np.dtype(output.dtype).itemsize * math.prod(output.shape)
-            for output in self.schema.outputs
+            np.dtype(each.dtype).itemsize * math.prod(each.shape) for each in columns
         )
         return max(1, min(self.row_group_rows, ROW_GROUP_BYTES // row_bytes))
+
+    @property
+    def rows_schema(self) -> pa.Schema:
+        """Schema of the rows, without numbers of users."""
+        return prepared_schema(self.schema, self.with_values, self.numbers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +206,7 @@ class _Job:
     @property
     def rows_schema(self) -> pa.Schema:
         """Schema of the rows, without numbers of users."""
-        return prepared_schema(self.options.schema, self.options.with_values)
+        return self.options.rows_schema
 
     @property
     def schema(self) -> pa.Schema:
@@ -260,6 +273,10 @@ class _Job:
                 reader, row_bytes = self._reader(file, ordinal), file.row_bytes
                 for rows in reader:
                     found = {**rows.arrays, **rows.texts}
+                    if numbers := self.options.numbers:  # lists lost their sizes
+                        types = file.arrow_schema()
+                        types = pa.schema([types.field(each.name) for each in numbers])
+                        found |= table_columns(rows.carried.cast(types), numbers)
                     if key:
                         found[USER] = hash_ids(found.pop(USER_ID), key)
                     table = arrow_table([found[name] for name in schema.names], schema)
@@ -282,6 +299,7 @@ class _Job:
             self.options.schema,
             ordinal=ordinal,
             with_values=self.options.with_values,
+            carried=[each.name for each in self.options.numbers],
             num_threads=self.num_threads,
             memory_limit=self.num_threads * _THREAD_BYTES,
         )
@@ -310,7 +328,7 @@ def open_table(data: Any, options: TableOptions) -> tuple[list[TableFile], list[
     """
     schema = options.schema
     files = files_of(data)
-    known = {*schema.columns, *schema.needed}
+    known = {*schema.columns, *schema.needed, *(c.name for c in options.numbers)}
     left_out: dict[str, None] = {}
     for file in files:
         if file.format == PARQUET and Bounded.of(_description(file)) is not None:
@@ -320,12 +338,44 @@ def open_table(data: Any, options: TableOptions) -> tuple[list[TableFile], list[
                 "was prepared."
             )
         found = check_columns(file, schema)
+        if options.numbers and _numbers(file, schema.user) != options.numbers:
+            raise InputError(
+                f"Expected the columns of {file.shown} to equal those of the first "
+                "file. Give a schema, or files of one kind."
+            )
         left_out.update(dict.fromkeys(name for name in found if name not in known))
     return files, list(left_out)
 
 
+def of_numbers(data: Any, user: str, **options: Any) -> TableOptions:
+    """Returns how a table without a schema becomes Parquet: all rows, without ids.
+
+    Args:
+      data: Parquet: a file, a folder or a glob; or a pyarrow Table.
+      user: Column of the ids of users; all others are numbers, and stay.
+      **options: Other fields of `TableOptions`.
+
+    Raises:
+      InputError: no table of numbers.
+    """
+    file = files_of(data)[0]
+    if file.format not in (PARQUET, MEMORY):
+        raise InputError(
+            f"Expected --schema to read {file.shown}, which is text. `dpsgd schema "
+            "TABLE` writes a first one; only Parquet of numbers needs none."
+        )
+    schema = Schema.of_user(user)
+    check_columns(file, schema)
+    return TableOptions(schema=schema, numbers=_numbers(file, user), **options)
+
+
+def _numbers(file: TableFile, user: str) -> tuple[Column, ...]:
+    fields = file.arrow_schema()
+    return numeric_columns(fields.remove(fields.get_field_index(user)))
+
+
 def _description(file: TableFile) -> dict[str, Any]:
-    return description_of(file.parquet_schema(), file.shown)
+    return description_of(file.arrow_schema(), file.shown)
 
 
 def prepare(
@@ -404,7 +454,7 @@ def _check_users(options: TableOptions, users: UserOptions | None) -> None:
             'kind = "drop".'
         )
     if users is not None:
-        rows = prepared_schema(options.schema, options.with_values)
+        rows = options.rows_schema
         # Refuses names, and records that are too large, before any work.
         bounded_schema(rows, users.settings, bytes(32), "")
 

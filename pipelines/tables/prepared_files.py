@@ -23,7 +23,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, header, read_fields
+from pipelines.core.batches.columns import Column
 from pipelines.core.files.local_files import digest_of
 from pipelines.core.threads import in_order, num_cores
 from pipelines.core.users.bounded import BOUNDED
@@ -161,28 +162,40 @@ class Pieces:
         self._num_written += 1
 
 
-def prepared_schema(schema: Schema, with_values: bool = False) -> pa.Schema:
+def prepared_schema(
+    schema: Schema, with_values: bool = False, numbers: Sequence[Column] = ()
+) -> pa.Schema:
     """Returns the Arrow schema of the prepared data, with its description.
 
     Args:
       schema: Schema of the table.
       with_values: Whether values of categories that the schema does not list are kept.
+      numbers: Columns of a table without a schema.
     """
+    if numbers:
+        return pa.schema([arrow_field(each, *each.shape) for each in numbers])
     texts = schema.unlisted if with_values else {}
-    types = {
-        output.name: pa.large_string() if output.name in texts else _arrow_type(output)
+    fields = [
+        pa.field(output.name, pa.large_string(), nullable=False)
+        if output.name in texts
+        else arrow_field(output, *output.shape)
         for output in schema.outputs
-    }
-    fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
+    ]
     description = json.dumps(schema.description)
     return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
 
 
-def _arrow_type(output: Output) -> pa.DataType:
-    kind = pa.from_numpy_dtype(np.dtype(output.dtype))
-    if not output.shape:
-        return kind
-    return pa.list_(pa.field("item", kind, nullable=False), output.shape[0])
+def arrow_field(column: Column | Output, *shape: int) -> pa.Field:
+    """Returns a field without nulls.
+
+    Args:
+      column: Name and type of a column.
+      *shape: Shape of its rows.
+    """
+    kind = pa.from_numpy_dtype(np.dtype(column.dtype))
+    for size in reversed(shape):
+        kind = pa.list_(pa.field("item", kind, nullable=False), size)
+    return pa.field(column.name, kind, nullable=False)
 
 
 def arrow_table(columns: Iterable[Any], schema: pa.Schema) -> pa.Table:

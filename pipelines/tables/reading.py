@@ -132,11 +132,10 @@ class Malformed:
         Raises:
           InputError: there are malformed rows.
         """
-        listed = schema.label.classes
         lost: list[str] = []
-        if f"{schema.label_name} {NO_CLASS}" in self.by_reason and not isinstance(
-            listed, int | None
-        ):
+        if f"{schema.label_name} {NO_CLASS}" in self.by_reason:
+            listed = schema.label.classes
+            assert isinstance(listed, tuple)
             lost = [each for at, each in enumerate(listed) if at not in self.classes]
         if not self.num_bad or (skip and self.num_good and not lost):
             return

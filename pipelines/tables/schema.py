@@ -50,6 +50,7 @@ from pipelines.tables.kinds import (
     Label,
     Moment,
     Output,
+    User,
     usable_name,
 )
 from pipelines.tables.words import CELLS_NAME
@@ -209,6 +210,12 @@ class Schema(Fields):
                 "that is meant."
             )
 
+    @classmethod
+    def of_user(cls, column: str) -> Schema:
+        """Returns the schema of ids of users alone, whose rows are all for training."""
+        split = Split(by=HASH, column=column, shares=(1, 0, 0))
+        return cls.model_construct(columns={column: User()}, split=split)
+
     def with_user(self, column: str) -> Schema:
         """Returns the schema whose users are named by a column.
 
@@ -320,8 +327,9 @@ class Schema(Fields):
 
     @property
     def label_name(self) -> str:
-        """Name of the column to predict."""
-        return next(name for name, kind in self.columns.items() if kind is self.label)
+        """Name of the column to predict; empty for one of ``of_user``."""
+        found = self.columns.items()
+        return next((name for name, kind in found if isinstance(kind, Label)), "")
 
     def outputs_of(self, column: str) -> tuple[Output, ...]:
         """Returns the outputs of a column of the table, before they are stacked."""

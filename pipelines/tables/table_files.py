@@ -110,8 +110,10 @@ class TableFile:
             return at / max(1, head.count(b"\n"))
         return 1.0
 
-    def parquet_schema(self) -> pa.Schema:
-        """Returns the schema of a Parquet file."""
+    def arrow_schema(self) -> pa.Schema:
+        """Returns the schema of a Parquet file, or of a table in memory."""
+        if self.table is not None:
+            return self.table.schema
         with plain_errors(self), storage.open_file(self.path) as raw:
             return pq.read_schema(raw)
 
@@ -290,7 +292,7 @@ def _typed_columns(file: TableFile) -> dict[str, str]:
         names = file.table.column_names
         found = database.from_arrow(_numbered(file.table))
     else:
-        schema = file.parquet_schema()
+        schema = file.arrow_schema()
         names, sizes = schema.names, list(map(_sizes, schema.types))
         found = database.sql(f"SELECT * FROM {_from_parquet(file)}")
     types = list(map(str, found.types))

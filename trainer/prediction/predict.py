@@ -273,7 +273,7 @@ def _check_cells(manifest: Manifest) -> None:
 def _is_prepared(file: table_files.TableFile) -> bool:
     if file.format != table_files.PARQUET:
         return False
-    return DATASET_METADATA_KEY in (file.parquet_schema().metadata or {})
+    return DATASET_METADATA_KEY in (file.arrow_schema().metadata or {})
 
 
 class _Prepared:

@@ -241,6 +241,63 @@ def test_the_option_names_the_column(run: Run) -> None:
     assert max(collections.Counter(USER[rows_of("out", "train")]).values()) == MOST
 
 
+@pytest.mark.parametrize("flags", ["", "--sample users"])
+def test_numbers_without_a_schema_stay_as_they_are(run: Run, flags: str) -> None:
+    """All rows are for training; of each user so many are kept, and no id."""
+    rows, pair = np.arange(ROWS), pa.list_(pa.float32(), 2)
+    columns = {
+        "row": pa.array(rows, pa.int64()),
+        "half": pa.array((rows % 7).astype("f2")),
+        "on": pa.array(rows % 3 == 0),
+        "id": pa.array(USER, pa.int32()),
+        "pair": pa.FixedSizeListArray.from_arrays(
+            pa.array(np.repeat(rows, 2).astype("f4")), type=pair
+        ),
+    }
+    pq.write_table(pa.table(columns), "numbers.parquet")
+    ran = run(f"--input numbers.parquet --user id {flags}", how="")
+    assert ran.code == 0, ran.err
+    assert verify_prepared("out").findings == ()
+    found = list_blocks("out/train")
+    assert found.bounded is not None
+    types = {each.name: each.dtype for each in found.columns}
+    types.pop(ROW_WEIGHTS, None)
+    assert list(types.values()) == ["int64", "float16", "uint8", "float32"]
+    rows_left = pq.read_table("out/train")
+    table = {n: np.array(rows_left[n].to_pylist()) for n in rows_left.column_names}
+    kept = table.pop(ROW_WEIGHTS, np.ones(len(table["row"]))) == 1
+    mine = table["row"][kept]
+    count = collections.Counter(USER)
+    assert collections.Counter(USER[mine]) == {u: min(MOST, count[u]) for u in count}
+    assert (table["half"][kept] == mine % 7).all()
+    assert (table["on"][kept] == (mine % 3 == 0)).all()
+    assert (table["pair"][kept] == mine[:, None]).all()
+    assert list_row_groups("out/train").schema.metadata.keys() == {b"dpsgd.dataset"}
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "says"),
+    [
+        ({"id": [1], "x": ["a"]}, "--user id", "column x of type string"),
+        ({"id": [1, 2], "x": [None, 1.0]}, "--user id", "column x to hold no nulls"),
+        ({"id": [1, None], "x": [0.0, 1.0]}, "--user id", "id is missing"),
+        ({"id": [1], "x": [0.0]}, "--user ids", "Did you mean id?"),
+        ({"id": [1], "x": [0.0]}, "", "--schema"),
+        (None, "--input table.csv --user person", "Expected --schema to read"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_refused(
+    run: Run, table: Any, line: str, says: str
+) -> None:
+    if table is not None:
+        pq.write_table(pa.table(table), "numbers.parquet")
+        line = f"--input numbers.parquet {line}"
+    ran = run(line, how="")
+    assert ran.code == 2
+    assert says in ran.err
+    assert not pathlib.Path("out").exists()
+
+
 def test_what_another_tool_made_of_bounded_rows_is_refused(run: Run) -> None:
     """It keeps the note; of a user it may hold more rows."""
     assert run("--input table.csv").code == 0
