@@ -22,7 +22,6 @@ from pipelines.tables.first_schema import Range, first_schema
 from pipelines.tables.kinds import to_moment
 from pipelines.tables.schema import SPLITS, UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
-from pipelines.tables.synthetic_users import SynthUserOptions, write_synth_users
 
 
 def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
@@ -36,26 +35,24 @@ def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     Raises:
       InputError: a number is out of range, or the folder is not empty.
     """
-    names = {"rows": "num_rows", "seed": "seed"}
-    fields = {new: options[name] for name, new in names.items()}
-    mean = options["rows_per_user"]
+    found = SynthOptions(
+        num_rows=options["rows"],
+        seed=options["seed"],
+        rows_per_user=options["rows_per_user"],
+    )
     began = time.perf_counter()
     with Bars(["write"]) as bars:
         update = functools.partial(bars.update, "write")
-        if mean is None:
-            found = SynthOptions(**fields)
-            path = write_synth(out, found, on_progress=update)
-        else:
-            users = SynthUserOptions(**fields, rows_per_user=mean)
-            path = write_synth_users(out, users, on_progress=update)
+        path = write_synth(out, found, on_progress=update)
     summary = {
         "out": out,
-        **{name: options[name] for name in names},
-        **({} if mean is None else {"users": users.num_users}),
+        "rows": found.num_rows,
+        "seed": found.seed,
+        **({"users": found.num_users} if found.num_users else {}),
         "bytes_written": path.stat().st_size,
         "seconds": round(time.perf_counter() - began, 2),
     }
-    title = "Synthetic Criteo text" if mean is None else "Synthetic rows of users"
+    title = "Synthetic rows of users" if found.num_users else "Synthetic Criteo text"
     show(title, summary, as_json)
 
 

@@ -8,10 +8,17 @@ The log-odds of a click are a sum of terms linear in the logarithm of some integ
 an effect of each frequent value of some categories, and of two mild interactions.
 Their constants are in the code, so that all seeds share one distribution.
 
+With users a row also has the number of its user, in a last column, and the text has a
+header.  The m users have ranks, and the one of rank r has about
+``mean * (m / r)**(2/3) / 3`` rows: a heavy tail, of index 1.5.  All rows of one share
+some categories and a taste, a term of the log-odds of a click that no column reveals.
+A second row of a user is therefore less informative than a row of another user.
+
 Formal guarantees:
-  - Row i is a function of (seed, i) alone, for one version of NumPy: more rows extend
-    fewer.
-  - Memory does not depend on the number of rows.
+  - Row i is a function of (seed, number of users, i) alone, for one version of NumPy:
+    more rows extend fewer.
+  - The number of users is public: ``rows / rows_per_user``; some have no row.
+  - Memory does not depend on the number of rows or of users.
   - ``out`` appears complete or not at all; a stop by a signal leaves none of it.
 
 Everything here is public: there is no person behind a row.  So the seed may have a
@@ -29,8 +36,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from accounting.core.validation import check_int
+from accounting.core.validation import check_float, check_int
 from pipelines.core.keys import derive
+from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.files.key_files import insecure_key
 from pipelines.files.staged_folder import staged_folder
 
@@ -48,10 +56,16 @@ Progress = Callable[[int, int], None]
 #: Rows per block, 4 MB of text.  Changing it changes the rows.
 BLOCK_ROWS = 16_384
 
-#: Options that write a table of the 40 columns as text.
-TEXT = pyarrow.csv.WriteOptions(
+_TEXT = pyarrow.csv.WriteOptions(
     include_header=False, delimiter="\t", quoting_style="none"
 )
+
+#: Column of the users.
+USER = "user"
+#: Categories that all rows of a user share.
+_PROFILE = (1, 5, 13, 16, 22)
+#: Scale of the logistic distribution of tastes: standard deviation 0.9 in the log-odds.
+_TASTE = 0.5
 
 # Seed of the effects; changing it changes the distribution.
 _LAW_SEED = 20141
@@ -165,6 +179,7 @@ class SynthOptions:
     Attributes:
       num_rows: Number of rows.
       seed: Seed of the rows.
+      rows_per_user: Mean number of rows of a user, at least 1; None for no users.
 
     Raises:
       InputError: a value out of range.
@@ -172,10 +187,19 @@ class SynthOptions:
 
     num_rows: int
     seed: int = 0
+    rows_per_user: float | None = None
 
     def __post_init__(self) -> None:
         check_int("--rows", self.num_rows, at_least=1)
         check_int("--seed", self.seed, at_least=0)
+        if self.rows_per_user is not None:
+            check_float("--rows-per-user", self.rows_per_user, at_least=1)
+
+    @property
+    def num_users(self) -> int:
+        """Number of users, with or without rows; 0 if rows have none."""
+        mean = self.rows_per_user
+        return max(1, round(self.num_rows / mean)) if mean else 0
 
 
 def synth_generator(*labels: str | int, seed: int) -> np.random.Generator:
@@ -328,13 +352,48 @@ def synthetic_rows(
         yield table.slice(0, num_rows - first)
 
 
+class SynthUsers:
+    """Users of rows, and what the rows of one user share.
+
+    Args:
+      seed: Seed of the users.
+      num_users: Number of users.
+    """
+
+    def __init__(self, *, seed: int, num_users: int) -> None:
+        self._seed, self._num_users = seed, num_users
+
+    def of_block(self, number: int) -> np.ndarray:
+        """Returns the users of a block, int64 in [0, num_users), the busiest first."""
+        uniform = synth_generator("users", number, seed=self._seed).random(BLOCK_ROWS)
+        # The share of users up to rank r in all rows is (r / num_users)**(1/3).
+        users = (uniform * uniform * uniform * self._num_users).astype(np.int64)
+        return np.minimum(users, self._num_users - 1)
+
+    def in_common(self, number: int) -> InCommon:
+        """Returns what the rows of a block share with other rows of their users."""
+        users = self.of_block(number)
+        uniform = {each: self._uniform(users, each) for each in _PROFILE}
+        taste = self._uniform(users, "taste")
+        return InCommon(
+            uniform=uniform, log_odds=_TASTE * (np.log(taste) - np.log1p(-taste))
+        )
+
+    def _uniform(self, users: np.ndarray, label: str | int) -> np.ndarray:
+        """Returns a number in (0, 1) for each user."""
+        key = derive(insecure_key(self._seed), "synth", "user", label)
+        salt = np.frombuffer(key[:8], "<u8")[0]
+        words = mix(mix(users.astype(np.uint64) * np.uint64(GOLDEN) ^ salt))
+        return ((words >> np.uint64(12)) + 0.5) / 2.0**52
+
+
 def write_synth(
     out: str | os.PathLike[str],
     options: SynthOptions,
     *,
     on_progress: Progress = lambda *_: None,
 ) -> pathlib.Path:
-    """Writes ``out/part-00000.txt``, and returns its path.
+    """Writes ``out/part-00000.txt``, or ``.tsv`` of users, and returns its path.
 
     Args:
       out: New or empty folder.
@@ -344,32 +403,20 @@ def write_synth(
     Raises:
       InputError: ``out`` is in use, or cannot be written.
     """
-
-    def write(path: pathlib.Path) -> Iterator[int]:
-        with open(path, "wb") as file:
-            for table in synthetic_rows(options.num_rows, seed=options.seed):
-                pyarrow.csv.write_csv(table, file, TEXT)
-                yield table.num_rows
-
-    return write_part(out, options, "part-00000.txt", write, on_progress)
-
-
-def write_part(
-    out: str | os.PathLike[str],
-    options: SynthOptions,
-    name: str,
-    write: Callable[[pathlib.Path], Iterator[int]],
-    on_progress: Progress,
-) -> pathlib.Path:
-    """Writes the file of a synthetic table; other arguments as for ``write_synth``.
-
-    Args:
-      name: Name of the file.
-      write: Writes the file; yields the number of rows of each piece.
-    """
-    done = 0
-    with staged_folder(out, mode=0o777) as root:  # public
-        for num_rows in write(root / name):
-            done += num_rows
-            on_progress(done, options.num_rows)
+    users = SynthUsers(seed=options.seed, num_users=options.num_users)
+    in_common = users.in_common if options.num_users else None
+    name = "part-00000.tsv" if options.num_users else "part-00000.txt"
+    # It is public.
+    with staged_folder(out, mode=0o777) as root, open(root / name, "wb") as file:
+        if options.num_users:
+            file.write(("\t".join((*COLUMNS, USER)) + "\n").encode())
+        tables = synthetic_rows(
+            options.num_rows, seed=options.seed, in_common=in_common
+        )
+        for number, table in enumerate(tables):
+            if options.num_users:
+                ids = pa.array(users.of_block(number)[: len(table)])
+                table = table.append_column(USER, ids)
+            pyarrow.csv.write_csv(table, file, _TEXT)
+            on_progress(number * BLOCK_ROWS + len(table), options.num_rows)
     return pathlib.Path(out) / name

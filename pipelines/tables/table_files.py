@@ -101,8 +101,7 @@ class TableFile:
         if self.table is not None:
             return self.size / max(1, self.table.num_rows)
         if self.format == PARQUET:
-            with plain_errors(self), storage.open_file(self.path) as raw:
-                return self.size / max(1, pq.read_metadata(raw).num_rows)
+            return self.size / max(1, self.footer().num_rows)
         with storage.open_file(self.path) as raw, contextlib.suppress(EOFError):
             text = _unpacked(self, raw)
             head = text.read(_HEAD_BYTES)
@@ -114,8 +113,12 @@ class TableFile:
         """Returns the schema of a Parquet file, or of a table in memory."""
         if self.table is not None:
             return self.table.schema
+        return self.footer().schema.to_arrow_schema()
+
+    def footer(self) -> pq.FileMetaData:
+        """Returns the footer of a Parquet file.  Sensitive: it may hold values."""
         with plain_errors(self), storage.open_file(self.path) as raw:
-            return pq.read_schema(raw)
+            return pq.read_metadata(raw)
 
     def check_unchanged(self) -> None:
         """Refuses, by an InputError, a file that has changed since it was listed."""
@@ -272,14 +275,24 @@ def columns_of(
     Raises:
       InputError: no header, a name that occurs twice, or a row in place of a header.
     """
+    found, _ = _own_columns(file, options, label)
+    return {**found, **dict.fromkeys(partitions_of(file), "VARCHAR")}
+
+
+def _own_columns(
+    file: TableFile, options: InputOptions, label: str
+) -> tuple[dict[str, str], bool]:
+    """Returns name -> type of the columns in a file, and if its first row names them.
+
+    Arguments and errors as for ``columns_of``.
+    """
     with plain_errors(file):
         if file.format == TEXT:
-            found = dict.fromkeys(_text_names(file, options, label), "VARCHAR")
-        elif file.format == JSON:
-            found = dict.fromkeys(_json_names(file), "JSON")
-        else:
-            found = _typed_columns(file)
-    return {**found, **dict.fromkeys(partitions_of(file), "VARCHAR")}
+            names, has_header = _text_names(file, options, label)
+            return dict.fromkeys(names, "VARCHAR"), has_header
+        if file.format == JSON:
+            return dict.fromkeys(_json_names(file), "JSON"), False
+        return _typed_columns(file), False
 
 
 def _typed_columns(file: TableFile) -> dict[str, str]:
@@ -308,8 +321,7 @@ def _typed_columns(file: TableFile) -> dict[str, str]:
 
 def _int96(file: TableFile) -> frozenset[str]:
     """Returns the columns of Spark's times, which are of UTC, and do not say so."""
-    with storage.open_file(file.path) as raw:
-        schema = pq.read_metadata(raw).schema
+    schema = file.footer().schema
     columns = [schema.column(place) for place in range(len(schema))]
     return frozenset(each.path for each in columns if each.physical_type == "INT96")
 
@@ -374,23 +386,19 @@ def _first_row(file: TableFile, options: InputOptions) -> list[str]:
         return [cell.strip() for cell in next((row for row in rows if row), [])]
 
 
-def _begins_with_names(file: TableFile, options: InputOptions) -> bool:
-    """Whether the first row of a text is a header."""
-    names = _first_row(file, options)
-    if not options.header:
-        return True
-    # The names of columns, each once, are no example; there may be others.
-    known = set(names) & set(options.header)
-    return len(set(names)) == len(names) and (
-        known == set(names) or known == set(options.header)
-    )
+def _text_names(
+    file: TableFile, options: InputOptions, label: str
+) -> tuple[list[str], bool]:
+    """Returns the names of the columns of a text, and whether its first row has them.
 
-
-def _text_names(file: TableFile, options: InputOptions, label: str) -> list[str]:
-    names = _first_row(file, options)
-    if options.header and not _begins_with_names(file, options):
-        is_unlabelled = len(names) == len(options.header) - 1
-        return [name for name in options.header if not is_unlabelled or name != label]
+    Of a schema with ``header`` a row of some of its names, each once, is no example.
+    """
+    names, header = _first_row(file, options), options.header
+    known = set(names) & set(header)
+    is_header = len(set(names)) == len(names) and known in (set(names), set(header))
+    if header and not is_header:
+        is_unlabelled = len(names) == len(header) - 1
+        return [n for n in header if not is_unlabelled or n != label], False
     _refuse_twice(names, file)
     if not options.header and _looks_like_a_row(names):
         raise InputError(
@@ -398,7 +406,7 @@ def _text_names(file: TableFile, options: InputOptions, label: str) -> list[str]
             "number among them. If it has no header, write one, or give `dpsgd schema "
             "--header` (header = [...] with all names below [input] of a schema)."
         )
-    return names
+    return names, True
 
 
 def _looks_like_a_row(names: Sequence[str]) -> bool:
@@ -530,17 +538,14 @@ def relation_of(
       InputError: as for ``columns_of``.
     """
     options = schema.input
-    types = columns_of(file, options, schema.label_name)
+    own, has_header = _own_columns(file, options, schema.label_name)
     partitions = partitions_of(file)
-    own = [
-        name for name in types if name not in partitions or _is_in(file, name, options)
-    ]
+    types = {**own, **dict.fromkeys(partitions, "VARCHAR")}
     names = [f"f{place}" for place in range(len(own))]
     faults, first_row = [], 1
     if is_remote(file.path):
         database.register_filesystem(file_system(file.path))
     if file.format == TEXT:
-        has_header = _begins_with_names(file, options)
         first_row += has_header
         quote = "'\"'" if options.quotes else "''"
         table = _from_text(
@@ -550,7 +555,7 @@ def relation_of(
         )  # fmt: skip
     elif file.format == JSON:
         types = {name: _json_type(schema, name) for name in types}
-        table = _from_json(file, own, types)
+        table = _from_json(file, list(own), types)
         faults.append((f"NOT {_IS_JSON}", "is no JSON object"))
         names.append(_IS_JSON)
     elif file.table is not None:
@@ -569,11 +574,6 @@ def relation_of(
     return Relation(
         sql=sql, columns=columns, types=types, faults=faults, first_row=first_row
     )
-
-
-def _is_in(file: TableFile, name: str, options: InputOptions) -> bool:
-    """Whether a partition column is in the file, too, as polars writes it."""
-    return name in columns_of(dataclasses.replace(file, name=""), options)
 
 
 def _with_partitions(

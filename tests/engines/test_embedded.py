@@ -27,7 +27,7 @@ from pipelines.job.runtime import Runtime
 from pipelines.job.spill import FanIn
 from pipelines.tables.bounding import BoundSettings
 from pipelines.tables.prepare import TableOptions, UserOptions, prepare
-from pipelines.tables.synthetic_users import SynthUserOptions, write_synth_users
+from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.criteo import criteo_schema
 from tests.engines.harness import parts
 from tests.engines.harness.embedded import RUNNERS
@@ -90,8 +90,8 @@ def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
 def test_bounded_users_are_those_of_this_process(
     engine_options: list[str], sampling_key: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    users = SynthUserOptions(num_rows=20_000, rows_per_user=5)
-    source = str(write_synth_users(tmp_path / "text", users))
+    users = SynthOptions(num_rows=20_000, rows_per_user=5)
+    source = str(write_synth(tmp_path / "text", users))
     options = TableOptions(schema=criteo_schema().with_user("user"))
     settings = BoundSettings(
         user_column="user", max_examples_per_user=3, num_examples=20_000

@@ -1,12 +1,110 @@
-"""What ``synthetic`` guarantees."""
+"""What ``synthetic`` guarantees, and that users are alike in themselves."""
 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
-from pipelines.tables.synthetic import SynthOptions, write_synth
+from accounting.core.validation import InputError
+from pipelines.tables.synthetic import (
+    _PROFILE,
+    COLUMNS,
+    USER,
+    SynthOptions,
+    SynthUsers,
+    write_synth,
+)
+from tests.pipelines.conftest import Command
+
+ROWS, MEAN = 40_000, 8.0
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    """40,000 rows of 5,000 users.  Not to be changed."""
+    options = SynthOptions(num_rows=ROWS, rows_per_user=MEAN)
+    assert options.num_users == 5000
+    path = write_synth(tmp_path_factory.mktemp("synth") / "out", options)
+    return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
+
+
+def categories(table: pa.Table, numbers: Sequence[int]) -> np.ndarray:
+    columns = [table[f"C{1 + number}"].to_pylist() for number in numbers]
+    return np.array(columns, str).T
+
+
+def test_a_few_users_have_very_many_rows(table: pa.Table) -> None:
+    counts = np.bincount(table[USER].to_numpy())
+    assert len(counts) <= 5000
+    # Sums of uniform numbers below r / 5000, cubed: of standard deviation below 0.0025.
+    for share in (0.01, 0.1, 0.5):
+        busiest = counts[: round(5000 * share)].sum() / ROWS
+        assert busiest == pytest.approx(share ** (1 / 3), abs=0.0125)
+    assert 0.002 < 1 - np.count_nonzero(counts) / 5000 < 0.04
+
+
+def test_rows_are_those_of_the_text_but_for_what_users_have_in_common(
+    table: pa.Table, tmp_path: pathlib.Path
+) -> None:
+    path = write_synth(tmp_path / "raw", SynthOptions(num_rows=2000))
+    names = csv.ReadOptions(column_names=[*COLUMNS])
+    text = csv.read_csv(path, names, csv.ParseOptions(delimiter="\t"))
+    shared = [f"C{1 + number}" for number in _PROFILE]
+    for name in COLUMNS[1:]:
+        same = table[name].slice(0, 2000).to_pylist() == text[name].to_pylist()
+        assert same == (name not in shared)
+
+
+def test_prepare_takes_them(command: Command, tmp_path: pathlib.Path) -> None:
+    source, out = tmp_path / "visits", tmp_path / "data"
+    assert (
+        command("synth", "--rows", 500, "--rows-per-user", 5, "--out", source).code == 0
+    )
+    call = f"prepare --input {source} --schema criteo --user user --out {out}"
+    bound = "--max-examples-per-user 2 --num-examples 500"
+    assert command(*call.split(), *bound.split()).code == 0
+    assert 0 < pq.read_table(out / "train").num_rows < 400
+
+
+def test_rows_of_a_user_are_alike(table: pa.Table) -> None:
+    users, labels = table[USER].to_numpy(), table["label"].to_numpy()
+    profile = categories(table, _PROFILE)
+    order = np.argsort(users, kind="stable")
+    same = np.flatnonzero(np.diff(users[order]) == 0)
+    one, next_one = order[same], order[same + 1]
+    # A category that is missing is so by row.
+    differ = (profile[one] != profile[next_one]) & (profile[one] != "")
+    assert not (differ & (profile[next_one] != "")).any()
+    assert len(np.unique(profile, axis=0)) > 4000
+    # 35,000 pairs: a correlation of 0 has standard deviation 0.0054.
+    assert np.corrcoef(labels[one], labels[next_one])[0, 1] > 0.1
+
+
+def test_users_have_a_taste_that_no_column_tells() -> None:
+    users = SynthUsers(seed=0, num_users=5000)
+    found = dict(zip(users.of_block(0), users.in_common(0).log_odds, strict=True))
+    again = dict(zip(users.of_block(1), users.in_common(1).log_odds, strict=True))
+    both = sorted(set(found) & set(again))
+    assert [found[user] for user in both] == [again[user] for user in both]
+    # 4,500 users, of a law of standard deviation 0.5 pi / 3**0.5 = 0.907.
+    assert np.std(list(found.values())) == pytest.approx(0.907, rel=0.08)
+    other = SynthUsers(seed=1, num_users=5000).in_common(0).log_odds
+    assert not set(other) & set(found.values())
+
+
+@pytest.mark.parametrize("mean", [0.5, float("nan")])
+def test_a_mean_out_of_bounds_is_refused(mean: float) -> None:
+    with pytest.raises(InputError, match=f"--rows-per-user={mean}"):
+        SynthOptions(num_rows=10, rows_per_user=mean)
+
+
+# --- Rows without users
 
 
 def write(out: pathlib.Path, num_rows: int, seed: int = 0) -> bytes:
