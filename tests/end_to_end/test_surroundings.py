@@ -22,6 +22,8 @@ from pipelines.files.storage import new_file
 from trainer.prediction.predict import TableFile
 
 _SYNTH = ("synth", "--rows", "10", "--out")
+#: A module whose import is interrupted; another thread may take the signal, later.
+_KILLED = "import os, time\nos.kill(os.getpid(), 2)\ntime.sleep(60)\n"
 
 
 def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -42,7 +44,7 @@ def last_line(ran: subprocess.CompletedProcess[str]) -> str:
 def test_a_signal_before_the_command_is_loaded_ends_in_one_line(
     tmp_path: pathlib.Path, root: pathlib.Path
 ) -> None:
-    (tmp_path / "click.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
+    (tmp_path / "click.py").write_text(_KILLED)
     paths = os.pathsep.join(map(str, (tmp_path, root)))
     ran = run("plan", environment={"PYTHONPATH": paths})
     assert (ran.returncode, ran.stderr.count("\n")) == (130, 1)
