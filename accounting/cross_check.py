@@ -72,19 +72,6 @@ class SecondOpinion:
         )
 
 
-def check_theorem(theorem: Theorem | None) -> None:
-    """Refuses a method with accounting of its own.
-
-    Raises:
-      InputError: dp_accounting has no event for it.
-    """
-    if theorem is not None:
-        raise InputError(
-            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
-            f"for {theorem.name}. Omit --cross-check."
-        )
-
-
 def check_plan(
     plan: DpSgdPlan,
     theorem: Theorem | None,
@@ -102,7 +89,11 @@ def check_plan(
     Raises:
       InputError: it has none.
     """
-    check_theorem(theorem)
+    if theorem is not None:
+        raise InputError(
+            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
+            f"for {theorem.name}. Omit --cross-check."
+        )
     ask(
         plan,
         noise_multiplier=1.0,
@@ -144,48 +135,19 @@ def second_opinion(
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
     )
-    spacing = _SLOW_INTERVAL if question.slow else _INTERVAL
-    accountant: Any = pld.PLDAccountant(question.relation, spacing)
+    spacing = _SLOW_INTERVAL if max_examples_per_user > 1 else _INTERVAL
+    relation = dp_accounting.NeighboringRelation[question.relation]
+    accountant: Any = pld.PLDAccountant(relation, spacing).compose(question.event)
+    epsilon_of = accountant.get_epsilon
+    if question.cost is not None:
+        epsilon_of = functools.partial(
+            epsilon_after_cost, question.cost, accountant.get_epsilon
+        )
     return SecondOpinion(
         source=f"dp-accounting {metadata.version('dp-accounting')}",
         event=question.text,
-        epsilon=epsilon_of(question, accountant.compose(question.event), delta),
+        epsilon=float(epsilon_of(delta)),
     )
-
-
-def epsilon_of(question: EventQuestion, accountant: Any, delta: float) -> float:
-    """Returns the epsilon of a composed accountant, after the cost of truncation.
-
-    Args:
-      question: What was composed.
-      accountant: dp_accounting's.
-      delta: In (0, 1).
-    """
-    if question.cost is None:
-        return float(accountant.get_epsilon(delta))
-    return epsilon_after_cost(question.cost, accountant.get_epsilon, delta)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Event:
-    """dp_accounting's description of a plan.
-
-    Attributes:
-      build: (plan, noise multiplier) -> the ``DpEvent`` of the run; None if the
-        installed release has none.
-      relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
-      tight: Whether neighbouring data sets attain the pairs, so that no smaller epsilon
-        holds.
-    """
-
-    build: Callable[[DpSgdPlan, float], Any]
-    relation: str
-    tight: bool = True
-
-
-#: (relation, k) -> the event of a sampler that is accounted for under them; None if
-#: dp_accounting has none.
-EventOf = Callable[[str, int], Event | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,21 +159,22 @@ class EventQuestion:
       relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
       cost: Epsilon -> what truncation adds to dp_accounting's delta; None for nothing.
       formula: ``cost`` in symbols.
-      tight: Whether dp_accounting's answers on finer grids converge to the truth.
-      slow: Whether each point of dp_accounting's grid is costly to compute.
     """
 
     event: Any
-    relation: Any
-    cost: Callable[[float], float] | None
-    tight: bool
-    slow: bool = False
+    relation: str
+    cost: Callable[[float], float] | None = None
     formula: str = ""
 
     @property
     def text(self) -> str:
         """The question in words."""
         return str(self.event) + (f" plus {self.formula}" if self.formula else "")
+
+
+#: (plan, noise multiplier, relation, k) -> the question; None if dp_accounting, or its
+#: installed release, has no event.
+EventOf = Callable[[DpSgdPlan, float, str, int], EventQuestion | None]
 
 
 def ask(
@@ -234,50 +197,23 @@ def ask(
         for the plan.
     """
     asked = neighboring_relation, max_examples_per_user
-    truncation = sampler_registry.get(plan.sampler).truncation
     brought(plan.sampler, *asked)  # refuses what is not accounted for
-    event = _event(plan.sampler, *asked)
-    found = _question(event, plan, noise_multiplier)
-    if found is None and truncation is not None:
+    if found := _installed(plan, noise_multiplier, *asked):
+        return found
+    described = plan.sampler in _EVENTS
+    truncation = sampler_registry.get(plan.sampler).truncation
+    if truncation is not None:
         untruncated = truncation.without(plan)
-        event = _event(untruncated.sampler, *asked)
-        found = _question(event, untruncated, noise_multiplier)
-        cost = functools.partial(truncation.delta, plan)
-        found = found and dataclasses.replace(
-            found, cost=cost, formula=truncation.formula, tight=False
+        described |= untruncated.sampler in _EVENTS
+        if found := _installed(untruncated, noise_multiplier, *asked):
+            cost = functools.partial(truncation.delta, plan)
+            return dataclasses.replace(found, cost=cost, formula=truncation.formula)
+    if not described:
+        raise InputError(
+            f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has "
+            "no event for it. Omit --cross-check."
         )
-    if found is not None:
-        return dataclasses.replace(found, slow=max_examples_per_user > 1)
-    raise InputError(_no_event(plan) if event is None else _not_installed(plan))
-
-
-def _question(
-    event: Event | None, plan: DpSgdPlan, noise_multiplier: float
-) -> EventQuestion | None:
-    """Returns a question; None if the installed dp_accounting cannot answer it."""
-    if event is None:
-        return None
-    built = event.build(plan, noise_multiplier)
-    relation = dp_accounting.NeighboringRelation[event.relation]
-    if built is None or not pld.PLDAccountant(relation).supports(built):
-        return None
-    return EventQuestion(
-        event=built,
-        relation=relation,
-        cost=None,
-        tight=event.tight,
-    )
-
-
-def _no_event(plan: DpSgdPlan) -> str:
-    return (
-        f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has no "
-        "event for it. Omit --cross-check."
-    )
-
-
-def _not_installed(plan: DpSgdPlan) -> str:
-    return (
+    raise InputError(
         f"Expected the installed dp-accounting {metadata.version('dp-accounting')} to "
         f"have an event for sampler={plan.sampler!r} with this relation and unit. "
         "Install dp-accounting==0.6.0 beside dpsgd in an environment without "
@@ -285,64 +221,67 @@ def _not_installed(plan: DpSgdPlan) -> str:
     )
 
 
-def _event(sampler: str, relation: str, count: int) -> Event | None:
-    found = _EVENTS.get(sampler)
-    return found and found(relation, count)
+def _installed(
+    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
+) -> EventQuestion | None:
+    """Returns a question; None if the installed dp_accounting cannot answer it."""
+    event_of = _EVENTS.get(plan.sampler)
+    found = event_of and event_of(plan, noise_multiplier, relation, count)
+    if found is None:
+        return None
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation[found.relation])
+    return found if accountant.supports(found.event) else None
 
 
-def _deterministic(relation: str, count: int) -> Event:
+def _deterministic(
+    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
+) -> EventQuestion:
     """An example is used once per epoch, by a sum of this sensitivity."""
     sensitivity = 2 if relation == REPLACE_ONE else count
-
-    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
-        one = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
-        return dp_accounting.SelfComposedDpEvent(one, plan.num_epochs)
-
-    return Event(build=build, relation=ADD_OR_REMOVE_ONE)
+    one = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
+    event = dp_accounting.SelfComposedDpEvent(one, plan.num_epochs)
+    return EventQuestion(event=event, relation=ADD_OR_REMOVE_ONE)
 
 
-def _poisson(relation: str, count: int) -> Event:
-    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
-        rate = probability(plan)  # rounded up
-        one = dp_accounting.PoissonSampledDpEvent(
-            rate, dp_accounting.GaussianDpEvent(noise_multiplier)
-        )
-        if count > 1:
-            mixture = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
-            if mixture is None:
-                return None
-            rows = tuple(map(float, range(count + 1)))
-            one = mixture(noise_multiplier, rows, dominating_pairs.weights(count, rate))
-        return dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
-
-    other = REPLACE_ONE if relation == REPLACE_ONE else ADD_OR_REMOVE_ONE
-    return Event(build=build, relation=other)
-
-
-def _truncated(relation: str, count: int) -> Event | None:
-    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
-        step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
-        if step is None:
+def _poisson(
+    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
+) -> EventQuestion | None:
+    rate = probability(plan)  # rounded up
+    if count > 1:
+        mixture = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
+        if mixture is None:
             return None
-        one = step(
-            plan.num_examples,
-            probability(plan),
-            plan.truncated_batch_size,
-            noise_multiplier,
-        )
-        return dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
+        rows = tuple(map(float, range(count + 1)))
+        one = mixture(noise_multiplier, rows, dominating_pairs.weights(count, rate))
+    else:
+        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+        one = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+    event = dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
+    other = REPLACE_ONE if relation == REPLACE_ONE else ADD_OR_REMOVE_ONE
+    return EventQuestion(event=event, relation=other)
 
-    return Event(build=build, relation=relation, tight=False) if count == 1 else None
+
+def _truncated(
+    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
+) -> EventQuestion | None:
+    step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
+    if step is None or count > 1:
+        return None
+    one = step(
+        plan.num_examples,
+        probability(plan),
+        plan.truncated_batch_size,
+        noise_multiplier,
+    )
+    event = dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
+    return EventQuestion(event=event, relation=relation)
 
 
-def _cyclic(relation: str, count: int) -> Event:
+def _cyclic(
+    plan: DpSgdPlan, noise_multiplier: float, relation: str, count: int
+) -> EventQuestion | None:
     """An example is in steps of its group alone, as of Poisson sampling."""
-    of_group = _poisson(relation, count)
-
-    def build(plan: DpSgdPlan, noise_multiplier: float) -> Any:
-        return of_group.build(steps_of_an_example(plan), noise_multiplier)
-
-    return dataclasses.replace(of_group, build=build)
+    return _poisson(steps_of_an_example(plan), noise_multiplier, relation, count)
 
 
 _EVENTS: dict[str, EventOf] = {
@@ -354,10 +293,10 @@ _EVENTS: dict[str, EventOf] = {
 
 
 def register(sampler: str, event_of: EventOf) -> None:
-    """Registers, in this process, the events of a sampler.
+    """Registers, in this process, the event of a sampler.
 
     Args:
       sampler: As registered with `accounting.core.sampler_registry`.
-      event_of: (relation, k) -> the event; None if there is none.
+      event_of: As ``EventOf``.
     """
     _EVENTS[sampler] = event_of

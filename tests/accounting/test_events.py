@@ -35,7 +35,7 @@ def test_replace_one_is_asked_under_replace_one(small_plan):
     found = cross_check.ask(
         small_plan("poisson"), noise_multiplier=1.5, neighboring_relation="REPLACE_ONE"
     )
-    assert found.relation is dp_accounting.NeighboringRelation.REPLACE_ONE
+    assert found.relation == "REPLACE_ONE"
 
 
 @pytest.mark.skipif(NEW, reason="dp_accounting knows them")
@@ -52,7 +52,6 @@ def test_truncation_without_an_event_is_added(small_plan):
     plan = small_plan("truncated-poisson", truncated_batch_size=110)
     found = cross_check.ask(plan, noise_multiplier=1.0)
     assert "Pr[Bin(n, q) > B]" in found.text
-    assert not found.tight
 
 
 @pytest.mark.parametrize(

@@ -233,11 +233,13 @@ def test_a_sampler_from_outside_brings_its_own_smallest_cap(
 def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(
     registered: Register,
 ) -> None:
-    event = cross_check.Event(
-        build=lambda plan, noise: GaussianDpEvent(_noise(plan, noise)),
-        relation=ADD_OR_REMOVE_ONE,
-    )
-    cross_check.register(NAME, lambda relation, count: event)
+    def event_of(
+        plan: DpSgdPlan, noise: float, *_: object
+    ) -> cross_check.EventQuestion:
+        event = GaussianDpEvent(_noise(plan, noise))
+        return cross_check.EventQuestion(event=event, relation=ADD_OR_REMOVE_ONE)
+
+    cross_check.register(NAME, event_of)
     plan = registered(LEAST)
     asked = {"noise_multiplier": 20.0, "delta": 1e-5}
     ours = accountant.epsilon(plan, **asked).guarantee
