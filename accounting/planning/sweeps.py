@@ -258,143 +258,95 @@ class Axis:
 
     Attributes:
       label: Name on the axis of a plot.
+      field: Attribute of a question.
       whole: Whether values are integers.
-      change: (question, value) -> the question at that value.  Refuses a value that is
-        out of range.
-      read: Question -> its value.
       linear: Whether its axis is linear instead of logarithmic.
+      check: (question, value) -> the value.  Refuses what the plan of a question does
+        not.
     """
 
     label: str
-    whole: bool
-    change: Callable[[Question, Any], Question]
-    read: Callable[[Question], float | None]
+    field: str
+    whole: bool = True
     linear: bool = False
+    check: Callable[[Question, Any], Any] = lambda _, value: value
+
+    def read(self, question: Question) -> float | None:
+        """Returns the value of a question."""
+        found: float | None = getattr(question, self.field)
+        return found
 
 
-def _scheduled(question: Question, **changes: Any) -> Question:
-    """Returns a changed question that keeps its number of steps, or of epochs."""
-    changed = dataclasses.replace(question, **changes)
-    num_steps, num_epochs = plans.steps_and_epochs(
-        changed.num_examples,
-        changed.expected_batch_size,
-        epochs=None if changed.holds_steps else changed.num_epochs,
-        num_steps=changed.num_steps if changed.holds_steps else None,
-    )
-    return dataclasses.replace(changed, num_steps=num_steps, num_epochs=num_epochs)
-
-
-def _with_batch_size(question: Question, value: int) -> Question:
+def _checked_size(question: Question, value: int) -> int:
     if question.truncated_batch_size is not None:
         raise InputError(
             f"Expected no truncated_batch_size={question.truncated_batch_size} where "
             "batch sizes vary: each has a cap of its own. Use --truncated-batch-size "
             "auto."
         )
-    return _scheduled(question, expected_batch_size=value)
+    return value
 
 
-def _with_epochs(question: Question, value: int) -> Question:
-    return _scheduled(question, num_epochs=value, holds_steps=False)
-
-
-def _with_steps(question: Question, value: int) -> Question:
-    return _scheduled(question, num_steps=value, holds_steps=True)
-
-
-def _with_examples(question: Question, value: int) -> Question:
-    return _scheduled(question, num_examples=value)
-
-
-def _with_epsilon(question: Question, value: float) -> Question:
+def _checked_epsilon(question: Question, value: float) -> float:
     check = check_target if question.asks_for == NOISE else accountant.check_epsilon
-    return dataclasses.replace(question, epsilon=check(value))
+    return check(value)
 
 
-def _with_delta(question: Question, value: float) -> Question:
-    return dataclasses.replace(question, delta=accountant.check_delta(value))
-
-
-def _with_noise(question: Question, value: float) -> Question:
+def _checked_noise(question: Question, value: float) -> float:
     if question.noise_multiplier is None:
         raise InputError(
             "Expected a noise multiplier for a sweep over it; got a target epsilon. "
             "Give --noise-multiplier instead of --epsilon."
         )
-    noise = accountant.check_noise_multiplier(value)
-    return dataclasses.replace(question, noise_multiplier=noise)
+    return accountant.check_noise_multiplier(value)
 
 
-def _with_count(question: Question, value: int) -> Question:
-    count = check_int(
+def _checked_count(_: Question, value: int) -> int:
+    return check_int(
         "max_examples_per_user",
         value,
         at_least=1,
         at_most=MOST_EXAMPLES_PER_USER,
         remedy="In Python, dpsgd.groups.user_epsilon bounds larger ones by groups.",
     )
-    return dataclasses.replace(question, max_examples_per_user=count)
 
 
 #: What can be varied, by name.
 AXES = {
     "batch-size": Axis(
-        label="expected batch size",
-        whole=True,
-        change=_with_batch_size,
-        read=lambda question: question.expected_batch_size,
+        label="expected batch size", field="expected_batch_size", check=_checked_size
     ),
     "epsilon": Axis(
-        label="epsilon",
-        whole=False,
-        change=_with_epsilon,
-        read=lambda question: question.epsilon,
+        label="epsilon", field="epsilon", whole=False, check=_checked_epsilon
     ),
-    "epochs": Axis(
-        label="epochs",
-        whole=True,
-        change=_with_epochs,
-        read=lambda question: question.num_epochs,
-        linear=True,
-    ),
+    "epochs": Axis(label="epochs", field="num_epochs", linear=True),
     "delta": Axis(
         label="delta",
+        field="delta",
         whole=False,
-        change=_with_delta,
-        read=lambda question: question.delta,
+        check=lambda _, value: accountant.check_delta(value),
     ),
     "noise-multiplier": Axis(
         label="noise multiplier",
+        field="noise_multiplier",
         whole=False,
-        change=_with_noise,
-        read=lambda question: question.noise_multiplier,
+        check=_checked_noise,
     ),
-    "num-steps": Axis(
-        label="steps",
-        whole=True,
-        change=_with_steps,
-        read=lambda question: question.num_steps,
-        linear=True,
-    ),
-    "num-examples": Axis(
-        label="examples",
-        whole=True,
-        change=_with_examples,
-        read=lambda question: question.num_examples,
-    ),
+    "num-steps": Axis(label="steps", field="num_steps", linear=True),
+    "num-examples": Axis(label="examples", field="num_examples"),
     "max-examples-per-user": Axis(
         label="examples of a user at most",
-        whole=True,
-        change=_with_count,
-        read=lambda question: question.max_examples_per_user,
+        field="max_examples_per_user",
+        check=_checked_count,
     ),
 }
 #: The axis along which total noise can be held.
 TOTAL_NOISE_AXIS = "noise-multiplier"
+_SCHEDULE = ("expected_batch_size", "num_epochs", "num_steps", "num_examples")
 
 
 def at(question: Question, axis: str, value: float) -> Question:
-    """Returns ``question`` at a value of a sweep.
+    """Returns ``question`` at a value of a sweep; it keeps its epochs, or its steps.
 
     Args:
       question: The question at another value.
@@ -404,7 +356,23 @@ def at(question: Question, axis: str, value: float) -> Question:
     Raises:
       InputError: a value out of range.
     """
-    return AXES[axis].change(question, int(value) if AXES[axis].whole else value)
+    chosen = AXES[axis]
+    checked = chosen.check(question, int(value) if chosen.whole else value)
+    changed = dataclasses.replace(question, **{chosen.field: checked})
+    if chosen.field not in _SCHEDULE:
+        return changed
+    holds_steps = changed.holds_steps
+    if chosen.field in ("num_epochs", "num_steps"):
+        holds_steps = chosen.field == "num_steps"
+    num_steps, num_epochs = plans.steps_and_epochs(
+        changed.num_examples,
+        changed.expected_batch_size,
+        epochs=None if holds_steps else changed.num_epochs,
+        num_steps=changed.num_steps if holds_steps else None,
+    )
+    return dataclasses.replace(
+        changed, num_steps=num_steps, num_epochs=num_epochs, holds_steps=holds_steps
+    )
 
 
 def check_values(axis: str, values: tuple[float, ...]) -> tuple[float, ...]:
@@ -445,7 +413,7 @@ def at_total_noise(
       InputError: a value out of range, or one that no batch size has.
     """
     size, steps = question.expected_batch_size, question.num_steps
-    _with_noise(question, noise_multiplier)
+    _checked_noise(question, noise_multiplier)
     assert question.noise_multiplier is not None
     noise = check_float("noise_multiplier", question.noise_multiplier, above=0.0)
     check_float("noise_multiplier", noise_multiplier, above=0.0)
@@ -460,9 +428,9 @@ def at_total_noise(
             f"{num_steps:,} steps and this total noise: batches have 1 to num_examples="
             f"{question.num_examples} examples. Give such --values."
         )
-    changed = _with_batch_size(question, scaled)
+    changed = at(question, "batch-size", scaled)
     changed = dataclasses.replace(changed, noise_multiplier=scaled / slope)
-    return _with_steps(changed, num_steps)
+    return at(changed, "num-steps", num_steps)
 
 
 #: Below this noise multiplier epsilon is not a function of the total noise.

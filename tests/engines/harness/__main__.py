@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 
 from accounting.core.validation import InputError
-from tests.engines.harness import embedded, faults, jobs, parts, report, store
+from tests.engines.harness import embedded, faults, jobs, parts, report
 from tests.engines.harness.cluster import Cluster, environment
 from tests.engines.harness.flink import FlinkCluster
 from tests.engines.harness.hosts import HEAD, make_hosts, why_no_namespaces
@@ -96,48 +94,6 @@ def speed(engine: str, speed_rows: int) -> None:
         measured = _speed(engine, *_speed_jobs(folder, speed_rows), folder)
     report.show_speed([measured])
     _refuse_waste([measured])
-
-
-@cli.command(name="store")
-@_engine
-@_speed_rows
-@click.option(
-    "--server",
-    required=True,
-    help="Command of an S3 server whose buckets are folders: it may name {address}, "
-    "{port} and {folder}.",
-)
-@click.option("--longest", default=3600.0, show_default=True, help="Seconds.")
-def run_store(engine: str, speed_rows: int, server: str, longest: float) -> None:
-    """Run one job on two hosts that share nothing but an object store.
-
-    \b
-    Example, with nanio of PyPI in an environment of its own:
-      export NANIO_ACCESS_KEY=nobody NANIO_SECRET_KEY=nothing-secret
-      python -m tests.engines.harness store flink --server "nanio serve \\
-          --data-dir {folder} --host {address} --port {port} --no-access-log"
-    """
-    parts.provide(engine)
-    with _workspace() as folder:
-        buckets = folder / "buckets"
-        _tell(f"making {speed_rows:,} rows")
-        bucket = store.make_bucket(buckets, speed_rows)
-        with (
-            make_hosts(2, folder / "logs") as hosts,
-            store.serving(hosts, server, buckets),
-        ):
-            cluster = CLUSTERS[engine](hosts, folder / engine)
-            cluster.start()
-            _tell("running the job")
-            measured = store.run(cluster, bucket, longest)
-        click.echo(json.dumps(dataclasses.asdict(measured)))
-        _tell("comparing it with the local runner's")
-        store.check(bucket)
-    if measured.python_bytes > store.MOST_BYTES:
-        raise InputError(
-            f"Expected a Python worker to stay within {store.MOST_BYTES} bytes; it "
-            f"took {measured.python_bytes}."
-        )
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})

@@ -1,4 +1,7 @@
-"""Runs the batch job on an engine, times it, and compares it with the local runner."""
+"""Runs the batch job on an engine, times it, and compares it with the local runner.
+
+Compares two folders of batches.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 
 from accounting.core.plan import SAMPLERS, TRUNCATED_POISSON
 from accounting.core.validation import InputError
+from pipelines.batches.folder import CHECKSUMS_NAME, MANIFEST_NAME, PRIVATE_NAME
 from pipelines.batches.verify import verify
 from pipelines.job.spill import BLOCK_PREFIX
 from tests.benchmarks import prepared_rows
 from tests.engines.harness import parts
 from tests.engines.harness.cluster import Cluster, environment
-from tests.engines.harness.comparing import keep_checksums, same_checksums
 from tests.engines.harness.hosts import HEAD, Process
 from tests.engines.harness.polling import wait_for
 from tests.sampler_fields import needed
@@ -301,3 +305,32 @@ def last_line(log: pathlib.Path) -> str:
     """Returns the last line of a log."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"
+
+
+_CHECKSUMS = (MANIFEST_NAME, f"{PRIVATE_NAME}/{CHECKSUMS_NAME}")
+
+
+def same_checksums(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Returns whether the manifests and the SHA-256 of every file are equal.
+
+    Then the batches of verified folders are equal, which are not read for it.
+
+    Args:
+      one: A folder of batches.
+      other: Another, or one that ``keep_checksums`` filled.
+    """
+    return all(
+        (one / name).read_bytes() == (other / name).read_bytes() for name in _CHECKSUMS
+    )
+
+
+def keep_checksums(out: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies the files that ``same_checksums`` reads.
+
+    Args:
+      out: A folder of batches.
+      folder: Where the copies go; must not exist.
+    """
+    (folder / PRIVATE_NAME).mkdir(parents=True)
+    for name in _CHECKSUMS:
+        shutil.copy(out / name, folder / name)
