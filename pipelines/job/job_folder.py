@@ -169,9 +169,9 @@ def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
     places = plan.largest_batch_size is not None and plan.truncated_batch_size is None
     if places and dataset.bounded is not None:
         raise InputError(
-            f"Expected --sampler {plan.sampler} not to be used on the rows that `dpsgd "
-            "bound` kept: it gives each of a public number of slots a place, and which "
-            "slots have rows depends on the users. Use truncated-poisson or poisson."
+            f"Expected --sampler {plan.sampler} not to be used on rows kept of users: "
+            "it gives each of a public number of slots a place, and which slots have "
+            "rows depends on the users. Use truncated-poisson or poisson."
         )
     count = dataset.bounded.examples_per_user if dataset.bounded else 1
     if count > 1 and not is_supported(plan.sampler, REPLACE_SPECIAL, count):

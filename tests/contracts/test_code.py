@@ -6,7 +6,6 @@ import ast
 import doctest
 import importlib
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -34,10 +33,6 @@ def num_examples(path: pathlib.Path) -> int:
 
 
 DOCTESTED = [path for path in SOURCES if num_examples(path)]
-
-
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 FOLDERS = sorted({path.parent for path in SOURCES if path.name == "__init__.py"})
