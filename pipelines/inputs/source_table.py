@@ -26,9 +26,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import IO, Any, Protocol
-
-import pyarrow as pa
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
@@ -36,6 +34,9 @@ from pipelines.core.users.bounded import BOUNDED
 from pipelines.files import storage
 from pipelines.files.json_files import read_json
 from pipelines.files.paths import absolute, is_remote, join
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Bytes and number of the samples of a text.
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 16, 16
@@ -53,6 +54,8 @@ def open_listed(path: str) -> IO[bytes] | pa.NativeFile:
     Raises:
       InputError: it cannot be read.
     """
+    import pyarrow as pa  # `dpsgd fit --help` needs none
+
     try:
         # A file of Arrow's avoids a copy.
         return storage.open_file(path) if is_remote(path) else pa.OSFile(path)
