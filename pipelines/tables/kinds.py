@@ -49,7 +49,6 @@ from pydantic import (
 
 from pipelines.tables import cells
 from pipelines.tables.select import Ids, Select
-from pipelines.tables.words import one_word
 
 MOST_IDS = 2**31 - 1
 _MOST_LENGTH = 1 << 20
@@ -136,7 +135,7 @@ def _words(values: Any) -> Any:
         raise ValueError("a list with a value or more")
     if not all(isinstance(each, str | int) for each in values):
         raise ValueError("a list of texts or integers")
-    words = tuple(one_word(each) for each in values)
+    words = tuple(cells.one_word(each) for each in values)
     if len(set(words)) < len(words):
         raise ValueError("a list of different values")
     return words

@@ -98,8 +98,6 @@ def _is_of_pandas(value: Any, name: str) -> bool:
 def _array(name: str, values: Any) -> np.ndarray:
     """Returns the values of a column, of the type that was given."""
     if _is_of_pandas(values, "Series") and not isinstance(values.dtype, np.dtype):
-        if values.dtype == "category":
-            raise _not_public(name)
         values = _converted(name, pa.array, values)
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return _of_arrow(name, values)
@@ -117,8 +115,6 @@ def _converted(name: str, convert: Callable[[Any], Any], values: Any) -> Any:
 
 
 def _of_arrow(name: str, values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    if pa.types.is_dictionary(values.type):
-        raise _not_public(name)
     column = column_of(pa.field(name, values.type))
     if column is None:
         raise _not_numbers(name, values.type)
@@ -158,16 +154,8 @@ def _with_nulls(name: str) -> InputError:
 def _not_numbers(name: str, kind: object) -> InputError:
     return InputError(
         f"Expected column {name} of data to hold one number, or numbers of one shape, "
-        f"for each row; it holds {kind}. `dpsgd fit` takes texts, categories and dates "
-        "from CSV and Parquet; or drop the column."
-    )
-
-
-def _not_public(name: str) -> InputError:
-    return InputError(
-        f"Expected column {name} of data to hold numbers; its categories were found in "
-        "the rows, and are not public. Give codes of a public list: "
-        f"data[{name!r}].astype(pandas.CategoricalDtype([...])).cat.codes."
+        f"for each row; it holds {kind}. `dpsgd fit` takes texts, categories and "
+        "dates. Or drop the column, or give codes of a public list of categories."
     )
 
 

@@ -24,7 +24,6 @@ Public: options, schema, paths.  Sensitive: counts, and everything read and writ
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -39,6 +38,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError, check_choice, check_int
@@ -46,7 +46,6 @@ from pipelines.core.batches.columns import Column
 from pipelines.core.threads import num_cores
 from pipelines.core.users.bounded import Bounded
 from pipelines.core.users.hashing import hash_ids
-from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.key_files import read_key_file, read_or_create_key_file
 from pipelines.files.staged_folder import staged_folder
 from pipelines.files.storage import write_atomically
@@ -85,6 +84,8 @@ ROW_GROUPS_PER_FILE = 32
 _TASK_BYTES = 256 << 20
 #: Memory of DuckDB for each thread: half a gigabyte holds a block of a wide table.
 _THREAD_BYTES = 512 << 20
+
+_COUNTS = TypeAdapter(Malformed)
 
 #: Folder of an unfinished job, in that of its output.
 WORK = ".work"
@@ -289,9 +290,7 @@ class _Job:
                     tell(done + min(file.size, read))
                 done += file.size
                 total.merge(reader.malformed)
-        plain = {"by_reason": dict(total.by_reason), "classes": sorted(total.classes)}
-        fields = {**vars(total), **plain}
-        write_atomically(path, pretty_json(fields), mode=0o600)
+        write_atomically(path, _COUNTS.dump_json(total), mode=0o600)
 
     def _reader(self, file: TableFile, ordinal: int) -> Reader:
         return Reader(
@@ -308,11 +307,7 @@ class _Job:
         """Returns the counts of all tasks."""
         total = Malformed()
         for task in range(len(self.tasks)):
-            fields = read_json(self.count_path(task))
-            fields["first"] = [tuple(each) for each in fields["first"]]
-            fields["classes"] = set(fields["classes"])
-            fields["by_reason"] = collections.Counter(fields["by_reason"])
-            total.merge(Malformed(**fields))
+            total.merge(_COUNTS.validate_json(self.count_path(task).read_bytes()))
         return total
 
 

@@ -35,6 +35,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.batches.columns import RESERVED_NAMES
 from pipelines.core.users.hashing import HASH_NAME
+from pipelines.tables.cells import CELLS_NAME
 from pipelines.tables.kinds import (
     ID,
     IDS,
@@ -53,7 +54,6 @@ from pipelines.tables.kinds import (
     User,
     usable_name,
 )
-from pipelines.tables.words import CELLS_NAME
 
 VERSION = 1
 #: ``dataset["name"]`` of a manifest whose data has a schema.

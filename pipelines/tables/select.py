@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from pipelines.core.users.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.tables import cells
-from pipelines.tables.words import one_word
 
 #: Column of the query: 0, or the number of the first fault of the row.
 FAULT = "__fault"
@@ -161,7 +160,7 @@ class Select:
     def _known(self, text: str) -> str:
         if not self.missing:
             return text
-        absent = list(map(one_word, self.missing))
+        absent = list(map(cells.one_word, self.missing))
         return self.define(3, cells.present(text, "VARCHAR", absent))
 
     def number(self, column: str, kind: str) -> tuple[str, str]:

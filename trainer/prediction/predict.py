@@ -100,9 +100,9 @@ from pipelines.files.output_file import check_new, output_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import DATASET_METADATA_KEY
 from pipelines.tables import table_files
+from pipelines.tables.cells import CELLS_NAME
 from pipelines.tables.raw_inputs import Part, RawInputs
 from pipelines.tables.schema import Schema
-from pipelines.tables.words import CELLS_NAME
 from trainer.averaging.iterates import column_names, in_units
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, CLASSES, OTHER

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
+from pipelines.tables.cells import one_word
 from pipelines.tables.first_schema import first_schema
 from pipelines.tables.kinds import Date
 from pipelines.tables.raw_inputs import RawInputs
 from pipelines.tables.schema import InputOptions, Schema
-from pipelines.tables.words import one_word
 
 TYPES: dict[str, Any] = {
     "age": pa.array([1, 2]),

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
+from pipelines.tables.cells import one_word
 from pipelines.tables.reading import Reader, check_columns
 from pipelines.tables.schema import Schema
 from pipelines.tables.select import Select
 from pipelines.tables.table_files import list_table
-from pipelines.tables.words import one_word
 from tests.pipelines.tables.rows_of_tables import selected
 
 UTC = datetime.UTC
