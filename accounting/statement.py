@@ -147,13 +147,27 @@ class PrivacyStatement(Claim):
             return (
                 f"{self.gradients} in units of the step's clip norm, with one more "
                 "coordinate for the count that it follows, clipped to norm 1, summed, "
-                "Gaussian noise of standard deviation noise_multiplier added once per "
-                f"step, divided by the constant expected_batch_size{released}"
+                f"{self._noise('noise_multiplier')}, "
+                f"divided by the constant expected_batch_size{released}"
             )
         return (
-            f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, Gaussian "
-            "noise of standard deviation noise_multiplier * l2_norm_clip added once "
-            f"per step, divided by the constant expected_batch_size{released}"
+            f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, "
+            f"{self._noise('noise_multiplier * l2_norm_clip')}, "
+            f"divided by the constant expected_batch_size{released}"
+        )
+
+    def _noise(self, deviation: str) -> str:
+        """The noise of a step in words, given its deviation if it is independent."""
+        bands = self.plan.bands
+        if bands is None:
+            return (
+                f"Gaussian noise of standard deviation {deviation} added once per step"
+            )
+        return (
+            f"noise of {bands} bands added once per step (BandMF, Choquette-Choo et "
+            "al. 2023: Gaussian noise of standard deviation "
+            f"{deviation} * |c|, less c_j times the noise of the j-th step before, "
+            f"with c the first {bands} coefficients of ((1 - x) (1 - x/2))^(-1/2))"
         )
 
     @property

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.core.plan import TRUNCATED_POISSON
+from accounting.core.plan import AUTO_BANDS, TRUNCATED_POISSON
 from accounting.core.validation import InputError, check_float
 from dpsgd.fit_stages import default_delta, sizes
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
@@ -54,7 +54,9 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
 from trainer.model.views import Views, of_one_view
 from trainer.run.preflight import check_run_folder
+from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_local
+from trainer.settings.train_settings import LAZY_NOISE
 
 
 def make_private(
@@ -65,6 +67,7 @@ def make_private(
     batch_size: int | None = None,
     epochs: int | None = None,
     sampler: str = TRUNCATED_POISSON,
+    bands: int | str = 1,
     run: str | os.PathLike[str] = "run",
     epsilon: float | None = None,
     delta: float | None = None,
@@ -89,6 +92,8 @@ def make_private(
       batch_size: Expected rows of a step; that of `dpsgd fit` if None.
       epochs: Rounds of rows / batch_size steps; those of `dpsgd fit` if None.
       sampler: How rows are assigned to steps, as in ``BatchSettings``.
+      bands: Bands of correlated noise; 1 for independent noise, "auto" for the number
+        by the rule of `accounting.planning.bands` where method and rows permit more.
       run: Folder of the run: new, or that of the same call before, which goes on.
       epsilon: Target for the whole plan, which determines the noise.
       delta: Delta of the target and of the statement; for data, if None, the largest
@@ -119,18 +124,32 @@ def make_private(
             expected_batch_size=usual_size if batch_size is None else batch_size,
             num_epochs=usual_epochs if epochs is None else epochs,
             sampler=sampler,
+            bands=1 if bands == AUTO_BANDS else bands,  # type: ignore[arg-type]
             # Not the target itself: another one may be tried on the same batches.
             epsilon=max(BatchSettings.epsilon, epsilon or 0),
         )
+        if bands == AUTO_BANDS and epsilon and _permits_bands(rows, training):
+            settings, _ = settings.with_best_bands(count, epsilon=epsilon)
         batches = rows.sampled(settings, model, training)
         if delta is None and (epsilon or training.get("noise_multiplier")):
             delta = default_delta(count)
-    elif (batch_size, epochs, sampler) != (None, None, TRUNCATED_POISSON):
+    elif (batch_size, epochs, sampler, bands) != (None, None, TRUNCATED_POISSON, 1):
         raise InputError(
-            "Expected no batch_size, epochs and sampler with batches, which have them."
+            "Expected no batch_size, epochs, sampler and bands with batches, which "
+            "have them."
         )
     return keras_model.make_private(
         model, batches=batches, run=run, epsilon=epsilon, delta=delta, **training
+    )
+
+
+def _permits_bands(rows: _Rows, training: Mapping[str, Any]) -> bool:
+    """Whether noise of bands is proven for the method, the noise and the rows."""
+    bounded = rows.dataset.bounded
+    return (
+        training.get("method", DP_SGD) == DP_SGD
+        and training.get("embedding_noise") != LAZY_NOISE
+        and (bounded is None or bounded.examples_per_user == 1)
     )
 
 

@@ -303,6 +303,7 @@ def _checked(
     preflight.check_users(settings, manifest, augment=augment)
     preflight.check_initial_weights(settings, manifest)
     settings.check_steps(manifest.plan.num_steps)
+    preflight.check_bands(settings, manifest.plan)
     return manifest
 
 

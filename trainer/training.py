@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from accounting.core.plan import TRUNCATED_POISSON
 from accounting.core.validation import InputError
 from pipelines.batches.reader import stored
 from pipelines.core.batches.manifest import Manifest
@@ -201,6 +203,7 @@ class Training:
         self._bounded = registry.step_sum(
             trained, settings, plan, session.noise_multiplier
         )
+        self._say_memory_of_bands(model)
         self._choose_lazy_tables(trained)
         # Those of now: a user may freeze layers later, which a step does not heed.
         self._weights = [*model.variables]
@@ -244,6 +247,30 @@ class Training:
             self._lazy = LazyNoise(
                 tables.reads, bounded=self._bounded, workers=self._workers
             )
+
+    def _say_memory_of_bands(self, model: TrainableModel) -> None:
+        """Says what the noise of earlier steps takes, or refuses it.
+
+        Raises:
+          InputError: it is more memory than this machine has.
+        """
+        bands = len(self._bounded.bands)
+        if bands == 1:
+            return
+        size = sum(variable.shape.num_elements() for variable in model.variables)
+        needed = 8 * size * (bands - 1) // self._workers.count
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > total:
+            raise InputError(
+                f"Expected bands={bands} of the batches to leave room in memory: the "
+                f"noise of {bands - 1} steps takes {needed / 2**30:,.1f} GiB, and this "
+                f"machine has {total / 2**30:,.1f}. Make batches by `dpsgd batches` "
+                f"with fewer bands, or with --sampler {TRUNCATED_POISSON} --bands 1."
+            )
+        self._reporter.say(
+            f"banded noise: {bands} bands, with {needed / 2**20:,.1f} MiB in memory "
+            f"for the noise of {bands - 1} steps"
+        )
 
     def _find_best(self) -> BestIterate:
         manifest = self.session.manifest

@@ -36,7 +36,10 @@ from accounting.core import neighboring_relation
 @shared_options.truncated_batch_size(
     "Cap on the examples of a step; auto: the least of negligible privacy cost."
 )
-@shared_options.bands("Also of cyclic samplers, with so many groups of examples.")
+@shared_options.bands_or_auto(
+    "Also of cyclic samplers, with so many groups of examples, for noise of so many "
+    "bands; auto: by the rule, for --epsilon."
+)
 @click.option(
     "--sweep",
     type=click.Choice(

@@ -14,6 +14,7 @@ from accounting.core import accountant, deltas, neighboring_relation, sampler_re
 from accounting.core import plan as plans
 from accounting.core.validation import InputError, check_int
 from accounting.planning import comparison, sweeps, tuning
+from accounting.planning.bands import best_bands
 from accounting.planning.comparison import Answer, Question
 from accounting.planning.sweeps import TOTAL_NOISE_AXIS, Point, Sweep, SweepLine
 from accounting.planning.tuning import Price, Tuning
@@ -276,9 +277,10 @@ def _question(flags: dict[str, Any]) -> Question:
             f"{samplers[0]}: only {' and '.join(capped)} have a cap. Omit it."
         )
     cyclic = [n for n in sampler_registry.names() if sampler_registry.rules(n).cyclic]
-    if flags["bands"] is not None and samplers and not set(cyclic) & set(samplers):
+    bands = flags["bands"]
+    if bands is not None and samplers and not set(cyclic) & set(samplers):
         raise InputError(
-            f"Expected no bands={flags['bands']} beside --sampler {samplers[0]}: only "
+            f"Expected no bands={bands} beside --sampler {samplers[0]}: only "
             f"{' and '.join(cyclic)} have groups. Omit it."
         )
     if flags["epsilon"] is not None:
@@ -292,6 +294,10 @@ def _question(flags: dict[str, Any]) -> Question:
         epochs=flags["epochs"],
         num_steps=flags["num_steps"],
     )
+    if bands == plans.AUTO_BANDS:
+        bands = _best_bands(flags, num_steps)
+    if bands == 1:  # independent noise, as without the flag
+        bands = None
     return Question(
         num_examples=num_examples,
         expected_batch_size=batch_size,
@@ -305,8 +311,27 @@ def _question(flags: dict[str, Any]) -> Question:
         neighboring_relation=flags["relation"],
         max_examples_per_user=flags["max_examples_per_user"],
         of_runs=flags["of_runs"],
-        bands=flags["bands"],
+        bands=bands,
     )
+
+
+def _best_bands(flags: dict[str, Any], num_steps: int) -> int:
+    """Returns the number of bands by the rule, and says it."""
+    if flags["epsilon"] is None or flags["max_examples_per_user"] > 1:
+        raise InputError(
+            "Expected --epsilon, and one example per user, for --bands auto: the rule "
+            "compares noise for rows at one epsilon. Give --epsilon, or a number."
+        )
+    found = best_bands(
+        num_examples=flags["num_examples"],
+        expected_batch_size=flags["batch_size"],
+        num_steps=num_steps,
+        epsilon=flags["epsilon"],
+        delta=flags["delta"],
+        neighboring_relation=flags["relation"],
+    )
+    click.echo(f"bands: {found.in_words}", err=True)
+    return found.bands
 
 
 def _asked(question: Question) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import click
 from accounting.cli import paths
 from accounting.cli.byte_size import ByteSize
 from accounting.core import deltas, neighboring_relation
+from accounting.core.plan import AUTO_BANDS
 from accounting.core.validation import InputError
 
 _ALLOW = "allow_large_delta"
@@ -60,6 +61,20 @@ def _cap(ctx: click.Context, parameter: click.Parameter, text: str) -> int | Non
         ) from None
 
 
+def _bands(
+    ctx: click.Context, parameter: click.Parameter, text: str | None
+) -> int | str | None:
+    """Returns a number of bands, "auto" or None."""
+    del ctx
+    try:
+        return text if text in (None, AUTO_BANDS) else int(text)
+    except ValueError:
+        raise InputError(
+            f"Expected {parameter.name}={text!r} to be 'auto' or an integer. Use "
+            "auto for the number by the rule, or 1 for independent noise."
+        ) from None
+
+
 num_examples = _declared("--num-examples", type=int)
 batch_size = _declared("--batch-size", type=int)
 epochs = _declared("--epochs", type=int)
@@ -68,6 +83,7 @@ truncated_batch_size = _declared(
     "--truncated-batch-size", default="auto", show_default=True, callback=_cap
 )
 bands = _declared("--bands", type=int)
+bands_or_auto = _declared("--bands", metavar="K|auto", callback=_bands)
 epsilon = _declared("--epsilon", type=float)
 noise_multiplier = _declared("--noise-multiplier", type=float)
 l2_norm_clip = _declared("--l2-norm-clip", type=float)

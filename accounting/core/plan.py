@@ -40,6 +40,8 @@ PLAN_VERSION = 1
 MOST_EXAMPLES = 10**12
 #: More runs are not declared together: each costs noise, whether it is made or not.
 MOST_RUNS = 1_000
+#: Noise of more bands is not computed without error: see `trainer.core.step.noise`.
+MOST_BANDS = 256
 
 DETERMINISTIC = "deterministic"
 PERSISTENT_SHUFFLE = "persistent-shuffle"
@@ -49,6 +51,13 @@ TRUNCATED_POISSON = "truncated-poisson"
 BALLS_AND_BINS = "balls-and-bins"
 CYCLIC_POISSON = "cyclic-poisson"
 TRUNCATED_CYCLIC_POISSON = "truncated-cyclic-poisson"
+#: Sampler -> the one of groups, for noise of bands.
+CYCLIC = {
+    POISSON: CYCLIC_POISSON,
+    TRUNCATED_POISSON: TRUNCATED_CYCLIC_POISSON,
+}
+#: Asks for the number of bands by the rule of `accounting.planning.bands`.
+AUTO_BANDS = "auto"
 
 
 def canonical_json(value: Any) -> bytes:
@@ -79,8 +88,8 @@ class DpSgdPlan:
       truncated_batch_size: For truncated samplers, the cap on the examples of one step;
         in [expected_batch_size, num_examples].  None for all others.
       bands: For cyclic samplers, the number of groups of examples, whose steps take
-        turns; at least 2, at most num_examples / expected_batch_size.  None for all
-        others, whose JSON does not have it.
+        turns; at least 2, at most num_examples / expected_batch_size and `MOST_BANDS`.
+        None for all others, whose JSON does not have it.
 
     Raises:
       InputError: name, value, bound.
@@ -157,8 +166,8 @@ class DpSgdPlan:
                 f"sampler={self.sampler!r}. Give --bands, such as 8, to `dpsgd "
                 f"batches`, or take --sampler {TRUNCATED_POISSON}."
             )
-        remedy = f"Give 2 or more, or take --sampler {TRUNCATED_POISSON}."
-        check_int("bands", self.bands, at_least=2, remedy=remedy)
+        remedy = f"Give 2 to {MOST_BANDS}, or take --sampler {TRUNCATED_POISSON}."
+        check_int("bands", self.bands, at_least=2, at_most=MOST_BANDS, remedy=remedy)
         check_int(
             "bands",
             self.bands,

@@ -9,7 +9,7 @@ import click
 
 from accounting.cli import paths, registered, shared_options
 from accounting.cli.grouped import PASSES_ON, Grouped
-from accounting.core.plan import TRUNCATED_POISSON
+from accounting.core.plan import AUTO_BANDS, TRUNCATED_POISSON
 from accounting.core.validation import InputError
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import stoppable
@@ -22,12 +22,19 @@ _OF_THE_JOB = ("key_file", "memory_limit", "shuffle", "scratch")
 
 def _settings(options: dict[str, Any]) -> BatchSettings:
     names = (
-        "sampler", "num_steps", "truncated_batch_size", "bands", "epsilon", "delta",
-        "physical_batch_size",
+        "sampler", "num_steps", "truncated_batch_size", "delta", "physical_batch_size",
     )  # fmt: skip
+    bands, epsilon = options["bands"], options["epsilon"]
+    if bands == AUTO_BANDS and epsilon is None:
+        raise InputError(
+            "Expected --epsilon beside --bands auto: which number of bands is best "
+            "depends on the epsilon that you will train with. Give it, or --bands 1."
+        )
     return BatchSettings(
         expected_batch_size=options["batch_size"],
         num_epochs=options["epochs"],
+        bands=None if bands == AUTO_BANDS else bands,
+        epsilon=BatchSettings.epsilon if epsilon is None else epsilon,
         **{name: options[name] for name in names},
     )
 
@@ -56,11 +63,13 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 @shared_options.truncated_batch_size(
     "Cap on the rows of a step; auto: the smallest cap that does not raise epsilon."
 )
-@shared_options.bands("Groups of the rows of a cyclic sampler, whose steps take turns.")
+@shared_options.bands_or_auto(
+    "Groups of the rows, whose steps take turns, for noise of so many bands; 1: "
+    "independent noise.  auto: by the rule, for --epsilon."
+)
 @shared_options.epsilon(
-    "For auto: the largest epsilon you will train with.",
-    default=BatchSettings.epsilon,
-    show_default=True,
+    "For auto: the largest epsilon you will train with.  "
+    f"[default for the cap: {BatchSettings.epsilon:g}]"
 )
 @shared_options.delta("For auto: the smallest delta.  [default: 0.1 / rows]")
 @click.option("--physical-batch-size", type=int, help="Rows per record of a file.")
@@ -115,6 +124,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
 
     batch_job.run(
         source, out, _settings(options), ctx.args,
+        best_bands=options["bands"] == AUTO_BANDS,
         dry_run=options["dry_run"],
         as_json=options["as_json"],
         **{name: options[name] for name in _OF_THE_JOB},

@@ -175,6 +175,7 @@ def run(
     *,
     dry_run: bool,
     as_json: bool,
+    best_bands: bool = False,
     **job: Any,
 ) -> None:
     """Makes batches, or prints what would be made.
@@ -186,6 +187,7 @@ def run(
       arguments: Beam's options.
       dry_run: Whether to write nothing.
       as_json: Whether to print JSON instead of a table.
+      best_bands: Whether the number of bands is that of the rule.
       **job: ``key_file``, ``memory_limit``, ``shuffle`` and ``scratch``; see
         ``poisson_batching.write_batches``.
 
@@ -196,6 +198,8 @@ def run(
     runner = poisson_batching.runner_of(options)
     check_outside(source, out, MANIFEST_NAME)
     dataset = list_blocks(source)
+    if best_bands:
+        settings = _with_best_bands(settings, dataset)
     plan = settings.plan(dataset.num_examples)
     shared_options.warn(settings.delta, plan.num_examples)
     layout = make_layout(plan, dataset, settings.physical_batch_size)
@@ -218,6 +222,19 @@ def run(
     manifest = write(dataset, layout, out, **job, options=options)
     found = {**summary, "manifest_fingerprint": manifest.fingerprint}
     show(f"Batches in {out}", found, as_json)
+
+
+def _with_best_bands(settings: BatchSettings, dataset: Dataset) -> BatchSettings:
+    """Returns settings with the number of bands by the rule, which it says."""
+    bounded = dataset.bounded
+    if bounded is not None and bounded.examples_per_user > 1:
+        click.echo("bands: 1, since rows of a user are in several groups", err=True)
+        return dataclasses.replace(settings, bands=1)
+    settings, found = settings.with_best_bands(
+        dataset.num_examples, epsilon=settings.epsilon
+    )
+    click.echo(f"bands: {found.in_words}", err=True)
+    return settings
 
 
 def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:

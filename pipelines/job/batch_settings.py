@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from accounting.core import sampler_registry
 from accounting.core.plan import (
-    CYCLIC_POISSON,
+    CYCLIC,
     TRUNCATED_POISSON,
     DpSgdPlan,
     steps_and_epochs,
 )
 from accounting.core.validation import InputError, check_float
+
+if TYPE_CHECKING:
+    from accounting.planning.bands import Bands
 
 #: For ``separate_process.call``: makes batches of (source, folder, settings).
 MAKE_BATCHES = "pipelines.job.quiet_beam:make_batches_quietly"
@@ -28,7 +32,8 @@ class BatchSettings:
       num_steps: Number of steps; None if ``num_epochs`` is given.
       truncated_batch_size: Cap on the examples of a truncated step; None for the
         smallest cap that costs no epsilon.
-      bands: Groups of the examples of a cyclic sampler; None for all others.
+      bands: Groups of the examples of a cyclic sampler, which it makes of Poisson
+        sampling; 1 or None for no groups.
       epsilon: Largest epsilon that the batches are meant for, which sets that cap.
       delta: Smallest delta, which sets that cap; 0.1 / examples if None.
       physical_batch_size: Rows per record; None for one record per step, or the fewest
@@ -57,15 +62,46 @@ class BatchSettings:
                 f"truncates, such as {TRUNCATED_POISSON}; sampler is {self.sampler}. "
                 "Leave it out."
             )
-        if self.bands is not None and not sampler_registry.rules(self.sampler).cyclic:
+        if self.bands == 1 and not sampler_registry.rules(self.sampler).cyclic:
+            object.__setattr__(self, "bands", None)  # frozen
+        if self.bands is None:
+            return
+        object.__setattr__(self, "sampler", CYCLIC.get(self.sampler, self.sampler))
+        if not sampler_registry.rules(self.sampler).cyclic:
             raise InputError(
-                f"Expected --bands={self.bands} with a cyclic sampler, such as "
-                f"{CYCLIC_POISSON}; sampler is {self.sampler}. Leave it out."
+                f"Expected --bands={self.bands} with {' or '.join(CYCLIC)}; sampler is "
+                f"{self.sampler}. Leave it out."
             )
 
     @property
     def _truncates(self) -> bool:
         return sampler_registry.rules(self.sampler).truncates
+
+    def with_best_bands(
+        self, num_examples: int, *, epsilon: float
+    ) -> tuple[BatchSettings, Bands]:
+        """Returns settings with the number of bands by the rule, and what it gains.
+
+        Args:
+          num_examples: Slots of the data set.
+          epsilon: Epsilon of the run.
+        """
+        from accounting.planning.bands import best_bands
+
+        num_steps, _ = steps_and_epochs(
+            num_examples,
+            self.expected_batch_size,
+            epochs=self.num_epochs,
+            num_steps=self.num_steps,
+        )
+        found = best_bands(
+            num_examples=num_examples,
+            expected_batch_size=self.expected_batch_size,
+            num_steps=num_steps,
+            epsilon=epsilon,
+            delta=0.1 / num_examples if self.delta is None else self.delta,
+        )
+        return dataclasses.replace(self, bands=found.bands), found
 
     def plan(self, num_examples: int) -> DpSgdPlan:
         """Returns the plan for a data set of ``num_examples`` slots.

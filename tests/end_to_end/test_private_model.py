@@ -245,3 +245,22 @@ def test_arrays_become_a_model_with_a_statement_and_a_page(
     assert pathlib.Path("run/private").stat().st_mode & 0o077 == 0
     with pytest.raises(InputError, match="finished run"):
         dpsgd.make_private(plain, {"x": x, "label": y}, **SIZES, epsilon=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bands"),
+    [
+        ({}, None),
+        ({"bands": 3}, 3),
+        ({"bands": "auto"}, 16),
+        ({"bands": "auto", "method": "dp-sat", "sat_radius": 0.03}, None),
+        ({"bands": "auto", "embedding_noise": "lazy"}, None),
+        ({"bands": "auto", "epsilon": None, "noise_multiplier": 1.0}, None),
+    ],
+)
+def test_bands_are_those_that_method_and_noise_permit(
+    changes: dict[str, Any], bands: int | None, jobs: list[Any]
+) -> None:
+    given = {"batch_size": 10, "epochs": 1, "epsilon": 8.0, "l2_norm_clip": 1.0}
+    model = dpsgd.make_private(network(), arrays(), **{**given, **changes})
+    assert model._training.session.manifest.plan.bands == bands

@@ -17,7 +17,7 @@ import pytest
 from tensorflow.python.eager import context
 
 from accounting.core import accountant
-from accounting.core.plan import POISSON, SAMPLERS, TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.plan import CYCLIC_POISSON, POISSON, SAMPLERS, DpSgdPlan
 from pipelines.batches import first_use
 from pipelines.batches.folder import write_manifest
 from pipelines.core.batches.batch_format import encode_batch, write_record
@@ -127,12 +127,15 @@ def write_batches(
     columns: Sequence[Column] = COLUMNS,
     dataset: dict[str, Any] = DATASET,
     table: SourceTable = TABLE,
+    bands: int | None = None,
 ) -> BatchFolder:
     """Writes the rows of each step as the batch job would, by default by one key."""
     seal_key = seal_key or SEAL_KEY
     path.mkdir(parents=True)
+    name = POISSON if bands is None else CYCLIC_POISSON
     plan = DpSgdPlan(
-        sampler=POISSON if truncated_batch_size is None else TRUNCATED_POISSON,
+        sampler=name if truncated_batch_size is None else f"truncated-{name}",
+        bands=bands,
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         num_steps=len(steps),

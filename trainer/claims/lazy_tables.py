@@ -108,6 +108,8 @@ def choose(
     fast = registry.choose_path(model, settings) == ONE_PASS
     reads = known if fast else None
     found = _obstacle(reads, optimizer, settings, model)
+    if found is None and manifest.plan.bands is not None:
+        found = f"rows of a table cannot wait for noise of {manifest.plan.bands} bands"
     if settings.embedding_noise == LAZY_NOISE and found is not None:
         raise InputError(
             f"Expected --embedding-noise lazy only where it is exact; here {found}. "

@@ -21,6 +21,7 @@ NON_PRIVATE = "non-private"
 
 GRAPH_GRADIENTS = "graph gradients"
 LAZY_NOISE = "lazy noise"
+BANDED_NOISE = "banded noise"
 WORKERS = "workers"
 VIEWS = "views"
 USER_ROWS = "user rows"
@@ -35,6 +36,8 @@ CLAIMS = {
     GRAPH_GRADIENTS: "one pass gave the norms and sums of single examples' gradients",
     LAZY_NOISE: "rows of embedding tables got the noise of all steps before anything "
     "read them",
+    BANDED_NOISE: "each step took off a part of the noise of the last steps, and no "
+    "example was in two of so many steps",
     WORKERS: "several processes added up the sums of one",
     VIEWS: "the views of an example were made of its row alone",
     USER_ROWS: "the loss of a user was the mean over the rows of this user alone",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from accounting.core import claim
+from accounting.core.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.batches import first_use
 from pipelines.batches.folder import (
@@ -46,11 +47,12 @@ from trainer.model.rows import has_users, of_one_row, rows_per_user
 from trainer.model.user_code import check_function, functions_of
 from trainer.report.run_files import RUN_NAMES
 from trainer.run import privacy
-from trainer.settings.methods import NON_PRIVATE, gradients_text
+from trainer.settings.methods import DP_SGD, NON_PRIVATE, gradients_text
 from trainer.settings.requests import Request as Request
 from trainer.settings.requests import check_local as check_local
 from trainer.settings.train_settings import (
     AUTO_LOSS,
+    LAZY_NOISE,
     LOSSES_OF_LABELS,
     TrainSettings,
 )
@@ -99,6 +101,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     check_files_of(request.settings)
     check_initial_weights(request.settings, manifest)
     request.settings.check_steps(manifest.plan.num_steps)
+    check_bands(request.settings, manifest.plan)
     _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
     held_out = _held_out(request, of_rows, chief=chief)
@@ -145,6 +148,32 @@ def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSetti
     # Data without a schema is Criteo's, or a user's own with labels 0 and 1.
     task = dataset["label"]["task"] if dataset.get("name") == DATASET_NAME else BINARY
     return dataclasses.replace(settings, loss=LOSSES_OF_LABELS[task][0])
+
+
+def check_bands(settings: TrainSettings, plan: DpSgdPlan) -> None:
+    """Refuses what is not proven, or not exact, with noise of bands.
+
+    Args:
+      settings: Settings of the run.
+      plan: Plan of the batches.
+
+    Raises:
+      InputError: the plan has bands, for a method other than DP-SGD or lazy noise.
+    """
+    if plan.bands is None or settings.method == NON_PRIVATE:
+        return
+    asked = f"method={settings.method!r}"
+    if settings.method == DP_SGD:
+        if settings.embedding_noise != LAZY_NOISE:
+            return
+        asked = f"embedding_noise={LAZY_NOISE!r}"
+    raise InputError(
+        f"Expected batches without bands for {asked}, which is proven for noise that "
+        f"is independent between steps; these have bands={plan.bands}. Make others: "
+        f"`dpsgd batches --sampler {TRUNCATED_POISSON} --bands 1 "
+        f"--batch-size {plan.expected_batch_size} --num-steps {plan.num_steps}`, with "
+        "their --input and another --out."
+    )
 
 
 def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:

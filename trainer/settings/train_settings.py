@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting.core import deltas
 from accounting.core.claim import AUTO_CLIP
@@ -25,6 +25,9 @@ from trainer.settings.setting import (
     recorded,
     setting,
 )
+
+if TYPE_CHECKING:
+    from accounting.planning.bands import Bands
 
 #: The model made from the schema of prepared data; any other is "module:function".
 DEFAULT_MODEL = "default"
@@ -256,7 +259,14 @@ class TrainSettings(MethodSettings, AggregationSettings):
         if self.learning_rate is not None:
             return self
         root = math.sqrt(plan.num_steps)
-        noise = max(noise_multiplier or 0.0, _LEAST_NOISE) / plan.expected_batch_size
+        multiplier = max(noise_multiplier or 0.0, _LEAST_NOISE)
+        bands = None
+        if plan.bands is not None and self.method != NON_PRIVATE:
+            from accounting.planning.bands import of_plan  # after --help: SciPy
+
+            bands = of_plan(plan, multiplier)
+            multiplier = bands.independent
+        noise = multiplier / plan.expected_batch_size
         if self.optimizer in _OVER_SGD:
             rate = min(_LARGEST_RATE, _NOISE_OF_SGD / (noise * root))
             rate *= _OVER_SGD[self.optimizer]
@@ -270,19 +280,29 @@ class TrainSettings(MethodSettings, AggregationSettings):
             return dataclasses.replace(self, learning_rate=rate)
         if self.l2_norm_clip != AUTO_CLIP:
             noise *= float(self.l2_norm_clip or 0.0)
-        return self._with_floor(rate, noise)
+        return self._with_floor(rate, noise, bands)
 
-    def _with_floor(self, rate: float, noise: float) -> TrainSettings:
+    def _with_floor(
+        self, rate: float, noise: float, bands: Bands | None
+    ) -> TrainSettings:
         """Returns settings whose floor leaves the noise of the weights as it is.
+
+        With bands, single steps have more noise, and the weights less: the rate grows
+        by the root of what it falls.
 
         Args:
           rate: Learning rate without a floor.
-          noise: Standard deviation of the noise of a step's mean.
+          noise: Standard deviation of the noise of a step's mean, if independent.
+          bands: What the bands of the noise gain; None for independent noise.
         """
         floor = self.adam_floor
         if floor is None:
             floor = _FLOOR_OVER_NOISE * noise
-        rate *= math.hypot(1, floor / noise)
+        of_step = 1.0
+        if bands is not None:
+            of_step = bands.of_step / bands.independent
+            rate /= math.sqrt(bands.noise)
+        rate *= math.hypot(of_step, floor / noise)
         return dataclasses.replace(self, learning_rate=rate, adam_floor=floor)
 
     @property

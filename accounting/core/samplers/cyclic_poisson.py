@@ -54,15 +54,28 @@ with several rows nothing is proven here.
 Several runs begin a new cycle each: N runs are N ceil(T / k) steps of an example, those
 of one run of N ceil(T / k) k steps; see `plan.together`.
 
-The integer grid.  Let sums m_t be integers, and R_t = round(Z_t - sum of c_j R_(t-j)).
-Released is g_t = m_t + R_t.  As m_t is an integer, g_t = round(m_t + Z_t - sum of c_j
-R_(t-j)), and R_(t-j) = g_(t-j) - m_(t-j) makes it round((C m + Z)_t - sum of c_j
-g_(t-j)) (no number is halfway, with probability 1).  So all g_t are a function of
-C m + Z: rounding is post-processing, and costs nothing.
+The integer grid.  Let sums m_t be integers, which an example changes by at most 1 (in
+units of the clip) in L2 norm, given the past and all other examples: this change takes
+the place of u.  Let c_j be multiples of a 2^-s, s >= 1, Z'_t be Z_t rounded to the
+nearest such multiple, plus half of one, and R_t = round(Z'_t - sum of c_j R_(t-j)).
+Released is g_t = m_t + R_t.  As m_t is an integer, and no number is halfway between two
+integers, g_t = round(m_t + Z'_t - sum of c_j R_(t-j)), and R_(t-j) = g_(t-j) - m_(t-j)
+makes it round((C m)_t + Z'_t - sum of c_j g_(t-j)).  (C m)_t is a multiple of 2^-s, so
+(C m)_t + Z'_t is (C m + Z)_t rounded like Z_t (with probability 1).  So all g_t are a
+function of C m + Z: rounding is post-processing, and costs nothing.  Doubles compute R
+without error, see `trainer.core.step.noise`.
+
+A clip that changes.  Each x_t may be in units of a clip norm C_t of its own, if C_t is
+a function of what was released before step t: u, divided by C_t, still has norm at most
+1, and W, which never knew C_t, is in the same units in all steps.  A count that x_t has
+as one more coordinate, within the same norm, is covered like all others.
 
 Going on from a checkpoint, with noise drawn anew: W = Z at the first step after it.
 Columns of C are cut off at that border: their norms are at most |c|, and their rows
-remain disjoint.  All of the proof holds.
+remain disjoint.  The border may be chosen by the rows before it: who sees a whole block
+can leave out its rows from the border on, and put fresh noise, with what the others
+add, in their place.  An attempt that was lost released nothing after the border.  So
+all of the proof holds.
 
 References:
   Choquette-Choo et al. (2023), arXiv:2306.08153, Theorem 4 (BandMF), with groups of
@@ -76,6 +89,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from accounting.core import sampler_registry
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
@@ -85,6 +100,29 @@ from accounting.core.neighboring_relation import (
 from accounting.core.plan import DpSgdPlan
 from accounting.core.samplers import poisson, truncated_poisson, truncated_steps
 from accounting.core.samplers.truncated_poisson import TruncatedSteps
+
+#: c_j are multiples of its inverse.
+FINE = 1 << 10
+
+
+def coefficients(bands: int) -> np.ndarray:
+    """Returns c, multiples of ``1 / FINE``.
+
+    They are nearest to the first of the series of ((1 - x) (1 - x/2))^(-1/2), whose
+    noise cancels where an optimizer adds up steps with a momentum of one half.  A
+    momentum of 0.9 would triple the noise of single steps.
+
+    Args:
+      bands: Number of coefficients, at least 1.
+
+    Example:
+      >>> coefficients(3).tolist()
+      [1.0, 0.75, 0.59375]
+    """
+    places = np.arange(bands)
+    root = np.cumprod(np.where(places, (2 * places - 1) / np.maximum(2 * places, 1), 1))
+    found: np.ndarray = np.convolve(root, root / 2.0**places)[:bands]
+    return np.rint(found * FINE) / FINE
 
 
 def steps_of_an_example(plan: DpSgdPlan) -> DpSgdPlan:

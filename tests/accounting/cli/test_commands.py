@@ -73,6 +73,12 @@ def test_bands_add_the_samplers_of_groups():
     found = {each["sampler"]: each["plan"].get("bands") for each in answers}
     assert found["cyclic-poisson"] == found["truncated-cyclic-poisson"] == 4
     assert found["poisson"] is None
+    long = "--num-examples 20000 --batch-size 100 --epochs 1 --epsilon 1 --delta 1e-6"
+    by_rule = json.loads(run(*long.split(), "--json", "--bands", "auto"))
+    assert by_rule["question"]["bands"] == 8
+    assert "cyclic" not in run(*SMALL, "--bands", "1")
+    with pytest.raises(InputError, match="Expected --epsilon, and one example"):
+        run(*SMALL, "--bands", "auto", "--max-examples-per-user", "2")
     with pytest.raises(InputError, match="Give --bands"):
         run(*SMALL, "--sampler", "cyclic-poisson")
     with pytest.raises(InputError, match="bands=4 beside --sampler poisson"):

@@ -183,3 +183,53 @@ def test_a_dry_run_says_what_the_job_would_do_with_a_store(rows: list[str]) -> N
     refused = invoke(*arguments, "--scratch=s3://host/scratch").exception
     assert isinstance(refused, InputError)
     assert "on this machine" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("given", "sampler", "bands"),
+    [
+        ([], "truncated-poisson", None),
+        (["--bands=1"], "truncated-poisson", None),
+        (["--bands=4"], "truncated-cyclic-poisson", 4),
+        (["--bands=4", "--sampler=poisson"], "cyclic-poisson", 4),
+        (
+            ["--bands=auto", "--epsilon=1", "--delta=1e-6"],
+            "truncated-cyclic-poisson",
+            8,
+        ),
+        (["--bands=auto", "--epsilon=1", "--sampler=poisson"], "cyclic-poisson", 8),
+    ],
+)
+def test_bands_make_groups_of_the_rows_by_the_rule_or_as_given(
+    given: list[str], sampler: str, bands: int | None, tmp_path: pathlib.Path
+) -> None:
+    write_table(tmp_path / "rows.parquet", 0, 20_000, 20_000)
+    arguments = [
+        f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'o'}", "--dry-run",
+        "--batch-size=100", "--epochs=1", "--json",
+    ]  # fmt: skip
+    done = CliRunner().invoke(batches, [*arguments, *given], catch_exceptions=False)
+    summary = json.loads(done.stdout)
+    assert (summary["sampler"], summary.get("bands")) == (sampler, bands)
+    assert ("by the rule: iterates have 0." in done.stderr) == ("--bands=auto" in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--bands=auto"], "Expected --epsilon beside --bands auto"),
+        (["--bands=some"], "bands='some' to be 'auto' or an integer"),
+        (["--bands=4", "--sampler=balls-and-bins"], "--bands=4 with poisson or trunc"),
+        (["--bands=1", "--sampler=cyclic-poisson"], "bands=1 >= 2"),
+    ],
+)
+def test_bands_that_mean_nothing_are_refused(
+    given: list[str], message: str, tmp_path: pathlib.Path
+) -> None:
+    write_table(tmp_path / "rows.parquet", 0, 2_000, 2_000)
+    arguments = [
+        f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'o'}", "--dry-run",
+        "--batch-size=100", "--epochs=1",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(batches, [*arguments, *given], catch_exceptions=False)

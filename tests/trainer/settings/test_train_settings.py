@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import pytest
 
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
+from accounting.planning.bands import best_bands
 from tests.trainer.flat_settings import train_settings
 from trainer.settings.train_settings import TrainSettings
 
@@ -109,6 +112,29 @@ def test_the_floor_is_that_of_the_noise_and_leaves_it_as_it_is(
     assert found.describe_optimizer().get("adam_floor") == found.adam_floor
     # Settled settings are those of any plan.
     assert found.for_plan(plan, 9.0) == found
+
+
+def test_the_rate_with_bands_grows_by_what_the_noise_of_iterates_falls() -> None:
+    """Independent noise has the floor and the rate of its own plan."""
+    plain = DpSgdPlan(
+        sampler="poisson", num_examples=540_000, expected_batch_size=1024, num_steps=527
+    )
+    asked = {"num_examples": 540_000, "expected_batch_size": 1024, "num_steps": 527}
+    best = best_bands(**asked, epsilon=1.0, delta=0.1 / 540_000)
+    banded = dataclasses.replace(
+        plain, sampler="truncated-cyclic-poisson", bands=best.bands,
+        truncated_batch_size=1400,
+    )  # fmt: skip
+    settings = TrainSettings(target_epsilon=1.0, target_delta=1e-6)
+    found = settings.for_plan(banded, best.noise_multiplier)
+    alone = settings.for_plan(plain, best.independent)
+    assert found.adam_floor == pytest.approx(alone.adam_floor, rel=1e-3)
+    assert found.learning_rate is not None
+    assert alone.learning_rate is not None
+    steps = math.hypot(best.of_step / best.independent, 3) / math.hypot(1, 3)
+    wanted = alone.learning_rate * steps / math.sqrt(best.noise)
+    assert found.learning_rate == pytest.approx(wanted, rel=1e-3)
+    assert 1.5 < found.learning_rate / alone.learning_rate < 2.5
 
 
 @pytest.mark.parametrize(

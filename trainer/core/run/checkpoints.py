@@ -29,8 +29,16 @@ that the path that commits has that law, too.  One attempt extends the chain (C4
 rest is post-processing (C5).  Without C3 it is false: to redo a step unless an event E
 happens gives the law of the step given E.
 
+*Noise of bands* takes off a part of that of the steps before, which only the process
+that drew it knows.  After a commit, this process goes on from (x_c, W), and any other
+from x_c with noise that begins anew.  Given the past, all of these paths are
+independent, and which of them commits is chosen by H alone, as above: what is published
+has the law of a run in which an outsider says by H, after each commit, whether noise
+begins anew.  `accounting.core.samplers.cyclic_poisson` proves the guarantee for that.
+
 Who keeps the conditions:
-  - C1: ``session.Session.steps`` draws a secret for each attempt.
+  - C1: ``session.Session.steps`` draws a secret for each attempt; noise of bands is in
+    the memory of ``noise.NoiseStream`` alone, and is never written.
   - C2: ``trainer.training`` saves every variable of the step; a step with any other
     state is refused there.
   - C3: an error of a step, of the model, of a callback or of values ends the run for

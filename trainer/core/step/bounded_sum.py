@@ -3,17 +3,19 @@
     release of a step  =  (unit * (m + k)) / b
     m = trunc(sum of clipped gradients / unit)      k = round(N(0, (z C)^2) / unit)
 
-Bound C, noise z C, grid and divisor b of a run are attributes of one ``BoundedSum``,
-which is made of the plan.  Step, noise, lazy tables and run record ask it, and take no
-such number from anybody else: they cannot disagree.
+With a plan of bands, k is W of ``noise``, of normal values of deviation z C |c|.
+
+Bound C, noise z C, bands, grid and divisor b of a run are attributes of one
+``BoundedSum``, which is made of the plan.  Step, noise, lazy tables and run record ask
+it, and take no such number from anybody else: they cannot disagree.
 
 Formal guarantees:
   - One row changes ``unit`` times the value of a ``BoundedSum``, its count included, by
     at most ``bound`` in L2 norm (and the relative 1e-4 of float32 that ``per_example``
     names): it clips to what truncation to the grid leaves of the bound (see ``grid``),
     whatever gradients a method brings.
-  - Grid, noise and divisor are functions of ``bound``, ``noise_multiplier`` and
-    ``plan``.  A grid whose clip and rounding exceed the bound is refused.
+  - Grid, noise, its bands and divisor are functions of ``bound``, ``plan`` and
+    ``noise_multiplier``.  A grid whose clip and rounding exceed the bound is refused.
   - ``relies_on`` names every claim by which the bound holds; an unknown one is refused,
     and so is none for gradients that the core did not form.
   - A ``StepSum`` that is no ``BoundedSum`` has no noise; no private run accepts it.
@@ -29,6 +31,7 @@ from typing import Any
 
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
+from accounting.core.samplers.cyclic_poisson import coefficients
 from accounting.core.validation import InputError, check_float
 from trainer.core import claims
 from trainer.core.step import grid
@@ -51,6 +54,7 @@ class StepSum:
     noise_multiplier: float | None = None
     grid: Grid | None = None
     adaptive: AdaptiveClip | None = None
+    bands: tuple[float, ...] = (1.0,)
     plan: DpSgdPlan
     _function: GradientSum
     relies_on: tuple[str, ...] = ()
@@ -90,8 +94,12 @@ class StepSum:
 
     @property
     def noise_stddev(self) -> float:
-        """Standard deviation of the noise on each coordinate of a step's sum."""
-        return (self.noise_multiplier or 0.0) * (self.bound or 0.0)
+        """Standard deviation of the normal values of a coordinate of a step's noise.
+
+        They are the noise itself if that is independent.
+        """
+        deviation = (self.noise_multiplier or 0.0) * (self.bound or 0.0)
+        return deviation * math.hypot(*self.bands)
 
     @property
     def unit(self) -> float | None:
@@ -164,13 +172,16 @@ class BoundedSum(StepSum):
                 "beside an automatic clip, whose count is above it. Give "
                 "--l2-norm-clip a number."
             )
+        bands = tuple(coefficients(plan.bands or 1).tolist())
         found = grid.make(
             l2_norm_clip=bound,
-            noise_multiplier=noise_multiplier,
+            noise_multiplier=noise_multiplier * math.hypot(*bands),
             num_values=size,
             most_examples=plan.truncated_batch_size or plan.num_examples,
+            has_bands=len(bands) > 1,
         )
         _check_bound(found, bound, size)
+        of_noise = [claims.BANDED_NOISE] if len(bands) > 1 else []
         cap = found.clip / math.sqrt(linf_factor) if linf_factor > 1 else None
         sum_of = clipped(
             gradients,
@@ -185,7 +196,8 @@ class BoundedSum(StepSum):
             adaptive=adaptive,
             noise_multiplier=noise_multiplier,
             grid=found,
-            relies_on=claims.check([*gradients.relies_on, *relies_on]),
+            bands=bands,
+            relies_on=claims.check([*gradients.relies_on, *of_noise, *relies_on]),
         )
 
     def __call__(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:

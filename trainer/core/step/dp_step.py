@@ -151,6 +151,7 @@ class Step:
             unit=self.bounded.unit,
             share=(self.workers.rank, self.workers.count),
             draw=draw,
+            bands=self.bounded.bands,
         )
 
     def later_noise(self, secret: bytes, step: int) -> LaterNoise:
@@ -334,6 +335,11 @@ def _check_bounded(bounded: StepSum, workers: Workers, lazy: LazyNoise | None) -
             f"Expected a private method on {workers.count} workers: gradients without "
             "a clip have no bound, and so no integers that add up to the same bits "
             "everywhere. Train on one worker."
+        )
+    if lazy is not None and len(bounded.bands) > 1:
+        raise InputError(
+            f"Expected independent noise for lazy tables, whose rows wait for it; the "
+            f"plan has bands={bounded.plan.bands}. Give --embedding-noise dense."
         )
     if lazy is not None and lazy.bounded is not bounded:
         raise InputError(

@@ -39,6 +39,10 @@ The ziggurat's values are at most 2^-50 apart up to 3.65 standard deviations, an
 most (2^-53 / 3.65) exp(3.65 (x - 3.65)) at x in the tail beyond.  bits <= 36 - log2(z)
 makes a standard deviation at most 2^37 units.
 
+Noise of bands (``noise``) has |W| <= 52 z C / unit, with z that of its normal values.
+It gets bits <= 31 - log2(z): a standard deviation of at most 2^32 units, with which it
+is computed without error, and |W| < 2^38.
+
 Limits.  The sampler's doubles are not exactly Gaussian: the probability of a point of
 the grid has a relative error of up to 1 in 8,000 (1 in 500,000 at z = 1), and more in
 the tail.  Beyond seven standard deviations, where one value in 4e11 is, some points are
@@ -117,6 +121,7 @@ def make(
     noise_multiplier: float,
     num_values: int,
     most_examples: int,
+    has_bands: bool = False,
 ) -> Grid:
     """Returns the grid of a run.
 
@@ -125,6 +130,7 @@ def make(
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
       num_values: d, the number of values of all trainable variables.
       most_examples: R, the maximum number of examples in a step of the plan.
+      has_bands: Whether the noise has bands; z is then that of its normal values.
 
     Raises:
       InputError: ``l2_norm_clip`` out of range, or no grid is fine enough for so many
@@ -143,7 +149,8 @@ def make(
         )
     of_noise = math.log2(max(1.0, noise_multiplier))
     of_sums = math.log2(most_examples + 16 * noise_multiplier)
-    bits = min(_MOST_BITS, math.floor(36 - of_noise), math.floor(60 - of_sums))
+    most = 31 if has_bands else 36
+    bits = min(_MOST_BITS, math.floor(most - of_noise), math.floor(60 - of_sums))
     unit = math.ldexp(1.0, exponent - bits)
     clip = l2_norm_clip - unit * math.sqrt(num_values)
     if clip <= l2_norm_clip / 2:

@@ -19,15 +19,28 @@ Formal guarantees:
     that is added to a mixture has a standard deviation of about 500,000 such distances
     at ModelMix's published setting, and of thousands if the iterates are a hundred
     times as far apart.
+  - With ``bands`` c, W_t = round(Z'_t - sum of c_j W_(t-j)) without any error.  Z_t is
+    what step t draws without bands, Z'_t is Z_t rounded to the nearest multiple of
+    1 / FINE, plus half of one, and W is 0 before the first step of a stream: noise of k
+    bands, for which `accounting.core.samplers.cyclic_poisson` has the theorem.
+  - A worker keeps those blocks of W that it draws, and no others.
   - Noise of standard deviation 0 is exactly zero, and nothing is drawn for it.
   - ``NoiseStream`` yields every step once and in order, whatever the speed of its
     reader.
+
+Proof that doubles have no error in W.  Z is at most 2^32 units times 13 (the sampler
+draws none above 13 deviations), and W at most four times that: for k up to
+`plan.MOST_BANDS`, the magnitudes of a row of C^-1 add up to at most 4, and to below 77
+times the sum of c_1, ..., c_(k-1).  So all that is added is below 2^42, and so is every
+sum of a part of it: multiples of 2^-11 below 2^42 have 53 bits.  W_t is never halfway
+between two integers.
 
 Public: steps, shapes, standard deviations.  Sensitive: keys and every value drawn.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import queue
 import threading
@@ -36,6 +49,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from randomgen import AESCounter
 
+from accounting.core.samplers.cyclic_poisson import FINE
 from pipelines.core.keys import derive
 from trainer.core.step.aligned_arrays import aligned
 
@@ -61,6 +75,49 @@ _BLOCK = 1 << 17
 _DEPTH = 2
 
 
+#: As ``_TO_INTEGERS``, to multiples of 1 / FINE.
+_TO_FINE = _TO_INTEGERS / FINE
+
+
+class EarlierNoise:
+    """The noise of the last steps, of which that of bands takes off a part.  Sensitive.
+
+    Args:
+      bands: c_0 = 1, c_1, ..., c_(k-1): multiples of 1 / FINE.
+    """
+
+    def __init__(self, bands: Sequence[float]) -> None:
+        self._bands = bands
+        # The noise of the step that is being drawn comes first.
+        self._steps = collections.deque[dict[tuple[int, int], np.ndarray]](
+            [{}], maxlen=len(bands)
+        )
+
+    def of_block(self, variable: int, block: int) -> list[tuple[float, np.ndarray]]:
+        """Returns coefficients, and the values of a block that they multiply.
+
+        Args:
+          variable: Index of the variable.
+          block: Index of the block in it.
+        """
+        pairs = [*zip(self._bands, self._steps, strict=False)][1:]
+        return [(each, step[variable, block]) for each, step in pairs]
+
+    def keep(self, variable: int, block: int, values: np.ndarray) -> None:
+        """Keeps the noise of a block of the step.
+
+        Args:
+          variable: Index of the variable.
+          block: Index of the block in it.
+          values: Its noise, which is copied: who reads it may write into it.
+        """
+        self._steps[0][variable, block] = values.astype(np.float64)
+
+    def end_step(self) -> None:
+        """Begins the next step."""
+        self._steps.appendleft({})
+
+
 def grid_normal(
     secret: bytes,
     step: int,
@@ -69,6 +126,7 @@ def grid_normal(
     *,
     stddev: float,
     share: tuple[int, int] = (0, 1),
+    earlier: EarlierNoise | None = None,
 ) -> np.ndarray:
     """Returns normal values of mean 0, rounded to integers, int64.  Sensitive.
 
@@ -79,12 +137,16 @@ def grid_normal(
       shape: Shape of the variable.
       stddev: Standard deviation in units of the grid, at most 2^47.
       share: (r, W) to draw the blocks r, r + W, ... and have zeros in the others.
+      earlier: Of noise of bands, the noise of the last steps; None for independent
+        noise.
 
     Raises:
-      ValueError: ``stddev`` above 2^47.
+      ValueError: ``stddev`` above 2^47, or 2^32 for bands.
     """
-    if stddev > _MOST_ROUNDED / 16:  # the sampler draws none above 13 deviations
-        raise ValueError(f"Expected a deviation of at most 2^47 units, not {stddev}.")
+    # The sampler draws none above 13 deviations.
+    most = 47 if earlier is None else 32
+    if stddev > 2.0**most:
+        raise ValueError(f"Expected a deviation of at most 2^{most} units: {stddev}.")
     first, every = share
     whole = stddev and every == 1
     values = aligned(shape, np.empty if whole else np.zeros)
@@ -92,18 +154,32 @@ def grid_normal(
     for block in range(first, -(-len(flat) // _BLOCK) if stddev else 0, every):
         part = flat[block * _BLOCK : (block + 1) * _BLOCK]
         label = derive(secret, "grid-noise", step, variable, block)
-        _fill_rounded(part, _generator(label), stddev)
+        known = None if earlier is None else earlier.of_block(variable, block)
+        _fill_rounded(part, _generator(label), stddev, known)
+        if earlier is not None:
+            earlier.keep(variable, block, part)
     return values
 
 
 def _fill_rounded(
-    values: np.ndarray, generator: np.random.Generator, stddev: float
+    values: np.ndarray,
+    generator: np.random.Generator,
+    stddev: float,
+    earlier: list[tuple[float, np.ndarray]] | None,
 ) -> None:
+    product = np.empty(_CHUNK if earlier else 0)
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
         doubles = part.view(np.float64)
         generator.standard_normal(out=doubles)
         doubles *= stddev
+        if earlier is not None:
+            doubles += _TO_FINE
+            doubles -= _TO_FINE
+            doubles += 0.5 / FINE
+        for coefficient, before in earlier or ():
+            chunk = before[start : start + _CHUNK]
+            doubles -= np.multiply(chunk, coefficient, out=product[: len(chunk)])
         _round_small(doubles)
 
 
@@ -173,6 +249,7 @@ def step_noise(
     noise_stddev: float,
     unit: float | None,
     share: tuple[int, int] = (0, 1),
+    earlier: EarlierNoise | None = None,
 ) -> list[np.ndarray]:
     """Returns the noise of one step, an array of integers per variable.  Sensitive.
 
@@ -183,6 +260,7 @@ def step_noise(
       noise_stddev: Standard deviation of each coordinate of the sum of gradients.
       unit: Distance of grid points; None without noise, which is then zeros in float32.
       share: (r, W) for the blocks of noise that worker r of W draws.
+      earlier: As for ``grid_normal``.
 
     Raises:
       ValueError: noise without a grid.
@@ -201,6 +279,7 @@ def step_noise(
             stddev=noise_stddev / unit,
             # Small variables have one block each: workers take turns.
             share=((rank - index) % count, count),
+            earlier=earlier,
         )
         for index, shape in enumerate(shapes)
     ]
@@ -281,6 +360,8 @@ class NoiseStream:
       unit: Distance of grid points; None without noise.
       share: (r, W) for the blocks of noise that worker r of W draws.
       draw: Draws further arrays of a step; None for none.
+      bands: c_0 = 1, c_1, ..., c_(k-1) of noise of k bands, which keeps the noise of
+        k - 1 steps in memory; (1,) for independent noise.
 
     Example:
       >>> key = bytes(range(32))
@@ -300,8 +381,10 @@ class NoiseStream:
         unit: float | None,
         share: tuple[int, int] = (0, 1),
         draw: DrawStep | None = None,
+        bands: Sequence[float] = (1.0,),
     ) -> None:
         self._draw_more = draw
+        self._earlier = EarlierNoise(bands) if len(bands) > 1 else None
         self._arguments = (secret, shapes, noise_stddev, unit, share)
         self._steps = steps
         self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
@@ -332,7 +415,11 @@ class NoiseStream:
             for step in self._steps:
                 if self._stopped.is_set():
                     return
-                values = step_noise(secret, step, shapes, noise_stddev, unit, share)
+                values = step_noise(
+                    secret, step, shapes, noise_stddev, unit, share, self._earlier
+                )
+                if self._earlier is not None:
+                    self._earlier.end_step()
                 if self._draw_more is not None:
                     values += self._draw_more(secret, step, shapes)
                 self._queue.put(values)

@@ -192,6 +192,23 @@ def _nothing() -> tuple[dict[str, Any], Any]:
     return columns, tf.zeros(4)
 
 
+def test_noise_of_bands_is_of_the_norm_of_its_coefficients() -> None:
+    """Seen to fail without the norm: less noise than the theorem has."""
+    plan = dataclasses.replace(
+        plan_of(DIVISOR), sampler="truncated-cyclic-poisson", bands=8
+    )
+    gradients = example_gradients(make_model(linear))
+    found = BoundedSum(gradients, plan, l2_norm_clip=CLIP, noise_multiplier=3.0)
+    norm = math.sqrt(sum(c * c for c in found.bands))
+    assert len(found.bands) == 8
+    assert found.bands[:2] == (1.0, 0.75)
+    assert found.noise_stddev == pytest.approx(3.0 * CLIP * norm, rel=1e-12)
+    assert claims.BANDED_NOISE in found.relies_on
+    unit = found.unit
+    assert unit is not None
+    assert found.noise_stddev / unit <= 2.0**32
+
+
 def test_lazy_tables_of_another_sum_are_refused() -> None:
     model, one = make_model(linear), bounded(make_model(linear), CLIP, DIVISOR)
     other = bounded(model, 2 * CLIP, DIVISOR)

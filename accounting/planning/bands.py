@@ -1,0 +1,176 @@
+"""How many bands correlated noise should have: a rule from public numbers alone.
+
+Noise of k bands, ``W_t = Z_t - sum of c_j W_(t-j)``, cancels in part between steps
+(`accounting.core.samplers.cyclic_poisson`).  But examples then return every k steps,
+which costs noise.  The rule weighs both by the noise of the iterates: the sum over all
+steps so far of an exponential average of W, as momentum has it.
+
+No privacy claim depends on it.
+
+Example:
+  >>> best_bands(num_examples=540_000, expected_batch_size=1024, num_steps=527,
+  ...            epsilon=1.0, delta=1e-6).bands
+  16
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import signal
+
+from accounting.core import accountant
+from accounting.core.neighboring_relation import REPLACE_SPECIAL
+from accounting.core.plan import CYCLIC_POISSON, POISSON, DpSgdPlan
+from accounting.core.samplers.cyclic_poisson import coefficients
+
+#: More bands gain next to nothing, and each costs the memory of the parameters.
+_MOST_BANDS = 16
+#: Share of the least noise by which that of fewer bands may exceed it.
+_ENOUGH = 0.05
+#: The average of a step's noise, as of Adam's momentum.
+_MOMENTUM = 0.9
+#: Steps after which a step's noise has no part of that of the first.
+_LONG = 5_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bands:
+    """A number of bands and what it gains.
+
+    Attributes:
+      bands: k; 1 for independent noise.
+      noise: Noise of the iterates, over that of independent noise at the same epsilon.
+      noise_multiplier: Of noise of k bands.
+      independent: Noise multiplier of independent noise.
+
+    Example:
+      >>> best_bands(num_examples=100, expected_batch_size=60, num_steps=20,
+      ...            epsilon=1.0, delta=1e-5).in_words
+      "1, by the rule: correlated noise would gain nothing"
+    """
+
+    bands: int
+    noise: float
+    noise_multiplier: float
+    independent: float
+
+    @property
+    def in_words(self) -> str:
+        """The number, and what it gains."""
+        if self.bands == 1:
+            return "1, by the rule: correlated noise would gain nothing"
+        return (
+            f"{self.bands}, by the rule: iterates have {self.noise:.2f} of the noise "
+            "that independent noise gives them at the same epsilon"
+        )
+
+    @property
+    def of_step(self) -> float:
+        """Standard deviation of the noise of a late step, over the clip norm."""
+        c = coefficients(self.bands)
+        inverse = signal.lfilter([1.0], c, np.eye(1, _LONG)[0])
+        return float(math.hypot(*c) * np.linalg.norm(inverse) * self.noise_multiplier)
+
+
+def iterate_noise(bands: int, num_steps: int) -> float:
+    """Returns the root mean square of the iterates' noise, for a noise multiplier of 1.
+
+    Args:
+      bands: k.
+      num_steps: Number of steps.
+    """
+    c = coefficients(bands)
+    impulse = np.zeros(num_steps)
+    impulse[0] = np.linalg.norm(c) * (1 - _MOMENTUM)
+    poles = np.polymul([1.0, -1.0], [1.0, -_MOMENTUM])
+    response = signal.lfilter([1.0], poles, signal.lfilter([1.0], c, impulse))
+    left = np.arange(num_steps, 0, -1)  # iterates that hold the response
+    return math.sqrt(float(response**2 @ left) / num_steps)
+
+
+def of_plan(plan: DpSgdPlan, noise_multiplier: float) -> Bands:
+    """Returns the bands of a plan, compared with independent noise.
+
+    Both are compared at the epsilon of the plan at a delta of ``0.1 / num_examples``,
+    and without a cap.
+
+    Args:
+      plan: A plan with bands, for rows.
+      noise_multiplier: Noise multiplier of a run of it, above 0.
+    """
+    assert plan.bands is not None
+    delta = 0.1 / plan.num_examples
+    banded = dataclasses.replace(
+        plan, sampler=CYCLIC_POISSON, truncated_batch_size=None
+    )
+    epsilon = accountant.epsilon(
+        banded, noise_multiplier=noise_multiplier, delta=delta
+    ).guarantee
+    plain = dataclasses.replace(banded, sampler=POISSON, bands=None)
+    independent = accountant.noise_multiplier(
+        plain, epsilon=epsilon, delta=delta
+    ).guarantee
+    of_bands, of_one = (iterate_noise(k, plan.num_steps) for k in (plan.bands, 1))
+    return Bands(
+        bands=plan.bands,
+        noise=of_bands * noise_multiplier / (of_one * independent),
+        noise_multiplier=noise_multiplier,
+        independent=independent,
+    )
+
+
+def best_bands(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> Bands:
+    """Returns the least power of two whose noise is within 5 % of the least.
+
+    Args:
+      num_examples: n.
+      expected_batch_size: b.
+      num_steps: T.
+      epsilon: Target.
+      delta: Target.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    found = list[Bands]()
+    bands = 1
+    while bands <= min(_MOST_BANDS, max(1, num_examples // expected_batch_size)):
+        plan = DpSgdPlan(
+            sampler=POISSON if bands == 1 else CYCLIC_POISSON,
+            num_examples=num_examples,
+            expected_batch_size=expected_batch_size,
+            num_steps=num_steps,
+            bands=None if bands == 1 else bands,
+        )
+        multiplier = accountant.noise_multiplier(
+            plan,
+            epsilon=epsilon,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+        ).guarantee
+        noise = iterate_noise(bands, num_steps) * multiplier
+        first = found[0] if found else None
+        found.append(
+            Bands(
+                bands=bands,
+                noise=noise / first.noise if first else noise,
+                noise_multiplier=multiplier,
+                independent=first.noise_multiplier if first else multiplier,
+            )
+        )
+        bands *= 2
+    found[0] = dataclasses.replace(found[0], noise=1.0)
+    least = min(each.noise for each in found)
+    return next(each for each in found if each.noise <= least * (1 + _ENOUGH))

@@ -1,0 +1,193 @@
+"""Runs of plans with bands: their noise, its border after a kill, and refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.core.samplers.cyclic_poisson import coefficients
+from accounting.core.validation import InputError
+from tests.trainer.conftest import make_rows
+from tests.trainer.run.whole_runs import LINEAR, ONE_SECRET, linear, private_settings
+from trainer.core.run import session
+from trainer.core.step.dp_step import Step
+from trainer.core.step.noise import NoiseStream
+from trainer.keras_model import make_private
+from trainer.report.progress import Silent
+from trainer.run.preflight import Request
+from trainer.train import train
+
+BANDS, STEPS = 4, 10
+
+
+@pytest.fixture
+def banded(batch_folder: Any) -> Any:
+    """Ten steps of batches of four groups."""
+    sizes = np.random.default_rng(1).binomial(40, 0.2, STEPS).tolist()
+    return batch_folder(
+        [make_rows(size, seed) for seed, size in enumerate(sizes)], "banded",
+        bands=BANDS, num_examples=400,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def asked(banded: Any, tmp_path: pathlib.Path) -> Any:
+    def make(**changes: Any) -> Request:
+        given = {"model": LINEAR, "l2_norm_clip": None, "eval_every": STEPS, **changes}
+        settings = private_settings(**given)
+        return Request(
+            settings=settings, batches=banded.path, held_out=None, checkpoint_every=3,
+            run=tmp_path / "run",
+        )  # fmt: skip
+
+    return make
+
+
+class Said(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[list[np.ndarray]]:
+    """The noise of each step that begins, whatever becomes of it."""
+    found: list[list[np.ndarray]] = []
+    begin = Step.begin
+
+    def keep(self: Step, noise: Any, later: Any = None) -> None:
+        found.append([one.copy() for one in noise])
+        begin(self, noise, later)
+
+    monkeypatch.setattr(Step, "begin", keep)
+    monkeypatch.setattr(session, "new_secret", lambda: ONE_SECRET)
+    return found
+
+
+def of_stream(steps: range, shapes: list[tuple[int, ...]], exponent: int) -> Any:
+    """The noise of a stream of the plan's bands, noise 0.8 and a clip of 1."""
+    c = coefficients(BANDS)
+    with NoiseStream(
+        ONE_SECRET, steps=steps, shapes=shapes, bands=c.tolist(),
+        noise_stddev=0.8 * math.hypot(*c), unit=2.0**exponent,
+    ) as stream:  # fmt: skip
+        return [[one.copy() for one in step] for step in stream]
+
+
+def test_noise_has_bands_and_begins_anew_after_a_kill(
+    asked: Any, used: Any, crash: Any
+) -> None:
+    """Weights, and the count of the automatic clip, which is one more coordinate."""
+    crash(asked(), 5)  # the last checkpoint is after step 3
+    before = len(used)
+    said = Said()
+    train(asked(), said)
+    assert "continuing after step 3" in said.lines
+    shapes = [one.shape for one in used[0]]
+    assert shapes == [(13, 1), (1,), (1,)]
+    wanted = of_stream(range(STEPS), shapes, -30)[:before]
+    wanted += of_stream(range(3, STEPS), shapes, -30)
+    assert len(used) == len(wanted) == before + STEPS - 3
+    for found, step in zip(used, wanted, strict=True):
+        for one, other in zip(found, step, strict=True):
+            np.testing.assert_array_equal(one, other)
+    # The first step of a block takes off nothing, as if there were no bands.
+    independent = of_stream(range(3, 4), shapes, -30)[0]
+    np.testing.assert_array_equal(used[before][0], independent[0])
+    assert (used[3][0] != independent[0]).any()
+
+
+def test_noise_of_earlier_steps_is_in_no_file(
+    asked: Any, used: Any, crash: Any
+) -> None:
+    request = asked()
+    crash(request, 5)
+    known = {one.tobytes() for step in used for one in step if one.size > 1}
+    known |= {one.astype(np.float64).tobytes() for step in used for one in step}
+    for path in request.run.rglob("*"):
+        data = path.read_bytes() if path.is_file() else b""
+        assert not any(each in data for each in known if len(each) > 64)
+    [arrays, *_] = sorted(request.run.rglob("*.npz"))
+    assert len(np.load(arrays).files) < 12  # weights, clip and Adam's state
+
+
+def test_record_statement_and_epsilon_are_those_of_the_theorem(asked: Any) -> None:
+    said = Said()
+    request = asked()
+    train(request, said)
+    record = json.loads((request.run / "run_record.json").read_text())
+    assert "banded noise" in record["relies_on"]
+    assert record["noise_multiplier"] == 0.8
+    text = (request.run / "privacy.txt").read_text()
+    assert "  relies on   the banded noise: each step took off a part" in text
+    assert "noise of 4 bands added once per step" in text
+    assert "of one of 4 groups in turn" in text
+    assert any("3 steps" in line and "MiB" in line for line in said.lines)
+
+
+METHODS: list[dict[str, Any]] = [
+    {"method": "bam", "bam_radius": 0.1},
+    {"method": "dp-sat", "sat_radius": 0.1},
+    {"method": "model-mix", "mix_width": 0.1, "optimizer": "sgd"},
+    {"embedding_noise": "lazy", "optimizer": "sgd"},
+]
+
+
+@pytest.mark.parametrize("changes", METHODS)
+def test_what_is_not_proven_with_bands_is_refused_before_any_work(
+    changes: dict[str, Any], banded: Any, tmp_path: pathlib.Path
+) -> None:
+    settings = private_settings(l2_norm_clip=1.0, **changes)
+    run = tmp_path / "run"
+    request = Request(settings=settings, batches=banded.path, held_out=None, run=run)
+    own = {n: v for n, v in changes.items() if n != "optimizer"}
+    for refused in (
+        lambda: train(request),
+        lambda: make_private(
+            linear(), batches=banded.path, run=run, noise_multiplier=1.0,
+            l2_norm_clip=1.0, **own,
+        ),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="these have bands=4") as error:
+            refused()
+        assert not run.exists()
+    [command] = re.findall("`dpsgd (.*)`", str(error.value))
+    assert (
+        "--sampler truncated-poisson --bands 1 --batch-size 8 --num-steps 10" in command
+    )
+
+
+def test_several_calls_of_fit_begin_a_block_each(
+    banded: Any, used: Any, tmp_path: pathlib.Path
+) -> None:
+    model = make_private(
+        linear(), batches=banded.path, run=tmp_path / "run", noise_multiplier=0.8,
+        l2_norm_clip=1.0,
+    )  # fmt: skip
+    model.compile("sgd", "mse")
+    model.fit(epochs=1, steps_per_epoch=4, verbose=0)
+    model.fit(epochs=2, initial_epoch=1, steps_per_epoch=6, verbose=0)
+    shapes = [(13, 1), (1,)]
+    wanted = of_stream(range(4), shapes, -30) + of_stream(range(4, STEPS), shapes, -30)
+    assert len(used) == STEPS
+    for found, step in zip(used, wanted, strict=True):
+        np.testing.assert_array_equal(found[0], step[0])
+
+
+def test_noise_that_does_not_fit_into_memory_is_refused(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 8)
+    with pytest.raises(InputError, match="bands=4 of the batches to leave room"):
+        train(asked())
+    assert not asked().run.exists()
