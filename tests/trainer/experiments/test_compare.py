@@ -1,26 +1,47 @@
-"""Comparisons from flags to files: what is made once, and what is refused."""
+"""Comparisons: their noise, their runs, and their results in numbers and words."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+import json
+import pathlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from accounting.core import accountant
 from accounting.core.validation import InputError
+from pipelines.core.users.bounded import Bounded
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
-from tests.trainer.experiments.conftest import PRIVATE, Work
+from tests.trainer.conftest import make_rows, write_batches, write_held_out
+from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.cli.experiments.compare_commands import compare
+from trainer.core.run.run_record import read_run
 from trainer.experiments import compare as library
 from trainer.experiments import comparison_runs as compare_runs
+from trainer.experiments.compare import summarise
+from trainer.experiments.comparison_runs import (
+    ComparisonCase,
+    Runs,
+    Trial,
+    find_cases,
+    settings_path,
+    silent,
+)
+from trainer.run import privacy
 from trainer.settings.requests import (
     OPTIMISTIC,
     OWN,
+    SAME,
     ComparisonSettings,
+    Experiment,
 )
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
@@ -122,3 +143,293 @@ def test_flags_and_settings_ask_for_the_same(
 
 def _pairs(*values: Any) -> list[Any]:
     return list(itertools.product(*values))
+
+
+POISSON, SHUFFLE = "truncated-poisson", "dynamic-shuffle"
+MIXED = TrainSettings(
+    method="model-mix", optimizer="sgd", learning_rate=1.0, l2_norm_clip=1.0,
+    target_epsilon=2.0, target_delta=1e-3,
+    method_settings={"mix_width": 0.1, "linf_factor": 100},
+)  # fmt: skip
+
+
+def _cases(
+    settings: ComparisonSettings,
+) -> dict[tuple[str, str | None], ComparisonCase]:
+    """Returns the cases by sampler and rule."""
+    cases, _ = find_cases(settings, NUM_EXAMPLES, silent)
+    found = {(case.batches.sampler, case.noise_rule): case for case in cases}
+    assert len(found) == len(cases)
+    return found
+
+
+def _epsilon(case: ComparisonCase) -> Any:
+    return accountant.epsilon(
+        case.batches.plan(NUM_EXAMPLES),
+        noise_multiplier=case.settings.noise_multiplier or 0.0,
+        delta=1e-3,
+    )
+
+
+def test_noise_is_that_of_users_if_they_are_bounded(
+    make_settings: MakeSettings,
+) -> None:
+    settings = make_settings(noise=(OWN,), samplers=(POISSON,))
+    (one,), _ = find_cases(settings, NUM_EXAMPLES, silent)
+    bounded = Bounded(
+        user_column="user", max_examples_per_user=3, num_examples=NUM_EXAMPLES
+    )
+    (users,), _ = find_cases(settings, NUM_EXAMPLES, silent, bounded)
+    noise = users.settings.noise_multiplier
+    assert noise is not None
+    assert noise > (one.settings.noise_multiplier or 0.0)
+    found = accountant.epsilon(
+        users.batches.plan(NUM_EXAMPLES),
+        noise_multiplier=noise,
+        delta=1e-3,
+        max_examples_per_user=3,
+    )
+    assert users.target_epsilon is not None
+    assert 0.99 * users.target_epsilon < found.guarantee <= users.target_epsilon
+
+
+def test_own_noise_differs_between_samplers_and_meets_the_target(
+    make_settings: MakeSettings,
+) -> None:
+    samplers = (POISSON, SHUFFLE, "deterministic")
+    found = _cases(make_settings(noise=(OWN,), samplers=samplers))
+    noise = [found[name, OWN].settings.noise_multiplier for name in samplers]
+    assert len(set(noise)) == len(samplers)
+    for name in samplers:
+        case = found[name, OWN]
+        delta = accountant.delta(
+            case.batches.plan(NUM_EXAMPLES),
+            noise_multiplier=case.settings.noise_multiplier or 0.0,
+            epsilon=2.0,
+        )
+        assert delta.guarantee <= 1e-3
+        # Nor is there much more of it than is needed.
+        assert _epsilon(case).guarantee == pytest.approx(2, rel=1e-3)
+
+
+def test_optimistic_noise_is_what_lower_bounds_allow_and_guarantees_nothing(
+    make_settings: MakeSettings,
+) -> None:
+    found = _cases(make_settings(noise=(OWN, OPTIMISTIC)))
+    # The noise of Poisson batches is known: there is nothing to be optimistic about.
+    assert set(found) == {(POISSON, OWN), (SHUFFLE, OWN), (SHUFFLE, OPTIMISTIC)}
+    bounds = _epsilon(found[SHUFFLE, OPTIMISTIC])
+    assert bounds.lower == pytest.approx(2, rel=1e-3)
+    assert bounds.upper > 2.05
+
+
+def test_optimistic_noise_is_marked_wherever_it_is_shown(
+    make_settings: MakeSettings, work: Work
+) -> None:
+    report = library.compare(make_settings(noise=(OWN, OPTIMISTIC)))
+    assert work.runs
+    marks = {(o.sampler, o.noise_rule): o.guarantee for o in report.outcomes}
+    assert marks == {
+        (POISSON, OWN): "proven",
+        (SHUFFLE, OWN): "proven",
+        (SHUFFLE, OPTIMISTIC): "no guarantee",
+    }
+    report.write(make_settings().out)
+    out = make_settings().out
+    fields = json.loads((out / "comparison.json").read_bytes())
+    assert [each["guarantee"] for each in fields] == list(marks.values())
+    [line] = [x for x in report.markdown().splitlines() if "| optimistic" in x]
+    assert "| optimistic: no guarantee |" in line
+    assert "not proven at this noise" in report.markdown()
+    assert (out / "comparison.md").read_text().startswith(report.markdown())
+
+
+def test_model_mix_gets_the_noise_of_its_theorem_where_that_holds(
+    make_settings: MakeSettings,
+) -> None:
+    rules = (SAME, OWN, OPTIMISTIC)
+    settings = make_settings(trained=(PRIVATE, MIXED), noise=rules)
+    cases, notes = find_cases(settings, NUM_EXAMPLES, silent)
+    [mixed] = [case for case in cases if case.settings.method == "model-mix"]
+    assert (mixed.batches.sampler, mixed.noise_rule) == (POISSON, OWN)
+    noise = mixed.settings.noise_multiplier
+    assert noise is not None
+    plan = mixed.batches.plan(NUM_EXAMPLES)
+    theorem = privacy.theorem_of_settings(MIXED)
+    assert theorem is not None
+    found = theorem.epsilon(plan, noise_multiplier=noise, delta=1e-3)
+    assert found.guarantee <= 2
+    plain = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-3)
+    assert noise < plain.guarantee
+    assert notes == [
+        "Left out: model-mix on dynamic-shuffle batches, for which its theorem proves "
+        "nothing."
+    ]
+
+
+def _case(**changes: Any) -> ComparisonCase:
+    settings = dataclasses.replace(PRIVATE, target_epsilon=None, noise_multiplier=0.9)
+    fields: dict[str, Any] = {
+        "batches": BatchSettings(expected_batch_size=20, num_epochs=1),
+        "settings": settings, "target_epsilon": 3.0, "noise_rule": "same",
+    }  # fmt: skip
+    return ComparisonCase(**{**fields, **changes})
+
+
+def _result(auc: float, *, ema: float | None = None, **privacy: Any) -> dict[str, Any]:
+    aggregates = {} if ema is None else {"ema": {"auc": ema, "log_loss": None}}
+    return {
+        "metrics": {"auc": auc, "log_loss": 0.5, "aggregates": aggregates},
+        "privacy": {
+            "noise_multiplier": 0.9,
+            "epsilon": 2.5,
+            "epsilon_lower_bound": 2.0,
+            **privacy,
+        },
+    }
+
+
+def test_summarise_reports_every_case_with_mean_and_standard_deviation() -> None:
+    plain = _case(
+        settings=TrainSettings(method="non-private"), target_epsilon=None,
+        noise_rule=None,
+    )  # fmt: skip
+    results = [
+        (_case(), _result(0.7, ema=0.5)),
+        (_case(), _result(0.8, ema=0.7, epsilon=2.75)),
+        (plain, _result(0.9)),
+    ]
+    last, ema, without = summarise(results, metric="auc")
+    assert (last.weights, ema.weights, without.weights) == ("last", "ema", "last")
+    assert last.mean == pytest.approx(0.75)
+    assert last.stddev == pytest.approx(np.sqrt(0.005))
+    assert last.num_seeds == 2
+    assert last.epsilon == 2.75  # the weakest of the statements
+    assert ema.mean == pytest.approx(0.6)
+    assert (without.epsilon, without.noise_multiplier, without.stddev) == (None,) * 3
+    assert without.guarantee is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "epsilon", "guarantee"),
+    [
+        ("same", 2.5, "proven"), ("same", 3.1, "no guarantee"),
+        ("optimistic", 3.1, "no guarantee"), ("optimistic", 2.5, "no guarantee"),
+        # Verified at the target, where a search for epsilon ends a little above.
+        ("own", 3.0001, "proven"),
+    ],
+)  # fmt: skip
+def test_a_target_is_called_proven_only_where_it_is(
+    rule: str, epsilon: float, guarantee: str
+) -> None:
+    [found] = summarise(
+        [(_case(noise_rule=rule), _result(0.7, epsilon=epsilon))], metric="auc"
+    )
+    assert found.guarantee == guarantee
+    assert found.epsilon == (3.0 if rule == "own" else epsilon)
+
+
+def test_an_unknown_metric_is_refused_with_those_that_are_there() -> None:
+    with pytest.raises(InputError, match=r"metric='f1'.*auc, log_loss"):
+        summarise([(_case(), _result(0.7))], metric="f1")
+
+
+BATCHES = "truncated-poisson-seed0"
+SETTINGS = TrainSettings(
+    noise_multiplier=0.9, l2_norm_clip=1.0, target_delta=0.001, hidden=(4,),
+    embedding_dim=2, eval_every=100, metric="share_of_ones:share",
+)  # fmt: skip
+
+
+CODE = "def share(labels, predictions):\n    return float(labels.mean())\n"
+
+
+def _trial(**changes: Any) -> Trial:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return Trial(name="dp-sgd", batches=BATCHES, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Runs, dict[str, Any], pathlib.Path]]:
+    """A run with a metric of the user's, its result, and the code of the metric.
+
+    Each test leaves the run as it was.
+    """
+    folder = tmp_path_factory.mktemp("finished")
+    code = folder / "share_of_ones.py"
+    code.write_text(CODE)
+    batches = [make_rows(size, size) for size in (8, 5)]
+    write_batches(folder / "out" / "batches" / BATCHES, batches)
+    held_out = write_held_out(folder / "held_out", make_rows(300, seed=99))
+    runs = Runs(Experiment(source="", held_out=held_out, out=folder / "out"), silent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        yield runs, runs.run(_trial()), code
+
+
+def test_a_finished_run_is_not_made_again(
+    finished: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, first, _ = finished
+    monkeypatch.setattr(
+        "trainer.experiments.comparison_runs.train_here",
+        lambda request: pytest.fail("trained again"),
+    )
+    assert runs.run(_trial()) == first
+    record, _ = read_run(runs.request(_trial()).run)
+    assert record.noise_multiplier == 0.9
+
+
+def test_the_epsilon_of_a_run_is_that_of_its_record(finished: Any) -> None:
+    """Seen to fail: it was what ``privacy.json`` said, which is public."""
+    runs, first, _ = finished
+    run = runs.request(_trial()).run
+    record, stated = run / "run_record.json", run / "privacy.json"
+    before = record.read_text(), stated.read_text()
+    stated.write_text('{"epsilon": 0.01}')
+    assert runs.run(_trial()) == first
+    assert first["privacy"]["epsilon"] == json.loads(before[1])["epsilon"]
+    record.write_text(before[0].replace("0.9", "9.0"))
+    with pytest.raises(InputError, match="have changed since"):
+        runs.run(_trial())
+    record.write_text(before[0])
+    stated.write_text(before[1])
+
+
+def test_a_run_of_other_settings_is_refused(finished: Any) -> None:
+    runs, _, _ = finished
+    for changed in ({"noise_multiplier": 2.0}, {"hidden": (5,)}, {"init_seed": 1}):
+        with pytest.raises(InputError, match="to have the settings given now"):
+            runs.run(_trial(**changed))
+    path = settings_path(runs.request(_trial()).run)
+    aside = path.rename(path.with_suffix(".aside"))
+    with pytest.raises(InputError, match="to hold the settings of the finished run"):
+        runs.run(_trial())
+    aside.rename(path)
+
+
+def test_batches_of_another_plan_of_other_rows_or_of_one_key_are_refused(
+    make_settings: Callable[..., ComparisonSettings],
+    rows: Callable[..., np.ndarray],
+    tmp_path: pathlib.Path,
+    work: Work,
+) -> None:
+    runs = Runs(make_settings(), silent)
+    batches = BatchSettings(expected_batch_size=20, num_epochs=1)
+    runs.make_batches("b", batches, batches.plan(NUM_EXAMPLES))
+    runs.make_batches("b", batches, batches.plan(NUM_EXAMPLES))
+    assert work.batches == ["b"]
+    for changed in ({"expected_batch_size": 40}, {"num_epochs": 2}, {"epsilon": 60.0}):
+        other = dataclasses.replace(batches, **changed)
+        with pytest.raises(InputError, match="to have the requested plan"):
+            runs.make_batches("b", other, other.plan(NUM_EXAMPLES))
+    source = write_held_out(tmp_path / "other", rows(NUM_EXAMPLES, seed=9))
+    others = Runs(make_settings(source=str(source)), silent)
+    with pytest.raises(InputError, match=r"rows of .*/other as it is now"):
+        others.make_batches("b", batches, batches.plan(NUM_EXAMPLES))
+    shutil.copytree(tmp_path / "out/batches/b", tmp_path / "out/batches/copied")
+    with pytest.raises(InputError, match=r"that of b, and the epsilons .* do not add"):
+        runs.make_batches("copied", batches, batches.plan(NUM_EXAMPLES))

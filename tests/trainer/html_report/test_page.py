@@ -1,11 +1,14 @@
-"""Guarantees of the page of a privacy report."""
+"""Guarantees of a privacy report: what it says, and the commands that it prints."""
 
 from __future__ import annotations
 
 import html
+import json
 import pathlib
 import random
 import re
+import shlex
+import subprocess
 from decimal import Decimal
 from html.parser import HTMLParser
 from typing import Any
@@ -14,9 +17,19 @@ import pytest
 from click.testing import CliRunner
 
 import dpsgd
+from accounting.auditing import audit
+from accounting.core import sampler_registry
+from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
-from tests.trainer.html_report.conftest import of_colours
+from pipelines.files.json_files import pretty_json
+from tests.sampler_fields import needed
+from tests.trainer.html_report.conftest import of_colours, of_users
+from trainer.core.run.run_record import read_run
 from trainer.html_report import facts, page
+from trainer.html_report.facts import collect
+from trainer.html_report.page import render
+from trainer.run.privacy import run_statement
+from trainer.settings import requests
 
 
 class Elements(HTMLParser):
@@ -113,3 +126,263 @@ def test_a_file_takes_the_place_of_another_only_if_asked(
     found = page.write_report(str(run), str(out), overwrite=True)
     assert found["run"]["name"] == "run"
     assert out.read_text() == page.render(found)
+
+
+def edit(path: pathlib.Path, **changes: Any) -> None:
+    path.write_bytes(pretty_json({**json.loads(path.read_bytes()), **changes}))
+
+
+def plant(run: pathlib.Path, secret: float) -> None:
+    """Writes a number into every place that a report must not use."""
+    for name in ("training_losses.json", "realised_batch_sizes.json", "sampling.key"):
+        (run / "private" / name).write_text(f'{{"loss": [{secret}]}}')
+    metrics = json.loads((run / "metrics.json").read_bytes())
+    metrics["aggregates"]["ema"]["training_loss"] = secret
+    found = {"level": 0.9, "mean_width": 0.1, "widths": [secret]}
+    more = {"uncertainty": found, "training_losses": {"by_step": [secret]}}
+    edit(run / "metrics.json", **{**metrics, **more})
+    points = json.loads((run / "curve.json").read_bytes())["points"]
+    edit(run / "curve.json", points=[{**p, "batch_size": secret} for p in points])
+
+
+def test_nothing_sensitive_is_taken(make_run: Any, audit_of: Any) -> None:
+    run, secret = make_run(dataset=of_colours()), 31415.9265
+    plant(run, secret)
+    audit = audit_of(scores=[secret])
+    edit(audit, keys=[secret])
+    found = collect(run, audit=audit)
+    for text in (json.dumps(found), render(found)):
+        assert str(secret) not in text
+
+
+PRIVATE = {
+    "evaluation": {
+        "claim": "These metrics are private.",
+        "epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 3.8, "weights": "last",
+        "largest_loss": 4.0, "larger_losses": 0.01,
+    },
+    "intervals": {"auc": [0.79, 0.83]},
+    "calibration": [{"from": 0.1, "to": 0.2, "rows": 70, "ones": 0.15, "stddev": 0.1}],
+}  # fmt: skip
+
+
+def test_a_private_evaluation_is_shown_with_its_claim(make_run: Any) -> None:
+    run = make_run()
+    assert "the evaluation set, and everything" in render(collect(run))
+    edit(run / "metrics.json", **PRIVATE)
+    found = render(collect(run))
+    for words in ("These metrics are private.", "0.7900 to 0.8300", "0.1 to 0.2"):
+        assert words in found
+    assert "the evaluation set, and everything" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("metrics.json", {"auc": "high"}),
+        ("metrics.json", {"auc": True}),
+        ("metrics.json", {"num_examples": "many"}),
+        ("metrics.json", {"aggregates": {"ema": {"auc": "high"}}}),
+        ("metrics.json", {"aggregates": {"ema": 1}}),
+        ("metrics.json", {"aggregates": None}),
+        ("curve.json", {"points": None}),
+        ("curve.json", {"points": [7]}),
+        ("curve.json", {"points": [{"step": 0}]}),
+        ("curve.json", {"points": [{"step": 0, "auc": "high"}]}),
+    ],
+)  # fmt: skip
+def test_edited_results_are_refused_in_one_line(
+    make_run: Any, name: str, changes: dict[str, Any]
+) -> None:
+    run = make_run()
+    edit(run / name, **changes)
+    with pytest.raises(InputError, match=f"{name} to be as the run wrote it") as error:
+        render(collect(run))
+    assert "\n" not in str(error.value)
+    for content in (b"[]", b"7", b"{", b"{}", b""):
+        (run / name).write_bytes(content)
+        with pytest.raises(InputError, match=name):
+            render(collect(run))
+
+
+def test_epsilon_is_computed_from_record_and_manifest(make_run: Any) -> None:
+    run = make_run()
+    (run / "privacy.json").write_text('{"epsilon": 0.01, "claim": "perfect"}')
+    statement = run_statement(*read_run(run), delta=None)
+    assert collect(run)["privacy"]["statement"] == statement.to_json()
+    assert collect(run, delta=1e-9)["privacy"]["statement"]["delta"] == 1e-9
+
+
+@pytest.mark.parametrize(
+    "changes", [{"noise_multiplier": 1.1}, {"plan": 0}, {"max_examples_per_user": 3}]
+)
+def test_an_audit_of_another_run_is_refused(
+    make_run: Any, audit_of: Any, changes: dict[str, Any]
+) -> None:
+    run = make_run()
+    with pytest.raises(InputError, match="to be an audit"):
+        collect(run, audit=audit_of(**changes))
+
+
+def test_an_audit_of_one_run_is_not_of_the_best_of_several(
+    make_run: Any, audit_of: Any
+) -> None:
+    run = make_run(selection={"num_runs": 4, "shape": 1.0})
+    with pytest.raises(InputError, match="or of one of several runs"):
+        collect(run, audit=audit_of())
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (
+            {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None,
+             "target_delta": None},
+            "Not private",
+        ),
+        ({"target_delta": None}, "No epsilon is stated"),
+        ({"noise_multiplier": 0.0}, "No guarantee is claimed"),
+        ({"noise_multiplier": 0.3}, "Differentially private, but weakly"),
+        ({"target_delta": 0.02}, "Differentially private, but weakly"),
+        ({}, "Differentially private</p>"),
+    ],
+)  # fmt: skip
+def test_the_page_says_what_a_run_is_worth(
+    make_run: Any, record: dict[str, Any], says: str
+) -> None:
+    text = render(collect(make_run(**record)))
+    assert says in text
+    assert ('class="verdict good"' in text) == (not record)
+
+
+SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
+
+
+def small(sampler: str, **changes: Any) -> DpSgdPlan:
+    """A plan of few steps, whose steps do not fill its epoch if they need not."""
+    rules, fields = sampler_registry.rules(sampler), dict[str, Any](SMALL)
+    if rules.once_per_epoch:
+        fields["num_steps"] = 6
+    if rules.truncates:
+        fields |= {"num_steps": 2}
+    fields |= needed(sampler, cap=30)
+    return DpSgdPlan(sampler=sampler, **{**fields, **changes})
+
+
+def users(rows: int, **more: Any) -> dict[str, Any]:
+    return {"dataset": of_users(rows, num_examples=60, **more)}
+
+
+FIT = {
+    "first_step": 0, "class_weight": {}, "sample_weight": None,
+    "non_private_training_metrics": False,
+    "ended": True,
+}  # fmt: skip
+FITTED = {"model": {"name": "model", "fits": [FIT]}}
+MIX = {
+    "method": "model-mix",
+    "method_settings": {"mix_width": 0.1, "linf_factor": 4},
+}
+LARGE = {"target_delta": 0.02}
+#: Kind of run -> how `make_run` makes one.
+KINDS: dict[str, dict[str, Any]] = {
+    **{name: {"plan": small(name)} for name in SAMPLERS},
+    "two epochs": {"plan": small("poisson", num_steps=12, num_epochs=2)},
+    "a few rows of each user": {"plan": small("poisson"), **users(2)},
+    "capped rows of users": {"plan": small("truncated-poisson"), **users(2)},
+    # So small a cap that zero-out and add-or-remove have other epsilons.
+    "one row of each user": {
+        "plan": small("truncated-poisson", truncated_batch_size=12), **users(1),
+    },
+    "users as examples": {
+        "plan": small("truncated-poisson"), **users(8, sampled="users"),
+        "model": {"name": "model", "rows_per_user": 8},
+    },
+    "balls and bins of users": {
+        "plan": small("balls-and-bins"), **users(8, sampled="users"),
+    },
+    "make_private": {"plan": small("poisson"), **FITTED},
+    "make_private, stopped": {
+        "plan": small("poisson"), **FITTED, "num_steps_executed": 3, "complete": False,
+    },
+    "model-mix": {"plan": small("poisson"), **MIX},
+    "bam": {
+        "plan": small("poisson"), "method": "bam",
+        "method_settings": {"bam_radius": 0.1, "bam_variant": "sam"},
+    },
+    "the best of several": {
+        "plan": small("poisson"), "selection": {"num_runs": 4, "shape": 1.0},
+    },
+    "a large delta": {"plan": small("poisson"), **LARGE},
+    "no noise": {"plan": small("poisson"), "noise_multiplier": 0.0},
+}  # fmt: skip
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """The words of every command of a page, as a reader would copy them."""
+    blocks = re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    return [shlex.split(html.unescape(re.sub("<[^>]+>", "", b))) for b in blocks]
+
+
+def epsilon_of(page: str) -> str:
+    """Epsilon in the head of a page; empty if it claims none."""
+    found = re.search(r"epsilon \(ε\)</dt><dd>(?:≤ )?([\d.]+)</dd>", page)
+    return found[1] if found else ""
+
+
+def check_output(words: list[str], output: str, page: str) -> None:
+    """Checks what a command printed against the page that named it."""
+    epsilon = epsilon_of(page)
+    if words[1] == "audit":
+        [claimed] = re.findall(r"epsilon <= ([\d.]+) at delta", output)
+        assert claimed == epsilon
+        assert set(re.findall(r"<= ([\d.]+) *\n", output)) >= {epsilon}
+    elif epsilon:
+        assert f"is ({epsilon}, " in output.splitlines()[0]
+    else:
+        assert output.startswith("No guarantee is claimed")
+        assert output.splitlines()[0] in html.unescape(page)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_printed_command_says_what_the_page_says(
+    kind: str,
+    make_run: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = dict(KINDS[kind])
+    run = make_run("my run", **made)
+    page = render(collect(run))
+    monkeypatch.chdir(run.parent)
+    commands = check_commands(page, monkeypatch)
+    has_audit = ["audit" in words for words in commands]
+    claims = bool(epsilon_of(page))
+    # Seen to fail: of the best of several, the audit was of one run's claim.
+    audited = made.get("method") != "model-mix" and not made.get("selection")
+    assert any(has_audit) == (claims and made.get("complete", True) and audited)
+
+
+def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Executes every command of a page, and returns them all."""
+    # The command is the printed one; its default number of trials is smaller, and the
+    # profiles have fewer points.
+    monkeypatch.setattr(requests, "TRIALS", 200)
+    monkeypatch.setattr(audit, "_PROFILE_POINTS", 3)
+    commands = commands_of(page)
+    for words in commands[:-1]:
+        assert words[0] == "dpsgd"
+        done = CliRunner().invoke(dpsgd.cli, words[1:])
+        assert done.exit_code == 0, done.output
+        check_output(words, done.stdout, page)
+    check_digests(commands[-1], page)
+    return commands
+
+
+def check_digests(words: list[str], page: str) -> None:
+    assert words[0] == "sha256sum"
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == page.count("</th><td><code>") - 3
+    for line in lines:
+        digest, name = line.split(maxsplit=1)
+        assert f"{pathlib.Path(name).name}</th><td><code>{digest}</code>" in page

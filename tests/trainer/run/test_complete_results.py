@@ -1,11 +1,14 @@
-"""A run writes all results, and a statement of what it executed."""
+"""Results are complete, refused before any work, and show no example."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import logging
 import pathlib
+import re
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,13 @@ from accounting.core.validation import InputError
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import (
     LINEAR,
+    private_settings,
     same_results,
     weights_of,
 )
 from trainer.cli.metrics_text import metrics_text
 from trainer.core.run.run_record import read_run
+from trainer.report.progress import Silent, Terminal
 from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
@@ -88,3 +93,78 @@ def test_a_run_without_privacy_stops_where_rows_that_train_nothing_are_best(
     train(other)
     for left, right in zip(weights_of(whole.run), weights_of(other.run), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_nothing_is_written_where_a_request_is_refused(
+    request_for: Any, tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    for changes, message in (
+        ({"name": "full"}, "new or empty"),
+        ({"batches": tmp_path / "full"}, r"manifest\.json"),
+        ({"held_out": tmp_path / "full"}, "parquet"),
+        ({"settings": private_settings(model="nothing:here")}, "nothing"),
+        ({"settings": private_settings(keep_last=11)}, "keep_last=11"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(request_for(**changes))
+        assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_batches_that_change_during_the_run_end_it(
+    request_for: Any, small_batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(*_: object) -> None:
+        path = small_batches.path / small_batches.manifest.files[2].name
+        data = bytearray(path.read_bytes())
+        data[-30] ^= 1
+        path.write_bytes(data)
+
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "start", lambda *_, **__: edit())
+    request = request_for()
+    with pytest.raises(InputError, match="changed"):
+        train(request, reporter)
+    record, manifest = read_run(request.run)
+    assert not record.complete
+    # Steps 0 to 7 were read; that step 7 was whole shows with the batch after it.
+    assert record.num_steps_executed == 7
+    assert not (request.run / "model.keras").exists()
+    statement = privacy.run_statement(record, manifest, delta=1e-3)
+    assert "after 7 of T=10 steps" in statement.to_text()
+
+
+def test_no_value_and_no_count_of_real_rows_appears_in_public(
+    request_for: Any,
+    batch_folder: Callable[..., Any],
+    rows: Any,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    canary, count = 12345432, 1237
+    steps = [rows(count), rows(3)]
+    steps[0]["integers"][5] = canary
+    folder = batch_folder(
+        steps, "canary", truncated_batch_size=2048, physical_batch_size=2048,
+        expected_batch_size=1024, num_examples=4096,
+    )  # fmt: skip
+    messages = []
+    request = request_for(batches=folder.path)
+    with Terminal() as reporter:
+        train(request, reporter)
+    # The same data on paths that fail.
+    spoiled = (folder.path / folder.manifest.files[0].name).read_bytes()
+    (folder.path / folder.manifest.files[0].name).write_bytes(spoiled[:-9] + b"x" * 9)
+    with pytest.raises(InputError) as caught:
+        train(request_for("spoiled", batches=folder.path))
+    messages.append(str(caught.value))
+    captured = capfd.readouterr()
+    texts = [captured.out, captured.err, caplog.text, *messages]
+    for run in (request.run, request.run.parent / "spoiled"):
+        public = (p for p in run.rglob("*") if "private" not in p.parts and p.is_file())
+        texts += [path.read_bytes().decode("latin-1") for path in public]
+    pattern = re.compile(rf"(?<![\d.])({canary}|{count}|{count + 3}|{count / 4096})")
+    assert not [text for text in texts if pattern.search(text)]

@@ -1,13 +1,15 @@
-"""Every method trains by its definition, and states the epsilon of its theorem."""
+"""Every method and average of a run is its definition, with epsilon of its theorem."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import shutil
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from accounting.claims.model_mix import theorem
@@ -15,13 +17,27 @@ from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_checksums, write_manifest
+from tests.trainer.bounded import plan_of
+from tests.trainer.conftest import write_run_folder
+from tests.trainer.flat_settings import train_settings
+from tests.trainer.run.test_certified_runs import said_of
 from tests.trainer.run.whole_runs import (
     AVERAGES,
     LINEAR,
     load_model,
     private_settings,
 )
+from tests.trainer.thread_workers import Together
+from tests.trainer.zoo import make_model, one_id
+from trainer.claims.lazy_noise import LazyNoise
+from trainer.core.claims import CLAIMS
 from trainer.core.run.run_record import read_run
+from trainer.core.step.dp_step import Step
+from trainer.core.tf_compat import keras
+from trainer.gradients.engine.proof import table_reads
+from trainer.methods import registry
+from trainer.model.evaluation import HeldOut
+from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
 from trainer.train import train
 
@@ -127,3 +143,117 @@ def test_model_mix_refuses_batches_of_other_samplers_before_any_work(
     with pytest.raises(InputError, match=r"sampler='dynamic-shuffle'.*no other"):
         train(request)
     assert not request.run.exists()
+
+
+def test_every_average_has_metrics_and_the_asked_ones_a_model(
+    request_for: Any, small_batches: Any
+) -> None:
+    request = request_for(settings=private_settings(**AVERAGES))
+    run, metrics = request.run, train(request).metrics
+    found = metrics["aggregates"]
+    assert list(found) == ["ema", "uta", "past_ema", "upa", "opa", "omv"]
+    losses = [values["log_loss"] for values in (metrics, *found.values())]
+    assert len(set(losses)) == 7
+    assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - {
+        "certificate.json",
+        "curve.png",
+        *exported_names("past_ema"),
+        *exported_names("custom"),
+        *exported_names("past_custom"),
+    }
+    # By other means: plain NumPy and the exported models.
+    kept = [np.load(run / f"iterates/step-{step:08d}.npz") for step in (6, 8, 10)]
+    last, upa = (load_model(run / name) for name in ("model.keras", "upa_model.keras"))
+    for index, weight in enumerate(upa.trainable_weights):
+        mean = sum(file[f"weight_{index}"].astype("f8") for file in kept) / 3
+        np.testing.assert_allclose(weight, mean, rtol=1e-6, atol=1e-9)
+    columns = next(HeldOut(request.held_out, small_batches.manifest).batches())
+    predictions = []
+    for file in kept:
+        last.set_weights([file[name] for name in file])
+        inputs = {name: columns[name] for name in last.input}
+        predictions.append(last(inputs).numpy().ravel())
+    table = pq.read_table(run / "uncertainty.parquet")
+    np.testing.assert_allclose(table["prediction"], np.mean(predictions, 0), rtol=1e-5)
+    stddev = np.std(predictions, 0, ddof=1)
+    np.testing.assert_allclose(table["stddev"], stddev, rtol=1e-3, atol=1e-7)
+    label, opa = columns["label"], np.mean(predictions, 0)
+    loss = -np.log(np.where(label, opa, 1 - opa)).mean()
+    assert found["opa"]["log_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.usefixtures("one_secret")
+def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
+    request_for: Any,
+) -> None:
+    none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0, "model": LINEAR}
+    over = {**AVERAGES, **none, "uncertainty": None}
+    over |= {"train_over": "uta", "aggregate_from": 8}
+    requests = [
+        request_for(name, settings=private_settings(**settings), held_out=None)
+        for name, settings in (("none", none), ("over", over))
+    ]
+    for request in requests:
+        train(request)
+    for step, same in ((6, True), (8, True), (10, False)):
+        left, right = (
+            np.load(request.run / f"iterates/step-{step:08d}.npz")["weight_0"]
+            for request in requests
+        )
+        assert np.array_equal(left, right) == same
+
+
+CLAIMED: dict[str, dict[str, Any]] = {
+    "dp-sgd": {},
+    "bam": {"bam_radius": 0.1},
+    "dp-sat": {"sat_radius": 0.1},
+    "model-mix": {"mix_width": 0.1, "optimizer": "sgd"},
+}
+
+
+def _step(method: str = "dp-sgd", *, lazy: bool = False, workers: int = 1) -> Step:
+    settings = train_settings(
+        method=method,
+        noise_multiplier=1.0,
+        l2_norm_clip=1.0,
+        **CLAIMED[method],
+    )
+    model = make_model(one_id)
+    found = registry.step_sum(model, settings, plan_of(8), 1.0)
+    reads = table_reads(model)
+    assert reads is not None
+    worker = Together(workers).one(0)
+    tables = LazyNoise(reads, bounded=found, workers=worker) if lazy else None
+    optimizer = keras.optimizers.SGD(1.0)
+    return Step(model.variables, found, optimizer, lazy=tables, workers=worker)
+
+
+def test_every_claim_that_a_step_uses_has_its_name() -> None:
+    graph = "graph gradients"
+    assert _step().relies_on == (graph,)
+    assert _step("bam").relies_on == (graph, "moved weights")
+    assert _step("dp-sat").relies_on == (graph, "released moves")
+    assert _step("model-mix").relies_on == (graph, "hidden mixtures")
+    found = _step(lazy=True, workers=2).relies_on
+    assert found == (graph, "lazy noise", "workers")
+
+
+def test_views_and_rows_of_users_have_their_names() -> None:
+    settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
+    for key, name in (("views", "views"), ("rows_per_user", "user rows")):
+        model = dataclasses.replace(make_model(one_id), description={key: 2})
+        found = registry.step_sum(model, settings, plan_of(8), 1.0)
+        assert found.relies_on == ("graph gradients", name)
+
+
+def test_record_statement_and_page_name_what_a_run_relies_on(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    names = ["graph gradients", "lazy noise"]
+    run = write_run_folder(tmp_path / "run", small_batches, relies_on=names)
+    fields, text, page = said_of(run)
+    assert fields["relies_on"] == ["batch job", *names]
+    for name in names:
+        assert f"  relies on   the {name}: {CLAIMS[name]}" in text
+        assert name in page
+    assert json.loads((run / "run_record.json").read_text())["relies_on"] == names

@@ -1,14 +1,17 @@
-"""One process at a time trains in a folder; one that was killed is in nobody's way."""
+"""One job at a time has a run; of one that was killed the next makes the same files."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
@@ -97,3 +100,28 @@ def test_a_run_that_began_or_ended_since_the_check_is_refused(
     (run / run_record.RECORD_NAME).write_text('{"complete": true}')
     with pytest.raises(InputError, match="no other job"):
         open_run(resumes=True)
+
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--kills=6", "--only", "sgd-lazy"],
+        pytest.param(["--kills=100"], marks=pytest.mark.thorough),
+    ],
+    ids=["few", "many"],
+)
+def test_killed_runs_end_with_the_files_of_their_commits(given: list[str]) -> None:
+    # A process of its own: it must not have used TensorFlow when it forks.
+    seed = np.random.default_rng().integers(99)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.kills", *given, f"--seed={seed}"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    totals = json.loads(done.stdout.splitlines()[-1])
+    assert totals["kills"] >= int(given[0].partition("=")[2])
+    assert totals["runs"] >= 1
+    assert totals["wrong"] == 0
