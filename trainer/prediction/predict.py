@@ -149,7 +149,7 @@ def _is_csv(path: pathlib.Path) -> bool:
     return path.suffix.lower() == _CSV
 
 
-class TableFile:
+class WrittenTable:
     """Writes tables of one schema to a new file.
 
     Args:
@@ -167,7 +167,7 @@ class TableFile:
         self.num_rows = 0
         self.columns: tuple[str, ...] = ()
 
-    def __enter__(self) -> TableFile:
+    def __enter__(self) -> WrittenTable:
         self._sink = Sink(self._contexts.enter_context(output_file(self._path)))
         return self
 
@@ -534,7 +534,7 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
 
     predict_rows, chosen = load(request.chosen), request.chosen
     reporter.start(request.rows.total, done=0)
-    with TableFile(request.out) as file:
+    with WrittenTable(request.out) as file:
         for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
             file.write(_beside(carried, named(predict_rows(inputs), chosen)))
             reporter.advance(done)

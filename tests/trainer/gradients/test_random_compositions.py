@@ -30,7 +30,7 @@ from tests.trainer.gradients.test_random_operations import (
 )
 from trainer.core.tf_compat import tf
 from trainer.gradients.engine import row_independence
-from trainer.gradients.engine.row_independence import Rows, classify
+from trainer.gradients.engine.row_independence import PerRow, classify
 from trainer.gradients.engine.traced_losses import with_known_sizes
 
 pytestmark = pytest.mark.thorough
@@ -47,7 +47,7 @@ def _called(kind: str, seed: int, values: Any, made: list[Any]) -> list[Any]:
     def results_of(values: Any, made: list[Any]) -> list[Any]:
         results = called(kind, Call(kind, np.random.default_rng(seed), values, made))
         kinds = classify(values.graph, [values])
-        return [x for x in results if isinstance(kinds[x.name], Rows)]
+        return [x for x in results if isinstance(kinds[x.name], PerRow)]
 
     definition = values.graph.as_graph_def(add_shapes=True)
     with tf.Graph().as_default() as tried:
@@ -94,7 +94,7 @@ def _tries(seed: int, num_steps: int = 3) -> tuple[int, int]:
         results = _composed(random, values, num_steps)
         kinds = classify(graph, [values])
         pairs = [(result, kinds[result.name]) for result in results]
-        pairs += [(each, Rows()) for each in _gradients(results, values)]
+        pairs += [(each, PerRow()) for each in _gradients(results, values)]
         with tf.compat.v1.Session(graph=graph) as session:
             for result, kind in pairs:
                 with contextlib.suppress(tf.errors.OpError):

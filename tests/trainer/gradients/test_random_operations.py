@@ -19,7 +19,7 @@ from tensorflow.python.framework import op_def_registry
 
 from trainer.core.tf_compat import tf
 from trainer.gradients.engine import row_independence
-from trainer.gradients.engine.row_independence import Rows, classify
+from trainer.gradients.engine.row_independence import PerRow, classify
 
 pytestmark = pytest.mark.thorough
 
@@ -231,7 +231,7 @@ def called(kind: str, call: Call) -> list[Any]:
     return [v for v in tf.nest.flatten(function(**given)) if isinstance(v, tf.Tensor)]
 
 
-def is_rows(session: Any, values: Any, result: Any, kind: Rows, random: Any) -> bool:
+def is_rows(session: Any, values: Any, result: Any, kind: PerRow, random: Any) -> bool:
     """Whether the entries of each row are those of the row elsewhere, and alone.
 
     Raises:
@@ -281,7 +281,7 @@ def _tries(kind: str, enough: int = 10) -> tuple[int, int]:
             except ERRORS:  # an impossible call
                 continue
             kinds = classify(graph, [values])
-            rows = [r for r in results if isinstance(kinds[r.name], Rows)]
+            rows = [r for r in results if isinstance(kinds[r.name], PerRow)]
             if not rows:  # most calls, and a session is slow to make
                 continue
             with tf.compat.v1.Session(graph=graph) as session:

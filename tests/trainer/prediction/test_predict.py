@@ -139,13 +139,13 @@ def test_a_bounded_number_of_rows_is_in_memory_at_a_time(
     monkeypatch.setattr(predict, "_CHUNK_BYTES", 7 * 26 * 4 + 7 * 13 * 4)
     monkeypatch.setattr(exported_model, "_BATCH_ROWS", 3)
     sizes: list[int] = []
-    write = predict.TableFile.write
+    write = predict.WrittenTable.write
 
     def spy(self: Any, table: pa.Table) -> None:
         sizes.append(table.num_rows)
         write(self, table)
 
-    monkeypatch.setattr(predict.TableFile, "write", spy)
+    monkeypatch.setattr(predict.WrittenTable, "write", spy)
     found = _predict(folder, tmp_path / "out.parquet", average=average)
     assert max(sizes) == 7
     # Sums in another order; the noise of the run, and so its logits, vary by source.
@@ -162,7 +162,7 @@ def test_an_error_on_the_way_leaves_nothing_and_quotes_no_row(
     pq.write_table(broken, tmp_path / "broken.parquet")
     written: list[int] = []
     monkeypatch.setattr(
-        predict.TableFile, "write",
+        predict.WrittenTable, "write",
         lambda self, rows: written.append(rows.num_rows),
     )  # fmt: skip
     with pytest.raises(InputError, match="column integers of --input to hold no nul"):

@@ -33,7 +33,7 @@ from trainer.core.tf_compat import tf
 from trainer.gradients.engine.gradient_parts import part_of, split_examples
 from trainer.gradients.engine.moved_weights import Change, changes_of
 from trainer.gradients.engine.proof import Proof, proof_of
-from trainer.gradients.engine.row_independence import Rows
+from trainer.gradients.engine.row_independence import PerRow
 from trainer.gradients.engine.traced_losses import GraphCopy, copy_into
 from trainer.gradients.engine.weight_uses import Piece, Use, ancestors
 from trainer.model.trainable_model import TrainableModel
@@ -133,7 +133,7 @@ def _set_sizes(proof: Proof, copy: GraphCopy, num_rows: int) -> None:
     for op in proof.graph.graph.get_operations():
         for value in op.outputs if op.name in copy.ops else ():
             kind, shape = proof.kinds[value.name], value.shape
-            if isinstance(kind, Rows) and shape.rank and shape[kind.axis] is None:
+            if isinstance(kind, PerRow) and shape.rank and shape[kind.axis] is None:
                 sizes = shape.as_list()
                 sizes[kind.axis] = kind.per_example * num_rows
                 copy.of(value).set_shape(sizes)

@@ -45,7 +45,7 @@ from trainer.gradients.engine.gradient_parts import (
     term_of,
 )
 from trainer.gradients.engine.proof import Proof
-from trainer.gradients.engine.row_independence import Rows
+from trainer.gradients.engine.row_independence import PerRow
 from trainer.gradients.engine.weight_uses import (
     LOOK_UPS,
     Piece,
@@ -79,7 +79,7 @@ def _num_positions(piece: Piece, proof: Proof) -> int:
     count = 0
     for result in (use.op.outputs[0] for use in piece.uses):
         kind = proof.kinds[result.name]
-        assert isinstance(kind, Rows)  # of every use of a proven graph
+        assert isinstance(kind, PerRow)  # of every use of a proven graph
         count += kind.per_example * math.prod(result.shape.as_list()[1:-1])
     return count
 

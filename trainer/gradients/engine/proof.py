@@ -26,7 +26,7 @@ from trainer.core.step.tracing import check_eager, in_graph
 from trainer.core.tf_compat import tf
 from trainer.gradients.engine.row_independence import (
     Kind,
-    Rows,
+    PerRow,
     classify,
     losses_obstacle,
 )
@@ -153,12 +153,12 @@ def _pieces(
     if why is not None:
         raise UnknownUseError(why)
     pieces = find_pieces(
-        traced.losses, variables, lambda value: isinstance(kinds[value.name], Rows)
+        traced.losses, variables, lambda value: isinstance(kinds[value.name], PerRow)
     )
     for use in (use for piece in pieces for use in piece.uses):
         for value in (use.other, use.op.outputs[0]):
             kind = kinds[value.name]
-            if not isinstance(kind, Rows) or kind.axis:
+            if not isinstance(kind, PerRow) or kind.axis:
                 raise UnknownUseError(
                     f"axis 0 of {value.name}, which meets a weight, is not the batch"
                 )
@@ -251,7 +251,7 @@ def _num_ids(piece: Piece, proof: Proof) -> int | None:
 
 def _num_ids_of(ids: Any, proof: Proof) -> int | None:
     kind, sizes = proof.kinds[ids.name], ids.shape.as_list()[1:]
-    if not isinstance(kind, Rows) or None in sizes:
+    if not isinstance(kind, PerRow) or None in sizes:
         return None
     return kind.per_example * math.prod(sizes)
 

@@ -48,7 +48,7 @@ from trainer.gradients.engine.traced_losses import static_value, with_known_size
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class PerRow:
     """A tensor whose entries depend on one example each.
 
     Attributes:
@@ -66,21 +66,21 @@ class _Constant:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sizes:
+class _RowCounts:
     """Numbers that follow from the number of rows.
 
     Attributes:
-      entries: For each number an int, ``Rows(m)`` for m times the number of examples,
+      entries: For each number an int, ``PerRow(m)`` for m times the number of examples,
         or None if it is unknown.  None if their count is unknown.
     """
 
-    entries: tuple[int | Rows | None, ...] | None = None
+    entries: tuple[int | PerRow | None, ...] | None = None
 
     @property
-    def batch_first(self) -> Rows | None:
+    def batch_first(self) -> PerRow | None:
         """Kind of a tensor of this shape, if axis 0 has the size of the batch."""
         first = self.entries[0] if self.entries else None
-        return first if isinstance(first, Rows) else None
+        return first if isinstance(first, PerRow) else None
 
     @property
     def known(self) -> bool:
@@ -94,11 +94,11 @@ class _Unknown:
     why: str = ""
 
 
-Kind = Rows | _Constant | _Sizes | _Unknown
+Kind = PerRow | _Constant | _RowCounts | _Unknown
 _CONSTANT = _Constant()
-_ROWS = Rows()
+_ROWS = PerRow()
 
-#: As ``_Sizes.entries``.
+#: As ``_RowCounts.entries``.
 _Entries = tuple[Any, ...] | None
 _SizeRule = Callable[[Any, Sequence[_Entries]], _Entries]
 
@@ -134,7 +134,7 @@ def classify(graph: Any, inputs: Sequence[Any]) -> dict[str, Kind]:
     for op in graph.get_operations():  # in the order of their creation
         given = [kinds[value.name] for value in op.inputs]
         found = _kind_of(op, given)
-        if isinstance(found, Rows):
+        if isinstance(found, PerRow):
             of_values = [*given, *[found] * len(op.outputs)]
             if op.name not in sized or not _is_sized(sized[op.name], of_values):
                 found = _Unknown(f"{op.type} ({op.name}) may tell the place of a row")
@@ -155,7 +155,7 @@ def _is_sized(op: Any, kinds: Sequence[Kind]) -> bool:
             continue  # a variable or a table
         if value.shape.rank is None:
             return False
-        batch = kind.axis if isinstance(kind, Rows) else None
+        batch = kind.axis if isinstance(kind, PerRow) else None
         if any(n is None and i != batch for i, n in enumerate(value.shape)):
             return False
     return is_row_by_row(op)
@@ -169,13 +169,13 @@ def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
         return _Unknown(f"{op.name} has a gradient of its own")
     if all(isinstance(kind, _Constant) for kind in kinds):
         return _of_constants(op)
-    axes = {kind.axis for kind in kinds if isinstance(kind, Rows)}
+    axes = {kind.axis for kind in kinds if isinstance(kind, PerRow)}
     if axes:
         known = axes == {0} or op.type in _OF_MOVED
         rule = _RULES.get(op.type) if known else None
         found = rule(op, kinds) if rule is not None else None
         shapes = [value.shape for value in op.outputs[:1]]
-        if isinstance(found, Rows) and not all(
+        if isinstance(found, PerRow) and not all(
             (shape.rank or 0) > found.axis and shape[found.axis] is None
             for shape in shapes
         ):
@@ -247,15 +247,15 @@ def _of_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
         shape = kinds[1 - place]
         # Along an axis of unknown size, a sum would be the number of rows.
         sized = op.outputs[0].shape[1:].is_fully_defined()
-        if not (scalar and sized and isinstance(shape, _Sizes)):
+        if not (scalar and sized and isinstance(shape, _RowCounts)):
             return None
         return shape.batch_first
     rule = _SIZE_RULES.get(op.type)
-    return None if rule is None else _Sizes(_by_rule(op, kinds, rule))
+    return None if rule is None else _RowCounts(_by_rule(op, kinds, rule))
 
 
 def _is_constant(kind: Kind) -> bool:
-    return isinstance(kind, _Constant) or (isinstance(kind, _Sizes) and kind.known)
+    return isinstance(kind, _Constant) or (isinstance(kind, _RowCounts) and kind.known)
 
 
 def _of_known_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -263,7 +263,7 @@ def _of_known_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     if op.op_def.is_stateful:
         return None
     rule = _SIZE_RULES.get(op.type)
-    found = _Sizes(None if rule is None else _by_rule(op, kinds, rule))
+    found = _RowCounts(None if rule is None else _by_rule(op, kinds, rule))
     return found if found.known else _CONSTANT
 
 
@@ -281,7 +281,7 @@ def _by_rule(op: Any, kinds: Sequence[Kind], rule: _SizeRule) -> _Entries:
 
 
 def _entries(value: Any, kind: Kind) -> tuple[Any, ...] | None:
-    if isinstance(kind, _Sizes):
+    if isinstance(kind, _RowCounts):
         return kind.entries
     found = static_value(value)
     if found is None or np.asarray(found).dtype.kind not in "iu":
@@ -291,11 +291,11 @@ def _entries(value: Any, kind: Kind) -> tuple[Any, ...] | None:
 
 def _shape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     (rows,), shape = kinds, op.inputs[0].shape
-    if shape.rank is None or not isinstance(rows, Rows):
-        return _Sizes()
+    if shape.rank is None or not isinstance(rows, PerRow):
+        return _RowCounts()
     entries = shape.as_list()
     entries[0] = rows
-    return _Sizes(tuple(entries))
+    return _RowCounts(tuple(entries))
 
 
 def _are_known(values: Sequence[_Entries]) -> bool:
@@ -385,34 +385,34 @@ _SIZE_RULES: dict[str, _SizeRule] = {
 # -- rules for rows ----------------------------------------------------------------
 
 
-def _only_first_has_rows(kinds: Sequence[Kind]) -> Rows | None:
+def _only_first_has_rows(kinds: Sequence[Kind]) -> PerRow | None:
     first = kinds[0]
     others = all(isinstance(kind, _Constant) for kind in kinds[1:])
-    return first if isinstance(first, Rows) and others else None
+    return first if isinstance(first, PerRow) and others else None
 
 
-def _aligned(op: Any, kinds: Sequence[Kind]) -> Rows | None:
+def _aligned(op: Any, kinds: Sequence[Kind]) -> PerRow | None:
     """Returns the rows of operands whose axis 0 remains axis 0 under broadcasting."""
-    rows = {kind for kind in kinds if isinstance(kind, Rows)}
+    rows = {kind for kind in kinds if isinstance(kind, PerRow)}
     if len(rows) != 1:
         return None
     ranks = {
         value.shape.rank
         for value, kind in zip(op.inputs, kinds, strict=True)
-        if isinstance(kind, Rows)
+        if isinstance(kind, PerRow)
     }
     if len(ranks) != 1 or not all(ranks):
         return None
     (rank,) = ranks
     for value, kind in zip(op.inputs, kinds, strict=True):
-        if isinstance(kind, Rows):
+        if isinstance(kind, PerRow):
             continue
         if not _is_constant(kind) or not _is_within(value, rank):
             return None
     return next(iter(rows))
 
 
-def _in_pairs(op: Any, kinds: Sequence[Kind]) -> Rows | None:
+def _in_pairs(op: Any, kinds: Sequence[Kind]) -> PerRow | None:
     """For powers and others: broadcast, their bits tell a row's place in the batch."""
     left, right = (value.shape for value in op.inputs)
     known = left.rank and left[1:].is_fully_defined() and left.as_list() == right
@@ -422,10 +422,10 @@ def _in_pairs(op: Any, kinds: Sequence[Kind]) -> Rows | None:
 
 def _equal_ranks(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     """For operands of equal rank and batch axis, and scalar constants."""
-    rows = {kind for kind in kinds if isinstance(kind, Rows)}
+    rows = {kind for kind in kinds if isinstance(kind, PerRow)}
     ranks = set()
     for value, kind in zip(op.inputs, kinds, strict=True):
-        if isinstance(kind, Rows):
+        if isinstance(kind, PerRow):
             ranks.add(value.shape.rank)
         elif not isinstance(kind, _Constant) or value.shape.rank != 0:
             return None
@@ -455,9 +455,9 @@ def _along_axes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     first, shape = kinds
-    if not isinstance(first, Rows) or not isinstance(shape, (_Constant, _Sizes)):
+    if not isinstance(first, PerRow) or not isinstance(shape, (_Constant, _RowCounts)):
         return None
-    if isinstance(shape, _Sizes) and shape.batch_first is not None:
+    if isinstance(shape, _RowCounts) and shape.batch_first is not None:
         return shape.batch_first  # m entries of equal size per example
     before, after = op.inputs[0].shape, _entries(op.inputs[1], shape)
     if not before.rank or None in before[1:].as_list() or not after:
@@ -466,7 +466,7 @@ def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
         return None
     size = first.per_example * math.prod(before[1:].as_list())
     entry = math.prod(after[1:])
-    return Rows(size // entry) if size and size % entry == 0 else None
+    return PerRow(size // entry) if size and size % entry == 0 else None
 
 
 def _expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -496,12 +496,12 @@ def _concat(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axes, values = _axes(op, op.inputs[-1]), set(kinds[:-1])
     if axes is None or 0 in axes or len(values) != 1:
         return None
-    return next(iter(values)) if isinstance(kinds[0], Rows) else None
+    return next(iter(values)) if isinstance(kinds[0], PerRow) else None
 
 
 def _pack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rank = op.inputs[0].shape.rank
-    if len(set(kinds)) != 1 or not isinstance(kinds[0], Rows) or rank is None:
+    if len(set(kinds)) != 1 or not isinstance(kinds[0], PerRow) or rank is None:
         return None
     moves = op.get_attr("axis") % (rank + 1) == 0
     return dataclasses.replace(kinds[0], axis=1) if moves else kinds[0]
@@ -649,7 +649,7 @@ def _counts(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     equation = op.get_attr("equation").decode()
     terms, _, result = equation.partition("->")
-    rows = {kind for kind in kinds if isinstance(kind, Rows)}
+    rows = {kind for kind in kinds if isinstance(kind, PerRow)}
     if "." in equation or not result or len(rows) != 1:
         return None
     first = result[0]
@@ -657,7 +657,7 @@ def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
         count = term.count(first)
         leads = term.startswith(first) and count == 1
         apart = _is_constant(kind) and count == 0
-        if not (leads if isinstance(kind, Rows) else apart):
+        if not (leads if isinstance(kind, PerRow) else apart):
             return None
     return next(iter(rows)) if result.count(first) == 1 else None
 
