@@ -49,7 +49,7 @@ class Bands:
     Example:
       >>> best_bands(num_examples=100, expected_batch_size=60, num_steps=20,
       ...            epsilon=1.0, delta=1e-5).in_words
-      "1, by the rule: correlated noise would gain nothing"
+      '1, by the rule: correlated noise would gain nothing'
     """
 
     bands: int
