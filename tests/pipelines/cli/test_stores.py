@@ -28,12 +28,11 @@ IN_STORES = {
     "statistics": {"--input"},
     "train": {"--batches", "--out"},
     "tune": {"--input"},
-    "variance": {"--input"},
     "verify": {"DIRECTORY", "--input", "--key-file"},
 }
 #: Options whose texts are no paths: columns, methods, titles; and a file that is read.
 NO_PATHS = {
-    "--aggregate", "--augment", "--boolean", "--buckets", "--carry", "--category",
+    "--aggregate", "--augment", "--bands", "--boolean", "--carry", "--category",
     "--classes", "--date", "--delimiter", "--drop", "--for", "--header",
     "--initial-weights", "--label", "--loss", "--metric", "--model", "--numeric",
     "--optimizer", "--or", "--range", "--runner", "--shift-by", "--split", "--text",
