@@ -187,8 +187,10 @@ def bound_pieces(
     own_key = derive(key, "choice of rows", table)
     num_rows = sum(pq.read_metadata(piece).num_rows for piece in pieces)
     told = _Percent(on_progress, 2 * num_rows)  # they are read twice
-    columns, size = numeric_columns(rows), row_group_rows
-    if settings.has_users:
+    columns: tuple[Column, ...] = ()
+    size = row_group_rows
+    if settings.has_users:  # of rows, values may be kept as texts
+        columns = numeric_columns(rows)
         record_bytes = row_bytes(columns) + np.float32().nbytes
         fitting = ROW_GROUP_BYTES // (settings.max_examples_per_user * record_bytes)
         size = max(1, min(size, fitting))

@@ -19,7 +19,7 @@ import pytest
 from dpsgd import command_line
 from pipelines.files.output_file import output_file
 from pipelines.files.storage import new_file
-from trainer.prediction.predict import TableFile
+from trainer.prediction.predict import WrittenTable
 
 _SYNTH = ("synth", "--rows", "10", "--out")
 #: A module whose import is interrupted; another thread may take the signal, later.
@@ -127,7 +127,7 @@ def test_half_a_table_is_not_left_on_a_full_disk(
     with (
         room_for(20),
         pytest.raises(OSError, match=name),
-        TableFile(tmp_path / name) as file,
+        WrittenTable(tmp_path / name) as file,
     ):
         file.write(table)
     assert not list(tmp_path.iterdir())
