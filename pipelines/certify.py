@@ -15,11 +15,8 @@ Public: findings, which name steps and files.  Sensitive: key, input, batches.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import os
-import pathlib
 from collections.abc import Callable, Iterable, Iterator
 
 from accounting.core.validation import InputError
@@ -35,7 +32,7 @@ from pipelines.batches.verify import Verification, verify
 from pipelines.core import rows
 from pipelines.core.batches.manifest import Checksums, Manifest, RecordChecksum
 from pipelines.core.resample import Resampling, differing_steps, resampling
-from pipelines.core.threads import num_cores
+from pipelines.core.threads import machine_memory, num_cores
 from pipelines.files import storage
 from pipelines.files.key_files import read_key_file
 from pipelines.files.paths import StrPath, is_remote, join
@@ -47,8 +44,6 @@ FILES, STEPS = ("files", "steps")
 
 #: Memory in bytes that is taken unasked, and the most of it, for larger row groups.
 _USUAL_MEMORY, _MOST_MEMORY = 11 << 27, 4 << 30
-#: The limit of a container, in bytes or "max".
-_CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
 def default_memory(resampled: Resampling, num_threads: int) -> int:
@@ -60,12 +55,8 @@ def default_memory(resampled: Resampling, num_threads: int) -> int:
       resampled: What is made again.
       num_threads: Number of threads that read.
     """
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with contextlib.suppress(OSError, ValueError):
-        limits.append(int(_CONTAINER_LIMIT.read_text()))
-    usual, most = (
-        min(each, min(limits) // 2) for each in (_USUAL_MEMORY, _MOST_MEMORY)
-    )
+    half = machine_memory() // 2
+    usual, most = min(_USUAL_MEMORY, half), min(_MOST_MEMORY, half)
     return usual if resampled.fitting_steps(usual, num_threads) > 0 else most
 
 

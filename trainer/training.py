@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +40,7 @@ from accounting.core.plan import TRUNCATED_POISSON
 from accounting.core.validation import InputError
 from pipelines.batches.reader import stored
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.threads import machine_memory
 from pipelines.files import storage
 from pipelines.files.json_files import read_json
 from pipelines.files.paths import StrPath
@@ -259,7 +259,7 @@ class Training:
             return
         size = sum(variable.shape.num_elements() for variable in model.variables)
         needed = 8 * size * (bands - 1) // self._workers.count
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        total = machine_memory()
         if needed > total:
             raise InputError(
                 f"Expected bands={bands} of the batches to leave room in memory: the "

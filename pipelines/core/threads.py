@@ -1,12 +1,17 @@
-"""Work on several threads, with results in order."""
+"""What this machine has, and work on its threads, with results in order."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
+import pathlib
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+#: The limit of a container, in bytes or "max".
+_CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -17,6 +22,14 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def machine_memory() -> int:
+    """Returns the bytes of memory that this machine or container has."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(int(_CONTAINER_LIMIT.read_text()))
+    return min(limits)
 
 
 def in_order(

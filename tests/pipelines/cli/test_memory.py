@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import certify
+from pipelines.core import threads
 from pipelines.core.resample import Resampling
 from tests.pipelines.conftest import Command
 
@@ -77,7 +78,7 @@ def test_making_batches_again_takes_no_more_than_half_of_the_memory(
 ) -> None:
     told = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": machine << 18}
     monkeypatch.setattr(os, "sysconf", told.get)
-    monkeypatch.setattr(certify, "_CONTAINER_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(threads, "_CONTAINER_LIMIT", tmp_path / "memory.max")
     if container is not None:
         (tmp_path / "memory.max").write_text(f"{container}\n")
     resampled = mock.create_autospec(Resampling, instance=True)
