@@ -227,13 +227,6 @@ def test_metrics_of_validation_data_are_in_the_files_of_the_run(
     assert "did not check that they are held out" in text
 
 
-def _tensorboard(path: pathlib.Path) -> list[Any]:
-    """Keras's callback needs the package tensorboard, which may be absent."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return []
-    return [keras.callbacks.TensorBoard(str(path), histogram_freq=1)]
-
-
 def _tags(folder: pathlib.Path) -> set[str]:
     """Returns all tags that TensorBoard's callback wrote."""
     events = (
@@ -260,7 +253,7 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
         callbacks=[
             Log(), rates,
             keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
-            *_tensorboard(tmp_path / "board"),
+            keras.callbacks.TensorBoard(str(tmp_path / "board"), histogram_freq=1),
             keras.callbacks.ModelCheckpoint(
                 str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True
             ),
@@ -278,13 +271,10 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
         history.history["learning_rate"], [0.1, 0.05, 0.1 / 3], rtol=1e-6
     )
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
-    if _tensorboard(tmp_path / "board"):
-        # Of training there are weights and learning rates, and no metrics.
-        of_training = _tags(tmp_path / "board" / "train")
-        assert {t for t in of_training if "histogram" not in t} == {
-            "epoch_learning_rate"
-        }
-        assert "epoch_loss" in _tags(tmp_path / "board" / "validation")
+    # Of training there are weights and learning rates, and no metrics.
+    of_training = {t for t in _tags(tmp_path / "board/train") if "histogram" not in t}
+    assert of_training == {"epoch_learning_rate"}
+    assert "epoch_loss" in _tags(tmp_path / "board/validation")
     plain = keras.models.load_model(tmp_path / "best.keras")
     assert plain.get_weights()[0].shape == (13, 1)
     assert len(list(tmp_path.glob("step-*.keras"))) == 3
@@ -457,44 +447,6 @@ def _of_tf_privacy() -> Any:
 def _around_one_of_tf_privacy() -> Any:
     integers = keras.Input((13,), name="integers")
     return keras.Model(integers, _of_tf_privacy()(integers))
-
-
-def test_several_outputs_have_a_loss_each(private: Any, data: Any) -> None:
-    integers = keras.Input((13,), name="integers")
-    known = keras.ops.nan_to_num(integers) / 8
-    outputs = {
-        "label": keras.layers.Dense(3, name="label")(known),
-        "categories": keras.layers.Dense(26, name="categories")(known),
-    }
-    model = private(network=keras.Model(integers, outputs))
-    classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    losses = {"label": classes, "categories": "mse"}
-    with pytest.raises(InputError, match=r"loss_weights of the outputs.*got other"):
-        model.compile("sgd", losses, loss_weights={"other": 1.0})
-    model.compile("sgd", losses, loss_weights={"label": 1.0, "categories": 0.5})
-    x = data[0]
-    labels = {
-        "label": np.array([0, 1, 2, 3, -1] * 10),
-        "categories": np.random.default_rng(0).integers(0, 4, (50, 26)),
-    }
-    columns = {**x, **labels}
-    np.testing.assert_array_equal(
-        model._trained_model.accepts(columns), np.tile([1, 1, 1, 0, 0], 10)
-    )
-    labels["label"] = columns["label"] = columns["label"].clip(0, 2)
-    found = model._trained_model.losses(columns)
-    given = model.predict(x, verbose=0)
-    functions = keras.losses
-    wanted = functions.sparse_categorical_crossentropy(
-        labels["label"], given["label"], from_logits=True
-    ) + 0.5 * functions.mean_squared_error(labels["categories"], given["categories"])
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    history = model.fit(verbose=0, validation_data=(x, labels)).history
-    np.testing.assert_allclose(
-        history["val_loss"][-1],
-        np.mean(model._trained_model.losses(columns)),
-        rtol=1e-4,
-    )
 
 
 class _Linear(tf.Module):
@@ -718,6 +670,12 @@ def test_what_is_not_supported_is_refused_in_one_line(
     calls: list[tuple[Any, str]] = [
         (model.fit, "compile before fit"),
         (lambda: model.compile("sgd", "mse", loss_weights=[1.0]), "loss_weights"),
+        (
+            lambda: private(network=_dense(lambda a, b: {"a": a, "b": b})).compile(
+                "sgd", {"a": "mse", "b": "mse"}, loss_weights={"other": 1.0}
+            ),
+            r"loss_weights of the outputs.*got other",
+        ),
         (lambda: model.compile("adamm", "mse"), "a Keras optimizer.*'adamm'"),
         (
             lambda: model.compile(

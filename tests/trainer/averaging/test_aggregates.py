@@ -32,7 +32,6 @@ from trainer.averaging.iterates import (
 from trainer.core.tf_compat import keras, tf
 from trainer.model.evaluation import Evaluator
 from trainer.model.losses import (
-    BINARY_CROSS_ENTROPY,
     Loss,
     loss_by_name,
 )
@@ -137,7 +136,6 @@ def test_classes_by_hand() -> None:
 
 
 INPUTS = np.array([-2.0, -1.0, 1.0, 3.0])
-LABELS = np.array([0, 1, 0, 1])
 
 
 class _Evaluator(Evaluator):
@@ -168,34 +166,6 @@ def iterates(tmp_path: pathlib.Path) -> Iterates:
     for step, value in ((1, -1.0), (2, 0.5), (3, 2.0)):
         kept.keep(step, [np.float32(value)])
     return kept
-
-
-def _results(
-    iterates: Iterates,
-    weight: Any,
-    loss: Loss = BINARY_CROSS_ENTROPY,
-    **settings: Any,
-) -> PastResults:
-    evaluator = _Evaluator(lambda: float(weight) * INPUTS, loss, LABELS)
-    chosen = AggregationSettings(keep_last=3, **settings)
-    return PastResults(iterates, [weight], evaluator, chosen)
-
-
-def test_every_aggregate_by_hand(iterates: Iterates, weight: Any) -> None:
-    results = _results(iterates, weight, keep_decay=0.5)
-    metrics, uncertainty = results.evaluate(lambda name: None)
-    assert uncertainty is None
-    # UPA: weight 1/2.  EMA: (-1 + 2 * 0.5 + 4 * 2) / 7 = 8/7.
-    assert metrics["upa"] == binary_metrics(LABELS, INPUTS / 2)
-    loss = binary_metrics(LABELS, INPUTS * 8 / 7)["log_loss"]
-    assert metrics["past_ema"]["log_loss"] == pytest.approx(loss, rel=1e-6)
-    each = [1 / (1 + np.exp(-value * INPUTS)) for value in (-1.0, 0.5, 2.0)]
-    opa = np.mean(each, 0)
-    loss = -np.log(np.where(LABELS, opa, 1 - opa)).mean()
-    assert metrics["opa"]["log_loss"] == pytest.approx(loss, rel=1e-6)
-    # Votes for label 1: 1, 1, 2, 2 of 3.
-    assert metrics["omv"]["accuracy"] == 0.5
-    assert metrics["omv"]["auc"] == (0.5 + 1 + 0 + 0.5) / 4
 
 
 def _of(give: Callable[[], Any], loss: Loss, labels: Any, kept: Iterates, weight: Any,

@@ -16,7 +16,6 @@ from tests.trainer.flat_settings import train_settings
 from trainer import models
 from trainer.averaging.averages import (
     BestIterate,
-    MovingAverage,
     TailAverage,
     TrainingAverages,
     newest_weight,
@@ -41,34 +40,6 @@ def test_warm_up_by_hand() -> None:
     for decay in (-0.1, 1.0):
         with pytest.raises(InputError):
             newest_weight(1, decay)
-
-
-def test_the_average_follows_its_formula() -> None:
-    variable = tf.Variable([2.0, -1.0])
-    average = MovingAverage([variable], decay=0.7)
-    wanted = np.array([2.0, -1.0])
-    for step in range(1, 40):
-        value = np.array([np.sin(step), step])
-        variable.assign(value.astype("f4"))
-        average.update(step)
-        beta = max(0.3, 9 / (10 + step))
-        wanted = (1 - beta) * wanted + beta * value
-    np.testing.assert_allclose(average.values()[0].numpy(), wanted, rtol=1e-5)
-
-
-def test_the_tail_average_of_three_by_hand() -> None:
-    # theta_0, ..., theta_4 = 1, 4, 7, 1, 2 and twice that.
-    weights = [tf.Variable(1.0), tf.Variable([[2.0]])]
-    average = TailAverage(weights, tail=3)
-    found = [float(average.values()[0])]
-    for step, value in enumerate((4.0, 7.0, 1.0, 2.0), 1):
-        weights[0].assign(value)
-        weights[1].assign([[2 * value]])
-        average.update(step)
-        found.append(float(average.values()[0]))
-        assert float(average.values()[1][0, 0]) == pytest.approx(2 * found[-1])
-    # 1, (1+4)/2, (1+4+7)/3, (4+7+1)/3, (7+1+2)/3
-    assert found == pytest.approx([1, 2.5, 4, 4, 10 / 3])
 
 
 @pytest.mark.parametrize("tail", [1, 2, 5])
@@ -130,25 +101,6 @@ def test_training_over_the_moving_average_by_hand() -> None:
     settings = AggregationSettings(ema_decay=0.5, train_over="ema", aggregate_from=1)
     last = 4 / 13 * (111 / 88) + 9 / 13 * (287 / 176)
     assert _train(settings, 3) == pytest.approx([0, 1, 31 / 22, 287 / 176, last])
-
-
-def test_the_state_of_the_averages_is_in_their_variables() -> None:
-    settings = AggregationSettings(ema_decay=0.9, tail=3)
-    weights: list[Any] = [tf.Variable([1.0, 2.0]) for _ in range(2)]
-    left, right = (TrainingAverages([w], settings) for w in weights)
-    for step in range(1, 9):
-        weights[0].assign(np.array([np.sin(step), np.cos(step)], "f4"))
-        left.after_step(step)
-        if step == 4:
-            for old, new in zip(left.variables, right.variables, strict=True):
-                new.assign(old.numpy())
-        if step > 4:
-            weights[1].assign(weights[0])
-            right.after_step(step)
-        # At once: the sums of the tail are formed anew after some steps.
-        for name in left if step >= 4 else ():
-            for a, b in zip(left[name].values(), right[name].values(), strict=True):
-                np.testing.assert_array_equal(a, b)
 
 
 NUM_STEPS, DECAY, TAIL, RATE = 10, 0.7, 4, 0.5

@@ -147,16 +147,6 @@ def test_the_hessian_variant_equals_finite_differences(
     assert_close(found, wanted, 2e-4)
 
 
-@pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
-def test_radius_0_equals_dp_sgd(variant: str, rows: Any) -> None:
-    model, data = make_model(layer_normalization), batch(rows(NUM_ROWS), padding=3)
-    wanted = arrays(clipped_sum(model, l2_norm_clip=CLIP)(*data))
-    found = arrays(
-        bam_sum(model, l2_norm_clip=CLIP, radius=0.0, variant=variant)(*data)
-    )
-    assert_close(found, wanted, 0.0)
-
-
 #: Models and variants whose sums are traced once.
 _TRACED = pytest.mark.parametrize(
     ("make", "variant"),

@@ -296,12 +296,6 @@ def test_operations_of_numbers_have_the_gradient_of_tensorflow() -> None:
     assert without == no_numbers
 
 
-def test_the_reason_names_the_operation() -> None:
-    _, why = _trace(MIXING["sorted batch"])
-    assert why is not None
-    assert "is not known to keep rows apart" in why
-
-
 def test_silu_is_known_by_the_code_of_its_gradient() -> None:
     """TensorFlow gives it a gradient of its own; another one is not known."""
 

@@ -6,9 +6,7 @@ refusal of its models and optimizers.
 
 from __future__ import annotations
 
-import ast
 import importlib
-import pathlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -73,26 +71,6 @@ def test_the_clipped_sum_is_the_update_of_dp_model_on_its_vectorised_path(
         after = [v.numpy() for v in oracle.trainable_variables]
     found = [(b - a) * len(weight) for a, b in zip(after, before, strict=True)]
     assert_close(found, zoo.naive_sum(model, data, CLIP))
-
-
-def test_one_function_of_tf_privacy_is_called(root: pathlib.Path) -> None:
-    importing, called = {}, set()
-    for package in ("accounting", "dpsgd", "pipelines", "trainer"):
-        for path in (root / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
-                    "tensorflow_privacy"
-                ):
-                    names = [alias.name for alias in node.names]
-                    importing[path.relative_to(root).as_posix()] = names
-                if (
-                    isinstance(node, ast.Attribute)
-                    and isinstance(node.value, ast.Name)
-                    and node.value.id == "clip_grads"
-                ):
-                    called.add(node.attr)
-    assert importing == {"trainer/core/tf_compat.py": ["clip_grads"]}
-    assert called == {"compute_clip_weights"}
 
 
 @pytest.mark.parametrize("clip", [1e-3, 0.3, 1.0, 7e5])

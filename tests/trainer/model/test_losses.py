@@ -22,7 +22,6 @@ from trainer.gradients.clipping import (
     plain_sum,
 )
 from trainer.model.losses import loss_by_name, loss_of_keras, loss_of_ones_own
-from trainer.model.metrics import Scores
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import check_model
 
@@ -363,22 +362,3 @@ def test_logits_under_a_loss_on_probabilities_are_refused(
 
 
 # -- metrics ---------------------------------------------------------------------------
-
-
-def test_metrics_of_classes_by_hand() -> None:
-    logits = np.log([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4], [0.1, 0.8, 0.1]]).astype("f4")
-    for labels in (np.array([0, 1, 1]), np.eye(3)[[0, 1, 1]]):
-        scores = Scores("classes")
-        losses = -np.log([0.7, 0.3, 0.8])
-        for part in (slice(0, 2), slice(2, 3)):
-            scores.add(
-                labels=labels[part],
-                outputs=logits[part],
-                losses=losses[part],
-                predictions=None,
-            )
-        assert scores.metrics() == {
-            "accuracy": pytest.approx(2 / 3),
-            "log_loss": pytest.approx(losses.mean()),
-            "num_examples": 3,
-        }

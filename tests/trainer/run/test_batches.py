@@ -29,12 +29,6 @@ def test_batches_come_in_step_order_with_their_rows(small_batches: Any) -> None:
             np.testing.assert_array_equal(found, rows[name])
 
 
-def test_a_run_can_start_at_any_step(small_batches: Any) -> None:
-    for first in range(11):
-        found = _positions(small_batches, first_step=first)
-        assert found == [(step, 0) for step in range(first, 10)]
-
-
 def test_other_batches_in_the_folder_since_are_refused(
     small_batches: Any, batch_folder: Any, rows: Any
 ) -> None:

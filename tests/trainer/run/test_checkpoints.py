@@ -162,20 +162,6 @@ def test_a_damaged_last_commit_is_refused(ending: str, damage: str) -> None:
     assert disk.files == before
 
 
-def test_another_step_in_a_commit_is_damage() -> None:
-    disk = committed(1, 2)
-    path = f"{FOLDER}/00000002.json"
-    for old, new in ((b'"step": 2', b'"step": 3'), (b"0.2", b"0.3")):
-        assert old in disk.files[path]
-        whole, disk.files[path] = (
-            disk.files[path],
-            disk.files[path].replace(old, new),
-        )
-        with pytest.raises(InputError, match="damaged"):
-            disk.run().last()
-        disk.files[path] = whole
-
-
 def test_of_two_that_commit_after_the_same_commit_one_does() -> None:
     disk = committed(1)
     first, second = disk.run(), disk.run()

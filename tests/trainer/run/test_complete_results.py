@@ -24,7 +24,7 @@ from tests.trainer.run.whole_runs import (
 )
 from trainer.cli.metrics_text import metrics_text
 from trainer.core.run.run_record import read_run
-from trainer.report.progress import Silent, Terminal
+from trainer.report.progress import Terminal
 from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
@@ -111,29 +111,6 @@ def test_nothing_is_written_where_a_request_is_refused(
             train(request_for(**changes))
         assert not (tmp_path / "run").exists()
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
-
-
-def test_batches_that_change_during_the_run_end_it(
-    request_for: Any, small_batches: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def edit(*_: object) -> None:
-        path = small_batches.path / small_batches.manifest.files[2].name
-        data = bytearray(path.read_bytes())
-        data[-30] ^= 1
-        path.write_bytes(data)
-
-    reporter = Silent()
-    monkeypatch.setattr(reporter, "start", lambda *_, **__: edit())
-    request = request_for()
-    with pytest.raises(InputError, match="changed"):
-        train(request, reporter)
-    record, manifest = read_run(request.run)
-    assert not record.complete
-    # Steps 0 to 7 were read; that step 7 was whole shows with the batch after it.
-    assert record.num_steps_executed == 7
-    assert not (request.run / "model.keras").exists()
-    statement = privacy.run_statement(record, manifest, delta=1e-3)
-    assert "after 7 of T=10 steps" in statement.to_text()
 
 
 def test_no_value_and_no_count_of_real_rows_appears_in_public(

@@ -15,7 +15,6 @@ from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import (
     private_settings,
     same_results,
-    weights_of,
 )
 from trainer import train as module
 from trainer.averaging.iterates import Iterates
@@ -142,14 +141,3 @@ def test_nothing_that_leaves_lacks_noise_and_no_noise_is_used_twice(
     assert set(pending["checkpoint"]) == {0}
     train(request)
     assert same_results(tmp_path / "whole", tmp_path / "stopped")
-
-
-def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
-    found = []
-    for kind in ("lazy", "dense"):
-        settings = _settings(noise_multiplier=0.0, embedding_noise=kind)
-        request = request_for(kind, settings=settings, held_out=None)
-        train(request)
-        found.append(weights_of(request.run))
-    for left, right in zip(*found, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)

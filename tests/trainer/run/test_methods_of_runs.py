@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ import pytest
 from accounting.claims.model_mix import theorem
 from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant
-from accounting.core.validation import InputError
-from pipelines.batches.folder import read_checksums, write_manifest
 from tests.trainer.bounded import plan_of
 from tests.trainer.conftest import write_run_folder
 from tests.trainer.flat_settings import train_settings
@@ -126,25 +123,6 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
         assert "ModelMix (" not in found.epsilon.method
 
 
-def test_model_mix_refuses_batches_of_other_samplers_before_any_work(
-    request_for: Any, small_batches: Any
-) -> None:
-    plan = dataclasses.replace(
-        small_batches.manifest.plan, sampler="dynamic-shuffle",
-        truncated_batch_size=None, num_examples=80,
-    )  # fmt: skip
-    manifest = dataclasses.replace(small_batches.manifest, plan=plan)
-    checksums = read_checksums(small_batches.path).files
-    shuffled = small_batches.path.parent / "shuffled"
-    shutil.copytree(small_batches.path, shuffled)
-    (shuffled / "manifest.json").unlink()
-    write_manifest(shuffled, manifest, checksums, seal_key="5" * 64)
-    request = request_for(settings=private_settings(**MIXED), batches=shuffled)
-    with pytest.raises(InputError, match=r"sampler='dynamic-shuffle'.*no other"):
-        train(request)
-    assert not request.run.exists()
-
-
 def test_every_average_has_metrics_and_the_asked_ones_a_model(
     request_for: Any, small_batches: Any
 ) -> None:
@@ -180,27 +158,6 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     label, opa = columns["label"], np.mean(predictions, 0)
     loss = -np.log(np.where(label, opa, 1 - opa)).mean()
     assert found["opa"]["log_loss"] == pytest.approx(loss, rel=1e-5)
-
-
-@pytest.mark.usefixtures("one_secret")
-def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
-    request_for: Any,
-) -> None:
-    none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0, "model": LINEAR}
-    over = {**AVERAGES, **none, "uncertainty": None}
-    over |= {"train_over": "uta", "aggregate_from": 8}
-    requests = [
-        request_for(name, settings=private_settings(**settings), held_out=None)
-        for name, settings in (("none", none), ("over", over))
-    ]
-    for request in requests:
-        train(request)
-    for step, same in ((6, True), (8, True), (10, False)):
-        left, right = (
-            np.load(request.run / f"iterates/step-{step:08d}.npz")["weight_0"]
-            for request in requests
-        )
-        assert np.array_equal(left, right) == same
 
 
 CLAIMED: dict[str, dict[str, Any]] = {

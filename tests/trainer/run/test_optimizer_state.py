@@ -57,24 +57,6 @@ _OWN = """
 """
 
 _REFUSED = {
-    "RandomStandardNormal": """
-        class Own(keras.optimizers.SGD):
-            def update_step(self, gradient, variable, rate):
-                gradient += tf.random.normal(gradient.shape)
-                super().update_step(gradient, variable, rate)
-    """,
-    "PyFunc": """
-        class Own(keras.optimizers.SGD):
-            count = 0.0
-
-            def _next(self):
-                self.count += 1.0
-                return np.float32(self.count)
-
-            def update_step(self, gradient, variable, rate):
-                count = tf.numpy_function(self._next, [], tf.float32)
-                super().update_step(gradient / count, variable, rate)
-    """,
     "LookupTableInsertV2": """
         class Own(keras.optimizers.SGD):
             def build(self, variables):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
+PRIVATE = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "target_delta": 1e-3}
 REFUSED = "of this run alone; the run begun in .*/first has used them.*dpsgd batches"
 
 
@@ -37,66 +39,55 @@ def batches_may_be_used_again() -> None:
     """Instead of what ``conftest`` does for all other runs."""
 
 
-class Front:
-    """A way to train on the batches of a test."""
-
-    def __init__(self, batches: pathlib.Path, folder: pathlib.Path) -> None:
-        self.batches, self.folder = batches, folder
-
-    def train(self, name: str, *, method: str | None = None, **more: Any) -> Any:
-        raise NotImplementedError
+def _by_train(settings: dict[str, Any], **fields: Any) -> str:
+    """Trains as `dpsgd train`; returns the text of the statement."""
+    chosen = train_settings(**SMALL, model=LINEAR, **settings)
+    return train(Request(settings=chosen, held_out=None, **fields)).text
 
 
-class CommandLine(Front):
-    def train(self, name: str, *, method: str | None = None, **more: Any) -> Any:
-        settings = private_settings(model=LINEAR)
-        if method is not None:
-            settings = train_settings(**SMALL, model=LINEAR, method=method)
-        request = Request(
-            settings=settings, batches=self.batches, held_out=None,
-            run=self.folder / name, **more,
-        )  # fmt: skip
-        return train(request).text
+def _by_fit(settings: dict[str, Any], **fields: Any) -> str:
+    if "target_delta" in settings:
+        settings = {**settings, "delta": settings["target_delta"]}
+        del settings["target_delta"]
+    model = make_private(linear(), **settings, **fields)
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    model.fit(verbose=0)
+    is_private = "method" not in settings
+    return model.privacy_statement().to_text() if is_private else ""
 
 
-class Python(Front):
-    def train(self, name: str, *, method: str | None = None, **more: Any) -> Any:
-        privacy = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "delta": 1e-3}
-        given = privacy if method is None else {"method": method}
-        model = make_private(
-            linear(), batches=self.batches, run=self.folder / name, **given, **more
-        )
-        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-        model.fit(verbose=0)
-        return "" if method else model.privacy_statement().to_text()
-
-
-@pytest.fixture(params=[CommandLine, Python])
+@pytest.fixture(params=[_by_train, _by_fit])
 def front(
     request: pytest.FixtureRequest, small_batches: Any, tmp_path: pathlib.Path
-) -> Front:
-    found: Front = request.param(small_batches.path, tmp_path)
-    return found
+) -> Callable[..., str]:
+    """``front(name, method=..., **more)`` trains on the batches of the test."""
+
+    def run(name: str, *, method: str | None = None, **more: Any) -> str:
+        settings: dict[str, Any] = PRIVATE if method is None else {"method": method}
+        more |= {"batches": small_batches.path, "run": tmp_path / name}
+        return str(request.param(settings, **more))
+
+    return run
 
 
 def test_a_second_run_on_the_same_batches_is_refused_before_any_work(
-    front: Front, tmp_path: pathlib.Path
+    front: Callable[..., str], tmp_path: pathlib.Path
 ) -> None:
     """Seen to fail: both were private, and a note said that their epsilons add."""
-    front.train("plain", method=NON_PRIVATE)  # draws no noise, and claims nothing
-    assert SHARED_BATCHES not in front.train("first")
+    front("plain", method=NON_PRIVATE)  # draws no noise, and claims nothing
+    assert SHARED_BATCHES not in front("first")
     with pytest.raises(InputError, match=REFUSED) as error:
-        front.train("second")
+        front("second")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "second").exists()
-    front.train("plain-again", method=NON_PRIVATE)
+    front("plain-again", method=NON_PRIVATE)
 
 
 def test_a_run_that_accepts_it_says_that_nothing_is_proven_together(
-    front: Front, tmp_path: pathlib.Path
+    front: Callable[..., str], tmp_path: pathlib.Path
 ) -> None:
-    front.train("first")
-    found = front.train("second", batches_used_before=True)
+    front("first")
+    found = front("second", batches_used_before=True)
     assert SHARED_BATCHES in found.partition("\n")[0]
     assert read_run(tmp_path / "second")[0].batches_used_before
     assert not read_run(tmp_path / "first")[0].batches_used_before
@@ -112,13 +103,13 @@ def test_a_run_that_accepts_it_says_that_nothing_is_proven_together(
 
 
 def test_a_run_that_another_one_overtook_is_refused(
-    front: Front, monkeypatch: pytest.MonkeyPatch
+    front: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both found no mark before they began."""
     monkeypatch.setattr("trainer.run.preflight.check_unused", lambda *_, **__: None)
-    front.train("first")
+    front("first")
     with pytest.raises(InputError, match=REFUSED):
-        front.train("second")
+        front("second")
 
 
 def test_a_run_that_was_killed_goes_on_and_no_other_one_begins(

@@ -73,14 +73,16 @@ def test_json_that_is_not_a_record_is_refused(
         {"method": "bam"},
         {"method": "dp-sat", "method_settings": {"sat_radius": -1.0}},
         {"method": "magic"},
+        {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None},
+        {"target_delta": None},
     ],
 )
-def test_nothing_is_stated_of_a_method_without_its_settings(
+def test_nothing_is_stated_without_a_private_method_its_settings_and_a_delta(
     changes: dict[str, Any], small_batches: Any
 ) -> None:
     record = make_record(small_batches.manifest, **changes)
-    with pytest.raises(InputError, match=r"method|sat_radius"):
-        run_statement(record, small_batches.manifest, delta=1e-3)
+    with pytest.raises(InputError, match=r"method|sat_radius|no epsilon|--delta"):
+        run_statement(record, small_batches.manifest, delta=None)
 
 
 def test_a_run_is_read_as_it_was_written(run: pathlib.Path, small_batches: Any) -> None:
@@ -130,25 +132,6 @@ def test_another_execution_than_the_plan_is_refused(
         return
     with pytest.raises(InputError, match=message):
         run_statement(make_record(manifest, **changes), manifest, delta=None)
-
-
-def test_no_epsilon_is_stated_for_a_run_that_is_not_private(
-    small_batches: Any,
-) -> None:
-    record = make_record(
-        small_batches.manifest,
-        method="non-private",
-        noise_multiplier=None,
-        l2_norm_clip=None,
-    )
-    with pytest.raises(InputError, match="no epsilon"):
-        run_statement(record, small_batches.manifest, delta=1e-3)
-
-
-def test_no_epsilon_is_stated_without_a_delta(small_batches: Any) -> None:
-    record = make_record(small_batches.manifest, target_delta=None)
-    with pytest.raises(InputError, match="--delta"):
-        run_statement(record, small_batches.manifest, delta=None)
 
 
 def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:

@@ -14,7 +14,6 @@ from pipelines.files import storage
 from tests.conftest import S3Requests
 from tests.trainer.run.whole_runs import LINEAR, private_settings, same_results
 from trainer.core.run.run_record import read_run
-from trainer.run.preflight import check
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results", "one_secret")
@@ -58,19 +57,3 @@ def test_a_run_whose_store_fails_goes_on_and_ends_with_the_bytes_of_one_here(
     assert same_results(tmp_path / "here", tmp_path / "there")
     here, there = (read_run(tmp_path / name)[0] for name in ("here", "there"))
     assert here == dataclasses.replace(there, num_commits=here.num_commits)
-
-
-def test_an_object_that_is_missing_is_refused_before_any_work(
-    request_for: Any, stored: str, small_batches: Any, tmp_path: pathlib.Path
-) -> None:
-    name = small_batches.manifest.files[1].name
-    storage.delete(f"{stored}/{name}")
-    with pytest.raises(InputError, match=f"{stored}/{name}.*missing"):
-        check(request_for(batches=stored))
-    with pytest.raises(InputError, match=r"holds no finished batches"):
-        check(request_for(batches=f"{stored}/else"))
-    with pytest.raises(InputError, match="name a folder in a bucket"):
-        check(request_for(batches="s3://host"))
-    with pytest.raises(InputError, match="as text"):
-        request_for(batches=pathlib.Path(stored))
-    assert not (tmp_path / "run").exists()

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.core.validation import InputError
 from pipelines.files.key_files import insecure_key
 from tests.trainer.bounded import bounded, plan_of
 from tests.trainer.conftest import make_rows
@@ -244,14 +243,3 @@ def test_an_update_is_in_units_of_the_clip() -> None:
     moved = [b - v.numpy() for b, v in zip(before, variables, strict=True)]
     assert np.linalg.norm(_flat(moved)) == pytest.approx(1 / DIVISOR, rel=1e-4)
     assert _log2(found) == pytest.approx(2 + _moved(0.9), abs=2 / _FINE)
-
-
-@pytest.mark.parametrize("quantile", [0.4, 1.0, math.nan])
-def test_a_quantile_out_of_range_is_refused(quantile: float) -> None:
-    with pytest.raises(InputError, match="clip_quantile"):
-        AdaptiveClip(quantile)
-
-
-def test_a_cap_on_coordinates_is_refused() -> None:
-    with pytest.raises(InputError, match="automatic clip"):
-        bounded(make_model(linear), _at(32), DIVISOR, linf_factor=2)

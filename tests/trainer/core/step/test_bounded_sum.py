@@ -21,7 +21,7 @@ from tests.trainer.bounded import bounded, plan_of, unbounded
 from tests.trainer.zoo import batch, linear, make_model, numbers
 from trainer.claims.lazy_noise import LazyNoise
 from trainer.core import claims
-from trainer.core.step import bounded_sum, grid, per_example
+from trainer.core.step import bounded_sum, grid
 from trainer.core.step.bounded_sum import BoundedSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.per_example import ExampleGradients
@@ -75,16 +75,6 @@ def test_a_method_cannot_clip_to_more_since_the_sum_clips(
 ) -> None:
     found = bounded(_longer(make_model(linear), factor), CLIP, DIVISOR)
     assert 0.999 * CLIP < _longest(found, rows) <= MOST
-
-
-def test_a_clip_to_twice_the_bound_is_seen(
-    rows: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = per_example.clip_scale
-    monkeypatch.setattr(
-        per_example, "clip_scale", lambda norms, kept, c: honest(norms, kept, 2 * c)
-    )
-    assert _longest(bounded(make_model(linear), CLIP, DIVISOR), rows) > 1.5 * CLIP
 
 
 def test_the_smallest_clip_holds_where_squares_are_flushed_to_zero(rows: Any) -> None:

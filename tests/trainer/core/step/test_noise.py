@@ -131,17 +131,6 @@ def test_mixing_coefficients_are_independent_of_noise_and_of_each_other() -> Non
     assert not np.isin(uniform(KEY, 0, 0, (n,))[:100], others).all()
 
 
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    coefficients = uniform(KEY, 0, 0, (1000,))
-    monkeypatch.setattr("trainer.core.step.noise._CHUNK", 64)
-    assert uniform(KEY, 0, 0, (1000,)).tobytes() == coefficients.tobytes()
-
-
-def test_scalars_and_empty_shapes() -> None:
-    assert normal(KEY, 0, 0, ()).shape == ()
-    assert normal(KEY, 0, 0, (0, 3)).shape == (0, 3)
-
-
 def test_there_is_no_noise_without_a_grid() -> None:
     with pytest.raises(ValueError, match="a grid for noise"):
         step_noise(KEY, 0, [(3,)], 1.0, None)
@@ -198,34 +187,6 @@ def test_stream_raises_what_its_thread_met(monkeypatch: pytest.MonkeyPatch) -> N
         next(iter(stream))
 
 
-def test_the_noise_of_every_variable_is_drawn_whatever_is_drawn_beside_it() -> None:
-    shapes = [(3, 2), (4,)]
-    stream = NoiseStream(
-        KEY,
-        steps=range(2),
-        shapes=shapes,
-        noise_stddev=1.0,
-        unit=UNIT,
-        draw=lambda *_: [],
-    )
-    more = NoiseStream(
-        KEY,
-        steps=range(2),
-        shapes=shapes,
-        noise_stddev=1.0,
-        unit=UNIT,
-        draw=mixing_coefficients,
-    )
-    with stream, more:
-        for step, (least, drawn) in enumerate(zip(stream, more, strict=True)):
-            noise = step_noise(KEY, step, shapes, 1.0, UNIT)
-            coefficients = mixing_coefficients(KEY, step, shapes)
-            assert all(map(np.array_equal, least, noise))
-            assert len(least) == len(noise)
-            assert all(map(np.array_equal, drawn, [*noise, *coefficients]))
-            assert len(drawn) == 4
-
-
 def test_noise_on_a_grid_is_rounded_to_the_nearest_integer() -> None:
     for stddev in (0.6, 3.0, 2.0**37, 2.0**47):
         generator = _generator(derive(KEY, "grid-noise", 5, 2, 0))
@@ -236,15 +197,9 @@ def test_noise_on_a_grid_is_rounded_to_the_nearest_integer() -> None:
         grid_normal(KEY, 5, 2, (1,), stddev=2.0**48)
 
 
-def test_large_values_of_one_sign_are_rounded_to_the_nearest_integer() -> None:
-    # Too large for the sum that rounds small values.
-    values = np.array([2.0**55, 3.0, 2.5])
-    for sign in (1, -1):
-        found = rounded(sign * values)
-        np.testing.assert_array_equal(found, sign * np.array([2**55, 3, 2]))
-
-
 @pytest.mark.parametrize("scale", [0.6, 2.0**40, 2.0**60])
 def test_values_of_any_size_are_rounded_to_the_nearest_integer(scale: float) -> None:
-    values = np.array([0.5, 1.5, -2.5, 3.2, -3.7]) * scale
-    assert rounded(values.copy()).tolist() == [round(one) for one in values.tolist()]
+    of_both_signs = np.array([0.5, 1.5, -2.5, 3.2, -3.7]) * scale
+    for values in (of_both_signs, abs(of_both_signs), -abs(of_both_signs)):
+        found = rounded(values.copy()).tolist()
+        assert found == [round(one) for one in values.tolist()]
