@@ -31,15 +31,17 @@ import numpy as np
 from accounting.core.validation import check_float
 from trainer.core.tf_compat import raw_variable, tf
 from trainer.methods import registry
-from trainer.methods.registry import Hooks
+from trainer.methods.registry import Hooks, MethodOptimizer
 from trainer.settings.train_settings import TrainSettings
 
 #: Added to the norm, as by the authors: the first step has no previous gradient.
 _LEAST_NORM = 1e-16
 
 
-class SharpnessAwareOptimizer:
-    """A Keras optimizer for gradients at moved weights; a `base.MethodOptimizer`.
+class SharpnessAwareOptimizer(MethodOptimizer):
+    """A Keras optimizer for gradients at moved weights.
+
+    Its checkpoints hold the previous noisy gradient.
 
     Args:
       optimizer: Keras optimizer that updates the weights.
@@ -51,32 +53,14 @@ class SharpnessAwareOptimizer:
         self, optimizer: Any, variables: Sequence[Any], *, radius: float
     ) -> None:
         check_float("sat_radius", radius, at_least=0)
-        self._optimizer = optimizer
         self._weights = [raw_variable(variable) for variable in variables]
         self._radius = radius
         self._saved = [tf.Variable(v, trainable=False) for v in self._weights]
-        self._previous = [
+        previous = [
             tf.Variable(tf.zeros_like(v), trainable=False) for v in self._weights
         ]
+        super().__init__(optimizer, previous=previous, buffers=self._saved)
         self._move = tf.function(self._move_weights, autograph=False)
-
-    @property
-    def variables(self) -> list[Any]:
-        """The optimizer's state, and the previous noisy gradient."""
-        return [*map(raw_variable, self._optimizer.variables), *self._previous]
-
-    @property
-    def buffers(self) -> list[Any]:
-        """The weights before a move."""
-        return self._saved
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Creates the optimizer's state.
-
-        Args:
-          variables: The trainable variables.
-        """
-        self._optimizer.build(variables)
 
     def before_step(self, drawn: Sequence[np.ndarray] = ()) -> None:
         """Moves the weights, until ``apply_gradients`` restores them.

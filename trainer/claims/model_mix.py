@@ -54,16 +54,17 @@ from accounting.core.validation import InputError, check_float
 from trainer.core.step.noise import mixing_coefficients
 from trainer.core.tf_compat import raw_variable, tf
 from trainer.methods import registry
-from trainer.methods.registry import Hooks
+from trainer.methods.registry import Hooks, MethodOptimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 
 
-class MixingOptimizer:
-    """Plain SGD from mixtures of the last two iterates; a `base.MethodOptimizer`.
+class MixingOptimizer(MethodOptimizer):
+    """Plain SGD from mixtures of the last two iterates.
 
-    Keras's SGD would keep the last noisy gradient as an unused momentum; the theorem
-    is about releasing iterates alone.
+    Its checkpoints hold rate and number of steps of SGD, and the previous iterate; the
+    coefficients of a step are sensitive, and in none.  Keras's SGD would keep the last
+    noisy gradient as an unused momentum; the theorem is about releasing iterates alone.
 
     Args:
       optimizer: Keras's plain SGD, which has the learning rate and counts the steps.
@@ -86,27 +87,18 @@ class MixingOptimizer:
         check_float("mix_width", mix_width, above=0)
         _check_unconstrained(variables)
         variables = [raw_variable(variable) for variable in variables]
-        self._optimizer, self._width = optimizer, mix_width
+        coefficients = [
+            tf.Variable(tf.zeros_like(v), trainable=False) for v in variables
+        ]
+        super().__init__(optimizer, previous=[], buffers=coefficients)
+        self._coefficients, self._width = coefficients, mix_width
         signs, tau = np.random.default_rng(init_seed), mix_width * self._rate()
-        self._previous = [
+        self._previous += [
             tf.Variable(
                 v + tf.cast(tau, v.dtype) * _signs(signs, v.shape), trainable=False
             )
             for v in variables
         ]
-        self._coefficients = [
-            tf.Variable(tf.zeros_like(v), trainable=False) for v in variables
-        ]
-
-    @property
-    def variables(self) -> list[Any]:
-        """Rate and number of steps of SGD, and the previous iterate."""
-        return [*map(raw_variable, self._optimizer.variables), *self._previous]
-
-    @property
-    def buffers(self) -> list[Any]:
-        """The coefficients of a step.  Sensitive."""
-        return self._coefficients
 
     def build(self, variables: Sequence[Any]) -> None:
         """Does nothing: the constructor creates all state.

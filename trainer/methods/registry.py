@@ -15,9 +15,10 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.noise import DrawStep
 from trainer.core.step.per_example import ExampleGradients, GradientSum, clipped
+from trainer.core.tf_compat import raw_variable
 from trainer.gradients import clipping
 from trainer.gradients.clipping import plain_sum
 from trainer.model.trainable_model import TrainableModel
@@ -36,16 +38,24 @@ from trainer.settings import methods
 from trainer.settings.train_settings import TrainSettings
 
 
-class MethodOptimizer(Protocol):
-    """A method's own optimizer, instead of a Keras optimizer."""
+class MethodOptimizer(abc.ABC):
+    """A method's own optimizer, around a Keras optimizer.
+
+    Args:
+      optimizer: The Keras optimizer.
+      previous: Variables of the method that a checkpoint holds.
+      buffers: Variables that ``before_step`` fills anew, for no checkpoint.
+    """
+
+    def __init__(
+        self, optimizer: Any, *, previous: list[Any], buffers: list[Any]
+    ) -> None:
+        self._optimizer, self._previous, self.buffers = optimizer, previous, buffers
 
     @property
     def variables(self) -> list[Any]:
         """All state between two steps except the weights, for checkpoints."""
-
-    @property
-    def buffers(self) -> list[Any]:
-        """The variables that ``before_step`` fills anew, for no checkpoint."""
+        return [*map(raw_variable, self._optimizer.variables), *self._previous]
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state that does not exist yet.
@@ -53,7 +63,9 @@ class MethodOptimizer(Protocol):
         Args:
           variables: The trainable variables.
         """
+        self._optimizer.build(variables)
 
+    @abc.abstractmethod
     def before_step(self, drawn: Sequence[np.ndarray]) -> None:
         """Prepares a step, before its gradients are computed.
 
@@ -61,6 +73,7 @@ class MethodOptimizer(Protocol):
           drawn: Arrays from ``Hooks.draw``, without the noise.  Sensitive.
         """
 
+    @abc.abstractmethod
     def apply_gradients(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Updates the weights.
 

@@ -448,30 +448,23 @@ BINARY_CROSS_ENTROPY = Loss(
     predict=lambda logits: tf.reshape(tf.sigmoid(logits), (-1, 1)),
     takes=LOGITS,
 )
-_KNOWN = {
-    loss.name: loss
-    for loss in (
-        BINARY_CROSS_ENTROPY,
-        Loss(
-            name="sparse_categorical_crossentropy",
-            task=CLASSES,
-            per_example=_sparse,
-            accepts=_class,
-            allowed="integers from 0 to {last}",
-            predict=tf.nn.softmax,
-            takes=LOGITS,
-        ),
-        Loss(
-            name="categorical_crossentropy",
-            task=CLASSES,
-            per_example=_one_hot,
-            accepts=_distribution,
-            allowed="numbers of at least 0 that add up to 1",
-            predict=tf.nn.softmax,
-            takes=LOGITS,
-        ),
-    )
-}
+_SPARSE = Loss(
+    name="sparse_categorical_crossentropy",
+    task=CLASSES,
+    per_example=_sparse,
+    accepts=_class,
+    allowed="integers from 0 to {last}",
+    predict=tf.nn.softmax,
+    takes=LOGITS,
+)
+_ONE_HOT = dataclasses.replace(
+    _SPARSE,
+    name="categorical_crossentropy",
+    per_example=_one_hot,
+    accepts=_distribution,
+    allowed="numbers of at least 0 that add up to 1",
+)
+_KNOWN = {loss.name: loss for loss in (BINARY_CROSS_ENTROPY, _SPARSE, _ONE_HOT)}
 
 
 def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:

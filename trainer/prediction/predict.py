@@ -77,13 +77,14 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import itertools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -213,31 +214,6 @@ def _flat(table: pa.Table) -> pa.Table:
 OPTION = "--input"
 
 
-class RowsToPredict(Protocol):
-    """Rows to predict.
-
-    Attributes:
-      total: Size of the table, in units.
-      unit: Unit of progress: "row" or "byte".
-      carried_types: Name -> type of the carried columns of a raw table.
-    """
-
-    @property
-    def total(self) -> int: ...
-
-    @property
-    def unit(self) -> str: ...
-
-    @property
-    def carried_types(self) -> Mapping[str, pa.DataType]: ...
-
-    def parts(self, num_rows: int) -> Iterator[Part]:
-        """Yields inputs of the model, carried columns, and units read so far.
-
-        A part has about ``num_rows`` rows.
-        """
-
-
 def open_rows(
     path: pathlib.Path, manifest: Manifest, carried: Sequence[str]
 ) -> RowsToPredict:
@@ -276,7 +252,28 @@ def _is_prepared(file: table_files.TableFile) -> bool:
     return DATASET_METADATA_KEY in (file.arrow_schema().metadata or {})
 
 
-class _Prepared:
+class RowsToPredict(abc.ABC):
+    """Rows to predict.
+
+    Attributes:
+      total: Size of the table, in units.
+      unit: Unit of progress: "row" or "byte".
+      carried_types: Name -> type of the carried columns of a raw table.
+    """
+
+    total: int
+    unit: str
+    carried_types: Mapping[str, pa.DataType]
+
+    @abc.abstractmethod
+    def parts(self, num_rows: int) -> Iterator[Part]:
+        """Yields inputs of the model, carried columns, and units read so far.
+
+        A part has about ``num_rows`` rows.
+        """
+
+
+class _Prepared(RowsToPredict):
     """Rows of files with the columns of the batches."""
 
     unit = "row"
@@ -287,7 +284,7 @@ class _Prepared:
         self._held_out = HeldOut(path, manifest, option=OPTION)
         self._held_out.check_others(carried)
         self._carried = list(carried)
-        self.carried_types: dict[str, pa.DataType] = {}  # numbers, or lists of a length
+        self.carried_types = {}  # numbers, or lists of a length
         self.total = self._held_out.num_rows
 
     def parts(self, num_rows: int) -> Iterator[Part]:
@@ -298,7 +295,7 @@ class _Prepared:
             yield columns, carried, done
 
 
-class _Raw:
+class _Raw(RowsToPredict):
     """Rows of a raw table, which the schema describes."""
 
     unit = "byte"

@@ -81,16 +81,16 @@ class Estimates:
     Attributes:
       metrics: Name -> estimate; None where the rows do not show it.
       guessing: Metrics of the best constant, from the same release.
+      num_rows: Number of rows, or an estimate of it.
       calibration: Of probabilities: a dict for each bin.
       capped: Share of rows whose loss is above the cap; None if it was not counted.
-      num_rows: Number of rows, or an estimate of it.
     """
 
     metrics: dict[str, MetricEstimate | None]
     guessing: dict[str, float]
-    calibration: list[dict[str, float]]
-    capped: MetricEstimate | None
     num_rows: float
+    calibration: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    capped: MetricEstimate | None = None
 
     def in_units(self, unit: float) -> Estimates:
         """Returns the estimates of predicted numbers in units of their label.
@@ -158,8 +158,6 @@ def of_classes(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimat
             "log_loss": _mean(sums["loss"], sums["squares"], rows, cap),
         },
         guessing=_guessing(counts.sum(1)),
-        calibration=[],
-        capped=None,
         num_rows=rows.value,
     )
 
@@ -180,8 +178,6 @@ def of_numbers(sums: Mapping[str, NoisySum], rows: Count, cap: float) -> Estimat
             ABSOLUTE_ERROR: _mean(absolute, loss, rows, math.sqrt(cap)),
         },
         guessing=_variance(sums, rows) if "label" in sums else {},
-        calibration=[],
-        capped=None,
         num_rows=rows.value,
     )
 

@@ -30,6 +30,7 @@ from pipelines.batches.folder import (
 )
 from pipelines.core.batches.columns import Column
 from pipelines.core.batches.manifest import Manifest
+from pipelines.core.users.bounded import Bounded
 from pipelines.files.folders import check_folder
 from pipelines.files.json_files import read_json
 from pipelines.files.paths import StrPath, join
@@ -435,14 +436,14 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
         return settings.noise_multiplier
     assert settings.target_epsilon is not None  # checked by the settings
     assert settings.target_delta is not None
-    return privacy.noise_multiplier(
+    return privacy.noise_bounds(
         manifest.plan,
         epsilon=settings.target_epsilon,
         delta=settings.target_delta,
         theorem=theorem,
-        description=manifest.dataset,
+        bounded=Bounded.of(manifest.dataset),
         of_runs=settings.of_runs,
-    )
+    ).guarantee
 
 
 def _statement(

@@ -215,38 +215,6 @@ def noise_bounds(
     return dataclasses.replace(found, necessary=None, necessary_method=None)
 
 
-def noise_multiplier(
-    plan: DpSgdPlan,
-    *,
-    epsilon: float,
-    delta: float,
-    theorem: Theorem | None = None,
-    description: dict[str, Any] | None = None,
-    of_runs: int = 1,
-) -> float:
-    """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
-
-    Args:
-      plan: The plan to execute.
-      epsilon: Target, above 0.
-      delta: Target, in (0, 1).
-      theorem: Theorem of a method with its own accounting; None for DP-SGD's.
-      description: The data set's own; None if the unit is an example.
-      of_runs: As for `noise_bounds`.
-
-    Raises:
-      InputError: as `noise_bounds`.
-    """
-    return noise_bounds(
-        plan,
-        epsilon=epsilon,
-        delta=delta,
-        theorem=theorem,
-        bounded=Bounded.of(description or {}),
-        of_runs=of_runs,
-    ).guarantee
-
-
 #: The privacy statement of a run that executes a plan, cached per argument tuple: a run
 #: asks before its first step and after its last.
 plan_statement = functools.lru_cache(statement.privacy_statement)

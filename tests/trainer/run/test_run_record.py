@@ -179,12 +179,11 @@ def test_noise_for_a_target_is_that_of_the_unit(small_batches: Any) -> None:
     plan = small_batches.manifest.plan
     target = {"epsilon": 2.0, "delta": 1e-3}
     note = Bounded(user_column="user", max_examples_per_user=3, num_examples=40)
-    bounded = {"description": {BOUNDED: note.to_json()}}
-    for_users = privacy.noise_multiplier(plan, **target, **bounded)
-    assert for_users > privacy.noise_multiplier(plan, **target)
+    for_users = privacy.noise_bounds(plan, **target, bounded=note)
+    assert for_users.guarantee > privacy.noise_bounds(plan, **target).guarantee
     mixing = Mixing(mix_width=0.15, l2_norm_clip=1.0)
     with pytest.raises(InputError, match="max_examples_per_user=3 to be 1 for"):
-        privacy.noise_multiplier(plan, **target, theorem=mixing, **bounded)
+        privacy.noise_bounds(plan, **target, theorem=mixing, bounded=note)
 
 
 def test_a_theorem_of_zero_out_is_not_for_truncated_batches_of_users(
@@ -196,13 +195,13 @@ def test_a_theorem_of_zero_out_is_not_for_truncated_batches_of_users(
     description, target = {BOUNDED: note.to_json()}, {"epsilon": 2.0, "delta": 1e-3}
     with pytest.raises(InputError, match="Expected batches without a cap"):
         privacy.unit_of(description, plan, mixing)
-    asked: dict[str, Any] = {"theorem": mixing, "description": description}
+    asked: dict[str, Any] = {"theorem": mixing, "bounded": note}
     with pytest.raises(InputError, match="Expected batches without a cap"):
-        privacy.noise_multiplier(plan, **target, **asked)
+        privacy.noise_bounds(plan, **target, **asked)
     without = dataclasses.replace(plan, sampler="poisson", truncated_batch_size=None)
     found = privacy.unit_of(description, without, mixing)
     assert found["neighboring_relation"] == "REPLACE_SPECIAL"
-    assert privacy.noise_multiplier(without, **target, **asked) > 0
+    assert privacy.noise_bounds(without, **target, **asked).guarantee > 0
 
 
 @pytest.mark.parametrize(

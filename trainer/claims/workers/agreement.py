@@ -31,7 +31,7 @@ import numpy as np
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.files.stopping import StoppedError, ignore_signals
-from trainer.core.step.workers import Workers
+from trainer.core.step.workers import TakenStep, Workers
 
 _Result = TypeVar("_Result")
 
@@ -92,28 +92,22 @@ class Group(Workers):
             if others:
                 _refuse(self, name, others)
 
-    def settle_step(
-        self,
-        step: int,
-        parts: Sequence[int],
-        parts_per_step: int | None,
-        signal_number: int | None,
-        failure: InputError | None = None,
-    ) -> int | None:
-        """Accepts the parts of a step; arguments as for `Workers.settle_step`."""
-        asked = [int(signal_number == one) for one in _SIGNALS]
-        failed = int(failure is not None)
+    def settle_step(self, taken: TakenStep) -> int | None:
+        """Accepts the parts of a step, as `Workers.settle_step`."""
+        asked = [int(taken.signal_number == one) for one in _SIGNALS]
+        failed = int(taken.failure is not None)
         # Sums of marks need one exchange, and tell 0, 1, ... from all others.
-        mine = np.array([len(parts), sum(map(_mark, parts)), failed, *asked], np.int64)
+        marks = sum(map(_mark, taken.parts))
+        mine = np.array([len(taken.parts), marks, failed, *asked], np.int64)
         count, marks, failures, *signals = self.sum(mine).tolist()
         if failures:
-            self.together(lambda: _raise(failure))
-        if count != (parts_per_step or max(1, count)) or marks != sum(
-            map(_mark, range(count))
-        ):
+            self.together(lambda: _raise(taken.failure))
+        wanted = taken.parts_per_step or max(1, count)
+        if count != wanted or marks != sum(map(_mark, range(count))):
             text = (
-                f"Expected the workers to have each part of step {step} once; they do "
-                "not. Give all of them the same batches, then the same command again."
+                f"Expected the workers to have each part of step {taken.step} once; "
+                "they do not. Give all of them the same batches, then the same command "
+                "again."
             )
             leave(self, AgreedError(text))
         numbers = [

@@ -56,7 +56,7 @@ from trainer.core.run.withheld import InterruptedRunError, withhold_values
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.dp_step import Step
 from trainer.core.step.noise import SEEDS, DrawStep, LaterNoise, row_seeds
-from trainer.core.step.workers import Alone, Workers
+from trainer.core.step.workers import Alone, TakenStep, Workers
 
 if TYPE_CHECKING:
     from trainer.settings.train_settings import TrainSettings
@@ -300,13 +300,14 @@ class Session:
         failure = _failure_of(add)
 
         def settle(compute: Callable[[], None]) -> int | None:
-            return self.workers.settle_step(
-                self.num_steps_executed,
-                numbers,
-                self.manifest.parts_per_step,
-                stop,
-                failure or _failure_of(withhold_values(compute)),
+            taken = TakenStep(
+                step=self.num_steps_executed,
+                parts=numbers,
+                parts_per_step=self.manifest.parts_per_step,
+                signal_number=stop,
+                failure=failure or _failure_of(withhold_values(compute)),
             )
+            return self.workers.settle_step(taken)
 
         stop_of_all: int | None = withhold_values(self._step.finish)(settle)
         self.relied_on = self.relies_on  # a later step may be another one

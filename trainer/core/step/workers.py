@@ -17,6 +17,7 @@ Public: rank and count.  Sensitive: values, parts and keys.
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,25 @@ import numpy as np
 from accounting.core.validation import InputError
 
 _Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TakenStep:
+    """What a worker says of a step that it took.
+
+    Attributes:
+      step: Index of the step, from 0.
+      parts: Indexes of this worker's parts, in any order.  Sensitive.
+      parts_per_step: Number of parts of every step; None if it depends on the data.
+      signal_number: Number of a stop signal that this worker received; None for none.
+      failure: Error of this worker within the step; None for none.
+    """
+
+    step: int
+    parts: Sequence[int]
+    parts_per_step: int | None
+    signal_number: int | None = None
+    failure: InputError | None = None
 
 
 class Workers(abc.ABC):
@@ -86,23 +106,8 @@ class Workers(abc.ABC):
         """
 
     @abc.abstractmethod
-    def settle_step(
-        self,
-        step: int,
-        parts: Sequence[int],
-        parts_per_step: int | None,
-        signal_number: int | None,
-        failure: InputError | None = None,
-    ) -> int | None:
+    def settle_step(self, taken: TakenStep) -> int | None:
         """Accepts a step if the workers together have each of its parts once.
-
-        Args:
-          step: Index of the step, from 0.
-          parts: Indexes of this worker's parts, in any order.  Sensitive.
-          parts_per_step: Number of parts of every step; None if it depends on the data.
-          signal_number: Number of a stop signal that this worker received; None for
-            none.
-          failure: Error of this worker within the step; None for none.
 
         Returns:
           Number of a stop signal that a worker received; None for none.
@@ -136,20 +141,14 @@ class Alone(Workers):
     def compare(self, values: Mapping[str, Any]) -> None:
         """Accepts everything; arguments as for `Workers.compare`."""
 
-    def settle_step(
-        self,
-        step: int,
-        parts: Sequence[int],
-        parts_per_step: int | None,
-        signal_number: int | None,
-        failure: InputError | None = None,
-    ) -> int | None:
-        """Returns the signal; arguments and errors as for `Workers.settle_step`."""
-        if failure is not None:
-            raise failure
-        if sorted(parts) != [*range(parts_per_step or max(1, len(parts)))]:
+    def settle_step(self, taken: TakenStep) -> int | None:
+        """Returns the signal; errors as of `Workers.settle_step`."""
+        if taken.failure is not None:
+            raise taken.failure
+        count = taken.parts_per_step or max(1, len(taken.parts))
+        if sorted(taken.parts) != [*range(count)]:
             raise InputError(
-                f"Expected the batches to have each part of step {step} once; they do "
-                "not. Make the batches again, or restore them."
+                f"Expected the batches to have each part of step {taken.step} once; "
+                "they do not. Make the batches again, or restore them."
             )
-        return signal_number
+        return taken.signal_number

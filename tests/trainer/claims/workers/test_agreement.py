@@ -15,7 +15,7 @@ from tests.trainer.claims.workers.in_threads import outcomes
 from trainer.claims.workers import agreement, launch
 from trainer.claims.workers.agreement import AgreedError
 from trainer.claims.workers.launch import announced, of_this_process
-from trainer.core.step.workers import Alone
+from trainer.core.step.workers import Alone, TakenStep
 
 
 def refused(found: list[Any]) -> str:
@@ -87,7 +87,13 @@ def settle(shares: list[list[int]], parts_per_step: int | None, **more: Any) -> 
     return outcomes(
         len(shares),
         lambda w: w.settle_step(
-            4, shares[w.rank], parts_per_step, signals[w.rank], failures[w.rank]
+            TakenStep(
+                step=4,
+                parts=shares[w.rank],
+                parts_per_step=parts_per_step,
+                signal_number=signals[w.rank],
+                failure=failures[w.rank],
+            )
         ),
     )
 
