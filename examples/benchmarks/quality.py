@@ -118,12 +118,12 @@ class Data:
             **{**MODEL, **OPTIMIZER, **fields, **self._target(epsilon)}
         )
         if epsilon is not None:
-            noise = privacy.noise_multiplier(
+            noise = privacy.noise_bounds(
                 self._plan,
                 epsilon=epsilon,
                 delta=self._delta,
                 theorem=privacy.theorem_of_settings(settings),
-            )
+            ).guarantee
             settings = dataclasses.replace(
                 settings, target_epsilon=None, noise_multiplier=noise
             )
