@@ -1,14 +1,13 @@
 """README and documentation: what they show runs, and what they name exists.
 
 The code blocks of a page run in their order, as a newcomer types them, in a folder with
-what the README's left, or those of another page (see AFTER): a reader may come from
-there, and need not have read the others.  A block of `text` is what the block before it
+what the first run left, or in an empty one (see ALONE): a reader may come from there,
+and need not have read the other pages.  A block of `text` is what the block before it
 prints, where `...` stands for anything.  Blocks after a comment "not run: reason" are
 skipped for that reason.  `train.txt` is the real sample where there is one, else
 synthetic; sizes that are meant for 46 million rows are replaced by ones for two
-thousand, and the long runs of `variance` by short ones; audits err once in a million
-times, one plan is of two steps an epoch, and one comparison is without the runs that
-are not private (see REPLACED).
+thousand; audits err once in a million times, one plan is of two steps an epoch, and one
+comparison is without the runs that are not private (see REPLACED).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -42,15 +41,24 @@ REPLACED = {
     "--buckets 100000": "--buckets 500",
     "dpsgd audit ": "dpsgd audit --confidence 0.999999 ",
     PLAN: PLAN.replace("16000", "520"),
-    "--seeds 6": "--seeds 2",
-    "--num-steps 1500": "--num-steps 150",
-    "--keep-every 150": "--keep-every 15",
     "comparison \\\n    --batch": "comparison --method dp-sgd \\\n    --batch",
 }
+
+
+def _pages(entry: str | dict[str, Any]) -> Iterator[str]:
+    """The pages of an entry of the navigation, which may be a group of entries."""
+    if isinstance(entry, str):
+        yield entry
+        return
+    for value in entry.values():
+        for inner in [value] if isinstance(value, str) else value:
+            yield from _pages(inner)
+
+
 NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for entry in NAV for name in entry.values()),
+    *(ROOT / "docs" / name for group in NAV for name in _pages(group)),
 ]
 #: Pages that tests of their own run.
 OF_PACKAGES = [
@@ -59,11 +67,8 @@ OF_PACKAGES = [
     ROOT / "tests" / "engines" / "harness" / "README.md",
 ]
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-#: Page -> the page whose blocks run before its own, if that is not the README.
-AFTER = {
-    "README": None, "users": None, "samplers": None, "accounting": None,
-    "comparing": "first_run", "privacy_statement": "first_run", "report": "first_run",
-}  # fmt: skip
+#: Pages that run in an empty folder; the others in what the first run left.
+ALONE = ("README", "first_run", "your_table", "users", "samplers")
 #: Verdicts of a page's audits: of users whom nobody bounded, and those of a run.
 VERDICTS = {"users": ["VIOLATED"],
             "privacy_statement": ["consistent", "VIOLATED"]}  # fmt: skip
@@ -125,8 +130,10 @@ def folder_after(
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
                 shutil.rmtree(half, ignore_errors=True)
-                before = AFTER.get(page, "README")
-                shutil.copytree(make(before), half) if before else half.mkdir()
+                if page in ALONE:
+                    half.mkdir()
+                else:
+                    shutil.copytree(make("first_run"), half)
                 run_blocks(page, half, commands)
                 half.rename(folder)
         return folder
@@ -153,7 +160,8 @@ def run(block: Block, folder: pathlib.Path, commands: pathlib.Path) -> str:
 
 @pytest.mark.slow
 def test_blocks_of_the_readme_run(folder_after: Callable[[str], pathlib.Path]) -> None:
-    assert "(3.0000, " in (folder_after("README") / "run/privacy.txt").read_text()
+    run = folder_after("README") / "fit" / "run"
+    assert "(3.0000, " in (run / "privacy.txt").read_text()
 
 
 @pytest.mark.thorough
