@@ -23,13 +23,13 @@ error about a partition quotes them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import glob
 import os
 import pathlib
 import re
 import shlex
 import stat
+from collections.abc import Iterable, Sequence
 
 from fsspec.utils import glob_translate
 
@@ -37,8 +37,8 @@ from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.paths import is_remote, join
 
-_ANY_FOLDERS = "**"
-_WILDCARDS = r"[*?\[]"
+#: Pattern of all files below a folder.
+_ALL = "**/*"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,61 +54,8 @@ class Found:
     hidden: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Query:
-    """A pattern below a folder without wildcards.
-
-    Attributes:
-      option: The command-line option, for messages.
-      text: The value of the option.
-      root: The folder, or the file.
-      pattern: Pattern of the names below it; empty if ``text`` names one file.
-      suffix: Required suffix of every matching file.
-    """
-
-    option: str
-    text: str
-    root: str
-    pattern: str
-    suffix: str = ""
-
-    @functools.cached_property
-    def _matches(self) -> re.Pattern[str]:
-        return re.compile(glob_translate(self.pattern))
-
-    def hidden(self, name: str) -> str:
-        """Returns the path to the first hidden name of a path; empty if there is none.
-
-        A name is not hidden if the pattern spells its dot or underscore.
-        """
-        spelled = {part[:1] for part in self.pattern.split("/")}
-        parts = name.split("/")
-        for depth, part in enumerate(parts, 1):
-            is_hidden = part[0] == "." or (part[0] == "_" and "=" not in part)
-            if is_hidden and part[0] not in spelled:
-                return "/".join(parts[:depth])
-        return ""
-
-    def may_hold(self, folder: str) -> bool:
-        """Whether names below a folder may match."""
-        is_deep = folder.count("/") >= self.pattern.count("/")
-        return _ANY_FOLDERS in self.pattern or not is_deep
-
-    def matches(self, name: str) -> bool:
-        """Whether the pattern matches a name, which may be hidden."""
-        return self._matches.match(name) is not None
-
-    def glob(self, *parts: str) -> str:
-        """Returns the option with another pattern below the same folder."""
-        return f"{self.option} {shlex.quote(join(glob.escape(self.root), *parts))}"
-
-
 def find_files(
-    pattern: str,
-    *,
-    suffix: str = ".parquet",
-    option: str = "--input",
-    partitions: bool = False,
+    pattern: str, *, suffix: str = ".parquet", option: str = "--input"
 ) -> Found:
     """Returns the files that ``pattern`` stands for.
 
@@ -116,34 +63,42 @@ def find_files(
       pattern: A file, a folder or a glob.
       suffix: Required suffix of the files in a folder.
       option: The command-line option of ``pattern``, for messages.
-      partitions: Whether the caller reads the columns in the names of folders.
 
     Raises:
       InputError: there is no file, or one that the guarantees above refuse.
     """
     try:
-        query = _query(pattern, suffix, option)
-        found = _match(query)
-        if not found.files:
-            hidden = found.hidden[:1]
-            told = "".join(
-                f" except hidden ones such as {without_values(each)}" for each in hidden
-            )
+        root, names = _root_and_names(pattern)
+        if any("**" in part and part != "**" for part in names.split("/")):
             raise InputError(
-                f"Expected files at {option} {pattern}; there are none{told}."
+                f"Expected ** in {option} {pattern} to stand for whole folders, as in "
+                "a/**/b."
             )
-        if not partitions:
-            _check_partitions(query, found)
-        _check_suffix(query, found)
-        if not is_remote(query.root):
-            _check_files(query, found)
+        found, hidden = _listed(root, names) if names else (_file(root), set[str]())
+        files = tuple((join(root, name) if names else root, name) for name in found)
+        if not files:
+            told = [f" except hidden ones such as {each}" for each in sorted(hidden)]
+            raise InputError(
+                f"Expected files at {option} {pattern}; there are none"
+                f"{without_values(''.join(told[:1]))}."
+            )
+        _check_partitions(found, f"{option} {pattern}", root, names)
+        others = [path for path, _ in files if not path.endswith(suffix)]
+        if names == _ALL and others:
+            raise InputError(
+                f"Expected {without_values(others[0])} to be a {suffix} file: every "
+                "visible file of a folder is read. Move it away, or give "
+                f"{_quoted(option, root, '**', f'*{suffix}')}."
+            )
+        if not is_remote(root):
+            _check_files((path for path, _ in files), option)
     except OSError as error:
-        place = _place(str(error.filename or pattern), _folder_of(pattern))
+        place = without_values(str(error.filename or pattern))
         raise InputError(
             f"Expected {place} of {option} to be readable: "
             f"{error.strerror or type(error).__name__}."
         ) from None
-    return found
+    return Found(files=files, hidden=tuple(sorted(hidden)))
 
 
 def check_outside(pattern: str, out: str, *names: str) -> None:
@@ -159,139 +114,118 @@ def check_outside(pattern: str, out: str, *names: str) -> None:
     """
     if is_remote(pattern) or is_remote(out):
         return
-    query = _query(pattern, "", "--input")
-    root, file = (os.path.realpath(path) for path in (query.root or ".", out))
-    below = os.path.relpath(os.path.join(file, *names), root)
-    is_below = query.pattern and below.split(os.sep)[0] != os.pardir
-    if is_below and query.matches(below) and not query.hidden(below):
+    root, wanted = _root_and_names(pattern)
+    file = os.path.join(os.path.realpath(out), *names)
+    below = os.path.relpath(file, os.path.realpath(root or "."))
+    is_below = bool(wanted) and below.split(os.sep)[0] != os.pardir
+    if is_below and _matches(below, wanted) and not _hidden(below, wanted):
         raise InputError(
-            f"Expected --out {out} not to lie in {query.option} {pattern}, which would "
+            f"Expected --out {out} not to lie in --input {pattern}, which would "
             "be read with it the next time. Choose a place outside of it."
         )
 
 
-def without_values(name: str) -> str:
+def without_values(path: str) -> str:
     """Returns a path without the values of partition columns, which may be of users.
 
     Example:
       >>> without_values("user=ann/day=3/part.parquet")
       'user=*/day=*/part.parquet'
     """
-    return re.sub(r"=[^/]*/", "=*/", name)
+    return re.sub(r"=[^/]*", "=*", path)
 
 
-def _place(path: str, root: str) -> str:
-    """Returns a path for messages: what the user typed, and names without values.
+def _root_and_names(text: str) -> tuple[str, str]:
+    """Returns a folder, and the glob of names below it; none for a single file."""
+    wildcard = re.search(r"[*?\[]", text)
+    if wildcard is None or (not is_remote(text) and os.path.lexists(text)):
+        return text, _ALL if storage.is_folder(text) else ""
+    end = text.rfind("/", 0, wildcard.start()) + 1
+    parts = [part for part in text[end:].split("/") if part not in ("", ".")]
+    return text[:end], "/".join(parts)
 
-    Args:
-      path: Path of a file, a folder or a link, which may itself be a partition.
-      root: Folder or glob that the user typed.
+
+def _file(path: str) -> list[str]:
+    return [path.rsplit("/", 1)[-1]] if storage.exists(path) else []
+
+
+def _matches(name: str, names: str) -> bool:
+    return re.match(glob_translate(names), name) is not None
+
+
+def _hidden(name: str, names: str) -> str:
+    """Returns the path to the first hidden name of a path; empty if there is none.
+
+    A name is not hidden if the glob spells its dot or underscore.
     """
-    typed = root if path.startswith(root) else ""
-    return typed + without_values(f"{path.removeprefix(typed)}/")[:-1]
+    spelled = {part[:1] for part in names.split("/")}
+    parts = name.split("/")
+    for depth, part in enumerate(parts, 1):
+        is_hidden = part[0] == "." or (part[0] == "_" and "=" not in part)
+        if is_hidden and part[0] not in spelled:
+            return "/".join(parts[:depth])
+    return ""
 
 
-def _query(text: str, suffix: str, option: str) -> _Query:
-    root = _folder_of(text)
-    if root == text or (not is_remote(text) and os.path.lexists(text)):
-        is_folder = storage.is_folder(text)
-        pattern = f"{_ANY_FOLDERS}/*" if is_folder else ""
-        return _Query(option, text, text, pattern, suffix if is_folder else "")
-    parts = text.removeprefix(root).split("/")
-    if any(_ANY_FOLDERS in part and part != _ANY_FOLDERS for part in parts):
-        raise InputError(
-            f"Expected ** in {option} {text} to stand for whole folders, as in a/**/b."
-        )
-    pattern = "/".join(part for part in parts if part not in ("", "."))
-    return _Query(option, text, root, pattern)
-
-
-def _folder_of(text: str) -> str:
-    """Returns the folder of a glob; a path without wildcards as it is."""
-    wildcard = re.search(_WILDCARDS, text)
-    return text[: text.rfind("/", 0, wildcard.start()) + 1] if wildcard else text
-
-
-def _match(query: _Query) -> Found:
-    if not query.pattern:
-        name = query.root.rsplit("/", 1)[-1]
-        there = storage.exists(query.root)
-        return Found(files=((query.root, name),) if there else ())
-    hidden: set[str] = set()
+def _listed(root: str, names: str) -> tuple[list[str], set[str]]:
+    """Returns the visible files that match, and what is hidden."""
+    hidden = set[str]()
 
     def is_visible(name: str) -> bool:
-        found = query.hidden(name)
+        found = _hidden(name, names)
         hidden.update([found] if found else [])
         return not found
 
-    files = [
-        name
-        for name in storage.walk(
-            query.root, lambda folder: query.may_hold(folder) and is_visible(folder)
-        )
-        if query.matches(name) and is_visible(name)
-    ]
-    return Found(
-        files=tuple((join(query.root, name), name) for name in sorted(files)),
-        hidden=tuple(sorted(hidden)),
-    )
+    def may_hold(folder: str) -> bool:
+        is_deep = folder.count("/") >= names.count("/")
+        return ("**" in names or not is_deep) and is_visible(folder)
+
+    there = (each for each in storage.walk(root, may_hold) if _matches(each, names))
+    return sorted(filter(is_visible, there)), hidden
 
 
-def _check_partitions(query: _Query, found: Found) -> None:
-    """Refuses folders such as ``key=value``, unless the pattern spells ``key=``."""
-    for _, name in found.files:
+def _quoted(option: str, root: str, *parts: str) -> str:
+    return f"{option} {shlex.quote(join(glob.escape(root), *parts))}"
+
+
+def _check_partitions(found: Sequence[str], told: str, root: str, names: str) -> None:
+    """Refuses folders such as ``key=value``, unless the glob spells ``key=``."""
+    for name in found:
         above = name.split("/")[:-1]
         keys = [folder.split("=")[0] + "=" for folder in above if "=" in folder]
-        if all(f"/{key}" in f"/{query.pattern}" for key in keys):
+        if all(f"/{key}" in f"/{names}" for key in keys):
             continue
         folders = [f"{key}*" for key in keys]
         files = f"*{pathlib.PurePosixPath(name).suffix}"
-        between = f"/{_ANY_FOLDERS}/"
-        wanted = between.join([_ANY_FOLDERS, *folders, files])
+        wanted = "/**/".join(["**", *folders, files])
         raise InputError(
-            f"Expected no partition folders {'/'.join(folders)} in {query.option} "
-            f"{query.text}: a column that is only in their names is not read. "
-            f"`dpsgd schema {shlex.quote(query.text)}` and then `dpsgd prepare --input "
-            f"{shlex.quote(query.text)} --schema schema.toml --out data` write it into "
-            f"the files, as a number; or leave it out with {query.glob(wanted)}."
+            f"Expected no partition folders {'/'.join(folders)} in {told}: a column "
+            "that is only in their names is not read. Write it into the files; or "
+            f"leave it out with {_quoted(told.split()[0], root, wanted)}."
         )
 
 
-def _check_suffix(query: _Query, found: Found) -> None:
-    """Refuses a folder with a visible file of another suffix."""
-    others = [name for _, name in found.files if not name.endswith(query.suffix)]
-    if not others:
-        return
-    place = _place(join(query.root, others[0]), query.root)
-    raise InputError(
-        f"Expected {place} to be a {query.suffix} file: every "
-        f"visible file of a folder is read. Move it away, or give "
-        f"{query.glob(_ANY_FOLDERS, f'*{query.suffix}')}."
-    )
-
-
-def _check_files(query: _Query, found: Found) -> None:
+def _check_files(paths: Iterable[str], option: str) -> None:
     """Refuses what is not a local file, and a file under two names."""
     seen: dict[object, str] = {}
-    for path, _ in found.files:
-        shown = _place(path, query.root)
+    for path in paths:
+        shown = without_values(path)
         try:
             status = os.stat(path)
         except FileNotFoundError:
             raise InputError(
-                f"Expected {shown} of {query.option} to lead to a file; it is a link "
+                f"Expected {shown} of {option} to lead to a file; it is a link "
                 "to nothing. Restore the file, or remove the link."
             ) from None
         if not stat.S_ISREG(status.st_mode):
             raise InputError(
-                f"Expected {shown} of {query.option} to be a file. Move it away."
+                f"Expected {shown} of {option} to be a file. Move it away."
             )
         # Some file systems report inode 0 for every file.
         known = (status.st_dev, status.st_ino) if status.st_ino else None
         first = seen.setdefault(known or os.path.realpath(path), path)
         if first != path:
             raise InputError(
-                f"Expected every file of {query.option} once; "
-                f"{_place(first, query.root)} and {shown} are the same file. Remove "
-                "the link."
+                f"Expected every file of {option} once; {without_values(first)} and "
+                f"{shown} are the same file. Remove the link."
             )

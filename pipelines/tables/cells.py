@@ -1,16 +1,17 @@
 """Cells of a table in SQL: one number, one text and one time for each value.
 
-Programs write a number in several ways: 5 as 5, 5.0, 5.00 or 5E+0, true as True.  Here
-all of these have one text, so that a table gives the same categories and users in CSV
-and in Parquet.  A number of single precision or a decimal becomes the double that is
-nearest to its shortest text, which is what a reader of that text gets.
+Programs write 5 as 5, 5.0 or 5.00, and true as True.  Here each of these has one text,
+so that a table gives the same categories and users in CSV and in Parquet.  A number of
+single precision or a decimal becomes the double that is nearest to its shortest text,
+which is what a reader of that text gets.
 
 Formal guarantees:
-  - A value has the same number, and the same text, in every type that holds it and in
-    each text that pandas, polars, DuckDB, Spark and Arrow write for it.
+  - A value has the same number in every type that holds it, and in each text that
+    pandas, polars, DuckDB, Spark and Arrow write for it.  A whole number has the same
+    text, too, unless it is written with an exponent or as -0.
   - NaN is missing, and so is a value that equals a missing value.
-  - A number has a text only if it is whole and its type tells it from its neighbours; a
-    text that is no number is its own.
+  - A floating-point number has a text only if it is whole and its type tells it from
+    its neighbours.
   - Days that no calendar has, and times outside of the years 1 to 9999, are malformed.
     A time with a zone is read in the zone of the schema.  Parts of a microsecond are
     cut off.
@@ -22,7 +23,6 @@ Public: everything here.  Sensitive: what the expressions compute.
 
 from __future__ import annotations
 
-import decimal
 import re
 from collections.abc import Iterable
 
@@ -38,19 +38,19 @@ DATE, TIME, ZONED, LIST, OTHER = "date", "time", "zoned time", "list", "other"
 NUMBERS = (INTEGER, FLOAT, DECIMAL)
 
 #: How cells are read.  Change it when a cell may become another number or text.
-CELLS_NAME = "dpsgd-cells-v3"
+CELLS_NAME = "dpsgd-cells-v4"
 
-#: A whole number with zeros after the point, and a number with an exponent.  What may
-#: be hexadecimal, such as 12e4, is neither.
-WHOLE_NUMBER = r"^(-?[0-9]+)\.0+$"
-EXPONENT = r"^-?[0-9]+(\.[0-9]+[eE][-+]?|[eE][-+])[0-9]{1,3}$"
+#: A whole number with zeros after the point.
+_WHOLE_NUMBER = r"^(-?[0-9]+)\.0+$"
+#: A number with an exponent, or of more digits than floating point holds.  What may be
+#: hexadecimal, such as 12e4, is none.
+_ROUNDED = r"^-?[0-9]+(\.[0-9]+[eE][-+]?|[eE][-+])[0-9]{1,3}$|^-?[1-9][0-9]{15,}\.0+$"
 #: Text -> the one that it is read as; None for missing.
-ONE_TEXT = {
+_ONE_TEXT = {
     "True": "true",
     "False": "false",
     "TRUE": "true",
     "FALSE": "false",
-    "-0": "0",
     "nan": None,
     "NaN": None,
 }
@@ -186,29 +186,19 @@ def text(cell: str, kind: str) -> str:
             f"THEN CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) END"
         )
     if held == DECIMAL:
-        whole = f"TRY_CAST(trunc({cell}) AS HUGEINT)"
-        return f"CASE WHEN trunc({cell}) = {cell} THEN CAST({whole} AS VARCHAR) END"
+        cell = f"CAST({cell} AS VARCHAR)"
+        return f"regexp_replace({cell}, {literal(_WHOLE_NUMBER)}, '\\1')"
     if held != TEXT:
         return f"CAST({cell} AS VARCHAR)"
-    value = f"TRY_CAST({cell} AS DOUBLE)"
-    exact = (
-        f"regexp_matches({cell}, {literal(EXPONENT)}) AND floor({value}) = {value} "
-        f"AND abs({value}) < {MOST_EXACT}"
-    )
-    words = {word: meant for word, meant in ONE_TEXT.items() if word > ":"}
     meant = " ".join(
         f"WHEN {literal(word)} THEN {literal(text) if text else 'NULL'}"
-        for word, text in words.items()
+        for word, text in _ONE_TEXT.items()
     )
     # What begins with a digit or a minus may be a number; others are looked up.
     return (
-        f"CASE WHEN {cell} < ':' THEN "
-        f"CASE WHEN NOT contains({cell}, '.') AND NOT contains({cell}, '-') "
-        f"AND NOT contains({cell}, '+') THEN {cell} "
-        f"WHEN regexp_full_match({cell}, '-0(\\.0+)?') THEN '0' "
-        f"WHEN {exact} THEN CAST(TRY_CAST({value} AS BIGINT) AS VARCHAR) "
-        f"ELSE regexp_replace({cell}, {literal(WHOLE_NUMBER)}, '\\1') END "
-        f"WHEN strlen({cell}) < 6 AND {cell} IN ({listed(words)}) "
+        f"CASE WHEN {cell} < ':' THEN CASE WHEN contains({cell}, '.') "
+        f"THEN regexp_replace({cell}, {literal(_WHOLE_NUMBER)}, '\\1') "
+        f"ELSE {cell} END WHEN strlen({cell}) < 6 AND {cell} IN ({listed(_ONE_TEXT)}) "
         f"THEN CASE {cell} {meant} END ELSE {cell} END"
     )
 
@@ -217,26 +207,20 @@ def one_word(value: str | int) -> str:
     """Returns the one text of a category or class, as `text` reads it from cells.
 
     Example:
-      >>> one_word(" 5.00 "), one_word(True), one_word("2.50"), one_word("1.5E+1")
-      ('5', 'true', '2.50', '15')
+      >>> one_word(" 5.00 "), one_word(True), one_word("2.50")
+      ('5', 'true', '2.50')
     """
-    text = re.sub(WHOLE_NUMBER, r"\1", str(value).strip(_SPACES))
-    if re.search(EXPONENT, text):
-        number = decimal.Decimal(text)
-        if abs(number) < MOST_EXACT and number == number.to_integral_value():
-            text = str(int(number))
-    return ONE_TEXT.get(text) or text
+    text = re.sub(_WHOLE_NUMBER, r"\1", str(value).strip(_SPACES))
+    return _ONE_TEXT.get(text) or text
 
 
 def rounded(cell: str, kind: str) -> str:
-    """Returns whether a text is a floating-point number that has lost digits."""
+    """Returns whether a cell is a number with a fraction, or may have lost digits."""
+    if family(kind) == DECIMAL:
+        return f"coalesce(trunc({cell}) <> {cell}, false)"
     if family(kind) != TEXT:
         return "false"
-    pattern = literal(f"{EXPONENT}|{WHOLE_NUMBER}")
-    return (
-        f"coalesce(regexp_matches({cell}, {pattern}) AND "
-        f"abs(TRY_CAST({cell} AS DOUBLE)) >= {MOST_EXACT}, false)"
-    )
+    return f"coalesce(regexp_matches({cell}, {literal(_ROUNDED)}), false)"
 
 
 def truth(cell: str, kind: str) -> str:

@@ -90,8 +90,7 @@ LABEL: Final = "label"
 USER: Final = "user"
 #: Output that holds the one text of each row's user.
 USER_ID = "__user"
-#: Reason of a row whose label is not listed.
-NO_CLASS = "is none of the classes of this label"
+_NO_CLASS = "is none of the classes of this label"
 _NO_TEXT = (
     "no whole number, or one of more digits than floating point holds; as a "
     "category store it as a text"
@@ -496,7 +495,8 @@ class Category(Kind):
         if cells.family(inner) != cells.TEXT:
             bad = f"list_count({found}) > list_count({parsed})"
             select.fault(bad, f"{column} holds {_NO_TEXT}")
-        select.output(names[0], f"list_slice({parsed}, 1, {self.length})", ids=ids)
+        known = f"list_transform({parsed}, lambda e: {select.known('e')})"
+        select.output(names[0], f"list_slice({known}, 1, {self.length})", ids=ids)
 
 
 class Text(Kind):
@@ -681,11 +681,11 @@ class Label(Kind):
             return
         dtype = "TINYINT" if self.task == BINARY else "INTEGER"
         if isinstance(self.classes, tuple):
-            value = select.text(column, kind, NO_CLASS)
+            value = select.text(column, kind, _NO_CLASS)
             place = f"list_position([{cells.listed(self.classes)}], {value})"
             place = select.define(4, place)
             select.fault(f"{value} IS NULL", f"{column} is missing")
-            select.fault(f"{place} IS NULL", f"{column} {NO_CLASS}")
+            select.fault(f"{place} IS NULL", f"{column} {_NO_CLASS}")
             select.output(names[0], f"CAST(coalesce({place}, 1) - 1 AS {dtype})")
             return
         cell = select.cell(column, kind)

@@ -6,7 +6,7 @@
 
 Formal guarantees:
   - Every row of a file is in one block, in order, or is counted as malformed; a file
-    that is damaged or has changed is refused.
+    that is damaged is refused.
   - Equal rows give equal numbers, in whatever format, file or block they are.
   - No message quotes a cell: DuckDB's own do, and are replaced by file, row and reason.
   - Memory does not depend on the number of rows, but for the rejected ones of a text.
@@ -29,7 +29,7 @@ from duckdb.func import PythonUDFType
 from accounting.core.validation import InputError
 from pipelines.core.users.hashing import GOLDEN, mix
 from pipelines.tables import cells
-from pipelines.tables.kinds import LABEL, NO_CLASS, USER_ID, Date, Kind, Label
+from pipelines.tables.kinds import USER_ID, Date, Kind, Label
 from pipelines.tables.schema import HASH, RANDOM, TIME, Schema, refuse_missing
 from pipelines.tables.select import FAULT, Select, hash_texts, salt_of
 from pipelines.tables.table_files import (
@@ -51,6 +51,10 @@ _SPLIT = "__split"
 _REPORTED_ROWS = 5
 _UNEVEN = "another number of cells"
 _NO_SPLIT = "is missing, or no value to split by"
+_OF_LISTS = (
+    'a list has kind = "numeric" or "category" and length = 8, a text of several '
+    'values also separator = "|", a single value neither'
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,6 @@ class Malformed:
       num_good: Number of well-formed rows.
       by_reason: Reason -> number of rows.
       first: (file, row, reason) of the first ones.
-      classes: Indices of the listed classes that well-formed rows have.
     """
 
     num_good: int = 0
@@ -89,14 +92,12 @@ class Malformed:
         default_factory=collections.Counter
     )
     first: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
-    classes: set[int] = dataclasses.field(default_factory=set)
 
     def merge(self, other: Malformed) -> None:
         """Adds the counts of later rows."""
         self.num_good += other.num_good
         self.by_reason.update(other.by_reason)
         self.first = [*self.first, *other.first][:_REPORTED_ROWS]
-        self.classes |= other.classes
 
     @property
     def num_bad(self) -> int:
@@ -120,10 +121,7 @@ class Malformed:
             )
 
     def refuse(self, schema: Schema, *, skip: bool = False) -> None:
-        """Refuses malformed rows, unless they are to be left out.
-
-        Rows are not left out if all of a class would be: the model would be of other
-        data.
+        """Refuses malformed rows, unless they are to be left out and others stay.
 
         Args:
           schema: Schema of the table.
@@ -132,28 +130,15 @@ class Malformed:
         Raises:
           InputError: there are malformed rows.
         """
-        lost: list[str] = []
-        if f"{schema.label_name} {NO_CLASS}" in self.by_reason:
-            listed = schema.label.classes
-            assert isinstance(listed, tuple)
-            lost = [each for at, each in enumerate(listed) if at not in self.classes]
-        if not self.num_bad or (skip and self.num_good and not lost):
+        if not self.num_bad or (skip and self.num_good):
             return
-        remedy = (
-            "Fix them or the schema; --on-bad-row skip leaves them out unless all are."
-        )
-        if lost:
-            remedy = (
-                f"No well-formed row is of class {', '.join(map(repr, lost))}: write "
-                f"the classes of {schema.label_name} in the schema as they are in the "
-                "table."
-            )
         more = ", ..." if self.num_bad > len(self.first) else ""
         all_rows = self.num_bad + self.num_good
         some = "some" if schema.user else f"{self.num_bad} of {all_rows}"
         raise InputError(
             f"Expected well-formed rows; {some} are malformed: "
-            f"{'; '.join(self.told())}{more}. {remedy}"
+            f"{'; '.join(self.told())}{more}. Fix them or the schema; --on-bad-row "
+            "skip leaves them out unless all are."
         )
 
 
@@ -199,31 +184,20 @@ def refusal(kind: Kind, found: str) -> str | None:
       kind: Kind of the column in the schema.
       found: Type of the column in DuckDB.
     """
-    if found in ("NULL", '"NULL"') or kind.kind == "drop":
+    base = found
+    while cells.family(base) == cells.LIST:
+        base = cells.element(base)
+    held = cells.family(base)
+    if kind.kind == "drop" or base in ("NULL", '"NULL"'):
         return None  # without values it can be of any kind
-    held = cells.family(found)
-    if found != "JSON":
-        if (held == cells.LIST) and not kind.is_list:
-            takes = kind.kind in ("numeric", "category")
-            return (
-                "write length = 8, or how much of a list is kept"
-                if takes
-                else 'write kind = "numeric" or "category", with a length'
-            )
-        if held != cells.LIST and kind.is_list:
-            if held != cells.TEXT:
-                return "it is no list: leave length out"
-            if not getattr(kind, "separator", ""):
-                return 'write separator = "|"'
-    while cells.family(found) == cells.LIST:
-        found = cells.element(found)
-    held = cells.family(found)
-    if held == cells.TEXT or found in ("NULL", '"NULL"'):
+    is_split = held == cells.TEXT and bool(getattr(kind, "separator", ""))
+    if found != "JSON" and (base != found or is_split) != kind.is_list:
+        return _OF_LISTS
+    if held == cells.TEXT:
         return None
-    if isinstance(kind, Date) and held == cells.INTEGER:
-        return "store times as timestamps or text"
     if held not in kind.takes:
-        return f'write kind = "{kind_of_type(found)}"'
+        takes = ", ".join((cells.TEXT, *kind.takes))
+        return f'{kind.kind} takes {takes}: write kind = "{kind_of_type(found)}"'
     if isinstance(kind, Label) and held == cells.BOOLEAN:
         counted = kind.task == "regression" or isinstance(kind.classes, int)
         return 'write task = "binary"' if counted else None
@@ -253,16 +227,13 @@ def kind_of_type(found: str) -> str:
 
 def _split_refusal(schema: Schema, found: str) -> str | None:
     """Returns why a type cannot split rows as the schema says; None if it can."""
-    held = cells.family(found)
-    if schema.split.by == HASH:  # a time has many texts
-        good: tuple[str, ...] = (cells.TEXT, cells.DATE, cells.BOOLEAN, *cells.NUMBERS)
-        return (
-            None
-            if held in good
-            else "to split by hash, name a column of integers or text"
-        )
+    by = schema.split.by
     good = (cells.TEXT, *Date.takes)
-    return None if held in good else "to split by time, name a column of dates"
+    if by == HASH:  # a time has many texts
+        good = (cells.TEXT, cells.DATE, cells.BOOLEAN, *cells.NUMBERS)
+    if cells.family(found) in good:
+        return None
+    return f"a split by {by} takes {', '.join(good)}"
 
 
 class Reader:
@@ -304,9 +275,8 @@ class Reader:
         """Yields blocks of rows in order.
 
         Raises:
-          InputError: the file is damaged, or has changed.
+          InputError: the file is damaged.
         """
-        self._file.check_unchanged()
         with (
             plain_errors(self._file),
             connect(
@@ -333,7 +303,6 @@ class Reader:
                 rejected = _rejected(database, self._file)
             else:
                 rejected = []
-        self._file.check_unchanged()
         self._place(bad, rejected, relation.first_row)
 
     def carried_types(self) -> dict[str, pa.DataType]:
@@ -434,8 +403,6 @@ class Reader:
             num_read=first + len(block),
         )
         self.malformed.num_good += len(block)
-        if LABEL in found and isinstance(self._schema.label.classes, tuple):
-            self.malformed.classes.update(np.unique(found[LABEL]).tolist())
 
     def _stacked(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, members in self._schema.stacks.items():

@@ -149,19 +149,16 @@ class Select:
         """Returns the one text of a cell; what has none is a fault."""
         cell = self.cell(column, kind)
         text = self.define(2, cells.text(cell, kind))
-        held = cells.family(kind)
-        if held in (cells.FLOAT, cells.DECIMAL):
-            nan = f" AND NOT isnan({cell})" if held == cells.FLOAT else ""
-            self.fault(
-                f"{cell} IS NOT NULL{nan} AND {text} IS NULL", f"{column} {reason}"
-            )
-        return self._known(text)
+        if cells.family(kind) == cells.FLOAT:
+            bad = f"{cell} IS NOT NULL AND NOT isnan({cell}) AND {text} IS NULL"
+            self.fault(bad, f"{column} {reason}")
+        return self.define(3, self.known(text))
 
-    def _known(self, text: str) -> str:
+    def known(self, text: str) -> str:
+        """Returns the one text of a cell; null if it equals that of a missing value."""
         if not self.missing:
             return text
-        absent = list(map(cells.one_word, self.missing))
-        return self.define(3, cells.present(text, "VARCHAR", absent))
+        return cells.present(text, "VARCHAR", map(cells.one_word, self.missing))
 
     def number(self, column: str, kind: str) -> tuple[str, str]:
         """Returns the number of a cell, and whether the cell is none.

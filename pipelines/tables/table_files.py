@@ -24,7 +24,6 @@ import itertools
 import json
 import os
 import re
-import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,8 +52,6 @@ _FORMATS = {
 _REFUSED = re.compile(
     r"\.(zip|bz2|xz|7z|tar|rar|xlsx?|ods|feather|arrow|orc|avro|sqlite|db|pkl|npz?|pdf)$"
 )
-#: Value of null in the names of partition folders of Spark and Hive.
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 #: JSON escapes it: no line of JSON holds it.
 _NO_DELIMITER = "\x1f"
 _ZONED = "TIMESTAMP WITH TIME ZONE"
@@ -67,13 +64,12 @@ _JSON_LINES = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableFile:
-    """A file of a table, as it was when it was listed; or a table in memory.
+    """A file of a table; or a table in memory.
 
     Attributes:
       path: Path of the file.
       name: Path relative to the input.
       size: Bytes of the file.
-      modified_ns: Time of its last modification, in nanoseconds; 0 in a store.
       format: One of "text", "JSON lines", "Parquet" and "memory".
       table: The table in memory.
     """
@@ -81,7 +77,6 @@ class TableFile:
     path: str
     name: str
     size: int
-    modified_ns: int
     format: str
     table: pa.Table | None = dataclasses.field(default=None, repr=False)
 
@@ -120,17 +115,6 @@ class TableFile:
         with plain_errors(self), storage.open_file(self.path) as raw:
             return pq.read_metadata(raw)
 
-    def check_unchanged(self) -> None:
-        """Refuses, by an InputError, a file that has changed since it was listed."""
-        if self.format == MEMORY or is_remote(self.path):
-            return
-        status = os.stat(self.path)
-        if (status.st_size, status.st_mtime_ns) != (self.size, self.modified_ns):
-            raise InputError(
-                "Expected --input not to change while it is read. Run it again when "
-                "nothing writes to it."
-            )
-
 
 def format_of(path: str) -> str:
     """Returns the format of a file, by its name; text for an unknown one.
@@ -157,32 +141,14 @@ def list_table(pattern: str) -> list[TableFile]:
       pattern: A file, a folder or a glob.
 
     Raises:
-      InputError: no file, one that cannot be read, only empty files, or different
-        formats.
+      InputError: no file, only empty files, or different formats.
     """
-    found = find_files(pattern, suffix="", partitions=True).files
-    files = []
-    for path, name in sorted(found, key=lambda each: _natural(each[0])):
-        shown = path.removesuffix(name) + without_values(name)
-        if is_remote(path):
-            size, modified = storage.size(path) or 0, 0
-        elif not os.access(path, os.R_OK):
-            raise InputError(
-                f"Expected input file {shown} to be one that you may read."
-            )
-        else:
-            status = os.stat(path)
-            size, modified = status.st_size, status.st_mtime_ns
-        files.append(
-            TableFile(
-                path=path,
-                name=name,
-                size=size,
-                modified_ns=modified,
-                format=format_of(path),
-            )
-        )
-    files = [file for file in files if file.size]
+    found = sorted(find_files(pattern, suffix="").files, key=lambda f: _natural(f[0]))
+    files = [
+        TableFile(path=path, name=name, size=size, format=format_of(path))
+        for path, name in found
+        if (size := storage.size(path))
+    ]
     if not files:
         raise InputError(f"Expected rows in --input={pattern!r}; it is empty.")
     formats = {file.format: file.shown for file in files}
@@ -205,7 +171,6 @@ def in_memory(table: pa.Table) -> TableFile:
         path="the table",
         name="",
         size=max(1, table.nbytes),
-        modified_ns=0,
         format=MEMORY,
         table=table,
     )
@@ -214,18 +179,6 @@ def in_memory(table: pa.Table) -> TableFile:
 def _natural(path: str) -> list[tuple[int, str]]:
     parts = re.split(r"([0-9]+)", path)
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
-
-
-def partitions_of(file: TableFile) -> dict[str, str | None]:
-    """Returns name -> value of the columns in the names of folders."""
-    folders = [part for part in file.name.split("/")[:-1] if "=" in part]
-    pairs = [folder.split("=", 1) for folder in folders]
-    return {
-        urllib.parse.unquote(name): None
-        if value == _NULL_PARTITION
-        else urllib.parse.unquote(value)
-        for name, value in pairs
-    }
 
 
 @contextlib.contextmanager
@@ -265,7 +218,7 @@ NOT_UTF8 = (
 def columns_of(
     file: TableFile, options: InputOptions, label: str = ""
 ) -> dict[str, str]:
-    """Returns name -> type of the columns of a file, and of those in its path.
+    """Returns name -> type of the columns of a file.
 
     Args:
       file: File of a table.
@@ -275,11 +228,10 @@ def columns_of(
     Raises:
       InputError: no header, a name that occurs twice, or a row in place of a header.
     """
-    found, _ = _own_columns(file, options, label)
-    return {**found, **dict.fromkeys(partitions_of(file), "VARCHAR")}
+    return _columns(file, options, label)[0]
 
 
-def _own_columns(
+def _columns(
     file: TableFile, options: InputOptions, label: str
 ) -> tuple[dict[str, str], bool]:
     """Returns name -> type of the columns in a file, and if its first row names them.
@@ -538,10 +490,8 @@ def relation_of(
       InputError: as for ``columns_of``.
     """
     options = schema.input
-    own, has_header = _own_columns(file, options, schema.label_name)
-    partitions = partitions_of(file)
-    types = {**own, **dict.fromkeys(partitions, "VARCHAR")}
-    names = [f"f{place}" for place in range(len(own))]
+    types, has_header = _columns(file, options, schema.label_name)
+    names = [f"f{place}" for place in range(len(types))]
     faults, first_row = [], 1
     if is_remote(file.path):
         database.register_filesystem(file_system(file.path))
@@ -555,7 +505,7 @@ def relation_of(
         )  # fmt: skip
     elif file.format == JSON:
         types = {name: _json_type(schema, name) for name in types}
-        table = _from_json(file, list(own), types)
+        table = _from_json(file, types)
         faults.append((f"NOT {_IS_JSON}", "is no JSON object"))
         names.append(_IS_JSON)
     elif file.table is not None:
@@ -563,35 +513,14 @@ def relation_of(
         table = "memory_table"
     else:
         table = _from_parquet(file)
-    columns = dict(zip(own, names, strict=False))
+    columns = dict(zip(types, names, strict=False))
     sql = f"{table} AS t({', '.join(names)})"
     if file.format == PARQUET and (utc := _int96(file)):
         zoned = [f"timezone('UTC', {columns[n]}) AS {columns[n]}" for n in utc]
         sql = f"(SELECT * REPLACE ({', '.join(zoned)}) FROM {sql})"
-    if partitions:
-        sql, more = _with_partitions(sql, partitions, columns)
-        faults += more
     return Relation(
         sql=sql, columns=columns, types=types, faults=faults, first_row=first_row
     )
-
-
-def _with_partitions(
-    sql: str, partitions: Mapping[str, str | None], columns: dict[str, str]
-) -> tuple[str, list[tuple[str, str]]]:
-    """Returns a relation with the columns in the path, and faults of other values."""
-    faults, more = [], []
-    for place, (name, value) in enumerate(partitions.items()):
-        told = "CAST(NULL AS VARCHAR)" if value is None else cells.literal(value)
-        if name in columns:
-            other = f"CAST({columns[name]} AS VARCHAR) IS DISTINCT FROM {told}"
-            faults.append(
-                (f"differs{place}", f"{name} is not as in the name of its folder")
-            )
-            more.append(f"{other} AS differs{place}")
-        columns[name] = f"p{place}"
-        more.append(f"{told} AS p{place}")
-    return f"(SELECT *, {', '.join(more)} FROM {sql})", faults
 
 
 def _json_type(schema: Schema, name: str) -> str:
@@ -600,15 +529,13 @@ def _json_type(schema: Schema, name: str) -> str:
     return "VARCHAR[]" if is_list else "VARCHAR"
 
 
-def _from_json(file: TableFile, names: Sequence[str], types: Mapping[str, str]) -> str:
-    spec = {
-        name: ["VARCHAR"] if types[name] == "VARCHAR[]" else "VARCHAR" for name in names
-    }
+def _from_json(file: TableFile, types: Mapping[str, str]) -> str:
+    spec: Any = {n: [t[:-2]] if t.endswith("[]") else t for n, t in types.items()}
     table = _from_text(
         file, ["line"], delim=cells.literal(_NO_DELIMITER), quote="''", escape="''"
     )
     structure = cells.literal(json.dumps(spec, ensure_ascii=False))
-    fields = ", ".join(f"j[{cells.literal(name)}]" for name in names)
+    fields = ", ".join(f"j[{cells.literal(name)}]" for name in types)
     valid = "coalesce(json_valid(line) AND json_type(line) = 'OBJECT', false)"
     return (
         f"(SELECT {fields}, ok FROM (SELECT {valid} AS ok, CASE WHEN {valid} THEN "

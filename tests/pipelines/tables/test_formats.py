@@ -62,14 +62,12 @@ def as_arrow(kind: pa.DataType) -> Writer:
     return lambda x: pa.array([x], kind).cast(pa.string())[0].as_py()
 
 
-def floats(kind: pa.DataType) -> list[Writer]:
-    return [
-        of_finite(str, ""),
-        of_finite(lambda text: f"{decimal.Decimal(text):e}", ""),
-        of_finite(plain_digits, "NaN"),
-        of_finite(as_java, "NaN"),
-        as_arrow(kind),
-    ]
+#: With an exponent a number is equal as a number, but no longer as a category.
+WITH_EXPONENTS = [
+    of_finite(str, ""),
+    of_finite(lambda text: f"{decimal.Decimal(text):e}", ""),
+    of_finite(as_java, "NaN"),
+]
 
 
 def times(join: str, spec: str) -> Writer:
@@ -107,7 +105,7 @@ def decimals(precision: int, scale: int) -> Type:
         numbers.map(lambda n: decimal.Decimal(n).scaleb(-scale, context)).map(
             lambda d: d.quantize(quantum, context=context)
         ),
-        [str, lambda d: f"{d:f}", as_arrow(pa.decimal128(precision, scale))],
+        [lambda d: f"{d:f}"],
         [*NUMBERS, "user"],
     )
 
@@ -157,8 +155,19 @@ TYPES = [
         NUMBERS,
     ),
     Type(pa.uint64(), st.integers(0, 2**64 - 1), [str], ["numeric", "category"]),
-    Type(pa.float64(), DOUBLES, floats(pa.float64()), [*NUMBERS, "user"]),
-    Type(pa.float32(), SINGLES, floats(pa.float32()), NUMBERS),
+    *(
+        each
+        for kind, values in ((pa.float64(), DOUBLES), (pa.float32(), SINGLES))
+        for each in (
+            Type(kind, values, [*WITH_EXPONENTS, as_arrow(kind)], ["numeric"]),
+            Type(  # plus zero: that -0 is another text than 0 matters to nobody
+                kind,
+                values.map(lambda x: x + 0.0),
+                [of_finite(plain_digits, "NaN")],
+                [*NUMBERS, "user"],
+            ),
+        )
+    ),
     *(decimals(*each) for each in [(9, 2), (38, 10), (20, 0), (5, 1), (38, 37)]),
     Type(
         pa.bool_(),
@@ -361,14 +370,16 @@ DATE = {"kind": "date", **FIELDS["date"][0]}
     [
         # Each of these was silently other data in CSV.
         (pa.array([decimal.Decimal("5.0")]), ["5.0"], {"kind": "category"}),
-        (pa.array([decimal.Decimal("0E-10")]), ["0E-10"], {"kind": "category"}),
         (pa.array([" clerk"]), [" clerk"], {"kind": "category"}),
-        (pa.array([-0.0]), ["-0.0"], {"kind": "category"}),
-        (pa.array([1e15]), ["1e+15"], {"kind": "category"}),
-        (pa.array([12345678.0]), ["1.2345678E7"], {"kind": "category"}),
+        (pa.array([12345678.0]), ["12345678.0"], {"kind": "category"}),
         (pa.array([float("nan")]), ["NaN"], {"kind": "category"}),
         (pa.array([-999, 1]), ["-999", "1"], {"kind": "numeric", "missing": 7}),
         (pa.array([-999, 1]), ["-999.0", "1"], {"kind": "category"}),
+        (
+            pa.array([[-999, 1]]),
+            ["-999|1"],
+            {"kind": "category", "length": 2, "separator": "|"},
+        ),
         (
             pa.array([0.1], pa.float32()),
             ["0.1"],
@@ -395,7 +406,7 @@ def test_a_value_has_the_same_rows_in_csv(
     [
         (pa.array([1e16]), {"kind": "category"}, "more digits than floating point"),
         (pa.array([2.0**24], pa.float32()), {"kind": "category"}, "more digits than"),
-        (pa.array([decimal.Decimal("1.5")]), {"kind": "category"}, "no whole number"),
+        (pa.array([1.5]), {"kind": "category"}, "no whole number"),
         (pa.array([True]), {"kind": "numeric"}, 'write kind = "boolean"'),
         (pa.array([300_000], pa.timestamp("s")), {"kind": "category"}, '"date"'),
         (pa.array([9 * 10**12], pa.timestamp("s")), DATE, "not a date"),

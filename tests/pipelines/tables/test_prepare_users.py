@@ -173,7 +173,7 @@ def decimals(*texts: str) -> pa.Array:
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
-        (["7", "7.0", " 7 ", "7.00", "7.0E0", "\u00a07", "\uff17.0", "8"], 2),
+        (["7", "7.0", " 7 ", "7.00", "\u00a07", "\uff17.0", "8"], 2),
         (["ann", " ann", "ann\t", "ann\u2003", "Ann"], 2),
         (["Jos\u00e9", "Jose\u0301"], 1),
         (pa.array([b"7", b"7.0", b" 7 ", "José".encode()]), 2),
@@ -203,7 +203,7 @@ def test_forms_of_an_id_are_one_person(run: Run, ids: Any, expected: int) -> Non
         [1.0, np.nan],
         [1.0, float(LARGE)],
         ["1", f"{LARGE}.0"],
-        ["1", "1.2345678901234568e+17"],
+        ["1", "7.0E0"],
         decimals("7.5"),
         pa.array([b"\xff\xfe"]),
         [True, False],

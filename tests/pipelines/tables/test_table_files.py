@@ -162,47 +162,6 @@ def test_files_blocks_threads_and_row_groups_do_not_matter(
         assert rows_of(out) == wanted
 
 
-def test_partition_folders_are_columns(
-    wanted: dict[str, str], tmp_path: pathlib.Path
-) -> None:
-    # As Spark writes, the column left out of the files; and in the order of the files.
-    rows = make_rows(200)
-    folder = tmp_path / "spark"
-    null = "__HIVE_DEFAULT_PARTITION__"
-    for job in (null, "clerk", "farmer"):
-        mine = [row for row in rows if row["job"] == (None if job == null else job)]
-        place = folder / f"job={job}"
-        place.mkdir(parents=True)
-        plain = [{k: v for k, v in row.items() if k != "job"} for row in mine]
-        pq.write_table(pa.Table.from_pylist(plain), place / "part-0.snappy.parquet")
-    (folder / "_SUCCESS").touch()
-    split = {"shares": [1, 0, 0]}
-    run(folder, tmp_path / "out", schema=schema_of(split=split))
-    found = pq.read_table(tmp_path / "out" / "train").sort_by("id")
-    run(tmp_path / "t.parquet", tmp_path / "plain", schema=schema_of(split=split))
-    plain = pq.read_table(tmp_path / "plain" / "train")
-    assert repr(found.to_pydict()) == repr(plain.to_pydict())  # NaN equals NaN
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_column_that_is_not_as_in_the_name_of_its_folder_is_refused(
-    tmp_path: pathlib.Path, ending: str
-) -> None:
-    """As polars writes it, in both; of users either could be the person."""
-    for day in (3, 4):
-        place = tmp_path / "table" / f"day={day}"
-        place.mkdir(parents=True)
-        table = pa.table({"day": [day, day], "id": [day, day], "y": [0, 1]})
-        write = pq.write_table if ending == "parquet" else pa.csv.write_csv
-        write(table, place / f"part.{ending}")
-    columns = {name: COLUMNS[name] for name in ("id", "y")}
-    schema = schema_of({**columns, "day": {"kind": "category", "buckets": 9}})
-    run(tmp_path / "table", tmp_path / "out", schema=schema)
-    (tmp_path / "table" / "day=4").rename(tmp_path / "table" / f"day={CANARY}")
-    with pytest.raises(InputError, match="name of its folder"):
-        run(tmp_path / "table", tmp_path / "other", schema=schema)
-
-
 def test_rows_of_another_number_of_cells_are_malformed_wherever_they_stand(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,8 +384,8 @@ def test_columns_that_are_missing_or_of_other_types_are_told_in_one_line(
     assert "Did you mean price?" in message
     wrong = {**COLUMNS, "day": COLUMNS["id"], "id": {"kind": "text"}}
     message = refused(table, tmp_path / "out", schema=schema_of(wrong))
-    assert 'day of type DATE (write kind = "date")' in message
-    assert 'id of type BIGINT (write kind = "numeric")' in message
+    assert re.search(r'day of type DATE \(.* write kind = "date"\)', message)
+    assert re.search(r'id of type BIGINT \(.* write kind = "numeric"\)', message)
 
 
 def test_files_that_are_no_table_are_refused(
@@ -539,28 +498,6 @@ def test_a_random_split_is_of_places_and_even(tmp_path: pathlib.Path) -> None:
     assert splits[0] == splits[1] != splits[2]
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_table_that_changes_while_it_is_read_is_refused(
-    table: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
-    path = tmp_path / f"t.{kind}"
-    if kind == "csv":
-        write_text(path, make_rows(200))
-
-    of = reading._numbers
-
-    def change() -> None:
-        path.write_bytes(path.read_bytes() + b"\n")
-
-    monkeypatch.setattr(reading, "_numbers", lambda array: change() or of(array))
-    with pytest.raises(InputError, match="not to change while it is read"):
-        prepare(str(path), tmp_path / "out", TableOptions(schema=schema_of()))
-    assert not (tmp_path / "out").exists()
-
-
 def test_no_row_for_train_is_refused_with_what_to_mend(
     table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -570,43 +507,6 @@ def test_no_row_for_train_is_refused_with_what_to_mend(
         table, tmp_path / "out", schema=schema_of(split=split), on_bad_row="skip"
     )
     assert "Fix [split] of the schema" in message
-
-
-def test_rows_of_a_class_are_not_left_out_for_a_typo_in_the_schema(
-    tmp_path: pathlib.Path,
-) -> None:
-    rows = make_rows(40)
-    rows = [
-        {**row, "y": ["<=50K", ">50K", "?"][number % 3]}
-        for number, row in enumerate(rows)
-    ]
-    write_text(tmp_path / "t.csv", rows)
-    label = {"kind": "label", "task": "binary", "classes": ["<=50K", ">50k"]}
-    schema = schema_of({**COLUMNS, "y": label}, input={"missing_values": ["?"]})
-    out = tmp_path / "out"
-    for on_bad_row in ("fail", "skip"):
-        message = refused(tmp_path / "t.csv", out, schema=schema, on_bad_row=on_bad_row)
-        assert "t.csv:3" in message
-        assert message.count("y is none of the classes of this label") == 1
-        assert (
-            "No well-formed row is of class '>50k': write the classes of y" in message
-        )
-        assert "--on-bad-row" not in message
-    # Every class has rows: the others may be left out.
-    label["classes"] = ["<=50K", ">50K"]
-    schema = schema_of({**COLUMNS, "y": label}, input={"missing_values": ["?"]})
-    summary = run(tmp_path / "t.csv", out, schema=schema, on_bad_row="skip")
-    assert sum(summary.num_rows.values()) == 27
-
-
-def test_values_of_partition_folders_are_in_no_message(tmp_path: pathlib.Path) -> None:
-    place = tmp_path / "t" / f"job={CANARY}"
-    place.mkdir(parents=True)
-    pq.write_table(pa.table({"y": ["x"]}), place / "a.parquet")
-    message = refused(
-        tmp_path / "t", tmp_path / "out", schema=schema_of({"y": COLUMNS["y"]})
-    )
-    assert "t/job=*/a.parquet:1: y is no integer" in message
 
 
 def test_times_of_spark_are_read_as_those_of_other_programs(
@@ -651,6 +551,6 @@ def test_a_table_in_a_store_becomes_the_same_rows(
         write_text(path, rows)
         if ending.endswith("gz"):
             path.write_bytes(gzip.compress(path.read_bytes()))
-    storage.copy_to_store(path, f"{s3_folder}/table/part=3/{path.name}")
+    storage.copy_to_store(path, f"{s3_folder}/table/part/{path.name}")
     prepare(f"{s3_folder}/table", tmp_path / "out", TableOptions(schema=schema_of()))
     assert rows_of(tmp_path / "out") == wanted
