@@ -8,7 +8,7 @@ Formal guarantees:
     engine as an InputError of one line.  Of any other error of a task only type and
     place are raised.
 
-An engine may run a task again, or twice at once: a task must not redo finished work.
+An engine may run a task again, or twice at once.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def run_on_engine(
 
 
 def _unless_stopped(item: Any, task: Callable[[Any], None]) -> None:
-    progress.advance(progress.TASKS)
+    progress.advance(progress.TASKS, 0)
     with plain_errors():
         task(item)
 

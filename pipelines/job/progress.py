@@ -4,7 +4,7 @@ On the local runner workers are threads of this process and report here.  On a c
 they are other processes; then ``poll`` counts what they have finished.
 
 Public: the reported numbers of blocks read, of steps written, of blocks drawn in the
-search for boundaries, and of tasks begun.
+search for boundaries, and of bytes of tables.
 """
 
 from __future__ import annotations

@@ -1,27 +1,19 @@
-"""The runtime of jobs: steps of independent tasks, on threads or on an engine.
-
-A task makes one file.  The files say what is done: in a job that was killed, by a
-worker that an engine lost, and for the progress.
+"""Where the tasks of a job run, threads or an engine; and their errors in one line.
 
 Formal guarantees:
-  - When ``Runtime.run`` returns, the file of every task is there.
-  - A task whose file is there is not run again.
-  - An error of a file system is an InputError of one line.
-  - When an error ends a step, its tasks on threads stop at their next ``SoFar``.
+  - When ``Runtime.run`` returns, every task ran to its end at least once.
+  - When an error ends it, tasks on threads stop at their next report of progress.
   - An error in a worker is an InputError of one line, which names no row.
 
-Public: names and progress of steps.
+Public: progress.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
-import pathlib
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,85 +21,12 @@ from typing import Any
 
 from accounting.core.validation import InputError, check_int
 from pipelines.core.threads import in_order, num_cores
-from pipelines.files.paths import StrPath
 from pipelines.job import progress
 
 #: ``on_progress(step, done, in all)``.
 Progress = Callable[[str, int, int], None]
 #: Calls a task with every item.
 RunTasks = Callable[[Callable[[Any], None], Sequence[Any]], None]
-
-#: Seconds between two looks at the files of a step, and between two reports of a task.
-_SECONDS = 1.0
-
-
-def _one(item: Any) -> int:
-    del item
-    return 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskStep:
-    """Tasks that may run in any order.
-
-    Attributes:
-      name: Name of the step, for the progress.
-      task: Picklable function of an item, which makes its file; complete or not at all.
-      items: The items.
-      output: Picklable function of an item: the path of its file.
-      size: Function of an item: its share of the progress.
-    """
-
-    name: str
-    task: Callable[[Any], None]
-    items: Sequence[Any]
-    output: Callable[[Any], StrPath]
-    size: Callable[[Any], int] = _one
-
-    def left(self) -> list[Any]:
-        """Returns the items whose files are not there."""
-        return [item for item in self.items if not os.path.exists(self.output(item))]
-
-    def progress(self) -> tuple[int, int]:
-        """Returns how much is done, and how much there is."""
-        total, left = sum(map(self.size, self.items)), self.left()
-        begun = sum(_so_far(self.output(item)) for item in left)
-        return total - sum(map(self.size, left)) + begun, total
-
-
-def _unless_done(
-    task: Callable[[Any], None], output: Callable[[Any], StrPath], item: Any
-) -> None:
-    if not os.path.exists(output(item)):
-        task(item)
-
-
-class SoFar:
-    """Tells how much of a task is done, by a file beside its own.
-
-    Args:
-      output: Path of the task's file.
-    """
-
-    def __init__(self, output: StrPath) -> None:
-        self._path, self._last = _path_so_far(output), time.monotonic()
-
-    def __call__(self, done: int) -> None:
-        """Tells it, at most every second; raises if the step was ended by an error."""
-        progress.advance(progress.TASKS, 0)
-        if time.monotonic() - self._last >= _SECONDS:
-            self._path.write_text(str(done))
-            self._last = time.monotonic()
-
-
-def _path_so_far(output: StrPath) -> pathlib.Path:
-    return pathlib.Path(f"{os.fspath(output)}.so-far")
-
-
-def _so_far(output: StrPath) -> int:
-    with contextlib.suppress(OSError, ValueError):  # not written, or only half
-        return int(_path_so_far(output).read_text())
-    return 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,58 +51,31 @@ class Runtime:
         if self.num_threads is not None:
             check_int("--threads", self.num_threads, at_least=1)
 
-    def in_percent(self) -> Runtime:
-        """Returns this runtime with a progress that tells no size."""
+    def run(self, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Calls a picklable task with every item, in any order.
 
-        def tell(step: str, done: int, total: int) -> None:
-            self.on_progress(step, 100 * done // max(total, 1), 100)
-
-        return dataclasses.replace(self, on_progress=tell)
-
-    def run(self, step: TaskStep) -> None:
-        """Runs the tasks of a step whose files are not there.
+        Args:
+          task: The task; on threads it reports by ``progress.advance``.
+          items: The items.
 
         Raises:
-          InputError: a task raised it, a file system or the engine failed, or tasks are
-        lost.
+          InputError, OSError: a task raised it, or the engine failed.
         """
-        run = self.run_tasks or functools.partial(
-            _run_on_threads, self.num_threads or num_cores()
-        )
-        report = functools.partial(self._report, step)
-        with progress.every(_SECONDS, report):
-            if left := step.left():
-                run(functools.partial(_unless_done, step.task, step.output), left)
-        report()
-        if lost := len(step.left()):
-            raise StorageError(
-                f"Expected every task of step {step.name} to be done; the engine "
-                f"lost {lost}. To finish, {AGAIN}"
-            )
-
-    def _report(self, step: TaskStep) -> None:
-        """Reports the progress of a step, by its files."""
-        self.on_progress(step.name, *step.progress())
-
-
-def _run_on_threads(
-    num_threads: int, task: Callable[[Any], None], items: Sequence[Any]
-) -> None:
-    stopped = threading.Event()
-    with progress.ending_at(stopped), ThreadPoolExecutor(num_threads) as pool:
-        try:
-            for _ in in_order(pool, task, items, num_threads):
-                pass
-        except OSError as error:
-            stopped.set()
-            raise storage_error(error) from None
-        except BaseException:
-            stopped.set()
-            raise
+        if self.run_tasks is not None:
+            self.run_tasks(task, items)
+            return
+        stopped, num_threads = threading.Event(), self.num_threads or num_cores()
+        with progress.ending_at(stopped), ThreadPoolExecutor(num_threads) as pool:
+            try:
+                for _ in in_order(pool, task, items, num_threads):
+                    pass
+            except BaseException:
+                stopped.set()
+                raise
 
 
 #: How to finish a job that failed.
-AGAIN = "run the same command again: it goes on where it stopped."
+AGAIN = "run the same command again."
 
 
 class StorageError(InputError):

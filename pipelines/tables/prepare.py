@@ -32,6 +32,7 @@ import math
 import os
 import pathlib
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,7 +56,8 @@ from pipelines.inputs.parquet_blocks import (
     table_columns,
 )
 from pipelines.inputs.source_table import read_from
-from pipelines.job.runtime import Runtime, SoFar, TaskStep
+from pipelines.job import progress
+from pipelines.job.runtime import Runtime
 from pipelines.tables.bounding import (
     USER,
     BoundSettings,
@@ -86,6 +88,8 @@ _TASK_BYTES = 256 << 20
 _THREAD_BYTES = 512 << 20
 
 _COUNTS = TypeAdapter(Malformed)
+#: Seconds between two looks at what workers of an engine have done.
+_SECONDS = 1.0
 
 #: Folder of an unfinished job, in that of its output.
 WORK = ".work"
@@ -260,8 +264,7 @@ class _Job:
 
     def convert(self, task: int) -> None:
         """Writes the rows of the files of a task to pieces, and then their count."""
-        path, done, total = self.count_path(task), 0, Malformed()
-        tell = SoFar(path)
+        total = Malformed()
         schema, key = self.schema, self.key_file and read_key_file(self.key_file)
         with contextlib.ExitStack() as opened:
             pieces = [
@@ -272,6 +275,7 @@ class _Job:
             ]
             for ordinal, file in self.tasks[task]:
                 reader, row_bytes = self._reader(file, ordinal), file.row_bytes
+                done = 0
                 for rows in reader:
                     found = {**rows.arrays, **rows.texts}
                     if numbers := self.options.numbers:  # lists lost their sizes
@@ -286,11 +290,13 @@ class _Job:
                             writer.write(table)
                         else:
                             writer.write(table.filter(pa.array(rows.splits == number)))
-                    read = int(rows.num_read * row_bytes)
-                    tell(done + min(file.size, read))
-                done += file.size
+                    read = min(file.size, int(rows.num_read * row_bytes))
+                    progress.advance(progress.TASKS, read - done)
+                    done = read
+                progress.advance(progress.TASKS, file.size - done)
                 total.merge(reader.malformed)
-        write_atomically(path, _COUNTS.dump_json(total), mode=0o600)
+        path, data = self.count_path(task), _COUNTS.dump_json(total)
+        write_atomically(path, data, mode=0o600)
 
     def _reader(self, file: TableFile, ordinal: int) -> Reader:
         return Reader(
@@ -462,7 +468,6 @@ def _converted(
     key_file: str | None,
 ) -> _Job:
     """Converts and counts all rows."""
-    runtime = runtime.in_percent()
     tasks = list(_tasks(files))
     work = folder / WORK
     for name in ("counts", "pieces", *(f"pieces/{part}" for part in SPLITS)):
@@ -475,16 +480,32 @@ def _converted(
         num_threads=max(1, threads // len(tasks)),
         key_file=key_file,
     )
-    runtime.run(
-        TaskStep(
-            name=CONVERT,
-            task=job.convert,
-            items=range(len(tasks)),
-            output=job.count_path,
-            size=lambda task: sum(file.size for _, file in tasks[task]),
-        )
-    )
+    with _told(job, runtime):
+        runtime.run(job.convert, range(len(tasks)))
     return job
+
+
+@contextlib.contextmanager
+def _told(job: _Job, runtime: Runtime) -> Iterator[None]:
+    """Tells the progress in percent: sizes of tables are not public."""
+    sizes = [sum(file.size for _, file in task) for task in job.tasks]
+    done, lock = 0, threading.Lock()
+
+    def tell(_: str, amount: int) -> None:
+        nonlocal done
+        with lock:
+            done += amount
+            runtime.on_progress(CONVERT, 100 * done // sum(sizes), 100)
+
+    def count() -> dict[str, int]:
+        found = (job.count_path(task).exists() for task in range(len(sizes)))
+        return {progress.TASKS: sum(itertools.compress(sizes, found))}
+
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(progress.listen(tell))
+        if runtime.run_tasks is not None:  # their workers are elsewhere
+            opened.enter_context(progress.poll(count, _SECONDS))
+        yield
 
 
 def _tasks(files: Sequence[TableFile]) -> Iterator[list[tuple[int, TableFile]]]:

@@ -1,15 +1,13 @@
 """The files that ``prepare`` writes, and the record by which they are verified.
 
     OUT/train/part-00000.parquet ...   rows
-    OUT/_prepared.json                 rows, size and digest of every file, the schema
+    OUT/_prepared.json                 rows and digest of every file, the schema
                                        and the settings; sensitive
 
 Readers of a folder skip names that begin with an underscore.
 
 Formal guarantees, if ``verify_prepared`` returns no findings:
   - every file is there, byte for byte as it was written, and there is no other file;
-  - every file has the number of rows and the schema that the record says (files for
-    training may also hold the note that users are bounded);
   - the record was not edited, unless its fingerprint was computed anew.
 
 Public: schema, settings and findings, which name files.  Sensitive: all else.
@@ -43,7 +41,6 @@ from pipelines.files.storage import new_file, write_atomically
 from pipelines.inputs.parquet_blocks import (
     DATASET_METADATA_KEY,
     description_of,
-    without_note,
 )
 from pipelines.inputs.source_table import FOOTERS, footers_of
 from pipelines.inputs.source_table import PREPARED_NAME as RECORD_NAME
@@ -57,15 +54,6 @@ _FIELDS = ("dataset", "settings", "files", FOOTERS, "fingerprint")
 DEFAULT_ROW_GROUP_ROWS = 131_072
 #: Maximum bytes of a row group.
 ROW_GROUP_BYTES = 64 << 20
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FileRecord:
-    """The record of one file.  Sensitive: it depends on the rows."""
-
-    num_rows: int
-    size: int
-    sha256: str
 
 
 def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
@@ -231,7 +219,13 @@ def write_record(
       settings: Settings of the conversion, JSON-serialisable.
     """
     paths = {str(p.relative_to(folder)): p for p in sorted(folder.glob("*/*.parquet"))}
-    files = {name: dataclasses.asdict(_file_record(paths[name])) for name in paths}
+    files = {
+        name: {
+            "num_rows": pq.read_metadata(paths[name]).num_rows,
+            "sha256": digest_of(paths[name]),
+        }
+        for name in paths
+    }
     record = {
         "dataset": description_of(schema, RECORD_NAME),
         "settings": dict(settings),
@@ -281,83 +275,52 @@ def verify_prepared(
       InputError: the record cannot be read.
     """
     root = pathlib.Path(folder)
-    dataset, files, has_users = _read_record(root / RECORD_NAME)
-    num_rows = sum(file.num_rows for file in files.values())
-    findings = _strays(root, files)
+    files, num_rows = _read_record(root / RECORD_NAME)
+    there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    findings = [
+        f"Expected no file {name}: prepare did not write it."
+        for name in sorted(there - {*files, RECORD_NAME})
+    ]
+
+    def check(name: str) -> list[str]:
+        try:
+            if digest_of(root / name) == files[name]:
+                return []
+            return [f"Expected {name} to be byte for byte as it was written."]
+        except OSError as error:
+            return [f"Expected {name} to be readable: {error.strerror}."]
+
     with ThreadPoolExecutor(num_cores()) as pool:
-
-        def check(name: str) -> list[str]:
-            return list(_check_file(root, name, files[name], dataset))
-
         checked = in_order(pool, check, sorted(files), 2 * num_cores())
         with contextlib.closing(checked):
             for count, found in enumerate(checked, start=1):
                 findings += found
                 progress(count, len(files))
     return PreparedVerification(
-        num_files=len(files),
-        num_rows=None if has_users else num_rows,
-        findings=tuple(findings),
+        num_files=len(files), num_rows=num_rows, findings=tuple(findings)
     )
 
 
-def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord], bool]:
-    """Returns the description of the data, its files, and whether users are bounded."""
-    remedy = "Name a folder that `dpsgd prepare` wrote."
-    found = read_json(path, remedy=remedy)
-    refusal = InputError(
-        f"Expected {path} to be as it was written; it was edited. Restore it, or "
-        "prepare the table again."
+def _read_record(path: pathlib.Path) -> tuple[dict[str, str], int | None]:
+    """Returns name -> SHA-256 of the files, and their rows unless users are bounded."""
+    fields = read_fields(
+        read_json(path, remedy="Name a folder that `dpsgd prepare` wrote."),
+        _FIELDS,
+        kind="record of prepared data",
+        **_HEADER,
     )
-    fields = read_fields(found, _FIELDS, kind="record of prepared data", **_HEADER)
     told = fields.pop("fingerprint")
-    if fingerprint(fields) != told:
-        raise refusal
     try:
-        files = {name: FileRecord(**each) for name, each in fields["files"].items()}
-    except (AttributeError, TypeError):
-        raise refusal from None
-    if not all(re.fullmatch(r"\w+/[\w-][\w.-]*", name) for name in files):
-        raise refusal  # a name that would lead out of the folder
-    has_users = "max_examples_per_user" in fields["settings"]
-    return fields["dataset"], files, has_users or BOUNDED in fields["dataset"]
-
-
-def _strays(root: pathlib.Path, files: Mapping[str, FileRecord]) -> list[str]:
-    """Returns a finding for every file that is not in the record."""
-    there = {
-        str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()
-    }
-    others = sorted(there - {*files, RECORD_NAME})
-    return [f"Expected no file {name}: prepare did not write it." for name in others]
-
-
-def _check_file(
-    root: pathlib.Path, name: str, record: FileRecord, dataset: Any
-) -> Iterator[str]:
-    """Yields the findings about a file."""
-    try:
-        if digest_of(root / name) != record.sha256:
-            yield f"Expected {name} to be byte for byte as it was written."
-            return
-        footer = pq.read_metadata(root / name)
-    except FileNotFoundError:
-        yield f"Expected {name} to be there."
-        return
-    except (OSError, pa.ArrowException) as error:
-        yield f"Expected {name} to be readable: {type(error).__name__}."
-        return
-    if footer.num_rows != record.num_rows:
-        yield f"Expected {name} to hold as many rows as the record says."
-    found = description_of(footer.schema.to_arrow_schema(), name)
-    if without_note(found) != without_note(dataset):
-        yield f"Expected {name} to be of the schema that the record says."
-
-
-def _file_record(path: pathlib.Path) -> FileRecord:
-    """Returns the record of a finished file."""
-    return FileRecord(
-        num_rows=pq.read_metadata(path).num_rows,
-        size=path.stat().st_size,
-        sha256=digest_of(path),
-    )
+        files = {name: each["sha256"] for name, each in fields["files"].items()}
+        num_rows = sum(each["num_rows"] for each in fields["files"].values())
+        has_users = "max_examples_per_user" in fields["settings"]
+        has_users = has_users or BOUNDED in fields["dataset"]
+        inside = all(re.fullmatch(r"\w+/[\w-][\w.-]*", name) for name in files)
+    except (AttributeError, TypeError, KeyError):
+        inside = False
+    if fingerprint(fields) != told or not inside:
+        raise InputError(
+            f"Expected {path} to be as it was written; it was edited. Restore it, or "
+            "prepare the table again."
+        )
+    return files, None if has_users else num_rows

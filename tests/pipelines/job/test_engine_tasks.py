@@ -57,8 +57,7 @@ def test_a_failure_of_the_engine_is_one_line(
     assert ran.code == 2, ran.printed
     assert ran.printed.splitlines()[-1] == (
         "error: Expected the engine to finish the job: RuntimeError: No worker is "
-        "left. See what it logged; then run the same command again: it goes on where "
-        "it stopped."
+        "left. See what it logged; then run the same command again."
     )
     assert "Engine.java" not in ran.printed
     assert "Traceback" not in ran.printed

@@ -74,7 +74,7 @@ def test_missing_and_further_files_are_found(data: pathlib.Path) -> None:
     assert verify_prepared(data).findings == (
         "Expected no file train/part-00009.parquet: prepare did not write it.",
         "Expected no file val/.hidden: prepare did not write it.",
-        f"Expected {FILE} to be there.",
+        f"Expected {FILE} to be readable: No such file or directory.",
     )
 
 
@@ -88,23 +88,20 @@ def _edit(data: pathlib.Path, change: Callable[[Any], None], *, sign: bool) -> N
     (data / RECORD_NAME).write_text(json.dumps(fields))
 
 
-EDITS: list[tuple[Callable[[Any], None], str | None]] = [
-    (lambda f: f["files"][FILE].update(num_rows=21), f"{FILE} to hold as many rows"),
-    (lambda f: f["dataset"].update(hash="other"), f"{FILE} to be of the schema"),
-    (lambda f: f["settings"].update(on_bad_row="skip"), None),
-]
-
-
-@pytest.mark.parametrize(("change", "finding"), EDITS)
-def test_an_edited_record_is_refused_and_a_signed_one_held_against_the_files(
-    change: Callable[[Any], None], finding: str | None, data: pathlib.Path
+@pytest.mark.parametrize(
+    ("change", "sign"),
+    [
+        (lambda f: f["settings"].update(on_bad_row="skip"), False),
+        (lambda f: f["files"].update({"../../secret": f["files"][FILE]}), True),
+        (lambda f: f["files"].update({FILE: 7}), True),
+    ],
+)
+def test_an_edited_record_is_refused(
+    change: Callable[[Any], None], sign: bool, data: pathlib.Path
 ) -> None:
-    _edit(data, change, sign=False)
+    _edit(data, change, sign=sign)
     with pytest.raises(InputError, match=rf"{RECORD_NAME} to be as it was written"):
         verify_prepared(data)
-    _edit(data, change, sign=True)
-    found = "\n".join(verify_prepared(data).findings)
-    assert found == "" if finding is None else finding in found
 
 
 def test_the_command_takes_prepared_data_as_it_takes_batches(
