@@ -17,10 +17,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.batches.columns import RESERVED_NAMES
+from pipelines.files.paths import StrPath
 from pipelines.tables import cells
 from pipelines.tables.kinds import (
     BINARY,
@@ -43,11 +43,10 @@ from pipelines.tables.schema import (
     shown_names,
 )
 from pipelines.tables.table_files import (
-    MEMORY,
     PARQUET,
     TableFile,
     columns_of,
-    files_of,
+    list_table,
 )
 
 _HEAD = """\
@@ -95,7 +94,7 @@ class _Column:
 
 
 def first_schema(
-    data: Any,
+    table: StrPath,
     *,
     label: str = "",
     classes: Sequence[str] = (),
@@ -106,7 +105,7 @@ def first_schema(
     """Returns the text of a first schema.
 
     Args:
-      data: A table: a file, a folder or a glob; or a pyarrow Table.
+      table: A file, a folder or a glob.
       label: Column to predict; empty if unknown.
       classes: Its values, which are public; empty if unknown.
       kinds: Name of a column -> its kind, where known.
@@ -117,8 +116,7 @@ def first_schema(
     Raises:
       InputError: no table, or a column that it does not have.
     """
-    file = files_of(data)[0]
-    table = PARQUET if file.format == MEMORY else file.format
+    file = list_table(table)[0]
     options = options or InputOptions()
     types = columns_of(file, options)
     kinds, ranges = dict(kinds or {}), ranges or {}
@@ -146,12 +144,12 @@ def first_schema(
             "has both. Leave out --classes or --range."
         )
     columns = [
-        _label(name, kind, classes, ranges.get(name), table)
+        _label(name, kind, classes, ranges.get(name), file.format)
         if label and name == label
-        else _column(name, kind, kinds.get(name), ranges.get(name), table)
+        else _column(name, kind, kinds.get(name), ranges.get(name), file.format)
         for name, kind in types.items()
     ]
-    return _text(columns, table, options)
+    return _text(columns, file.format, options)
 
 
 def _check_there(

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import math
 import os
@@ -48,6 +47,7 @@ from pipelines.core.threads import num_cores
 from pipelines.core.users.bounded import Bounded
 from pipelines.core.users.hashing import hash_ids
 from pipelines.files.key_files import read_key_file, read_or_create_key_file
+from pipelines.files.paths import StrPath
 from pipelines.files.staged_folder import staged_folder
 from pipelines.files.storage import write_atomically
 from pipelines.inputs.parquet_blocks import (
@@ -76,7 +76,7 @@ from pipelines.tables.prepared_files import (
 )
 from pipelines.tables.reading import Malformed, Reader, check_columns
 from pipelines.tables.schema import FRACTION, SPLITS, Schema
-from pipelines.tables.table_files import MEMORY, PARQUET, TableFile, files_of
+from pipelines.tables.table_files import PARQUET, TableFile, list_table
 
 ON_BAD_ROW = ("fail", "skip")
 #: About 4 million rows, 200 MB, per file of Criteo's data.
@@ -180,7 +180,7 @@ class PrepareSummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job:
-    """The description of a job that workers get.  Public, but for tables in memory.
+    """The description of a job that workers get.  Public.
 
     Attributes:
       tasks: For each task, its files with their places in the table.
@@ -317,18 +317,20 @@ class _Job:
         return total
 
 
-def open_table(data: Any, options: TableOptions) -> tuple[list[TableFile], list[str]]:
+def open_table(
+    data: StrPath, options: TableOptions
+) -> tuple[list[TableFile], list[str]]:
     """Returns the files of a table, and the columns that are left out.
 
     Args:
-      data: A file, a folder or a glob; or a pyarrow Table.
+      data: A file, a folder or a glob.
       options: How it becomes Parquet.
 
     Raises:
       InputError: no table, or columns that do not fit the schema.
     """
     schema = options.schema
-    files = files_of(data)
+    files = list_table(data)
     known = {*schema.columns, *schema.needed, *(c.name for c in options.numbers)}
     left_out: dict[str, None] = {}
     for file in files:
@@ -348,19 +350,19 @@ def open_table(data: Any, options: TableOptions) -> tuple[list[TableFile], list[
     return files, list(left_out)
 
 
-def of_numbers(data: Any, user: str, **options: Any) -> TableOptions:
+def of_numbers(data: StrPath, user: str, **options: Any) -> TableOptions:
     """Returns how a table without a schema becomes Parquet: all rows, without ids.
 
     Args:
-      data: Parquet: a file, a folder or a glob; or a pyarrow Table.
+      data: Parquet: a file, a folder or a glob.
       user: Column of the ids of users; all others are numbers, and stay.
       **options: Other fields of `TableOptions`.
 
     Raises:
       InputError: no table of numbers.
     """
-    file = files_of(data)[0]
-    if file.format not in (PARQUET, MEMORY):
+    file = list_table(data)[0]
+    if file.format != PARQUET:
         raise InputError(
             f"Expected --schema to read {file.shown}, which is text. `dpsgd schema "
             "TABLE` writes a first one; only Parquet of numbers needs none."
@@ -380,7 +382,7 @@ def _description(file: TableFile) -> dict[str, Any]:
 
 
 def prepare(
-    data: Any,
+    data: StrPath,
     out: str | os.PathLike[str],
     options: TableOptions,
     *,
@@ -390,7 +392,7 @@ def prepare(
     """Turns a raw table into Parquet, with the guarantees of this module.
 
     Args:
-      data: A file, a folder or a glob; or a pyarrow Table.
+      data: A file, a folder or a glob.
       out: New or empty folder.
       options: Schema of the table, and what to write.
       users: How users are bounded, if the schema has a column of kind user.
@@ -418,10 +420,8 @@ def prepare(
         job = _converted(folder, files, options, runtime, key_file)
         total = job.count()
         total.refuse(schema, skip=options.on_bad_row == "skip")
-        in_memory_only = isinstance(data, pa.Table)
-        read = {} if in_memory_only else read_from(file.path for file in files)
-        table = _digest(data) if in_memory_only else str(read)
-        sizes = _write(job, folder, total.num_good, users, table, runtime)
+        read = read_from(file.path for file in files)
+        sizes = _write(job, folder, total.num_good, users, str(read), runtime)
         shutil.rmtree(job.work)
         told = {} if users is None else dataclasses.asdict(users.settings)
         if users is not None and users.bound_held_out:
@@ -435,14 +435,6 @@ def prepare(
         left_out=tuple(left_out),
         has_users=bool(schema.user),
     )
-
-
-def _digest(table: pa.Table) -> str:
-    """Returns what tells a table in memory from others.  Sensitive."""
-    total = hashlib.sha256()
-    for batch in table.to_batches():
-        total.update(batch.serialize())
-    return total.hexdigest()
 
 
 def _check_users(options: TableOptions, users: UserOptions | None) -> None:

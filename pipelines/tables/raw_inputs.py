@@ -14,16 +14,16 @@ Public: schema and names of columns.  Sensitive: rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.core.threads import num_cores
+from pipelines.files.paths import StrPath
 from pipelines.tables.reading import Reader, check_columns
 from pipelines.tables.schema import Schema
-from pipelines.tables.table_files import files_of
+from pipelines.tables.table_files import list_table
 
 #: Inputs of some rows, their carried columns, and the number of bytes read so far.
 Part = tuple[dict[str, np.ndarray], pa.Table, int]
@@ -33,7 +33,7 @@ class RawInputs:
     """The rows of a table, without labels.
 
     Args:
-      data: A file, a folder or a glob; or a pyarrow Table.
+      data: A file, a folder or a glob.
       schema: Schema of the training examples, from the manifest of their batches.
       carried: Columns that are passed on unchanged, such as an id.
 
@@ -45,8 +45,10 @@ class RawInputs:
       InputError: no table, or columns that do not fit the schema.
     """
 
-    def __init__(self, data: Any, schema: Schema, carried: Sequence[str] = ()) -> None:
-        self._files = files_of(data)
+    def __init__(
+        self, data: StrPath, schema: Schema, carried: Sequence[str] = ()
+    ) -> None:
+        self._files = list_table(data)
         self._schema, self._carried = schema, tuple(carried)
         self.num_bytes = sum(file.size for file in self._files)
         first: dict[str, str] = {}

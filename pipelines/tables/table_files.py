@@ -1,7 +1,7 @@
-"""Tables of any format as relations of DuckDB: CSV, TSV, JSON lines, Parquet, memory.
+"""Tables of any format as relations of DuckDB: CSV, TSV, JSON lines and Parquet.
 
-A table is a file, a folder or a glob, here or in a store, or an Arrow table.  Files of
-text may be compressed (.gz, .zst).  Their columns are read as text: only the schema
+A table is a file, a folder or a glob, here or in a store.  Files of text may be
+compressed (.gz, .zst).  Their columns are read as text: only the schema
 decides what cells are.  Columns are named f0, f1, ... in SQL, by their place in the
 file: DuckDB takes names that differ in case for one, and binds a schema by place.
 
@@ -33,13 +33,13 @@ import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
-from pipelines.files.paths import is_remote
+from pipelines.files.paths import StrPath, is_remote
 from pipelines.files.stores import file_system
 from pipelines.inputs.input_files import find_files, without_values
 from pipelines.tables import cells
 from pipelines.tables.schema import InputOptions, Schema
 
-TEXT, JSON, PARQUET, MEMORY = "text", "JSON lines", "Parquet", "memory"
+TEXT, JSON, PARQUET = "text", "JSON lines", "Parquet"
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
 _FORMATS = {
     ".parquet": PARQUET,
@@ -64,21 +64,19 @@ _JSON_LINES = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableFile:
-    """A file of a table; or a table in memory.
+    """A file of a table.
 
     Attributes:
       path: Path of the file.
       name: Path relative to the input.
       size: Bytes of the file.
-      format: One of "text", "JSON lines", "Parquet" and "memory".
-      table: The table in memory.
+      format: One of "text", "JSON lines" and "Parquet".
     """
 
     path: str
     name: str
     size: int
     format: str
-    table: pa.Table | None = dataclasses.field(default=None, repr=False)
 
     @property
     def shown(self) -> str:
@@ -93,8 +91,6 @@ class TableFile:
     @functools.cached_property
     def row_bytes(self) -> float:
         """About how many bytes of the file a row has: an estimate for the progress."""
-        if self.table is not None:
-            return self.size / max(1, self.table.num_rows)
         if self.format == PARQUET:
             return self.size / max(1, self.footer().num_rows)
         with storage.open_file(self.path) as raw, contextlib.suppress(EOFError):
@@ -105,9 +101,7 @@ class TableFile:
         return 1.0
 
     def arrow_schema(self) -> pa.Schema:
-        """Returns the schema of a Parquet file, or of a table in memory."""
-        if self.table is not None:
-            return self.table.schema
+        """Returns the schema of a Parquet file."""
         return self.footer().schema.to_arrow_schema()
 
     def footer(self) -> pq.FileMetaData:
@@ -134,7 +128,7 @@ def format_of(path: str) -> str:
     return _FORMATS.get(ending, TEXT)
 
 
-def list_table(pattern: str) -> list[TableFile]:
+def list_table(pattern: StrPath) -> list[TableFile]:
     """Returns the files of a table in natural order of their names (day_2, day_10).
 
     Args:
@@ -143,6 +137,7 @@ def list_table(pattern: str) -> list[TableFile]:
     Raises:
       InputError: no file, only empty files, or different formats.
     """
+    pattern = os.fspath(pattern)
     found = sorted(find_files(pattern, suffix="").files, key=lambda f: _natural(f[0]))
     files = [
         TableFile(path=path, name=name, size=size, format=format_of(path))
@@ -158,22 +153,6 @@ def list_table(pattern: str) -> list[TableFile]:
             "Give --input a glob that matches one kind, such as 'table/**/*.parquet'."
         )
     return files
-
-
-def files_of(data: Any) -> list[TableFile]:
-    """Returns the files of a table in memory, which is one, or as `list_table`."""
-    return [in_memory(data)] if isinstance(data, pa.Table) else list_table(str(data))
-
-
-def in_memory(table: pa.Table) -> TableFile:
-    """Returns a table in memory as a file."""
-    return TableFile(
-        path="the table",
-        name="",
-        size=max(1, table.nbytes),
-        format=MEMORY,
-        table=table,
-    )
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
@@ -253,22 +232,15 @@ def _typed_columns(file: TableFile) -> dict[str, str]:
         database.register_filesystem(file_system(file.path))
     else:
         database = _of_process(os.getpid()).cursor()  # one for each thread
-    if file.table is not None:
-        names = file.table.column_names
-        found = database.from_arrow(_numbered(file.table))
-    else:
-        schema = file.arrow_schema()
-        names, sizes = schema.names, list(map(_sizes, schema.types))
-        found = database.sql(f"SELECT * FROM {_from_parquet(file)}")
-    types = list(map(str, found.types))
-    if file.table is None:  # of a list of a fixed size DuckDB does not tell it
-        utc = _int96(file)
-        types = [
-            _ZONED if name in utc else kind.partition("[")[0] + size if size else kind
-            for name, kind, size in zip(names, types, sizes, strict=True)
-        ]
-    _refuse_twice(names, file)
-    return dict(zip(names, types, strict=True))
+    schema, utc = file.arrow_schema(), _int96(file)
+    found = database.sql(f"SELECT * FROM {_from_parquet(file)}")
+    _refuse_twice(schema.names, file)
+    types = {}
+    for field, kind in zip(schema, map(str, found.types), strict=True):
+        size = _sizes(field.type)  # DuckDB does not tell a fixed one
+        full = kind.partition("[")[0] + size if size else kind
+        types[field.name] = _ZONED if field.name in utc else full
+    return types
 
 
 def _int96(file: TableFile) -> frozenset[str]:
@@ -292,10 +264,6 @@ def _of_process(number: int) -> duckdb.DuckDBPyConnection:
     """Returns a database for types of columns; none survives a fork."""
     del number
     return connect()
-
-
-def _numbered(table: pa.Table) -> pa.Table:
-    return table.rename_columns([f"f{place}" for place in range(table.num_columns)])
 
 
 def _refuse_twice(names: Sequence[str], file: TableFile) -> None:
@@ -508,9 +476,6 @@ def relation_of(
         table = _from_json(file, types)
         faults.append((f"NOT {_IS_JSON}", "is no JSON object"))
         names.append(_IS_JSON)
-    elif file.table is not None:
-        database.register("memory_table", _numbered(file.table))
-        table = "memory_table"
     else:
         table = _from_parquet(file)
     columns = dict(zip(types, names, strict=False))

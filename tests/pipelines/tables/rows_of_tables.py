@@ -1,19 +1,21 @@
-"""Tables in memory, read as `prepare` reads them; and its hash, one text at a time."""
+"""Tables, read as `prepare` reads them; and its hash, one text at a time."""
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines.tables import reading
 from pipelines.tables.schema import Schema
 from pipelines.tables.select import FAULT, Select
-from pipelines.tables.table_files import connect, in_memory
+from pipelines.tables.table_files import connect, list_table
 
 
 @dataclasses.dataclass
@@ -26,10 +28,14 @@ class Read:
 
 
 def read(schema: Schema, columns: Mapping[str, Any], **options: Any) -> Read:
-    """What a table in memory becomes."""
+    """What a table becomes."""
     table = pa.table(dict(columns))
-    reader = reading.Reader(in_memory(table), schema, **options)
-    with mock.patch.object(reading, "_REPORTED_ROWS", 1 << 20):
+    with (
+        tempfile.NamedTemporaryFile(suffix=".parquet") as file,
+        mock.patch.object(reading, "_REPORTED_ROWS", 1 << 20),
+    ):
+        pq.write_table(table, file.name)
+        reader = reading.Reader(*list_table(file.name), schema, **options)
         found = list(reader)
     reasons: list[str | None] = [None] * len(table)
     for _, row, reason in reader.malformed.first:
