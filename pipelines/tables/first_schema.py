@@ -10,7 +10,6 @@ Public: the schema.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import itertools
 import json
@@ -26,12 +25,11 @@ from pipelines.tables.kinds import (
     BINARY,
     CLASSES,
     DAYS,
-    ID_PARTS,
+    KINDS,
     LABEL,
     PARTS,
     REGRESSION,
     USER,
-    YEAR,
     usable_name,
 )
 from pipelines.tables.reading import kind_of_type
@@ -72,25 +70,9 @@ shares = [80, 10, 10]
 """
 
 
+_IS_ID = re.compile("(^|_)id$", re.IGNORECASE)
 #: The least and the largest possible value of a column, which are public.
 Range = tuple[float, float] | tuple[datetime.datetime, datetime.datetime]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Column:
-    """A column of the schema.
-
-    Attributes:
-      name: Name in the table.
-      type: Type in the file.
-      kind: Kind in the schema.
-      lines: Lines after ``kind``.
-    """
-
-    name: str
-    type: str
-    kind: str
-    lines: tuple[str, ...] = ()
 
 
 def first_schema(
@@ -117,39 +99,51 @@ def first_schema(
       InputError: no table, or a column that it does not have.
     """
     file = list_table(table)[0]
-    options = options or InputOptions()
+    options, kinds, ranges = options or InputOptions(), dict(kinds or {}), ranges or {}
     types = columns_of(file, options)
-    kinds, ranges = dict(kinds or {}), ranges or {}
     told = [*([label] if label else []), *kinds, *ranges]
     has_header = file.has_header or bool(options.header or types.keys() & set(told))
     for name in told:
         _check_there(name, list(types), file, has_header)
+    for name, ends in ranges.items():
+        kind = "date" if isinstance(ends[0], datetime.datetime) else "numeric"
+        given = "numeric" if name == label else kinds.setdefault(name, kind)
+        if given != kind:
+            raise InputError(
+                f"Expected --range {name} to be of a {kind} column; it is {given}. "
+                "Leave it out, or give the column another kind."
+            )
     if label in kinds and label:
         raise InputError(
             f"Expected column {label} to be the label alone. Leave it out of "
             f"--{kinds[label]}."
         )
-    if len(classes) == 1:
+    if len(classes) == 1 or (classes and label in ranges):
         raise InputError(
-            f"Expected two classes or more, not {classes[0]} alone. Give all of them, "
-            "as --classes no,yes."
+            f"Expected label {label} to be of two --classes or more, such as no,yes; "
+            "or to be a number with a --range, and no classes."
         )
-    for name in ranges.keys() - {label}:
-        kinds.setdefault(name, _kind_of(ranges[name]))
-    for name, ends in ranges.items():
-        _check_range(name, "numeric" if name == label else kinds[name], ends)
-    if classes and label in ranges:
-        raise InputError(
-            f"Expected label {label} to be of classes, or a number with a range; it "
-            "has both. Leave out --classes or --range."
-        )
-    columns = [
-        _label(name, kind, classes, ranges.get(name), file.format)
-        if label and name == label
-        else _column(name, kind, kinds.get(name), ranges.get(name), file.format)
-        for name, kind in types.items()
-    ]
-    return _text(columns, file.format, options)
+    is_typed, taken, split = file.format == PARQUET, set[str](), _SPLIT
+    tables = []
+    for name, kind in types.items():
+        chosen = kinds.get(name) or _kind(name, kind, is_typed)
+        lines = _lines(kind, chosen, ranges.get(name))
+        if name == label and label:
+            chosen, lines = LABEL, _label(kind, classes, ranges.get(name), is_typed)
+        elif chosen == "numeric" and name not in kinds and _IS_ID.search(name):
+            lines += ['# of ids: kind = "drop", "category" or "user"']
+        elif chosen == USER:
+            split = _SPLIT_BY_USER.format(user=_word(name))
+        head = f"\n[columns.{_key(name)}]{f'  # {kind}' if is_typed else ''}"
+        hint = f"  # {', '.join(KINDS)}" if chosen == UNCHOSEN else ""
+        lines = [f'kind = "{chosen}"{hint}', *_name(name, chosen, taken), *lines]
+        tables.append("\n".join([head, *lines]))
+    source = "names and types of columns" if is_typed else "names of columns"
+    text = _HEAD.format(source=source, version=VERSION)
+    if fields := options.model_dump(exclude_defaults=True):
+        text += "\n[input]\n"
+        text += "".join(f"{name} = {_value(each)}\n" for name, each in fields.items())
+    return "\n".join([text.rstrip("\n"), split.rstrip("\n"), *tables]) + "\n"
 
 
 def _check_there(
@@ -163,59 +157,45 @@ def _check_there(
         )
 
 
-def _kind_of(ends: Range) -> str:
-    return "date" if isinstance(ends[0], datetime.datetime) else "numeric"
-
-
-def _check_range(name: str, kind: str, ends: Range) -> None:
-    if kind != _kind_of(ends):
-        raise InputError(
-            f"Expected --range {name} to be of a {_kind_of(ends)} column; it is "
-            f"{kind}. Leave it out, or give the column another kind."
-        )
-
-
 # --- From names and types -----------------------------------------------------------
 
 
-def _column(
-    name: str, kind: str, told: str | None, ends: Range | None, table: str
-) -> _Column:
-    """Returns a column by the user's choice, or its type."""
-    chosen = told
-    if chosen is None and (not name or re.fullmatch("__index_level_[0-9]+__", name)):
-        chosen = "drop"
-    if chosen is None:
-        chosen = UNCHOSEN if table != PARQUET else kind_of_type(kind)
-    lines = _LINES[chosen](kind)
-    if ends is not None:
-        known = _length(kind) if chosen == "numeric" else [_parts(kind, PARTS)]
-        lines = (*known, _range(ends))
-    if chosen == "numeric" and not told and re.search("(^|_)id$", name.lower()):
-        lines += ('# of ids: kind = "drop", "category" or "user"',)
-    return _Column(name=name, type=kind, kind=chosen, lines=lines)
+def _kind(name: str, kind: str, is_typed: bool) -> str:
+    """Returns the kind of a column that the user did not choose."""
+    if not name or re.fullmatch("__index_level_[0-9]+__", name):
+        return "drop"
+    return kind_of_type(kind) if is_typed else UNCHOSEN
 
 
-def _length(kind: str) -> list[str]:
-    if cells.family(kind) != cells.LIST:
-        return []
-    sizes = re.findall(r"\[([0-9]*)\]", kind)
-    if not all(sizes):
-        return ["length = 16  # longer lists are truncated, shorter ones padded with 0"]
-    return [f"length = {math.prod(map(int, sizes))}"]
-
-
-def _numeric(kind: str) -> tuple[str, ...]:
-    hint = "# range = [0, 100]  # clips, and scales to [-1, 1]; also: log = true"
-    return (*_length(kind), hint)
-
-
-def _category(kind: str) -> tuple[str, ...]:
-    hint = '# vocabulary = ["red", "green"]  # in place of buckets'
-    found = (*_length(kind), "buckets = 1024  # of the hash", hint)
-    if kind.startswith("ENUM") or cells.family(kind) == cells.LIST:
-        return found
-    return (*found, '# of words: kind = "text" and tokens = 32, with other buckets')
+def _lines(kind: str, chosen: str, ends: Range | None) -> list[str]:
+    """Returns the lines after the kind of a column."""
+    is_list = cells.family(kind) == cells.LIST
+    length = []
+    if is_list and chosen in ("numeric", "category"):
+        sizes = re.findall(r"\[([0-9]*)\]", kind)
+        length = ["length = 16  # longer lists are cut, shorter ones padded with 0"]
+        if all(sizes):
+            length = [f"length = {math.prod(map(int, sizes))}"]
+    if chosen == "numeric":
+        hint = "# range = [0, 100]  # clips, and scales to [-1, 1]; also: log = true"
+        return [*length, hint if ends is None else _range(ends)]
+    if chosen == "category":
+        hint = '# vocabulary = ["red", "green"]  # in place of buckets'
+        return [*length, "buckets = 1024  # of the hash", hint]
+    if chosen == "date":
+        hours = cells.family(kind) != cells.DATE  # text may hold days alone, or times
+        parts = [part for part in PARTS if part != "hour" or hours]
+        if ends is not None:
+            return [f"parts = {json.dumps(parts)}", _range(ends)]
+        parts.remove(DAYS)
+        return [
+            f"parts = {json.dumps(parts)}",
+            f"# also {DAYS}, which need a range, as years may have one:",
+            "# range = [2020-01-01, 2030-01-01]",
+        ]
+    if chosen == "text":
+        return ["tokens = 32  # words that are kept", "buckets = 8192"]
+    return ["# none may be missing; the ids are removed"] if chosen == USER else []
 
 
 def _range(ends: Range) -> str:
@@ -223,100 +203,41 @@ def _range(ends: Range) -> str:
     return f"range = [{low}, {high}]"
 
 
-def _parts(kind: str, parts: Sequence[str]) -> str:
-    """Returns the line of parts; text may hold days alone, or times."""
-    told = [
-        each for each in parts if each != "hour" or cells.family(kind) != cells.DATE
-    ]
-    return f"parts = {json.dumps(told)}"
-
-
-def _date(kind: str) -> tuple[str, ...]:
-    hint = f"# also {DAYS}, which need a range, as years may have one:"
-    return (
-        _parts(kind, (YEAR, *ID_PARTS)),
-        hint,
-        "# range = [2020-01-01, 2030-01-01]",
-    )
-
-
-_LINES = {
-    "numeric": _numeric,
-    "category": _category,
-    "date": _date,
-    "boolean": lambda kind: (),
-    "text": lambda kind: ("tokens = 32  # words that are kept", "buckets = 8192"),
-    USER: lambda kind: ("# none may be missing; the ids are removed",),
-    "drop": lambda kind: (),
-    UNCHOSEN: lambda kind: (),
-}
-
-
 def _label(
-    name: str,
-    kind: str,
-    classes: Sequence[str],
-    ends: Range | None,
-    table: str,
-) -> _Column:
-    def of(task: str, *lines: str) -> _Column:
-        lines = (f'task = "{task}"', *lines)
-        return _Column(name=name, type=kind, kind=LABEL, lines=lines)
-
-    if ends is not None:
-        return of(REGRESSION, _range(ends))
-    if classes:
-        task = BINARY if len(classes) == 2 else CLASSES
-        return of(task, f"classes = {_words(classes)}")
+    kind: str, classes: Sequence[str], ends: Range | None, is_typed: bool
+) -> list[str]:
+    """Returns the lines after the kind of the label."""
+    task, line = BINARY, ""
     held = cells.family(kind)
-    if held == cells.BOOLEAN:
-        return of(BINARY)
-    if held == cells.INTEGER:
-        hint = '# 0 or 1; or "classes" with classes = [1, 2, 3]; or "regression"'
-        return of(BINARY, hint)
-    if held in cells.NUMBERS:
-        return of(REGRESSION, "range = []  # to be chosen: smallest and largest")
-    if table != PARQUET:
-        hint = '# classes = ["no", "yes"]  # unless they are 0 and 1, or false and true'
-        return of(BINARY, hint)
-    return of(BINARY, 'classes = []  # to be chosen, such as ["no", "yes"]')
+    if ends is not None:
+        task, line = REGRESSION, _range(ends)
+    elif classes:
+        task = BINARY if len(classes) == 2 else CLASSES
+        line = f"classes = {_value(classes)}"
+    elif held == cells.INTEGER:
+        line = '# 0 or 1; or "classes" with classes = [1, 2, 3]; or "regression"'
+    elif held in cells.NUMBERS:
+        task, line = REGRESSION, "range = []  # to be chosen: smallest and largest"
+    elif not is_typed:
+        line = '# classes = ["no", "yes"]  # unless they are 0 and 1, or false and true'
+    elif held != cells.BOOLEAN:
+        line = 'classes = []  # to be chosen, such as ["no", "yes"]'
+    return [f'task = "{task}"', line]
 
 
 # --- TOML ---------------------------------------------------------------------------
 
 
-def _text(columns: Sequence[_Column], table: str, options: InputOptions) -> str:
-    source = "names and types of columns" if table == PARQUET else "names of columns"
-    head = _HEAD.format(source=source, version=VERSION)
-    if fields := options.model_dump(exclude_defaults=True):
-        lines = [f"{name} = {_value(value)}\n" for name, value in fields.items()]
-        head += "\n[input]\n" + "".join(lines)
-    taken: set[str] = set()
-    tables = [_table(column, table, taken) for column in columns]
-    split = _SPLIT
-    for column in columns:
-        if column.kind == USER:
-            split = _SPLIT_BY_USER.format(user=_word(column.name))
-    return "\n".join([head.rstrip("\n"), split.rstrip("\n"), *tables]) + "\n"
-
-
-def _table(column: _Column, table: str, taken: set[str]) -> str:
-    told = f"  # {column.type}" if table == PARQUET else ""
-    kind = f'kind = "{column.kind}"'
-    if column.kind == UNCHOSEN:
-        kind += "  # numeric, category, text, date, boolean, user or drop"
-    lines = ["", f"[columns.{_key(column.name)}]{told}", kind]
-    if column.kind not in (LABEL, USER, "drop"):
-        name = usable_name(column.name)
-        others = (f"{name}_{number}" for number in itertools.count(2))
-        used = {*taken, *RESERVED_NAMES, LABEL}
-        free = next(
-            each for each in itertools.chain([name], others) if each not in used
-        )
-        taken.add(free)
-        if free != name:
-            lines.append(f'name = "{free}"')
-    return "\n".join([*lines, *column.lines])
+def _name(column: str, chosen: str, taken: set[str]) -> list[str]:
+    """Returns the line of an output's name, if that of the column is taken."""
+    if chosen in (LABEL, USER, "drop"):
+        return []
+    name = usable_name(column)
+    others = (f"{name}_{number}" for number in itertools.count(2))
+    used = {*taken, *RESERVED_NAMES, LABEL}
+    free = next(e for e in itertools.chain([name], others) if e not in used)
+    taken.add(free)
+    return [] if free == name else [f'name = "{free}"']
 
 
 def _key(name: str) -> str:
@@ -329,14 +250,8 @@ def _word(text: str) -> str:
 
 
 def _value(value: str | bool | Sequence[str]) -> str:
-    return (
-        json.dumps(value)
-        if isinstance(value, bool)
-        else _word(value)
-        if isinstance(value, str)
-        else _words(value)
-    )
-
-
-def _words(texts: Sequence[str]) -> str:
-    return f"[{', '.join(map(_word, texts))}]"
+    if isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return _word(value)
+    return f"[{', '.join(map(_word, value))}]"
