@@ -1,12 +1,4 @@
-"""A file that appears under its name complete, or not at all, by one process.
-
-    .NAME.unfinished    beside it; locked by the process that writes it; becomes NAME
-
-Formal guarantees:
-  - One process at a time writes a file; another one is refused.
-  - The file gets its name when it is on the disk.  Nothing is left after an error or a
-    signal, and what a killed process left is taken over by the next.
-"""
+"""A new file that appears under its name complete, or not at all."""
 
 from __future__ import annotations
 
@@ -14,11 +6,9 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import cast
 
 from accounting.core.validation import InputError, check_local
-from pipelines.core.files.local_files import names_full_disk
-from pipelines.core.files.locks import lock_file
+from pipelines.core.files.local_files import new_file
 
 
 def check_new(
@@ -57,24 +47,10 @@ def output_file(
       overwrite: Whether it may replace another file.
 
     Raises:
-      InputError: ``out`` exists, or another process writes it.
+      InputError: ``out`` exists.
       OSError: no room, no access, or no folder.
     """
-    check_local("--out", out)
-    path = pathlib.Path(out)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    descriptor = lock_file(unfinished, path, mode=0o644)
-    # Closing the file releases the lock.
-    with names_full_disk(path), os.fdopen(descriptor, "wb") as file:
-        try:
-            if os.path.lexists(path) and not overwrite:
-                raise InputError(f"Expected --out {path} to be new. Choose another.")
-            file.truncate()
-            # A buffered file writes all or raises.
-            yield cast(Callable[[bytes], None], file.write)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+    check_new(out, overwrite=overwrite)
+    with new_file(os.fspath(out)) as write:
+        yield write
+        check_new(out, overwrite=overwrite)  # another process may have been faster

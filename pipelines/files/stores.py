@@ -22,12 +22,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import io
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import fsspec
 
@@ -167,48 +166,18 @@ def _may_pass(error: Exception) -> bool:
     return not isinstance(status, int) or status >= 500 or status in _LATER
 
 
-class _Reader(io.RawIOBase):
+class _Reader(fsspec.spec.AbstractBufferedFile):
     """An object as a file, whose reads are ranges."""
 
-    def __init__(self, path: str, size: int) -> None:
-        super().__init__()
-        self._path, self._size, self._at = path, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to a place, and returns it.
-
-        Args:
-          offset: Bytes from where ``whence`` says.
-          whence: As for files of this machine.
-        """
-        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}
-        self._at = starts[whence] + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readall(self) -> bytes:
-        return self._read(self._size)
-
-    def _read(self, size: int) -> bytes:
-        data = read_range(self._path, self._at, min(size, self._size - self._at))
-        self._at += len(data)
-        return data
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return read_range(self.path, start, end - start)
 
 
 def open_object(path: str) -> IO[bytes]:
     """Returns an object open for reading, with ``seek``."""
     size = ask(path, lambda files: files.info(path))["size"]
-    return io.BufferedReader(_Reader(path, size), _AHEAD_BYTES)
+    files = file_system(path)
+    return cast(IO[bytes], _Reader(files, path, block_size=_AHEAD_BYTES, size=size))
 
 
 def read_range(path: str, start: int, size: int) -> bytes:

@@ -88,12 +88,14 @@ class Listing:
       files: Name -> number of rows, of every file.
       hidden: Names of hidden files and folders that were skipped.
       footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
+      schema: Schema of every file; None before they are written.
     """
 
     blocks: tuple[Block, ...]
     files: dict[str, int]
     hidden: tuple[str, ...]
     footers: dict[str, str] = dataclasses.field(repr=False)
+    schema: pa.Schema | None = None
 
     @property
     def digest(self) -> str:
@@ -103,17 +105,6 @@ class Listing:
             for block in self.blocks
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowGroups(Listing):
-    """An input with columns of any type.
-
-    Attributes:
-      schema: Schema of every file.
-    """
-
-    schema: pa.Schema
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,8 +288,10 @@ def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
         that contradict their note about bounded users.
     """
     found = list_row_groups(pattern, _check_nulls)
-    description = description_of(found.schema, pattern)
-    texts = _texts(found.schema, description)
+    schema = found.schema
+    assert schema is not None
+    description = description_of(schema, pattern)
+    texts = _texts(schema, description)
     if texts and not with_texts:
         raise InputError(
             f"Expected numbers in --input {pattern}; column {texts[0].name} holds what "
@@ -306,13 +299,10 @@ def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
             "table without --keep-values."
         )
     dataset = Dataset(
-        columns=numeric_columns(pa.schema(f for f in found.schema if f not in texts)),
+        columns=numeric_columns(pa.schema(f for f in schema if f not in texts)),
         texts=tuple(field.name for field in texts),
-        blocks=found.blocks,
         description=description,
-        files=found.files,
-        hidden=found.hidden,
-        footers=found.footers,
+        **vars(found),
     )
     _check_bounded(dataset, pattern)
     return dataset
@@ -336,7 +326,7 @@ def _check_one_split(pattern: str) -> None:
 def list_row_groups(
     pattern: str,
     check_file: Callable[[pq.FileMetaData, str], None] = lambda *_: None,
-) -> RowGroups:
+) -> Listing:
     """Returns the row groups of an input with columns of any type.
 
     Args:
@@ -374,12 +364,11 @@ def list_row_groups(
         if parquet.num_row_groups:
             footers[name] = footer
         blocks += _blocks_of(path, name, parquet.metadata, blocks)
-    assert schema is not None  # find_files returns at least one file
     if not any(block.num_rows for block in blocks):
         raise InputError(
             f"Expected rows in --input {pattern}; there are none. Give another input."
         )
-    return RowGroups(
+    return Listing(
         schema=schema,
         blocks=tuple(blocks),
         files=files,

@@ -26,7 +26,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
@@ -200,23 +200,11 @@ def _source_digest(path: str) -> str:
         return total.hexdigest()
 
 
-class HasFooters(Protocol):
-    """An input whose files were listed, such as `parquet_blocks.Listing`."""
-
-    @property
-    def blocks(self) -> tuple[Any, ...]:
-        """Row groups; each has the ``path`` of its file."""
-
-    @property
-    def footers(self) -> dict[str, str]:
-        """Name of every file with blocks -> its ``footer_digest``."""
-
-
-def table_of(listing: HasFooters) -> SourceTable:
+def table_of(listing: Any) -> SourceTable:
     """Returns the table that the rows of an input are from.
 
     Args:
-      listing: From `parquet_blocks.list_blocks`.
+      listing: A `parquet_blocks.Listing`, which this module cannot import.
     """
     parts = {absolute(block.path).rpartition("/")[0] for block in listing.blocks}
     if len(parts) == 1:
@@ -259,7 +247,7 @@ def _written(folder: str) -> tuple[dict[str, str], list[str]]:
     return {}, []
 
 
-def _prepared(folder: str, part: str, listing: HasFooters) -> SourceTable | None:
+def _prepared(folder: str, part: str, listing: Any) -> SourceTable | None:
     """Returns the table of a part of prepared data; None if its record is not there."""
     path = join(folder, PREPARED_NAME)
     if not storage.exists(path):

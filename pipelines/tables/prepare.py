@@ -498,6 +498,7 @@ def _told(job: _Job, runtime: Runtime) -> Iterator[None]:
         if runtime.run_tasks is not None:  # their workers are elsewhere
             opened.enter_context(progress.poll(count, _SECONDS))
         yield
+    runtime.on_progress(CONVERT, 100, 100)
 
 
 def _tasks(files: Sequence[TableFile]) -> Iterator[list[tuple[int, TableFile]]]:

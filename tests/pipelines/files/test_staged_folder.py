@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
 import signal
 import stat
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +16,6 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.core.files import locks
 from pipelines.files.staged_folder import staged_folder
-from tests.pipelines.files.test_output_file import worker
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -86,12 +87,27 @@ def _hold(out: pathlib.Path, told: Any, go: Any) -> None:
         go.recv()
 
 
+@contextlib.contextmanager
+def worker(out: pathlib.Path) -> Iterator[tuple[Any, Any]]:
+    """Yields (process amid its work, connection that lets it finish)."""
+    told, tells = _FORK.Pipe()
+    waits, go = _FORK.Pipe()
+    process = _FORK.Process(target=_hold, args=(out, tells, waits))
+    process.start()
+    try:
+        assert told.recv() == "works"
+        yield process, go
+    finally:
+        process.kill()
+        process.join()
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_of_two_at_once_the_second_is_refused_unless_the_first_is_killed(
     tmp_path: pathlib.Path, is_killed: bool
 ) -> None:
     out = tmp_path / "out"
-    with worker(out, _hold) as (process, go):
+    with worker(out) as (process, go):
         with pytest.raises(InputError, match="no other job to write") as error:
             make(out)
         assert "\n" not in str(error.value)
