@@ -405,10 +405,7 @@ def settings_of_run(
         if bounded.has_users:
             others["rows_per_record"] = bounded.max_examples_per_user
     return AuditSettings(
-        plan=manifest.plan,
-        noise_multiplier=noise,
-        delta=delta,
-        **others,
+        plan=manifest.plan, noise_multiplier=noise, delta=delta, **others
     )
 
 

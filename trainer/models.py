@@ -39,11 +39,7 @@ from trainer.model.losses import (
 )
 from trainer.model.metrics import LABEL
 from trainer.model.rows import of_one_row
-from trainer.model.table_model import (
-    Table,
-    read_table,
-    table_model,
-)
+from trainer.model.table_model import Table, read_table, table_model
 from trainer.model.trainable_model import TrainableModel, of_users
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model

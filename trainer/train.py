@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 from pipelines.files.json_files import pretty_json
@@ -247,9 +246,20 @@ class _Run:
         """Takes the steps that are left, and evaluates between them."""
         self.model.fit(
             steps_per_epoch=self._settings.eval_steps(self._plan.num_steps),
-            callbacks=[_Curve(self._training, self._evaluate)],
+            callbacks=[
+                keras.callbacks.LambdaCallback(
+                    on_train_begin=lambda logs: self._begin_curve(),
+                    on_epoch_end=lambda epoch, logs: self._evaluate(),
+                )
+            ],
             verbose=0,
         )
+
+    def _begin_curve(self) -> None:
+        """Evaluates initial weights; it also refuses unusable held-out rows."""
+        if self._training.session.num_steps_executed == 0:
+            self._training.points.clear()
+            self._evaluate()
 
     def _evaluate(self) -> None:
         """Adds a point to the curve."""
@@ -347,38 +357,6 @@ class _Run:
     def _export(self, average: str | None = None) -> None:
         manifest = models.manifest_of(self._model, self._checked.manifest)
         export(self._model, manifest, self._request.run, average=average)
-
-
-class _Curve(keras.callbacks.Callback):
-    """Evaluates before the first step, and after the last one of each epoch.
-
-    Args:
-      training: The run.
-      evaluate: Adds a point to its curve.
-    """
-
-    def __init__(self, training: Training, evaluate: Callable[[], None]) -> None:
-        super().__init__()
-        self._training, self._evaluate = training, evaluate
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Evaluates initial weights; it also refuses unusable held-out rows.
-
-        Args:
-          logs: As in Keras.
-        """
-        if self._training.session.num_steps_executed == 0:
-            self._training.points.clear()
-            self._evaluate()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Evaluates the committed weights.
-
-        Args:
-          epoch: As in Keras.
-          logs: As in Keras.
-        """
-        self._evaluate()
 
 
 def _path_of(model: models.TrainableModel, settings: TrainSettings) -> str:

@@ -56,24 +56,6 @@ def data(rows: Any) -> Any:
     return {"integers": table["integers"]}, table["label"]
 
 
-def test_without_noise_and_clip_it_is_ordinary_training(
-    private: Any, small_batches: Any
-) -> None:
-    model = _compiled(private(noise_multiplier=0.0, l2_norm_clip=1e2))
-    model.fit(verbose=0)
-    plain, optimizer = _network(), keras.optimizers.SGD(0.1)
-    for rows in small_batches.steps:
-        with tf.GradientTape() as tape:
-            logits = tf.reshape(plain(rows["integers"]), (-1,))
-            labels = rows["label"].astype("f4")
-            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_sum(losses) / 8  # expected_batch_size
-        variables = plain.trainable_variables
-        optimizer.apply(tape.gradient(loss, variables), variables)
-    for left, right in zip(model.network.weights, plain.weights, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
-
-
 def test_every_step_is_consumed_once_however_often_fit_is_called(
     private: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,6 +583,24 @@ def _mean_of_batch(labels: Any, outputs: Any) -> Any:
     return keras.ops.mean(keras.ops.square(labels - outputs))
 
 
+class _Looked(keras.layers.Layer):
+    """Reads a table that no layer of the model has."""
+
+    def call(self, values: Any) -> Any:
+        return _TABLE.lookup(tf.cast(values, tf.int64))
+
+
+_TABLE = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(tf.range(7, dtype="int64"), tf.range(7.0)), -1.0
+)
+
+
+def _of_an_untracked_table() -> Any:
+    integers = keras.Input((13,), name="integers")
+    found = _Looked()(keras.ops.nan_to_num(integers))
+    return keras.Model(integers, keras.layers.Dense(1)(found))
+
+
 #: What makes a model, its loss, and why it cannot be trained here.
 _REFUSED_MODELS: tuple[tuple[Any, Any, str], ...] = (
     (_network, _mean_of_batch, r"one for a batch.*axis=-1"),
@@ -613,6 +613,7 @@ _REFUSED_MODELS: tuple[tuple[Any, Any, str], ...] = (
     (_in_a_strategy, "mse", r"without strategy\.scope"),
     (_of_logarithms, "mse", "is a BatchNormalization"),
     (_not_saved, "mse", "get_config"),
+    (_of_an_untracked_table, "mse", "AssertionError: .*untracked"),
     (_network, "hinge", "whole batch"),
     (_network, ["mse"], "one loss"),
     (_network, _LossOfBatches(), "into call"),

@@ -13,11 +13,7 @@ import pytest
 from accounting.core.validation import InputError
 from trainer.core.tf_compat import keras, tf
 from trainer.model.losses import loss_of_ones_own
-from trainer.models import (
-    TrainableModel,
-    check_model,
-    make_model,
-)
+from trainer.models import TrainableModel, check_model, make_model
 
 
 @pytest.fixture

@@ -99,9 +99,7 @@ def _optimizer_of(
     settings: TrainSettings, optimizer: Any, variables: Sequence[Any]
 ) -> SharpnessAwareOptimizer:
     return SharpnessAwareOptimizer(
-        optimizer,
-        variables,
-        radius=settings.method_settings["sat_radius"],
+        optimizer, variables, radius=settings.method_settings["sat_radius"]
     )
 
 

@@ -100,11 +100,7 @@ class LazyNoise:
     """
 
     def __init__(
-        self,
-        reads: TableReads,
-        *,
-        bounded: StepSum,
-        workers: Workers | None = None,
+        self, reads: TableReads, *, bounded: StepSum, workers: Workers | None = None
     ) -> None:
         if bounded.unit is None:
             raise InputError("Expected a grid, on which rows of lazy tables wait.")

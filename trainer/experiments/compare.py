@@ -261,11 +261,7 @@ def _axis_of(outcomes: Sequence[Outcome]) -> str:
 
 
 def _plot(
-    lines: Mapping[str, Sequence[Outcome]],
-    axis: str,
-    path: pathlib.Path,
-    *,
-    title: str,
+    lines: Mapping[str, Sequence[Outcome]], axis: str, path: pathlib.Path, *, title: str
 ) -> None:
     """Draws the held-out metric over one variable.
 

@@ -257,10 +257,7 @@ def _random_weights(model: TrainableModel) -> list[np.ndarray]:
 def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
     state = model.network.non_trainable_variables
     before = [v.numpy() for v in state]
-    with (
-        weights_of(state, before),
-        weights_of(model.variables, _random_weights(model)),
-    ):
+    with weights_of(state, before), weights_of(model.variables, _random_weights(model)):
         probe, first, second = _probe(model, manifest)
         # First of all: with statistics of NaN, nothing differs any more.
         if not all(map(np.array_equal, before, [v.numpy() for v in state])):

@@ -69,12 +69,7 @@ from unittest import mock
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.core.tf_compat import (
-    keras,
-    keras_image,
-    keras_random,
-    tf,
-)
+from trainer.core.tf_compat import keras, keras_image, keras_random, tf
 
 
 class FunctionModel(keras.Model):

@@ -145,9 +145,7 @@ def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
 
 
 def loss_of_keras(
-    loss: Any,
-    weights: Mapping[str, float] | None = None,
-    output: Any = None,
+    loss: Any, weights: Mapping[str, float] | None = None, output: Any = None
 ) -> Loss:
     """Returns the loss of ``compile(loss=..., loss_weights=...)``.
 

@@ -148,10 +148,7 @@ def _saved_model(run: pathlib.Path, average: str) -> pathlib.Path | None:
 
 
 def _possible(
-    run: pathlib.Path,
-    signature: Serving,
-    *,
-    has_iterates: bool,
+    run: pathlib.Path, signature: Serving, *, has_iterates: bool
 ) -> list[str]:
     """Returns the averages that the run exported or has the iterates for."""
     exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]

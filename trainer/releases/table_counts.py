@@ -381,9 +381,7 @@ class Counted:
         sizes = {LABEL: classes, ROWS: int(bool(self.most))}
         found = {
             name: RowSum(
-                values=np.zeros(size, np.int64),
-                bound=most,
-                share=_SHARES[name],
+                values=np.zeros(size, np.int64), bound=most, share=_SHARES[name]
             )
             for name, size in sizes.items()
             if size

@@ -48,11 +48,7 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError, check_choice, check_float, header
 from accounting.planning.tuning import BEST, Tuning
-from pipelines.batches.folder import (
-    MANIFEST_NAME,
-    PRIVATE_NAME,
-    read_checksums,
-)
+from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
 from pipelines.core.files.locks import LOCK_NAME, in_use, locked
 from pipelines.files import separate_process
 from pipelines.files.folders import make_private_folder
@@ -66,13 +62,7 @@ from pipelines.tables.schema import DATASET_NAME
 from trainer.core.run import run_record
 from trainer.core.run.checkpoints import has_ended
 from trainer.model.evaluation import HeldOut, bounded_users, check_files
-from trainer.model.metrics import (
-    BINARY,
-    CLASSES,
-    LOWER_IS_BETTER,
-    OTHER,
-    SQUARED_ERROR,
-)
+from trainer.model.metrics import BINARY, CLASSES, LOWER_IS_BETTER, OTHER, SQUARED_ERROR
 from trainer.prediction.chosen_model import choose
 from trainer.releases import evaluate
 from trainer.releases.evaluate import EvaluationPrice, check_rows, kept_rows

@@ -37,11 +37,7 @@ from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import sizes
 from pipelines.tables.schema import DATASET_NAME
 from trainer.core.run import arithmetic
-from trainer.core.run.run_record import (
-    RECORD_NAME,
-    RunRecord,
-    read_run_id,
-)
+from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.rows import has_users, of_one_row, rows_per_user

@@ -184,56 +184,35 @@ def test_a_sum_beyond_an_automatic_clip_is_seen(
     assert bool(_contradicted(found)) == (factor > 1)
 
 
-@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
-def test_half_the_noise_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
-) -> None:
+Patch = pytest.MonkeyPatch
+
+
+def _half_the_noise(patch: Patch) -> None:
     of_step, of_rows = noise.grid_normal, noise.LaterNoise._draw
-    monkeypatch.setattr(noise, "grid_normal", lambda *a, **b: of_step(*a, **b) // 2)
-    monkeypatch.setattr(noise.LaterNoise, "_draw", lambda *a: of_rows(*a) / 2)
-    assert {LAYERS, SLICES, READ} <= _contradicted(examine(run))
+    patch.setattr(noise, "grid_normal", lambda *a, **b: of_step(*a, **b) // 2)
+    patch.setattr(noise.LaterNoise, "_draw", lambda *a: of_rows(*a) / 2)
 
 
-def test_half_the_noise_of_a_step_of_several_batches_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of the eight has one batch with probability below 1e-30.
-
-    Of `DENSE` every second step has, and one audit in 256 none of several.
-    """
-    several = dataclasses.replace(
-        DENSE, physical_batch_size=DENSE.expected_batch_size // 2
-    )
+def _half_the_noise_of_several_batches(patch: Patch) -> None:
     start = dp_step._DenseTotal.start
-    monkeypatch.setattr(
+    patch.setattr(
         dp_step._DenseTotal, "start", lambda total, values: start(total, values // 2)
     )
-    assert {LAYERS, READ} <= _contradicted(examine(several))
 
 
-def test_less_noise_of_rows_that_are_read_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _less_noise_of_rows_that_are_read(patch: Patch) -> None:
     drawn = noise.LaterNoise.of_read
-    monkeypatch.setattr(
-        noise.LaterNoise, "of_read", lambda *arguments: drawn(*arguments) / 2
-    )
-    assert READ in _contradicted(examine(LAZY))
+    patch.setattr(noise.LaterNoise, "of_read", lambda *given: drawn(*given) / 2)
 
 
-def test_embeddings_that_are_left_out_of_the_norm_are_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _embeddings_left_out_of_the_norm(patch: Patch) -> None:
     squared_norm = TableRows.squared_norm
-    monkeypatch.setattr(
+    patch.setattr(
         TableRows, "squared_norm", lambda part: tf.zeros_like(squared_norm(part))
     )
-    assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
 
 
-def test_a_clip_of_each_layer_by_itself_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _a_clip_of_each_layer_by_itself(patch: Patch) -> None:
     scaled_sum = BackwardPass.scaled_sum
 
     def of_each_layer(found: Any, scale: Any, cap: Any) -> list[Any]:
@@ -244,26 +223,19 @@ def test_a_clip_of_each_layer_by_itself_is_seen(
             sums.append(map(tf.convert_to_tensor, scaled_sum(one, scale, cap)))
         return [tf.add_n(values) for values in zip(*sums, strict=True)]
 
-    monkeypatch.setattr(BackwardPass, "scaled_sum", of_each_layer)
-    assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
+    patch.setattr(BackwardPass, "scaled_sum", of_each_layer)
 
 
-@pytest.mark.parametrize("run", [DENSE, DENSE_FEW], ids=["one pass", "one by one"])
-def test_no_clip_is_seen_on_each_path(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
-) -> None:
+def _no_clip(patch: Patch) -> None:
     honest = per_example.clip_scale
-    monkeypatch.setattr(
+    patch.setattr(
         per_example,
         "clip_scale",
         lambda norms, real, clip: honest(norms, real, math.inf),
     )
-    assert BATCHES in _contradicted(examine(run))
 
 
-def test_one_batch_of_the_run_that_is_used_twice_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _a_batch_that_is_used_twice(patch: Patch) -> None:
     add, calls = Step.add, []
 
     def twice(step: Step, *batch: Any) -> None:
@@ -271,26 +243,19 @@ def test_one_batch_of_the_run_that_is_used_twice_is_seen(
         for _ in range(1 + (len(calls) == 1)):
             add(step, *batch)
 
-    monkeypatch.setattr(Step, "add", twice)
-    assert BATCHES in _contradicted(examine(DENSE))
+    patch.setattr(Step, "add", twice)
 
 
-@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
-def test_a_padding_weight_that_is_ignored_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
-) -> None:
+def _padding_that_counts(patch: Patch) -> None:
     add = Step.add
-    monkeypatch.setattr(
+    patch.setattr(
         Step,
         "add",
         lambda step, columns, weight: add(step, columns, tf.ones_like(weight)),
     )
-    assert {PADDING, LARGEST} <= _contradicted(examine(run))
 
 
-def test_rows_that_are_read_without_the_noise_of_one_step_are_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _rows_that_are_read_without_the_noise_of_a_step(patch: Patch) -> None:
     complete = LazyNoise.complete_reads
 
     def too_far(lazy: Any, *arguments: Any) -> None:
@@ -298,13 +263,10 @@ def test_rows_that_are_read_without_the_noise_of_one_step_are_seen(
         for reached, rows in zip(lazy._reached, lazy._just_read, strict=True):
             reached[rows] = lazy._total + 1  # what a step of rate 1 adds
 
-    monkeypatch.setattr(LazyNoise, "complete_reads", too_far)
-    assert READ in _contradicted(examine(LAZY))
+    patch.setattr(LazyNoise, "complete_reads", too_far)
 
 
-def test_a_step_that_lazy_noise_does_not_count_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _a_step_that_lazy_noise_does_not_count(patch: Patch) -> None:
     count = LazyNoise.count_step
     calls = itertools.count(1)
 
@@ -314,14 +276,10 @@ def test_a_step_that_lazy_noise_does_not_count_is_seen(
         if next(calls) == 2:
             lazy._total = before
 
-    monkeypatch.setattr(LazyNoise, "count_step", without_the_second)
-    assert {LAYERS, SLICES} <= _contradicted(examine(LAZY))
+    patch.setattr(LazyNoise, "count_step", without_the_second)
 
 
-@pytest.mark.parametrize("run", [DENSE_FEW, LAZY_FEW], ids=["dense", "lazy"])
-def test_no_noise_in_an_empty_step_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
-) -> None:
+def _no_noise_in_an_empty_step(patch: Patch) -> None:
     """No step of the 32 is empty with probability (1 - 0.36)^32, 1 in 10^6."""
     begin, add, finish = Step.begin, Step.add, Step.finish
     found: list[int] = []
@@ -338,13 +296,10 @@ def test_no_noise_in_an_empty_step_is_seen(
         return finish(step, *settle) if sum(found) else None
 
     for name, value in (("begin", begun), ("add", added), ("finish", finished)):
-        monkeypatch.setattr(Step, name, value)
-    assert LAYERS in _contradicted(examine(run))
+        patch.setattr(Step, name, value)
 
 
-def test_a_flush_that_forgets_its_last_chunk_is_seen(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _a_flush_without_its_last_chunk(patch: Patch) -> None:
     chunks = LazyNoise._chunks
 
     def without_last(lazy: LazyNoise) -> Iterator[Any]:
@@ -352,38 +307,64 @@ def test_a_flush_that_forgets_its_last_chunk_is_seen(
         assert len(found) > 1
         return iter(found[:-1])
 
-    monkeypatch.setattr(LazyNoise, "_chunks", without_last)
-    assert SLICES in _contradicted(examine(LAZY))
+    patch.setattr(LazyNoise, "_chunks", without_last)
 
 
-@pytest.mark.parametrize(
-    ("run", "change", "check"),
-    [
-        (DENSE, {"step": 0}, SHARED),
-        (LAZY, {"step": 0}, SHARED),
-        (DENSE, {"variable": 0}, SHARED),
-        (LAZY, {"variable": 0}, SHARED),
-        (LAZY, {"block": 0}, WITHIN),
-    ],
-    ids=["step", "lazy-step", "variable", "lazy-variable", "block"],
-)
-def test_noise_that_is_drawn_twice_is_seen(
-    examine: Examine,
-    monkeypatch: pytest.MonkeyPatch,
-    run: SmallRun,
-    change: dict[str, int],
-    check: str,
-) -> None:
-    """The same noise for every step, for every layer, or for all blocks."""
+def _one_noise_for_all(name: str) -> Callable[[Patch], None]:
+    """The same noise for every step, for every layer ("variable"), or all blocks."""
     labels = {
         "grid-noise": ["step", "variable", "block"],
         "lazy-noise": ["step", "place", "variable", "block"],
     }
-    derive = noise.derive
 
-    def changed(key: bytes, label: str, *values: Any) -> bytes:
-        named = dict(zip(labels.get(label, ()), values, strict=False))
-        return derive(key, label, *(named | change).values() if named else values)
+    def plant(patch: Patch) -> None:
+        derive = noise.derive
 
-    monkeypatch.setattr(noise, "derive", changed)
-    assert check in _contradicted(examine(run))
+        def changed(key: bytes, label: str, *values: Any) -> bytes:
+            named = dict(zip(labels.get(label, ()), values, strict=False))
+            given = (named | {name: 0}).values() if named else values
+            return derive(key, label, *given)
+
+        patch.setattr(noise, "derive", changed)
+
+    return plant
+
+
+#: A step of the eight has one batch with probability below 1e-30; of `DENSE` every
+#: second step has, and one audit in 256 none of several.
+_SEVERAL = dataclasses.replace(
+    DENSE, physical_batch_size=DENSE.expected_batch_size // 2
+)
+#: Faults, the runs in which they are planted, and the checks that see them.
+FAULTS: list[tuple[Callable[[Patch], None], list[SmallRun], set[str]]] = [
+    (_half_the_noise, [DENSE, LAZY], {LAYERS, SLICES, READ}),
+    (_half_the_noise_of_several_batches, [_SEVERAL], {LAYERS, READ}),
+    (_less_noise_of_rows_that_are_read, [LAZY], {READ}),
+    (_embeddings_left_out_of_the_norm, [DENSE], {BATCHES, CONTRIBUTIONS}),
+    (_a_clip_of_each_layer_by_itself, [DENSE], {BATCHES, CONTRIBUTIONS}),
+    (_no_clip, [DENSE, DENSE_FEW], {BATCHES}),  # in one pass, and one by one
+    (_a_batch_that_is_used_twice, [DENSE], {BATCHES}),
+    (_padding_that_counts, [DENSE, LAZY], {PADDING, LARGEST}),
+    (_rows_that_are_read_without_the_noise_of_a_step, [LAZY], {READ}),
+    (_a_step_that_lazy_noise_does_not_count, [LAZY], {LAYERS, SLICES}),
+    (_no_noise_in_an_empty_step, [DENSE_FEW, LAZY_FEW], {LAYERS}),
+    (_a_flush_without_its_last_chunk, [LAZY], {SLICES}),
+    (_one_noise_for_all("step"), [DENSE, LAZY], {SHARED}),
+    (_one_noise_for_all("variable"), [DENSE, LAZY], {SHARED}),
+    (_one_noise_for_all("block"), [LAZY], {WITHIN}),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "run", "checks"),
+    [(plant, run, checks) for plant, runs, checks in FAULTS for run in runs],
+)
+def test_a_fault_is_seen(
+    examine: Examine,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[Patch], None],
+    run: SmallRun,
+    checks: set[str],
+) -> None:
+    plant(monkeypatch)
+    assert checks <= _contradicted(examine(run))

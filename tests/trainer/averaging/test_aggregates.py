@@ -31,10 +31,7 @@ from trainer.averaging.iterates import (
 )
 from trainer.core.tf_compat import keras, tf
 from trainer.model.evaluation import Evaluator
-from trainer.model.losses import (
-    Loss,
-    loss_by_name,
-)
+from trainer.model.losses import Loss, loss_by_name
 from trainer.model.metrics import BINARY, CLASSES, Metrics, binary_metrics
 from trainer.model.rows import Target
 from trainer.model.trainable_model import TrainableModel
@@ -334,9 +331,7 @@ def test_the_interval_covers_the_mean_of_independent_normal_draws() -> None:
     assert abs(covered - 0.9) < 0.0075
 
 
-def test_the_file_has_a_row_per_example(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_the_file_has_a_row_per_example(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "uncertainty.parquet"
     outputs = _outputs([[0.0, 2.0], [0.2, 1.0], [-0.1, 1.5]])
     summary = write_uncertainty(path, outputs, steps=(6, 8, 10), level=0.9)

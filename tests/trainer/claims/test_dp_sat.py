@@ -94,19 +94,3 @@ def test_the_move_has_the_radius_and_is_undone_bit_for_bit(rows: Any) -> None:
         step.add(*batch(rows(5)))
         step.finish()
         assert all(map(np.array_equal, _weights(model), before))
-
-
-def test_its_state_has_the_previous_gradient(rows: Any) -> None:
-    model = make_model(both_inputs)
-    inner = keras.optimizers.SGD(0.1, momentum=0.9)
-    optimizer = SharpnessAwareOptimizer(inner, model.variables, radius=RHO)
-    step = _steps(model, optimizer)
-    previous = optimizer.variables[-len(model.variables) :]
-    assert len(optimizer.variables) == len(inner.variables) + len(previous)
-    assert not any(array.any() for array in arrays(previous))
-    step.begin(_noise(model, 0))
-    step.add(*batch(rows(0), padding=5))  # nothing but noise
-    optimizer.before_step()
-    step.finish()
-    for found, noise in zip(arrays(previous), _noise(model, 0), strict=True):
-        np.testing.assert_allclose(found, noise / DIVISOR, rtol=1e-6)

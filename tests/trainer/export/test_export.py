@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.core.validation import InputError
 from tests.trainer.conftest import BatchFolder, make_rows, write_batches
 from trainer.core.tf_compat import keras, tf
 from trainer.export import check_export, export
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_model
-from trainer.run.preflight import Request
-from trainer.settings.train_settings import TrainSettings
-from trainer.train import train
 
 COLUMNS = {
     "integers": [[float(i) for i in range(13)], [float("nan")] * 13],
@@ -105,86 +101,6 @@ def test_exported_models_load_without_this_package(
     assert len(found) == 4
     for name, values in found.items():
         np.testing.assert_allclose(values, wanted, rtol=1e-5, err_msg=name)
-
-
-OWN_MODELS = """
-import tensorflow as tf
-import keras
-
-
-class Scaled(keras.layers.Layer):
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, values):
-        return self.dense(self.scale(values))
-
-
-class Looked(keras.layers.Layer):
-    def call(self, ids):
-        return tf.cast(TABLE.lookup(ids), tf.float32)
-
-
-TABLE = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(tf.range(7), tf.range(7)), -1
-)
-
-
-def without_config(manifest):
-    integers = keras.Input((13,), name="integers")
-    values = keras.ops.nan_to_num(integers)
-    return keras.Model(integers, Scaled(lambda values: values / 8)(values))
-
-
-def untracked_table(manifest):
-    ids = keras.Input((26,), dtype="int32", name="categories")
-    return keras.Model(ids, keras.layers.Dense(1)(Looked()(ids)))
-"""
-
-
-@pytest.fixture
-def train_own(
-    small_batches: Any,
-    held_out: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    (tmp_path / "own_exports.py").write_text(OWN_MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_exports", raising=False)
-
-    def run(name: str) -> None:
-        train(
-            Request(
-                settings=TrainSettings(
-                    noise_multiplier=1.0, l2_norm_clip=1.0, model=f"own_exports:{name}"
-                ),
-                batches=small_batches.path,
-                held_out=held_out,
-                run=tmp_path / "run",
-            )
-        )
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("without_config", "NotImplementedError: Object Scaled .*get_config"),
-        ("untracked_table", "AssertionError: .*untracked"),
-    ],
-)
-def test_a_model_that_cannot_be_exported_is_refused_before_the_run_is_begun(
-    name: str, message: str, train_own: Any, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(InputError, match=message) as error:
-        train_own(name)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 600
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_layer_with_a_table_is_exported_with_the_table(

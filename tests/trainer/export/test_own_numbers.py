@@ -15,11 +15,7 @@ import pytest
 from accounting.core.validation import InputError
 from tests.trainer.run.whole_runs import load_model
 from trainer import export
-from trainer.core.tf_compat import (
-    keras,
-    saved_model_pb2,
-    tf,
-)
+from trainer.core.tf_compat import keras, saved_model_pb2, tf
 from trainer.keras_model import make_private
 
 

@@ -19,11 +19,7 @@ from trainer import models
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients import clipping
-from trainer.gradients.clipping import (
-    ONE_PASS,
-    choose_path,
-    clipped_sum,
-)
+from trainer.gradients.clipping import ONE_PASS, choose_path, clipped_sum
 from trainer.gradients.engine.proof import table_reads
 
 NUM_ROWS = 4

@@ -73,10 +73,7 @@ def test_clipped_sum_equals_a_loop_over_examples(
 
 @pytest.mark.parametrize(("make", "num_values"), pairs(FAST + OTHER, [1, 100, 1 << 23]))
 def test_clipped_coordinates_equal_a_loop_over_examples(
-    make: Callable[[], Any],
-    num_values: int,
-    rows: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], Any], num_values: int, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "trainer.gradients.engine.gradient_parts._MOST_HELD_VALUES", num_values

@@ -13,14 +13,7 @@ from tests.trainer.architectures import ARCHITECTURES
 from tests.trainer.bounded import bam_sum
 from tests.trainer.claims.test_bam import loop_sum
 from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
-from tests.trainer.zoo import (
-    NUM_ROWS,
-    arrays,
-    assert_close,
-    batch,
-    make_model,
-    numbers,
-)
+from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
 from trainer.claims import bam
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import ONE_PASS as PATH

@@ -66,23 +66,6 @@ def test_metrics_are_those_of_the_predictions(metrics: Any) -> None:
     }
 
 
-def test_guessing_is_of_the_labels_of_all_rows(
-    small_batches: Any, held_out: Any, model: TrainableModel, rows: Any
-) -> None:
-    source = HeldOut(held_out, small_batches.manifest)
-    found = Evaluator(held_out=source, model=model, predict=_never).guessing()
-    share = rows(300, seed=99)["label"].mean()
-    assert found == {
-        "auc": 0.5,
-        "log_loss": pytest.approx(-np.log(share**share * (1 - share) ** (1 - share))),
-        "accuracy": max(share, 1 - share),
-    }
-
-
-def _never(columns: Any) -> Any:
-    raise AssertionError("guessing needs no prediction")
-
-
 def test_a_metric_of_ones_own_sees_what_the_exported_model_gives(
     metrics: Any, rows: Any
 ) -> None:

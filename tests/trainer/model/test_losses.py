@@ -328,8 +328,7 @@ ON_PROBABILITIES = {
 
 
 @pytest.mark.parametrize(
-    ("ending", "size"),
-    [*((ending, 1) for ending in ENDINGS), ("argument", 3)],
+    ("ending", "size"), [*((ending, 1) for ending in ENDINGS), ("argument", 3)]
 )
 def test_probabilities_under_a_loss_on_logits_are_refused(
     ending: str, size: int, manifest: Any
@@ -344,8 +343,7 @@ def test_probabilities_under_a_loss_on_logits_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("ending", "size"),
-    [*((ending, 1) for ending in LOGIT_ENDINGS), ("linear", 3)],
+    ("ending", "size"), [*((ending, 1) for ending in LOGIT_ENDINGS), ("linear", 3)]
 )
 def test_logits_under_a_loss_on_probabilities_are_refused(
     ending: str, size: int, manifest: Any

@@ -21,12 +21,7 @@ from trainer.methods import registry
 from trainer.model.layers import SEED_WORDS
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import check_function
-from trainer.model.views import (
-    Views,
-    first_view,
-    of_one_view,
-    trained_model,
-)
+from trainer.model.views import Views, first_view, of_one_view, trained_model
 from trainer.settings.train_settings import TrainSettings
 
 SIDE, NUM, SIZE = 6, 4, 3
@@ -215,15 +210,6 @@ def test_a_function_that_is_not_there_is_refused(
     write(one="def g(): 'f'", broken="def f(")
     with pytest.raises(InputError, match=says):
         check_function(spec, "model")
-
-
-def test_folders_without_a_file_of_their_own_are_packages(write: Write) -> None:
-    write(outer__inner__one="def f(): pass")
-    check_function("outer.inner.one:f", "model")
-    with pytest.raises(InputError, match="has none of that name"):
-        check_function("outer.inner.one:g", "model")
-    with pytest.raises(InputError, match=r"no module 'outer\.inner\.two'"):
-        check_function("outer.inner.two:f", "model")
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,7 @@ from scipy import stats
 
 from accounting.core.pld.gaussian import gaussian_noise
 from tests.trainer.releases.conftest import farthest
-from trainer.model.metrics import (
-    ABSOLUTE_ERROR,
-    BINARY,
-    CLASSES,
-    SQUARED_ERROR,
-)
+from trainer.model.metrics import ABSOLUTE_ERROR, BINARY, CLASSES, SQUARED_ERROR
 from trainer.releases import estimates, held_out_sums
 from trainer.releases.estimates import Count, Estimates
 from trainer.releases.held_out_sums import (

@@ -31,6 +31,8 @@ from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
+KERAS = "tests.trainer.test_keras_model"
+
 
 def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     request_for: Any,
@@ -105,6 +107,7 @@ def test_nothing_is_written_where_a_request_is_refused(
         ({"batches": tmp_path / "full"}, r"manifest\.json"),
         ({"held_out": tmp_path / "full"}, "parquet"),
         ({"settings": private_settings(model="nothing:here")}, "nothing"),
+        ({"settings": private_settings(model=f"{KERAS}:_not_saved")}, "get_config"),
         ({"settings": private_settings(keep_last=11)}, "keep_last=11"),
     ):
         with pytest.raises(InputError, match=message):

@@ -12,10 +12,7 @@ import pytest
 
 from pipelines.files.stopping import StoppedError
 from tests.trainer.conftest import make_rows
-from tests.trainer.run.whole_runs import (
-    private_settings,
-    same_results,
-)
+from tests.trainer.run.whole_runs import private_settings, same_results
 from trainer import train as module
 from trainer.averaging.iterates import Iterates
 from trainer.claims.lazy_noise import LazyNoise

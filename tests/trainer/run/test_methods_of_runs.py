@@ -18,12 +18,7 @@ from tests.trainer.bounded import plan_of
 from tests.trainer.conftest import write_run_folder
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.run.test_certified_runs import said_of
-from tests.trainer.run.whole_runs import (
-    AVERAGES,
-    LINEAR,
-    load_model,
-    private_settings,
-)
+from tests.trainer.run.whole_runs import AVERAGES, LINEAR, load_model, private_settings
 from tests.trainer.thread_workers import Together
 from tests.trainer.zoo import make_model, one_id
 from trainer.claims.lazy_noise import LazyNoise
@@ -170,10 +165,7 @@ CLAIMED: dict[str, dict[str, Any]] = {
 
 def _step(method: str = "dp-sgd", *, lazy: bool = False, workers: int = 1) -> Step:
     settings = train_settings(
-        method=method,
-        noise_multiplier=1.0,
-        l2_norm_clip=1.0,
-        **CLAIMED[method],
+        method=method, noise_multiplier=1.0, l2_norm_clip=1.0, **CLAIMED[method]
     )
     model = make_model(one_id)
     found = registry.step_sum(model, settings, plan_of(8), 1.0)

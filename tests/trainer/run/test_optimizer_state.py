@@ -67,7 +67,7 @@ _REFUSED = {
             def apply_gradients(self, pairs):
                 self.table.insert(self.iterations[None], tf.ones(1))
                 return super().apply_gradients(pairs)
-    """,
+    """
 }
 
 #: A rate that the step reads, and an evaluation sets.
@@ -120,11 +120,7 @@ def own(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _check_resumes(
-    optimizer: str,
-    request_for: Any,
-    crash: Any,
-    tmp_path: pathlib.Path,
-    **changes: Any,
+    optimizer: str, request_for: Any, crash: Any, tmp_path: pathlib.Path, **changes: Any
 ) -> None:
     fields = {"learning_rate": 0.05, "learning_rate_schedule": "cosine", **changes}
     settings = private_settings(optimizer=optimizer, model=LINEAR, **fields)

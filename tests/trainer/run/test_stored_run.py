@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,13 +126,14 @@ def test_the_objects_of_a_finished_run_are_the_files_of_the_run_here(
     ))  # fmt: skip
 
 
-def check_kills(
-    stored: Any, store: Store, chain: Chain, numbers: Callable[[int], Iterable[int]]
+def test_a_run_that_is_killed_goes_on_on_another_machine(
+    stored: Any, store: Store, chain: Chain
 ) -> None:
-    """Kills a run at changes of the store; it goes on, each time on a new machine."""
+    """Killed at changes of the store, and each time on a new machine."""
     first = store.files
     train(stored())
-    for number in numbers(len(store.changes)):
+    total = len(store.changes)
+    for number in (total // 2, total - 3, total):
         chain.states.clear()
         store.restart(first, killed_at=number)
         with pytest.raises(Planted):
@@ -146,12 +147,6 @@ def check_kills(
         train(request)
         check_complete(request.run, chain)
         assert public(store.files) == files_of(request.run), number
-
-
-def test_a_run_that_is_killed_goes_on_on_another_machine(
-    stored: Any, store: Store, chain: Chain
-) -> None:
-    check_kills(stored, store, chain, lambda total: (total // 2, total - 3, total))
 
 
 def test_of_two_machines_that_go_on_one_is_stopped_at_its_commit(

@@ -16,11 +16,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.core.files import locks
-from tests.trainer.run.whole_runs import (
-    LINEAR,
-    child_of,
-    private_settings,
-)
+from tests.trainer.run.whole_runs import LINEAR, child_of, private_settings
 from tests.warm_processes import warm_python
 from trainer.core.run import run_record
 from trainer.core.run.run_record import read_run

@@ -37,9 +37,7 @@ _Result = TypeVar("_Result")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_REMEDIES = {
-    "batches": "Give all of them the same folder, or copies of it.",
-}
+_REMEDIES = {"batches": "Give all of them the same folder, or copies of it."}
 _REMEDY = "Start all of them by one command, with the same software and code."
 
 

@@ -85,6 +85,8 @@ class Session:
       relied_on: Claims of the executed steps.
       is_within_step: Whether a step was begun that is not executed.
       fits: For every call of ``fit``, its first step, weights and metrics, as JSON.
+      run_id: Random id of an open run; empty before.  Sensitive.
+      records_id: Public name of the batches of an open run; see ``RunRecord``.
     """
 
     settings: TrainSettings
@@ -101,14 +103,14 @@ class Session:
     relied_on: tuple[str, ...] = ()
     is_within_step: bool = False
     fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    run_id: str = dataclasses.field(default="", init=False)
+    records_id: str = dataclasses.field(default="", init=False)
     _secret: bytes = dataclasses.field(init=False)
     _step: Step = dataclasses.field(init=False)
     _optimizer: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
-    _records_id: str = dataclasses.field(default="", init=False)
     _key_name: str = dataclasses.field(default="", init=False)
-    _id: str = dataclasses.field(default="", init=False)
     _process: int = dataclasses.field(default_factory=os.getpid, init=False)
 
     def __post_init__(self) -> None:
@@ -135,10 +137,10 @@ class Session:
           InputError: another process writes the folder, or a worker differs.
         """
         found = self.workers.together(lambda: self._open(held, resumes))
-        self._id = self.workers.chiefs(found.encode()).decode()
-        self._records_id = self.batches.records_id()
+        self.run_id = self.workers.chiefs(found.encode()).decode()
+        self.records_id = self.batches.records_id()
         self._key_name = self.batches.key_name()
-        self.workers.compare({"batches": self._records_id, **(agreed or {})})
+        self.workers.compare({"batches": self.records_id, **(agreed or {})})
 
     def _open(self, held: contextlib.ExitStack, resumes: bool) -> str:
         if not self.workers.is_chief:
@@ -151,17 +153,7 @@ class Session:
     @property
     def is_open(self) -> bool:
         """Whether the run has its folder."""
-        return bool(self._id)
-
-    @property
-    def run_id(self) -> str:
-        """Random id of an open run; empty before.  Sensitive."""
-        return self._id
-
-    @property
-    def records_id(self) -> str:
-        """Public name of the batches of an open run; see ``RunRecord``."""
-        return self._records_id
+        return bool(self.run_id)
 
     # -- steps ---------------------------------------------------------------------
 
@@ -227,7 +219,7 @@ class Session:
         """
         assert self.is_open
         chief = self.workers.is_chief
-        self.workers.together(lambda: self.take_batches(self._id) if chief else None)
+        self.workers.together(lambda: self.take_batches(self.run_id) if chief else None)
         self._secret = self.workers.chiefs(new_secret() if chief else b"")
         arithmetic.settle()
         end = self.num_steps if end is None else end
@@ -246,7 +238,7 @@ class Session:
             self.manifest,
             first_step=remaining.start,
             share=share,
-            records=self._records_id,
+            records=self.records_id,
         )
         steps = _Steps(source, ledger)
         for step in remaining:
@@ -371,7 +363,7 @@ class Session:
             target_delta=settings.target_delta,
             manifest_fingerprint=manifest.fingerprint,
             batches_id=manifest.batches_id,
-            records_id=self._records_id,
+            records_id=self.records_id,
             key_name=self._key_name,
             optimizer=self._optimizer,
             model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
@@ -383,7 +375,7 @@ class Session:
 
     def check_folder(self) -> None:
         """Refuses a folder that was removed, and in which another run has begun."""
-        if self._id and run_record.read_or_create_run_id(self.run) != self._id:
+        if self.run_id and run_record.read_or_create_run_id(self.run) != self.run_id:
             raise InputError(
                 f"Expected {self.run} to hold this run; it was removed, and another "
                 "one has begun there. Begin again in another folder."

@@ -184,10 +184,7 @@ class BoundedSum(StepSum):
         of_noise = [claims.BANDED_NOISE] if len(bands) > 1 else []
         cap = found.clip / math.sqrt(linf_factor) if linf_factor > 1 else None
         sum_of = clipped(
-            gradients,
-            l2_norm_clip=found.clip,
-            linf_norm_clip=cap,
-            adaptive=adaptive,
+            gradients, l2_norm_clip=found.clip, linf_norm_clip=cap, adaptive=adaptive
         )
         prepare = model.prepare or dict
         super().__init__(lambda columns, weight: sum_of(prepare(columns), weight), plan)

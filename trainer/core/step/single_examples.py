@@ -20,11 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.core import claims
-from trainer.core.step.kernel_faults import (
-    check_products,
-    dense,
-    is_safe_together,
-)
+from trainer.core.step.kernel_faults import check_products, dense, is_safe_together
 from trainer.core.step.per_example import (
     ExampleGradients,
     cap_coordinates,
@@ -162,7 +158,6 @@ def _traced(
         return tf.map_fn(traced, columns, fn_output_signature=results)
 
     results = tf.nest.map_structure(
-        lambda value: tf.TensorSpec(value.shape, value.dtype),
-        traced.structured_outputs,
+        lambda value: tf.TensorSpec(value.shape, value.dtype), traced.structured_outputs
     )
     return lambda columns: of_columns({name: columns[name] for name in specs}), copies

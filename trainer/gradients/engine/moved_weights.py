@@ -46,12 +46,7 @@ from trainer.gradients.engine.gradient_parts import (
 )
 from trainer.gradients.engine.proof import Proof
 from trainer.gradients.engine.row_independence import PerRow
-from trainer.gradients.engine.weight_uses import (
-    LOOK_UPS,
-    Piece,
-    UnknownUseError,
-    Use,
-)
+from trainer.gradients.engine.weight_uses import LOOK_UPS, Piece, UnknownUseError, Use
 
 #: The same use in a copy of the graph -> what is added to its result.
 Change = Callable[[Use], Any]

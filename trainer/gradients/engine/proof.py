@@ -30,11 +30,7 @@ from trainer.gradients.engine.row_independence import (
     classify,
     losses_obstacle,
 )
-from trainer.gradients.engine.traced_losses import (
-    TracedLosses,
-    copy_into,
-    trace,
-)
+from trainer.gradients.engine.traced_losses import TracedLosses, copy_into, trace
 from trainer.gradients.engine.weight_uses import (
     LOOK_UPS,
     Piece,

@@ -369,8 +369,7 @@ _SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 _SIZE_RULES: dict[str, _SizeRule] = {
     **dict.fromkeys(
-        ("ExpandDims", "Identity", "Reshape"),
-        lambda op, values: values[0],
+        ("ExpandDims", "Identity", "Reshape"), lambda op, values: values[0]
     ),
     **dict.fromkeys(_SIZE_ARITHMETIC, _calculated_entries),
     "Cast": _cast_entries,

@@ -119,9 +119,7 @@ def test_noise_of_another_step_is_never_repeated_to_fit(rows: Any) -> None:
     assert not step.num_traces
 
 
-def test_noise_is_added_once_per_step_whatever_the_number_of_batches(
-    rows: Any,
-) -> None:
+def test_noise_is_added_once_per_step_whatever_the_number_of_batches(rows: Any) -> None:
     data = rows(16)
     parts = [_batch(part, size=16) for part in np.array_split(data, 4)]
     model = _model()
@@ -254,13 +252,7 @@ def alone() -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    [
-        ("dp-sgd", 3),
-        ("auto", 3),
-        ("bam", 2),
-        ("dp-sat", 2),
-        ("model-mix", 3),
-    ],
+    [("dp-sgd", 3), ("auto", 3), ("bam", 2), ("dp-sat", 2), ("model-mix", 3)],
 )
 def test_weights_are_the_same_bits_on_any_number_of_workers(
     method: str, count: int, alone: list[np.ndarray]

@@ -48,9 +48,7 @@ def _hides(function: Callable[[Write, Any, Any], Any]) -> Callable[..., Any]:
 @_hides
 def cond_on_a_rare_id(write: Write, values: Any, ids: Any) -> None:
     tf.cond(
-        any_rare(ids),
-        lambda: tf.identity(write(values)),
-        lambda: tf.zeros(NUM_VALUES),
+        any_rare(ids), lambda: tf.identity(write(values)), lambda: tf.zeros(NUM_VALUES)
     )
 
 

@@ -219,10 +219,7 @@ _training_case("writes in inference", _writes_if(False))
 _training_case("mixes in training", _mixes_if_training)
 
 
-for _name, _make in (
-    ("writes", _writes_if(True)),
-    ("mixes", _mixes_if_training),
-):
+for _name, _make in (("writes", _writes_if(True)), ("mixes", _mixes_if_training)):
     CASES.body(
         f"{_name} in training beside dropout",
         lambda v, ids, make=_make: layers.Dropout(0.5)(TrainingPart(make)([v, ids])),

@@ -8,11 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import (
-    NUM_VALUES,
-    any_rare,
-    tamed,
-)
+from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, any_rare, tamed
 from trainer.core.tf_compat import tf
 
 CASES = Cases("mixing")

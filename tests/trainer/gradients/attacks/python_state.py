@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.trainer.gradients.attacks.catalogue import Cases
-from tests.trainer.gradients.attacks.keras_parts import (
-    NUM_VALUES,
-    Call,
-    any_rare,
-)
+from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call, any_rare
 from trainer.core.tf_compat import tf
 
 CASES = Cases("python")

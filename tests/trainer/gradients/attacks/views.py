@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.trainer.gradients.attacks.catalogue import Case, Cases
-from tests.trainer.gradients.attacks.keras_parts import (
-    NUM_VALUES,
-    Holder,
-    layers,
-)
+from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Holder, layers
 from trainer.core.tf_compat import keras, tf
 
 CASES = Cases("view")

@@ -110,40 +110,26 @@ def test_a_mask_is_a_function_of_the_seed_of_its_row_on_every_path(
     make: Callable[[], Any],
 ) -> None:
     # The loop computes each example alone: other rows, or places, change no mask.
-    (model, sums), data = _sums(make), _with_seeds(make_rows(NUM_ROWS))
-    data["integers"] = np.nan_to_num(data["integers"])
+    rows = make_rows(NUM_ROWS)
+    rows["integers"] = np.nan_to_num(rows["integers"])
+    (model, sums), data = _sums(make), _with_seeds(rows)
     wanted = naive_sum(model, data, CLIP)
-    without = naive_sum(dataclasses.replace(model, columns=COLUMNS), data[
-        [column.name for column in COLUMNS]
-    ], CLIP)  # fmt: skip
+    without = naive_sum(dataclasses.replace(model, columns=COLUMNS), rows, CLIP)
     assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(wanted, without, strict=True))
     assert clipping.choose_path(model) == MODELS[make]
-    for gradient_sum in sums:
-        assert_close(arrays(gradient_sum(*batch(data, padding=4))), wanted, 2e-5)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, marks=pytest.mark.thorough) if make is _recurrent else make
-        for make in MODELS
-    ],
-)
-def test_rows_of_other_seeds_have_other_masks_on_every_path(
-    make: Callable[[], Any],
-) -> None:
-    # A loop over examples does not see a mask that all rows share.  Seen to fail if the
-    # seeds are ignored, and if all rows take the seed of the first.
-    (model, sums), data = _sums(make), _with_seeds(np.repeat(make_rows(1), NUM_ROWS))
-    data["integers"] = np.nan_to_num(data["integers"])
-    alone = [naive_sum(model, data[i : i + 1], CLIP) for i in range(NUM_ROWS)]
+    # It does not see a mask that all rows share.  Seen to fail if the seeds are
+    # ignored, and if all rows take the seed of the first.
+    alike = _with_seeds(np.repeat(rows[:1], NUM_ROWS))
+    alone = [naive_sum(model, alike[i : i + 1], CLIP) for i in range(NUM_ROWS)]
     # Of some layers a mask has only a few values.
     assert len({b"".join(g.tobytes() for g in one) for one in alone}) >= 3
-    wanted = [np.sum(of_rows, 0) for of_rows in zip(*alone, strict=True)]
+    of_alike = [np.sum(of_rows, 0) for of_rows in zip(*alone, strict=True)]
     shared = [NUM_ROWS * first for first in alone[0]]
-    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(wanted, shared, strict=True))
+    pairs = zip(of_alike, shared, strict=True)
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in pairs)
     for gradient_sum in sums:
-        assert_close(arrays(gradient_sum(*batch(data, padding=4))), wanted, 2e-5)
+        for each, total in ((data, wanted), (alike, of_alike)):
+            assert_close(arrays(gradient_sum(*batch(each, padding=4))), total, 2e-5)
 
 
 def test_a_mask_drops_each_unit_at_its_rate() -> None:
