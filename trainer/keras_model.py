@@ -300,10 +300,7 @@ def _checked(
     check_local(_RUN_STAYS, run=run)
     manifest = read_manifest(batches)
     preflight.check_files(batches, manifest)
-    preflight.check_users(settings, manifest, augment=augment)
-    preflight.check_initial_weights(settings, manifest)
-    settings.check_steps(manifest.plan.num_steps)
-    preflight.check_bands(settings, manifest.plan)
+    preflight.check_settings(settings, manifest, augment=augment)
     return manifest
 
 

@@ -93,13 +93,9 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     )
     of_rows = of_one_row(manifest)
     _check_columns(of_rows, request.settings.task)
-    check_users(request.settings, manifest, augment=request.settings.augment)
     check_views(request.settings, of_rows.columns)
     check_files_of(request.settings)
-    check_initial_weights(request.settings, manifest)
-    request.settings.check_steps(manifest.plan.num_steps)
-    check_bands(request.settings, manifest.plan)
-    _check_plan(request.settings, manifest)
+    check_settings(request.settings, manifest, augment=request.settings.augment)
     check_files(request.batches, manifest)
     held_out = _held_out(request, of_rows, chief=chief)
     resumes = chief and check_run_folder(request.run)
@@ -147,17 +143,37 @@ def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSetti
     return dataclasses.replace(settings, loss=LOSSES_OF_LABELS[task][0])
 
 
-def check_bands(settings: TrainSettings, plan: DpSgdPlan) -> None:
-    """Refuses what is not proven, or not exact, with noise of bands.
+def check_settings(
+    settings: TrainSettings, manifest: Manifest, *, augment: Any
+) -> None:
+    """Refuses settings that do not suit the batches, for which nothing is proven.
 
     Args:
       settings: Settings of the run.
-      plan: Plan of the batches.
+      manifest: Manifest of the batches.
+      augment: Function or layers that make views; None for none.
 
     Raises:
-      InputError: the plan has bands, for a method other than DP-SGD or lazy noise.
+      InputError: views of users, initial weights of these batches, fewer steps than
+        settings need, or a method without a theorem for sampler, unit, or bands.
     """
-    if plan.bands is None or settings.method == NON_PRIVATE:
+    _check_users(settings, manifest, augment=augment)
+    _check_initial_weights(settings, manifest)
+    settings.check_steps(manifest.plan.num_steps)
+    if settings.method == NON_PRIVATE:
+        return
+    _check_bands(settings, manifest.plan)
+    theorem = privacy.theorem_of_settings(settings)
+    claim.plan_of_all(manifest.plan, settings.of_runs, theorem)
+    if theorem is not None:
+        theorem.check_plan(manifest.plan)
+        claim.check_unit(theorem, privacy.count_of(manifest.dataset))
+    privacy.unit_of(manifest.dataset, manifest.plan, theorem)
+
+
+def _check_bands(settings: TrainSettings, plan: DpSgdPlan) -> None:
+    """Refuses what is not proven, or not exact, with noise of bands."""
+    if plan.bands is None:
         return
     asked = f"method={settings.method!r}"
     if settings.method == DP_SGD:
@@ -171,15 +187,6 @@ def check_bands(settings: TrainSettings, plan: DpSgdPlan) -> None:
         f"--batch-size {plan.expected_batch_size} --num-steps {plan.num_steps}`, with "
         "their --input and another --out."
     )
-
-
-def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
-    """Refuses a plan for which the method has no accounting."""
-    if settings.method == NON_PRIVATE:
-        return
-    theorem = privacy.theorem_of_settings(settings)
-    if theorem is not None:
-        theorem.check_plan(manifest.plan)
 
 
 def check_views(settings: TrainSettings, columns: Iterable[Column]) -> None:
@@ -223,16 +230,8 @@ def _check_weights_file(path: pathlib.Path) -> None:
         )
 
 
-def check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
-    """Refuses initial weights that do not exist or come from the same batches.
-
-    Args:
-      settings: Settings that may name the file.
-      manifest: Manifest of the batches.
-
-    Raises:
-      InputError: there is no such file, or it is of a run on the same batches.
-    """
+def _check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
+    """Refuses initial weights that do not exist or come from the same batches."""
     if settings.initial_weights is None:
         return
     path = pathlib.Path(settings.initial_weights)
@@ -264,17 +263,8 @@ def _check_columns(manifest: Manifest, task: str) -> None:
         )
 
 
-def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) -> None:
-    """Refuses views and augmentations if examples are users.
-
-    Args:
-      settings: Settings of the run.
-      manifest: Manifest of the batches.
-      augment: Function or layers that make views; None for none.
-
-    Raises:
-      InputError: examples are users, and views are requested.
-    """
+def _check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) -> None:
+    """Refuses views and augmentations if examples are users."""
     if has_users(manifest) and (settings.views > 1 or augment is not None):
         raise InputError(
             f"Expected views={settings.views} to be 1 without an augmentation for "
@@ -426,8 +416,6 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
     """
     if settings.method == NON_PRIVATE:
         return None
-    theorem = privacy.theorem_of_settings(settings)
-    claim.plan_of_all(manifest.plan, settings.of_runs, theorem)  # or refuses
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier
     assert settings.target_epsilon is not None  # checked by the settings
@@ -436,7 +424,7 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
         manifest.plan,
         epsilon=settings.target_epsilon,
         delta=settings.target_delta,
-        theorem=theorem,
+        theorem=privacy.theorem_of_settings(settings),
         bounded=Bounded.of(manifest.dataset),
         of_runs=settings.of_runs,
     ).guarantee

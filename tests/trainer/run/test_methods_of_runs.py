@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,20 @@ import pytest
 from accounting.claims.model_mix import theorem
 from accounting.claims.model_mix.theorem import Mixing
 from accounting.core import accountant
+from accounting.core.validation import InputError
+from pipelines.batches.folder import read_checksums, write_manifest
+from pipelines.core.users.bounded import BOUNDED, Bounded
 from tests.trainer.bounded import plan_of
-from tests.trainer.conftest import write_run_folder
+from tests.trainer.conftest import DATASET, write_run_folder
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.run.test_certified_runs import said_of
-from tests.trainer.run.whole_runs import AVERAGES, LINEAR, load_model, private_settings
+from tests.trainer.run.whole_runs import (
+    AVERAGES,
+    LINEAR,
+    linear,
+    load_model,
+    private_settings,
+)
 from tests.trainer.thread_workers import Together
 from tests.trainer.zoo import make_model, one_id
 from trainer.claims.lazy_noise import LazyNoise
@@ -27,10 +37,12 @@ from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
 from trainer.gradients.engine.proof import table_reads
+from trainer.keras_model import make_private
 from trainer.methods import registry
 from trainer.model.evaluation import HeldOut
 from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
+from trainer.run.preflight import Request
 from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("lean_results")
@@ -116,6 +128,52 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
         found = privacy.run_statement(changed, manifest, delta=None)
         assert found.epsilon.guarantee == plain
         assert "ModelMix (" not in found.epsilon.method
+
+
+def _shuffled(batches: Any, folder: pathlib.Path) -> pathlib.Path:
+    """The same batches, as if another sampler had made them."""
+    plan = dataclasses.replace(
+        batches.manifest.plan, sampler="dynamic-shuffle", truncated_batch_size=None,
+        num_examples=80,
+    )  # fmt: skip
+    manifest = dataclasses.replace(batches.manifest, plan=plan)
+    shutil.copytree(batches.path, folder)
+    (folder / "manifest.json").unlink()
+    checksums = read_checksums(batches.path).files
+    write_manifest(folder, manifest, checksums, seal_key="5" * 64)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("of_users", "message"),
+    [
+        (False, r"sampler='dynamic-shuffle'.*no other"),
+        (True, "max_examples_per_user=3 to be 1 for"),
+    ],
+)
+def test_batches_that_the_theorem_does_not_cover_are_refused_before_any_work(
+    of_users: bool, message: str, batch_folder: Any, rows: Any, tmp_path: pathlib.Path
+) -> None:
+    """Seen to fail: `make_private` trained, and the run had no statement."""
+    note = Bounded(user_column="user", max_examples_per_user=3, num_examples=200)
+    dataset = {**DATASET, BOUNDED: note.to_json()} if of_users else DATASET
+    steps = [rows(8, seed) for seed in range(10)]
+    made = batch_folder(steps, truncated_batch_size=None, dataset=dataset)
+    batches = made.path if of_users else _shuffled(made, tmp_path / "shuffled")
+    run = tmp_path / "run"
+    settings = private_settings(**MIXED, target_delta=None)
+    request = Request(settings=settings, batches=batches, held_out=None, run=run)
+    own = {name: value for name, value in MIXED.items() if name != "optimizer"}
+    for refused in (
+        lambda: train(request),
+        lambda: make_private(
+            linear(), batches=batches, run=run, noise_multiplier=0.8,
+            l2_norm_clip=1.0, **own,
+        ),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            refused()
+        assert not run.exists()
 
 
 def test_every_average_has_metrics_and_the_asked_ones_a_model(
