@@ -1,36 +1,19 @@
-"""Damaged and forged folders of batches and of prepared data: findings of one line."""
+"""Damaged and forged folders of batches: findings of one line."""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
-import shutil
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files.key_files import create_key_file, read_key_file
 from pipelines.job import job_folder, poisson_batching
-from pipelines.tables.prepare import TableOptions, prepare
-from pipelines.tables.prepared_files import verify_prepared
-from pipelines.tables.schema import Schema
 from tests.pipelines.conftest import SmallJobs, contents
-
-_SCHEMA = """\
-version = 1
-[columns.x]
-kind = "numeric"
-[columns.y]
-kind = "label"
-task = "binary"
-"""
 
 
 def edit(path: pathlib.Path, change: Any) -> None:
@@ -55,29 +38,6 @@ def test_a_manifest_does_not_lead_out_of_its_folder(
     with pytest.raises(InputError, match="without folders; it was edited") as error:
         verify(batches)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["../../secret", "train/../../secret", "/secret"])
-def test_a_record_of_prepared_data_does_not_lead_out_of_its_folder(
-    tmp_path: pathlib.Path, name: str
-) -> None:
-    columns = {"x": np.arange(9.0), "y": np.arange(9) % 2}
-    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
-    (tmp_path / "s.toml").write_text(_SCHEMA)
-    out = tmp_path / "folder" / "out"
-    options = TableOptions(schema=Schema.read(tmp_path / "s.toml"))
-    prepare(str(tmp_path / "in.parquet"), out, options)
-    assert verify_prepared(out).findings == ()
-    shutil.copy(out / "val" / "part-00000.parquet", tmp_path / "secret")
-
-    def forge(fields: Any) -> None:
-        fields["files"][name] = fields["files"].pop("val/part-00000.parquet")
-        told = {key: fields[key] for key in ("dataset", "settings", "files")}
-        fields["fingerprint"] = fingerprint(told)
-
-    edit(out / "_prepared.json", forge)
-    with pytest.raises(InputError, match="it was edited"):
-        verify_prepared(out)
 
 
 def test_a_flipped_digit_of_the_sampling_key_is_a_finding(

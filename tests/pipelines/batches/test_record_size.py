@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,21 +27,10 @@ IMAGE = Column(name="image", dtype="float32", shape=(224, 224, 3))
 
 def dataset(*columns: Column, num_rows: int = 1_000_000) -> Dataset:
     block = Block(
-        path="a",
-        name="a",
-        row_group=0,
-        num_rows=num_rows,
-        first_row=0,
-        ordinal=0,
+        path="a", name="a", row_group=0, num_rows=num_rows, first_row=0, ordinal=0
     )
-    return Dataset(
-        columns=columns,
-        blocks=(block,),
-        description={},
-        files={},
-        hidden=(),
-        footers={},
-    )
+    nothing: Any = {"description": {}, "files": {}, "hidden": (), "footers": {}}
+    return Dataset(columns=columns, blocks=(block,), **nothing)
 
 
 def plan(batch_size: int, **changes: object) -> DpSgdPlan:

@@ -370,10 +370,14 @@ def test_sampled_under_the_key_and_by_the_plan(
     assert "reference sampler" in result.findings[-1]
 
 
-def test_sampled_from_the_given_rows(
-    batches: pathlib.Path, input_folder: pathlib.Path, tmp_path: pathlib.Path
+def test_another_key_and_other_rows_are_refused(
+    batches: pathlib.Path,
+    input_folder: pathlib.Path,
+    key_file: pathlib.Path,
+    tmp_path: pathlib.Path,
 ) -> None:
-    """Another value under an equal footer is found; another footer is refused."""
+    with pytest.raises(InputError, match="--key-file and --input"):
+        certify(batches, str(input_folder), key_file)
     source = pathlib.Path(shutil.copytree(input_folder, tmp_path / "input"))
     table = pq.read_table(source / "part-1.parquet")
     pq.write_table(table.slice(0, 39), source / "part-1.parquet", row_group_size=25)
@@ -399,16 +403,6 @@ def test_rows_changed_below_an_equal_footer_are_found(tmp_path: pathlib.Path) ->
     write(values[::-1])
     assert len(certify(folder, str(source)).findings) == 1
     assert not (folder / CERTIFICATE_NAME).exists()
-
-
-def test_another_key_is_refused(
-    batches: pathlib.Path, input_folder: pathlib.Path, key_file: pathlib.Path
-) -> None:
-    with pytest.raises(InputError, match="--key-file and --input"):
-        certify(batches, str(input_folder), key_file)
-
-
-# -- memory, users, the command ----------------------------------------------------
 
 
 def test_at_most_so_much_memory_in_ranges_of_steps(

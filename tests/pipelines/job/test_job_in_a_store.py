@@ -118,7 +118,7 @@ def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
                 s3_requests.refuse(403, operation)
 
         s3_requests.fail = fail
-        with pytest.raises(InputError, match=r"where it stopped|readable|be used"):
+        with pytest.raises(InputError, match=r"command again|readable|be used"):
             jobs.write(out, scratch=scratch)
         s3_requests.fail = lambda *_: None
         s3_requests.asked.clear()

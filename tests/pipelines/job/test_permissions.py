@@ -15,7 +15,7 @@ import pytest
 from accounting.core.validation import InputError
 from pipelines.files import key_files as keys
 from pipelines.files import storage
-from tests.pipelines.conftest import Command, SmallJobs
+from tests.pipelines.conftest import SmallJobs
 
 #: What others may know, once its folder is opened to them.
 PUBLIC = {"manifest.json"}
@@ -112,16 +112,3 @@ def test_a_new_folder_of_a_key_is_closed(tmp_path: pathlib.Path) -> None:
     keys.create_key_file(tmp_path / "there" / "key")
     assert mode(tmp_path / "there") == 0o755
     assert mode(tmp_path / "there" / "key") == 0o600
-
-
-@pytest.mark.parametrize("before", [None, 0o755])
-def test_prepared_rows_are_closed(
-    tmp_path: pathlib.Path, command: Command, before: int | None
-) -> None:
-    raw, out = tmp_path / "raw", tmp_path / "data"
-    if before is not None:
-        out.mkdir(before)
-    assert command("synth", "--rows", 100, "--out", raw).code == 0
-    assert command("prepare", "--input", raw, "--out", out, "--schema=criteo").code == 0
-    assert mode(out) == 0o700
-    assert mode(raw) == 0o777, "synthetic rows are public"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import mpmath
@@ -104,61 +105,49 @@ def p_batch_size(x: np.ndarray) -> float:
     ).pvalue
 
 
-def test_inclusion_probability(drawn: np.ndarray) -> None:
-    assert p_inclusion(drawn) > ERROR_RATE
-
-
-def test_inclusion_probability_catches_faults(drawn: np.ndarray) -> None:
-    generator = np.random.default_rng(0)
-    halved = drawn * (generator.random(drawn.shape) < 0.5)
-    # 5 % off in every cell: 2.4M trials put this 17 standard deviations away.
-    shaved = drawn * (generator.random(drawn.shape) < 0.95)
-    dropped_step, dropped_row = drawn.copy(), drawn.copy()
-    dropped_step[:, :, -1] = 0
-    dropped_row[:, 7, :] = 0
-    for fault in (halved, shaved, dropped_step, dropped_row):
-        assert p_inclusion(fault) < ERROR_RATE
-
-
-def test_independence_across_steps(drawn: np.ndarray) -> None:
-    assert p_steps_independent(drawn) > ERROR_RATE
-
-
-def test_independence_across_steps_catches_faults(drawn: np.ndarray) -> None:
-    repeated = drawn.copy()
-    repeated[:, :, 1] = drawn[:, :, 0]  # two steps are the same batch
-    shuffled = np.zeros_like(drawn)  # every row exactly Q * STEPS times
+def faults_of(drawn: np.ndarray) -> dict[str, np.ndarray]:
+    """What a faulty sampler would draw."""
     generator = np.random.default_rng(0)
     ranks = generator.random(drawn.shape).argsort(axis=2)
-    shuffled[ranks < Q * STEPS] = 1
-    for fault in (repeated, shuffled):
-        assert p_steps_independent(fault) < ERROR_RATE
+    found = {
+        "halved": drawn * (generator.random(drawn.shape) < 0.5),
+        # 5 % off in every cell: 2.4M trials put this 17 standard deviations away.
+        "shaved": drawn * (generator.random(drawn.shape) < 0.95),
+        # Every row exactly Q * STEPS times; every batch of one size.
+        "shuffled": (ranks < Q * STEPS).astype(int),
+        "fixed size": (
+            generator.random(drawn.shape).argsort(axis=1) < Q * 2 * ROWS
+        ).astype(int),
+    }
+    others = ("no step", "no row", "repeated", "same stream", "duplicate")
+    found |= {name: drawn.copy() for name in others}
+    found["no step"][:, :, -1] = 0
+    found["no row"][:, 7, :] = 0
+    found["repeated"][:, :, 1] = drawn[:, :, 0]  # two steps are the same batch
+    # The block's name is not part of its key.
+    found["same stream"][:, ROWS:, :] = drawn[:, :ROWS, :]
+    found["duplicate"][:, 1, :] = drawn[:, 0, :]
+    return found
 
 
-def test_independence_across_rows(drawn: np.ndarray) -> None:
-    assert p_rows_independent(drawn) > ERROR_RATE
-
-
-def test_independence_across_rows_catches_faults(drawn: np.ndarray) -> None:
-    same_stream = drawn.copy()  # the block's name is not part of its key
-    same_stream[:, ROWS:, :] = drawn[:, :ROWS, :]
-    duplicate = drawn.copy()
-    duplicate[:, 1, :] = drawn[:, 0, :]
-    for fault in (same_stream, duplicate):
-        assert p_rows_independent(fault) < ERROR_RATE
-
-
-def test_batch_size_law(drawn: np.ndarray) -> None:
-    assert p_batch_size(drawn) > ERROR_RATE
-
-
-def test_batch_size_law_catches_faults(drawn: np.ndarray) -> None:
-    generator = np.random.default_rng(0)
-    ranks = generator.random(drawn.shape).argsort(axis=1)
-    fixed_size = (ranks < Q * 2 * ROWS).astype(int)
-    shaved = drawn * (generator.random(drawn.shape) < 0.95)
-    for fault in (fixed_size, shaved):
-        assert p_batch_size(fault) < ERROR_RATE
+@pytest.mark.parametrize(
+    ("guarantee", "faults"),
+    [
+        (p_inclusion, ("halved", "shaved", "no step", "no row")),
+        (p_steps_independent, ("repeated", "shuffled")),
+        (p_rows_independent, ("same stream", "duplicate")),
+        (p_batch_size, ("fixed size", "shaved")),
+    ],
+)
+def test_a_guarantee_holds_and_its_test_catches_faults(
+    drawn: np.ndarray,
+    guarantee: Callable[[np.ndarray], float],
+    faults: tuple[str, ...],
+) -> None:
+    assert guarantee(drawn) > ERROR_RATE
+    wrong = faults_of(drawn)
+    for name in faults:
+        assert guarantee(wrong[name]) < ERROR_RATE, name
 
 
 def p_uniform_subset(by_arrival: bool) -> float:
@@ -179,11 +168,8 @@ def p_uniform_subset(by_arrival: bool) -> float:
     return stats.chisquare(counts).pvalue
 
 
-def test_uniform_truncation() -> None:
+def test_uniform_truncation_is_not_first_come_first_kept() -> None:
     assert p_uniform_subset(by_arrival=False) > ERROR_RATE
-
-
-def test_uniform_truncation_catches_first_come_first_kept() -> None:
     assert p_uniform_subset(by_arrival=True) < ERROR_RATE
 
 

@@ -116,18 +116,6 @@ def test_equal_cells_give_equal_numbers_whatever_their_type(array: pa.Array) -> 
     assert hashed[2] == 0
 
 
-def test_booleans_are_equal_categories_in_text_and_as_booleans() -> None:
-    written = [pa.array([True, False]), pa.array(["True", "False"])]
-    hashed = [numbers(each, {"kind": "category"})["x"] for each in written]
-    assert (
-        hashed[0]
-        == hashed[1]
-        == [bucket("x", word, 1024) for word in ("true", "false")]
-    )
-    listed = {"kind": "category", "vocabulary": ["True", "False"]}
-    assert [numbers(each, listed)["x"] for each in written] == [[2, 3], [2, 3]]
-
-
 # --- The hash, one byte string at a time --------------------------------------------
 
 

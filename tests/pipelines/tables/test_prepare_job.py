@@ -128,15 +128,6 @@ def test_nothing_is_left_of_a_job_that_fails(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table"]
 
 
-def test_malformed_rows_are_refused_with_their_places(
-    table: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    fields = {"schema": table_options("random").schema, "on_bad_row": "fail"}
-    with pytest.raises(InputError, match=r"14 of 230 .*-0.parquet:4, .*: y is miss"):
-        prepare(str(table), tmp_path / "out", TableOptions(**fields))
-    assert not (tmp_path / "out").exists()
-
-
 def test_progress_is_told_in_percent(
     table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
@@ -20,7 +19,6 @@ from pipelines.tables.synthetic import (
     SynthUsers,
     write_synth,
 )
-from tests.pipelines.conftest import Command
 
 ROWS, MEAN = 40_000, 8.0
 
@@ -59,17 +57,6 @@ def test_rows_are_those_of_the_text_but_for_what_users_have_in_common(
     for name in COLUMNS[1:]:
         same = table[name].slice(0, 2000).to_pylist() == text[name].to_pylist()
         assert same == (name not in shared)
-
-
-def test_prepare_takes_them(command: Command, tmp_path: pathlib.Path) -> None:
-    source, out = tmp_path / "visits", tmp_path / "data"
-    assert (
-        command("synth", "--rows", 500, "--rows-per-user", 5, "--out", source).code == 0
-    )
-    call = f"prepare --input {source} --schema criteo --user user --out {out}"
-    bound = "--max-examples-per-user 2 --num-examples 500"
-    assert command(*call.split(), *bound.split()).code == 0
-    assert 0 < pq.read_table(out / "train").num_rows < 400
 
 
 def test_rows_of_a_user_are_alike(table: pa.Table) -> None:

@@ -207,14 +207,11 @@ def test_a_text_without_a_header_takes_its_names_from_the_schema(
     assert found == {"id": [1, 2], "job": [2, 0], "label": [0, 1]}
 
 
-@pytest.mark.parametrize("by", ["hash", "time"])
 def test_rows_keep_their_order_in_splits_that_rows_decide(
-    table: pathlib.Path, tmp_path: pathlib.Path, by: str
+    table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    split: dict[str, Any] = {"by": "hash", "column": "id", "shares": [60, 20, 20]}
-    if by == "time":
-        split = {"by": "time", "column": "day", "val_from": "2020-03-01"}
-        split["test_from"] = "2020-05-01"
+    split = {"by": "time", "column": "day", "val_from": "2020-03-01"}
+    split["test_from"] = "2020-05-01"
     schema = schema_of(split=split)
     summary = run(
         table, tmp_path / "out", schema=schema, on_bad_row="skip", row_group_rows=16
@@ -225,11 +222,10 @@ def test_rows_keep_their_order_in_splits_that_rows_decide(
     }
     assert {name: len(ids) for name, ids in found.items()} == summary.num_rows
     assert all(ids and ids == sorted(ids) for ids in found.values())
-    if by == "time":  # without a day a row has no split
-        known = [row for row in make_rows(200) if row["day"]]
-        march, may = datetime.date(2020, 3, 1), datetime.date(2020, 5, 1)
-        assert found["train"] == [row["id"] for row in known if row["day"] < march]
-        assert found["test"] == [row["id"] for row in known if row["day"] >= may]
+    known = [row for row in make_rows(200) if row["day"]]  # others have no split
+    march, may = datetime.date(2020, 3, 1), datetime.date(2020, 5, 1)
+    assert found["train"] == [row["id"] for row in known if row["day"] < march]
+    assert found["test"] == [row["id"] for row in known if row["day"] >= may]
     groups = pq.read_metadata(tmp_path / "out" / "train" / "part-00000.parquet")
     sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
     assert set(sizes[:-1]) == {16}
