@@ -106,7 +106,7 @@ class RawInputs:
                 done = min(file.size, int(rows.num_read * file.row_bytes))
                 yield rows.arrays, rows.carried, before + done
             before += file.size
-            reader.malformed.refuse_any()
+            reader.malformed.refuse(self._schema)
 
 
 def _joined(parts: Sequence[Part]) -> Part:

@@ -16,9 +16,7 @@ Public: schema, names, types and reasons.  Sensitive: rows, and how many are mal
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -48,7 +46,6 @@ from pipelines.tables.table_files import (
 _BLOCK_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 22, 1 << 17, 1 << 11
 #: Output of the text or place that decides a row's split.
 _SPLIT = "__split"
-_REPORTED_ROWS = 5
 _UNEVEN = "another number of cells"
 _NO_SPLIT = "is missing, or no value to split by"
 _OF_LISTS = (
@@ -83,42 +80,40 @@ class Malformed:
 
     Attributes:
       num_good: Number of well-formed rows.
-      by_reason: Reason -> number of rows.
-      first: (file, row, reason) of the first ones.
+      reasons: Reason -> (number of rows, file and row of the first).
     """
 
     num_good: int = 0
-    by_reason: collections.Counter[str] = dataclasses.field(
-        default_factory=collections.Counter
-    )
-    first: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
+    reasons: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
+
+    def add(self, reason: str, count: int, place: str) -> None:
+        """Adds later rows with one reason.
+
+        Args:
+          reason: The reason.
+          count: Number of rows.
+          place: File and row of the first.
+        """
+        before, first = self.reasons.get(reason, (0, place))
+        self.reasons[reason] = before + count, first
 
     def merge(self, other: Malformed) -> None:
         """Adds the counts of later rows."""
         self.num_good += other.num_good
-        self.by_reason.update(other.by_reason)
-        self.first = [*self.first, *other.first][:_REPORTED_ROWS]
+        for reason, (count, place) in other.reasons.items():
+            self.add(reason, count, place)
 
     @property
     def num_bad(self) -> int:
         """Number of malformed rows."""
-        return self.by_reason.total()
+        return sum(count for count, _ in self.reasons.values())
 
-    def told(self) -> list[str]:
-        """Returns place and reason of the first malformed rows: each reason once."""
-        places: dict[str, list[str]] = {}
-        for path, row, reason in self.first:
-            places.setdefault(reason, []).append(f"{path}:{row}")
-        return [f"{', '.join(of)}: {reason}" for reason, of in places.items()]
-
-    def refuse_any(self) -> None:
-        """Refuses malformed rows, of which each is needed, by an InputError."""
-        if self.first:
-            path, row, reason = self.first[0]
-            raise InputError(
-                f"Expected well-formed rows; {path}:{row}: {reason}. Fix it, or remove "
-                "it."
-            )
+    def told(self, *, counted: bool = True) -> list[str]:
+        """Returns each reason, with the place of the first row, and how many it has."""
+        return [
+            f"{place}: {reason}{f' ({count} rows)' if counted and count > 1 else ''}"
+            for reason, (count, place) in self.reasons.items()
+        ]
 
     def refuse(self, schema: Schema, *, skip: bool = False) -> None:
         """Refuses malformed rows, unless they are to be left out and others stay.
@@ -132,13 +127,12 @@ class Malformed:
         """
         if not self.num_bad or (skip and self.num_good):
             return
-        more = ", ..." if self.num_bad > len(self.first) else ""
-        all_rows = self.num_bad + self.num_good
-        some = "some" if schema.user else f"{self.num_bad} of {all_rows}"
+        some = f"{self.num_bad} of {self.num_bad + self.num_good}"
         raise InputError(
-            f"Expected well-formed rows; {some} are malformed: "
-            f"{'; '.join(self.told())}{more}. Fix them or the schema; --on-bad-row "
-            "skip leaves them out unless all are."
+            f"Expected well-formed rows; {'some' if schema.user else some} are "
+            f"malformed: {'; '.join(self.told(counted=not schema.user))}. Fix them or "
+            "the schema; `dpsgd prepare --on-bad-row skip` leaves them out unless all "
+            "are."
         )
 
 
@@ -292,17 +286,15 @@ class Reader:
             size = _BLOCK_CELLS // max(1, len(relation.columns))
             size = min(_MOST_ROWS, max(_LEAST_ROWS, size))
             found = database.sql(query).to_arrow_reader(size)
-            bad: list[tuple[int, str]] = []
+            bad: dict[str, tuple[int, int]] = {}
             num_read = 0
             for block in found:
                 if not len(block):
                     continue
                 yield from self._rows(block, select, num_read, bad)
                 num_read += len(block)
-            if self._file.format in (TEXT, JSON):
-                rejected = _rejected(database, self._file)
-            else:
-                rejected = []
+            is_text = self._file.format in (TEXT, JSON)
+            rejected = _rejected(database, self._file) if is_text else []
         self._place(bad, rejected, relation.first_row)
 
     def carried_types(self) -> dict[str, pa.DataType]:
@@ -368,17 +360,16 @@ class Reader:
         block: pa.RecordBatch,
         select: Select,
         first: int,
-        bad: list[tuple[int, str]],
+        bad: dict[str, tuple[int, int]],
     ) -> Iterator[Rows]:
         """Yields the well-formed rows of a block; notes the others in ``bad``."""
         faults = block.column(FAULT).to_numpy()
         places = np.arange(first, first + len(block))
         if faults.any():
-            for row in np.flatnonzero(faults).tolist():
-                reason = select.faults[faults[row] - 1]
-                self.malformed.by_reason[reason] += 1
-                if len(bad) < _REPORTED_ROWS:
-                    bad.append((first + row, reason))
+            for fault in np.unique(faults[faults > 0]).tolist():
+                rows, reason = np.flatnonzero(faults == fault), select.faults[fault - 1]
+                count, row = bad.get(reason, (0, first + int(rows[0])))
+                bad[reason] = count + len(rows), row
             good = faults == 0
             block, places = block.filter(pa.array(good)), places[good]
         if not len(block):
@@ -426,22 +417,19 @@ class Reader:
         return np.searchsorted(bounds, unit, side="right").astype(np.int8)
 
     def _place(
-        self, bad: list[tuple[int, str]], rejected: list[tuple[int, str]], first: int
+        self, bad: dict[str, tuple[int, int]], rejected: list[int], first: int
     ) -> None:
-        """Notes where malformed rows are, among those that DuckDB left out."""
-        found = list(rejected)
-        for row, reason in bad:
-            row += first
-            for line, _ in rejected:
+        """Notes the first malformed rows, also those that DuckDB left out."""
+        found = [(rejected[0], _UNEVEN, len(rejected))] if rejected else []
+        for reason, (count, place) in bad.items():
+            row = place + first
+            for line in rejected:
                 if line > row:
                     break
                 row += 1
-            found.append((row, reason))
-        self.malformed.by_reason.update(reason for _, reason in rejected)
-        self.malformed.first = [
-            (self._file.shown, row, reason)
-            for row, reason in itertools.islice(sorted(found), _REPORTED_ROWS)
-        ]
+            found.append((row, reason, count))
+        for row, reason, count in sorted(found):
+            self.malformed.add(reason, count, f"{self._file.shown}:{row}")
 
 
 def _carried_names(carried: Sequence[str]) -> list[str]:
@@ -472,8 +460,8 @@ def _hash_places(ordinal: int, places: np.ndarray, salt: np.uint64) -> np.ndarra
     return mix(places.astype(np.uint64) * np.uint64(GOLDEN) ^ state)
 
 
-def _rejected(database: object, file: TableFile) -> list[tuple[int, str]]:
-    """Returns row and reason of what DuckDB left out of a text, in order.
+def _rejected(database: object, file: TableFile) -> list[int]:
+    """Returns the rows that DuckDB left out of a text, in order.
 
     Its table of them holds whole rows: only line and type are read, and the database
     is closed.
@@ -497,5 +485,4 @@ def _rejected(database: object, file: TableFile) -> list[tuple[int, str]]:
                 "the marks within the cell; or, if no cell is quoted, write quotes = "
                 "false below [input] of the schema."
             )
-    rows = dict.fromkeys(line for line, _ in found)
-    return [(line, _UNEVEN) for line in rows]
+    return list(dict.fromkeys(line for line, _ in found))

@@ -6,7 +6,6 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -30,17 +29,13 @@ class Read:
 def read(schema: Schema, columns: Mapping[str, Any], **options: Any) -> Read:
     """What a table becomes."""
     table = pa.table(dict(columns))
-    with (
-        tempfile.NamedTemporaryFile(suffix=".parquet") as file,
-        mock.patch.object(reading, "_REPORTED_ROWS", 1 << 20),
-    ):
-        pq.write_table(table, file.name)
-        reader = reading.Reader(*list_table(file.name), schema, **options)
-        found = list(reader)
+    found, malformed = _read(schema, table, **options)
     reasons: list[str | None] = [None] * len(table)
-    for _, row, reason in reader.malformed.first:
-        reasons[row - 1] = reason
-    assert reader.malformed.num_bad == sum(each is not None for each in reasons)
+    if malformed.num_bad:  # each row alone
+        for row in range(len(table)):
+            _, alone = _read(schema, table[row : row + 1], **options)
+            reasons[row] = next(iter(alone.reasons), None)
+    assert malformed.num_bad == sum(each is not None for each in reasons)
     names = found[0].arrays if found else ()
     splits = [each.splits for each in found if each.splits is not None]
     return Read(
@@ -48,6 +43,13 @@ def read(schema: Schema, columns: Mapping[str, Any], **options: Any) -> Read:
         splits=np.concatenate(splits) if splits else None,
         reasons=reasons,
     )
+
+
+def _read(schema: Schema, table: pa.Table, **options: Any) -> Any:
+    with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+        pq.write_table(table, file.name)
+        reader = reading.Reader(*list_table(file.name), schema, **options)
+        return list(reader), reader.malformed
 
 
 def selected(array: pa.Array, select: Select, expression: str) -> list[Any]:
