@@ -138,17 +138,6 @@ def _changed(method: Any, given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _start_at(
-    settings: TrainSettings, network: Any
-) -> initial_weights_files.InitialWeights | None:
-    """Gives a network the initial weights of the settings, which it returns, if any."""
-    if settings.initial_weights is None:
-        return None
-    initial = initial_weights_files.read(pathlib.Path(settings.initial_weights))
-    initial.assign([*map(raw_variable, network.trainable_variables)])
-    return initial
-
-
 def _views(settings: TrainSettings, augment: Any) -> Views:
     name = getattr(augment, "name", getattr(augment, "__name__", "augment"))
     return Views(
@@ -271,6 +260,8 @@ def _made(
     preflight.check_unused(batches, run, settings, shared=batches_used_before)
     with one_line_errors("the model"):
         network = models.as_functional(model, of_one_row(manifest))
+    variables = [*map(raw_variable, network.trainable_variables)]
+    started_at = initial_weights_files.start_at(settings.initial_weights, variables)
     workers = launch.of_this_process()
     training = Training(
         settings=settings,
@@ -287,7 +278,7 @@ def _made(
         network,
         training,
         views=_views(settings, augment),
-        initial=_start_at(settings, network),
+        started_at=started_at,
         resumes=resumes,
     )
 
@@ -324,7 +315,7 @@ class PrivateModel(keras.Model):
         training: Training,
         *,
         views: Views,
-        initial: initial_weights_files.InitialWeights | None = None,
+        started_at: Mapping[str, Any] | None = None,
         resumes: bool = False,
         held: contextlib.ExitStack | None = None,
     ) -> None:
@@ -332,7 +323,7 @@ class PrivateModel(keras.Model):
         self.network = network
         self._training, self._session = training, training.session
         self._workers = training.session.workers
-        self._initial, self._views, self._resumes = initial, views, resumes
+        self._started_at, self._views, self._resumes = started_at, views, resumes
         manifest = of_one_row(training.session.manifest)
         # The model of one view, for evaluation, export and prediction.
         self._manifest = dataclasses.replace(
@@ -355,20 +346,17 @@ class PrivateModel(keras.Model):
     @property
     def layers(self) -> list[Any]:
         """The layers of the network."""
-        found: list[Any] = self.network.layers
-        return found
+        return [*self.network.layers]
 
     @property
     def inputs(self) -> list[Any]:
         """The inputs of the network."""
-        found: list[Any] = self.network.inputs
-        return found
+        return [*self.network.inputs]
 
     @property
     def outputs(self) -> list[Any]:
         """The outputs of the network."""
-        found: list[Any] = self.network.outputs
-        return found
+        return [*self.network.outputs]
 
     def summary(self, *args: Any, **more: Any) -> None:
         """Prints the layers of the network, as Keras does."""
@@ -479,10 +467,9 @@ class PrivateModel(keras.Model):
                 "Expected compile with optimizer, loss, loss_weights and metrics; "
                 f"{', '.join(unknown)} is not supported under privacy."
             )
-        started_at = {} if self._initial is None else self._initial.describe()
         trainable = TrainableModel(
             network=self.network,
-            description={"name": self.network.name, **started_at},
+            description={"name": self.network.name, **(self._started_at or {})},
             loss=loss_of_keras(loss, loss_weights, self.network.output),
             columns=self._manifest.columns,
         )

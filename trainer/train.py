@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
 from typing import Any
 
 from pipelines.files.json_files import pretty_json
@@ -153,12 +152,8 @@ def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
         loss=models.make_loss(settings.loss),
         views=views,
     )
-    if settings.initial_weights is None:
-        return model
-    initial = initial_weights.read(pathlib.Path(settings.initial_weights))
-    initial.assign(model.variables)
-    described = {**model.description, **initial.describe()}
-    return dataclasses.replace(model, description=described)
+    started_at = initial_weights.start_at(settings.initial_weights, model.variables)
+    return dataclasses.replace(model, description={**model.description, **started_at})
 
 
 def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator | None:

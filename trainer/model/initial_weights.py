@@ -25,7 +25,6 @@ Public: everything here, as the user declares, except digests of the rows' files
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import pathlib
@@ -48,60 +47,47 @@ _START = "_dpsgd_start"
 _TRAINED: dict[str, dict[str, Any]] = {}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InitialWeights:
-    """The weights of a file.
+def start_at(file: str | None, variables: Sequence[Any]) -> dict[str, Any]:
+    """Gives variables the weights of a file; returns their entry in the run record.
 
-    Attributes:
-      path: The file.
-      arrays: Arrays in the order of the trainable weights.
-      sha256: SHA-256 of the bytes of the file, as hex digits.
-    """
-
-    path: pathlib.Path
-    arrays: tuple[np.ndarray, ...]
-    sha256: str
-
-    def assign(self, variables: Sequence[Any]) -> None:
-        """Assigns the arrays to ``variables``.
-
-        Raises:
-          InputError: shapes differ, or values are not finite real numbers.
-        """
-        if len(self.arrays) != len(variables):
-            raise self._error(f"it has {len(self.arrays)} of {len(variables)}")
-        for variable, array in zip(variables, self.arrays, strict=True):
-            if array.shape != tuple(variable.shape):
-                raise self._error(
-                    f"{variable.name} has shape {tuple(variable.shape)}, that of the "
-                    f"file {array.shape}"
-                )
-        for variable, array in zip(variables, self.arrays, strict=True):
-            if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-                raise self._error(f"{variable.name} is no array of finite numbers")
-            variable.assign(array.astype(variable.dtype.as_numpy_dtype))
-
-    def describe(self) -> dict[str, Any]:
-        """Returns their entry in the run record."""
-        return {"initial_weights": {"sha256": self.sha256, "declared_public": True}}
-
-    def _error(self, what: str) -> InputError:
-        return InputError(
-            f"Expected initial_weights={self.path} to be the trainable weights of the "
-            f"model, in order: {what}. Give a file of the same model, or omit "
-            "--initial-weights."
-        )
-
-
-def read(path: pathlib.Path) -> InitialWeights:
-    """Returns the weights of a file.
+    Args:
+      file: The file; None leaves the variables as they are.
+      variables: The trainable ``tf.Variable``s, in order.
 
     Raises:
-      InputError: no such file, or not of one of the two formats.
+      InputError: no such file, or not of one of the two formats; shapes differ, or
+        values are not finite real numbers.
     """
+    if file is None:
+        return {}
+    data, arrays = _read(pathlib.Path(file))
+    if len(arrays) != len(variables):
+        raise _unfit(file, f"it has {len(arrays)} of {len(variables)}")
+    for variable, array in zip(variables, arrays, strict=True):
+        shape = tuple(variable.shape)
+        if array.shape != shape:
+            what = f"{variable.name} has shape {shape}, that of the file {array.shape}"
+            raise _unfit(file, what)
+        if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+            raise _unfit(file, f"{variable.name} is no array of finite numbers")
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array.astype(variable.dtype.as_numpy_dtype))
+    digest = hashlib.sha256(data).hexdigest()
+    return {"initial_weights": {"sha256": digest, "declared_public": True}}
+
+
+def _unfit(file: str, what: str) -> InputError:
+    return InputError(
+        f"Expected initial_weights={file} to be the trainable weights of the "
+        f"model, in order: {what}. Give a file of the same model, or omit "
+        "--initial-weights."
+    )
+
+
+def _read(path: pathlib.Path) -> tuple[bytes, list[np.ndarray]]:
     try:
         data = path.read_bytes()
-        arrays = _of_npz(data) if path.suffix == ".npz" else _of_keras(path)
+        return data, _of_npz(data) if path.suffix == ".npz" else _of_keras(path)
     # Keras raises errors of any class.  The text is public: no example was seen.
     except Exception as error:
         text = " ".join(str(error).split())[:200]
@@ -109,9 +95,6 @@ def read(path: pathlib.Path) -> InitialWeights:
             f"Expected initial_weights={path} to be readable as weights: "
             f"{type(error).__name__}: {text}. Save them by np.savez(file, *arrays)."
         ) from None
-    return InitialWeights(
-        path=path, arrays=tuple(arrays), sha256=hashlib.sha256(data).hexdigest()
-    )
 
 
 def _of_npz(data: bytes) -> list[np.ndarray]:
