@@ -7,8 +7,7 @@ import itertools
 import json
 import pathlib
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.cli.experiments.compare_commands import compare
-from trainer.core.run.run_record import read_run
 from trainer.experiments import compare as library
 from trainer.experiments import comparison_runs as compare_runs
 from trainer.experiments.compare import summarise
@@ -329,19 +327,11 @@ def test_a_target_is_called_proven_only_where_it_is(
     assert found.epsilon == (3.0 if rule == "own" else epsilon)
 
 
-def test_an_unknown_metric_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(InputError, match=r"metric='f1'.*auc, log_loss"):
-        summarise([(_case(), _result(0.7))], metric="f1")
-
-
 BATCHES = "truncated-poisson-seed0"
 SETTINGS = TrainSettings(
     noise_multiplier=0.9, l2_norm_clip=1.0, target_delta=0.001, hidden=(4,),
-    embedding_dim=2, eval_every=100, metric="share_of_ones:share",
+    embedding_dim=2, eval_every=100,
 )  # fmt: skip
-
-
-CODE = "def share(labels, predictions):\n    return float(labels.mean())\n"
 
 
 def _trial(**changes: Any) -> Trial:
@@ -350,42 +340,19 @@ def _trial(**changes: Any) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Runs, dict[str, Any], pathlib.Path]]:
-    """A run with a metric of the user's, its result, and the code of the metric.
-
-    Each test leaves the run as it was.
-    """
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs, dict[str, Any]]:
+    """A run and its result; each test leaves the run as it was."""
     folder = tmp_path_factory.mktemp("finished")
-    code = folder / "share_of_ones.py"
-    code.write_text(CODE)
     batches = [make_rows(size, size) for size in (8, 5)]
     write_batches(folder / "out" / "batches" / BATCHES, batches)
     held_out = write_held_out(folder / "held_out", make_rows(300, seed=99))
     runs = Runs(Experiment(source="", held_out=held_out, out=folder / "out"), silent)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", [str(folder), *sys.path])
-        yield runs, runs.run(_trial()), code
-
-
-def test_a_finished_run_is_not_made_again(
-    finished: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs, first, _ = finished
-    monkeypatch.setattr(
-        "trainer.experiments.comparison_runs.train_here",
-        lambda request: pytest.fail("trained again"),
-    )
-    assert runs.run(_trial()) == first
-    record, _ = read_run(runs.request(_trial()).run)
-    assert record.noise_multiplier == 0.9
+    return runs, runs.run(_trial())
 
 
 def test_the_epsilon_of_a_run_is_that_of_its_record(finished: Any) -> None:
     """Seen to fail: it was what ``privacy.json`` said, which is public."""
-    runs, first, _ = finished
+    runs, first = finished
     run = runs.request(_trial()).run
     record, stated = run / "run_record.json", run / "privacy.json"
     before = record.read_text(), stated.read_text()
@@ -400,7 +367,7 @@ def test_the_epsilon_of_a_run_is_that_of_its_record(finished: Any) -> None:
 
 
 def test_a_run_of_other_settings_is_refused(finished: Any) -> None:
-    runs, _, _ = finished
+    runs, _ = finished
     for changed in ({"noise_multiplier": 2.0}, {"hidden": (5,)}, {"init_seed": 1}):
         with pytest.raises(InputError, match="to have the settings given now"):
             runs.run(_trial(**changed))

@@ -115,19 +115,6 @@ def test_upper_bounds_are_rounded_up_and_lower_bounds_down(text: str) -> None:
             assert 1 / int(page._one_in(value)[7:].replace(",", "")) >= value
 
 
-def test_a_file_takes_the_place_of_another_only_if_asked(
-    make_run: Any, tmp_path: pathlib.Path
-) -> None:
-    run, out = make_run(), tmp_path / "report.html"
-    out.write_text("mine")
-    with pytest.raises(InputError, match="to be a new file"):
-        page.write_report(run, out)
-    assert out.read_text() == "mine"
-    found = page.write_report(str(run), str(out), overwrite=True)
-    assert found["run"]["name"] == "run"
-    assert out.read_text() == page.render(found)
-
-
 def edit(path: pathlib.Path, **changes: Any) -> None:
     path.write_bytes(pretty_json({**json.loads(path.read_bytes()), **changes}))
 
