@@ -169,7 +169,13 @@ _PREPARE = (
 )
 
 
-def _with_nulls(names: Iterable[str], path: str = "") -> InputError:
+def with_nulls(names: Iterable[str], path: str = "") -> InputError:
+    """Returns the error for columns with nulls.
+
+    Args:
+      names: Names of the columns.
+      path: The file, for messages; empty for none.
+    """
     where = f" of {path}" if path else ""
     return InputError(
         f"Expected column {', '.join(names)}{where} to hold no nulls, which stand for "
@@ -273,7 +279,7 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
             if statistics is not None and statistics.null_count:
                 names[column.path_in_schema.split(".")[0]] = None
     if names:
-        raise _with_nulls(names, path)
+        raise with_nulls(names, path)
 
 
 def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
@@ -486,7 +492,7 @@ def values_of(array: pa.Array, column: Column, place: str = "") -> np.ndarray:
     num_rows = len(array)
     while True:
         if array.null_count:
-            raise _with_nulls([column.name], place)
+            raise with_nulls([column.name], place)
         if not pa.types.is_fixed_size_list(array.type):
             break
         array = array.flatten()

@@ -290,8 +290,7 @@ def _split(dataset: Mapping[str, Any], skips: bool) -> Any:
     schema = dataset.get("schema", {})
     split = schema.get("split", {})
     kind = schema.get("columns", {}).get(split.get("column"), {})
-    # Of earlier releases dates of integers had a unit.
-    times = [kind.get(name) for name in ("format", "unit", "zone")]
+    times = [kind.get(name) for name in ("format", "zone")]
     by_count = skips and split.get("by") == "fraction"
     others = [schema["columns"]] if by_count and "columns" in schema else []
     return [split, times, schema.get("input"), dataset.get("cells"), *others]

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from accounting.core.validation import InputError, did_you_mean
+from accounting.core.validation import InputError
 from pipelines.core.batches.columns import RESERVED_NAMES
 from pipelines.files.paths import StrPath
 from pipelines.tables import cells
@@ -37,12 +37,10 @@ from pipelines.tables.schema import (
     UNCHOSEN,
     VERSION,
     InputOptions,
-    hint_of_delimiter,
-    shown_names,
+    refuse_missing,
 )
 from pipelines.tables.table_files import (
     PARQUET,
-    TableFile,
     columns_of,
     list_table,
 )
@@ -102,9 +100,8 @@ def first_schema(
     options, kinds, ranges = options or InputOptions(), dict(kinds or {}), ranges or {}
     types = columns_of(file, options)
     told = [*([label] if label else []), *kinds, *ranges]
-    has_header = file.has_header or bool(options.header or types.keys() & set(told))
-    for name in told:
-        _check_there(name, list(types), file, has_header)
+    has_header = file.has_header or bool(options.header)
+    refuse_missing(told, list(types), file.shown, has_header=has_header)
     for name, ends in ranges.items():
         kind = "date" if isinstance(ends[0], datetime.datetime) else "numeric"
         given = "numeric" if name == label else kinds.setdefault(name, kind)
@@ -144,17 +141,6 @@ def first_schema(
         text += "\n[input]\n"
         text += "".join(f"{name} = {_value(each)}\n" for name, each in fields.items())
     return "\n".join([text.rstrip("\n"), split.rstrip("\n"), *tables]) + "\n"
-
-
-def _check_there(
-    name: str, names: Sequence[str], file: TableFile, has_header: bool
-) -> None:
-    if name not in names:
-        raise InputError(
-            f"Expected column {name} in {file.shown}; {shown_names(names, has_header)}."
-            f"{did_you_mean(name, names)}"
-            f"{hint_of_delimiter(names[0]) if len(names) == 1 else ''}"
-        )
 
 
 # --- From names and types -----------------------------------------------------------

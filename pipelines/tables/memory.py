@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from pipelines.inputs.parquet_blocks import (
     Dataset,
     column_of,
     table_columns,
+    with_nulls,
 )
 from pipelines.tables.prepared_files import (
     DEFAULT_ROW_GROUP_ROWS,
@@ -97,30 +98,22 @@ def _is_of_pandas(value: Any, name: str) -> bool:
 
 def _array(name: str, values: Any) -> np.ndarray:
     """Returns the values of a column, of the type that was given."""
-    if _is_of_pandas(values, "Series") and not isinstance(values.dtype, np.dtype):
-        values = _converted(name, pa.array, values)
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return _of_arrow(name, values)
-    values = _converted(name, np.ma.asanyarray, values)
-    if np.ma.is_masked(values):
-        raise _with_nulls(name)
-    return np.asarray(values)
-
-
-def _converted(name: str, convert: Callable[[Any], Any], values: Any) -> Any:
+    arrow = pa.Array | pa.ChunkedArray
     try:
-        return convert(values)
+        if _is_of_pandas(values, "Series") and not isinstance(values.dtype, np.dtype):
+            values = pa.array(values)
+        elif not isinstance(values, arrow):
+            values = np.ma.asanyarray(values)
     except (ValueError, TypeError, pa.ArrowException):  # whose text may quote a value
         raise _not_numbers(name, type(values).__qualname__) from None
-
-
-def _of_arrow(name: str, values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    column = column_of(pa.field(name, values.type))
-    if column is None:
-        raise _not_numbers(name, values.type)
-    if values.null_count:
-        raise _with_nulls(name)
-    return table_columns(pa.table({name: values}), (column,))[name]
+    if isinstance(values, arrow):
+        column = column_of(pa.field(name, values.type))
+        if column is None:
+            raise _not_numbers(name, values.type)
+        return table_columns(pa.table({name: values}), (column,))[name]
+    if np.ma.is_masked(values):
+        raise with_nulls([name])
+    return np.asarray(values)
 
 
 def _stored(name: str, values: np.ndarray) -> np.ndarray:
@@ -142,13 +135,6 @@ def _stored(name: str, values: np.ndarray) -> np.ndarray:
             )
     with np.errstate(over="ignore"):  # a warning would tell of a value
         return np.ascontiguousarray(values, np.dtype(wanted))
-
-
-def _with_nulls(name: str) -> InputError:
-    return InputError(
-        f"Expected column {name} of data to hold no nulls, which stand for missing "
-        "values. Fill them, with NaN if the model replaces it, or drop these rows."
-    )
 
 
 def _not_numbers(name: str, kind: object) -> InputError:

@@ -493,21 +493,10 @@ def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
         )
 
 
-def hint_of_delimiter(header: str) -> str:
-    """Returns a hint if the name of the only column holds those of several."""
-    found = next((each for each in ";\t|" if each in header), None)
-    if found is None:
-        return ""
-    return (
-        f" Give `dpsgd schema --delimiter {found!r}`, or write delimiter = "
-        f"{json.dumps(found)} below [input] of the schema."
-    )
-
-
 def refuse_missing(
     needed: Sequence[str], names: Sequence[str], place: str, *, has_header: bool = True
 ) -> None:
-    """Refuses a table that lacks columns of a schema, all in one line.
+    """Refuses a table that lacks columns, all in one line.
 
     Args:
       needed: Names of the needed columns.
@@ -519,23 +508,21 @@ def refuse_missing(
       InputError: a column is missing.
     """
     missing = [name for name in needed if name not in names]
-    if missing:
-        hints = [did_you_mean(name, names) for name in missing]
-        if len(names) == 1:
-            hints.append(hint_of_delimiter(names[0]))
-        has_header = has_header or len(missing) < len(needed)
-        raise InputError(
-            f"Expected columns {', '.join(missing)} of the schema in {place}; "
-            f"{shown_names(names, has_header)}.{''.join(hints)}"
+    if not missing:
+        return
+    told = f"it has {', '.join(names)}."
+    if not has_header and len(missing) == len(needed):
+        told = (
+            "its first row has no such name. If that row is no header, write one, or "
+            "header = [...] with all names below [input] of the schema (--header of "
+            "`dpsgd schema`)."
         )
-
-
-def shown_names(names: Sequence[str], has_header: bool) -> str:
-    """Returns the columns that a table has; arguments as for ``refuse_missing``."""
-    if has_header:
-        return f"it has {', '.join(names)}"
-    return (
-        "its first row has no such name. If that row is no header, write one, or "
-        "header = [...] with all names below [input] of the schema (--header of "
-        "`dpsgd schema`)"
+    hints = [did_you_mean(name, names) for name in missing]
+    if len(names) == 1 and (other := set(names[0]) & set(";\t|")):
+        hints.append(
+            f" Give `dpsgd schema --delimiter {min(other)!r}`, or write delimiter = "
+            f"{json.dumps(min(other))} below [input] of the schema."
+        )
+    raise InputError(
+        f"Expected columns {', '.join(missing)} in {place}; {told}{''.join(hints)}"
     )

@@ -104,7 +104,7 @@ def test_what_is_told_is_taken(tmp_path: pathlib.Path) -> None:
     assert {name: schema.columns[name].kind for name in kinds} == kinds
     assert schema.label.classes == ("<=50K", ">50K")
     for wrong in ({"label": "incom"}, {"kinds": {"incom": "numeric"}}):
-        with pytest.raises(InputError, match=r"column incom .* Did you mean income\?"):
+        with pytest.raises(InputError, match=r"columns incom .* Did you mean income\?"):
             first_schema(str(path), **wrong)  # type: ignore[arg-type]
 
 
@@ -155,7 +155,7 @@ def test_a_row_in_place_of_a_header_is_not_quoted(tmp_path: pathlib.Path) -> Non
     path.write_text("canary,clerk,no\nother,farmer,yes\n")
     columns = {"z": {"kind": "numeric"}, "y": {"kind": "label", "task": "binary"}}
     schema = Schema.from_json({"version": 1, "columns": columns})
-    with pytest.raises(InputError, match=r"column income .* If that row is no") as told:
+    with pytest.raises(InputError, match=r"columns income .* If that row is no") as told:
         first_schema(str(path), label="income")
     with pytest.raises(InputError, match=r"columns z .* header = \[") as read:
         RawInputs(str(path), schema)

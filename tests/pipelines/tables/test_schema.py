@@ -184,7 +184,7 @@ def test_a_file_that_is_not_there_is_refused_with_who_writes_it() -> None:
 def test_all_missing_columns_are_told_in_one_line(tmp_path: pathlib.Path) -> None:
     schema = read(tmp_path, EVERYTHING + SPLITS[2])
     names = [name for name in schema.needed if name not in ("number", "words")]
-    with pytest.raises(InputError, match=r"columns number, words of .*mean numbr"):
+    with pytest.raises(InputError, match=r"columns number, words in .*mean numbr"):
         refuse_missing(schema.needed, [*names, "numbr"], "t.csv")
     refuse_missing(schema.needed, [*names, "words", "number"], "t.csv")
     assert schema.needed[-1] == "who"

@@ -343,7 +343,7 @@ def test_columns_of_rows_to_be_predicted_are_judged_before_any_row(
     table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     more = schema_of({**COLUMNS, "more": COLUMNS["id"]})
-    with pytest.raises(InputError, match="columns more of the schema"):
+    with pytest.raises(InputError, match="columns more in "):
         RawInputs(str(table), more)
     with pytest.raises(InputError, match=r"column nota.*carried.*Did you mean note\?"):
         RawInputs(str(table), schema_of(), ["nota"])
@@ -374,7 +374,7 @@ def test_columns_that_are_missing_or_of_other_types_are_told_in_one_line(
 ) -> None:
     more = {"more": COLUMNS["id"], "prise": COLUMNS["price"]}
     message = refused(table, tmp_path / "out", schema=schema_of({**COLUMNS, **more}))
-    assert "columns more, prise of the schema in " in message
+    assert "columns more, prise in " in message
     assert "Did you mean price?" in message
     wrong = {**COLUMNS, "day": COLUMNS["id"], "id": {"kind": "text"}}
     message = refused(table, tmp_path / "out", schema=schema_of(wrong))
