@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import logging
@@ -9,6 +10,7 @@ import os
 import pathlib
 import sys
 import threading
+import types
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -133,7 +135,7 @@ class S3Requests:
 
     Attributes:
       asked: Operation, such as GetObject, and arguments of each request.
-      fail: Called before each with both; may raise.
+      fail: Called with both before each attempt; may call ``refuse``.
     """
 
     def __init__(self) -> None:
@@ -153,33 +155,52 @@ class S3Requests:
 
     @staticmethod
     def refuse(status: int, operation: str) -> None:
-        """Raises what the client of S3 raises for an answer."""
-        error = {"Code": str(status), "Message": "quotes a credential"}
-        from botocore.exceptions import ClientError
+        """Lets S3 answer a request with an error."""
+        raise _RefusedError(status, operation)
 
-        raise ClientError(
-            {"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, operation
-        )
+
+class _RefusedError(Exception):
+    """S3 is to answer with a status."""
 
 
 @pytest.fixture
 def s3_requests(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> S3Requests:
-    """See ``S3Requests``; a store that fails is given up after a second or two."""
-    from pipelines.files import stores
+    """See ``S3Requests``; a request that fails is repeated at once."""
+    import botocore.retries.standard as retries
 
     client = pytest.importorskip("aiobotocore.client").AioBaseClient
-    call, requests, lock = client._make_api_call, S3Requests(), threading.Lock()
+    session = pytest.importorskip("aiobotocore.httpsession").AIOHTTPSession
+    answer = pytest.importorskip("aiobotocore.awsrequest").AioAWSResponse
+    call, send = client._make_api_call, session.send
+    requests, lock = S3Requests(), threading.Lock()
+    asked: contextvars.ContextVar[Any] = contextvars.ContextVar("asked")
 
     async def recording(self: Any, operation: str, given: dict[str, Any]) -> Any:
         with lock:
             requests.asked.append((operation, given))
-            requests.fail(operation, given)
+        asked.set((operation, given))
         return await call(self, operation, given)
 
+    async def failing(self: Any, request: Any) -> Any:
+        try:
+            with lock:
+                requests.fail(*asked.get())
+        except _RefusedError as error:
+            status = error.args[0]
+            text = f"<Error><Code>{status}</Code><Message>quotes a credential</Message>"
+            raw = types.SimpleNamespace(read=lambda: _given(f"{text}</Error>".encode()))
+            return answer(request.url, status, {}, raw)
+        return await send(self, request)
+
     monkeypatch.setattr(client, "_make_api_call", recording)
-    monkeypatch.setattr(stores, "_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(stores, "PATIENT_SECONDS", 1.0)
+    monkeypatch.setattr(session, "send", failing)
+    backoff = retries.ExponentialBackoff
+    monkeypatch.setattr(backoff, "delay_amount", lambda *_: 0)
     return requests
+
+
+async def _given(value: bytes) -> bytes:
+    return value
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,8 @@ Formal guarantees:
   - An error is an OSError of the path and of the type or code of the failure: messages
     of a client may quote addresses and credentials.
 
-Other guarantees:
-  - A store that never answered this process is given up after some seconds, and one
-    that did after about a minute, unless it refuses what it is asked.
+A request that fails is repeated by the client, for some seconds, unless the store
+refuses what it is asked.
 
 References:
   Strong consistency after writes: Amazon S3 since 2020-12, Google Cloud Storage.
@@ -24,7 +23,6 @@ import errno
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
@@ -35,31 +33,20 @@ from pipelines.files.paths import SCHEME
 
 #: The client of each scheme.
 _CLIENTS = {"s3": "s3fs", "gs": "gcsfs"}
-#: Attempts of s3fs at a part of an upload, within about a minute; all else is asked
-#: again here.
-_PART_ATTEMPTS = 8
-#: Seconds after which nothing is asked again: of a store that never answered, and of
-#: one that did; and before the first time, which then double.
-FIRST_SECONDS, PATIENT_SECONDS, _WAIT_SECONDS = 1.0, 60.0, 0.5
+#: Attempts at a request, which take some seconds if none is answered.
+_ATTEMPTS = 5
 #: Bytes of a part of an upload, and of what a reader of a file reads ahead.
 _PART_BYTES, _AHEAD_BYTES = 8 << 20, 1 << 20
-#: HTTP status of a store that is to be asked again: a request timed out, another writer
-#: is at the same object, too many requests.
-_LATER = (408, 409, 429)
 
 for _name in _CLIENTS.values():
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # which quote addresses
 
-#: Buckets that have answered this process.
-_answered: set[str] = set()
 
-
-def file_system(path: str, attempts: int = 1) -> Any:
+def file_system(path: str) -> Any:
     """Returns fsspec's file system for a path, the same for all threads of a process.
 
     Args:
       path: Path in a store.
-      attempts: Attempts of its client, if that is s3fs.
 
     Raises:
       InputError: there is no client for its scheme.
@@ -69,7 +56,7 @@ def file_system(path: str, attempts: int = 1) -> Any:
         known = " or ".join(f"{name}://" for name in _CLIENTS)
         raise InputError(f"Expected {scheme}:// of {path} to be {known}.")
     try:
-        return _opened(scheme, attempts, os.getpid())
+        return _opened(scheme, os.getpid())
     except ImportError:
         raise InputError(
             f"Expected a client for {scheme}:// of {path}: pip install "
@@ -78,9 +65,9 @@ def file_system(path: str, attempts: int = 1) -> Any:
 
 
 @functools.cache
-def _opened(scheme: str, attempts: int, process: int) -> Any:
+def _opened(scheme: str, process: int) -> Any:
     del process  # a client does not survive a fork
-    retries = {"total_max_attempts": attempts}
+    retries = {"total_max_attempts": _ATTEMPTS, "mode": "standard"}
     config = {"connect_timeout": 3, "read_timeout": 30, "retries": retries}
     files = fsspec.filesystem(
         scheme,
@@ -88,12 +75,12 @@ def _opened(scheme: str, attempts: int, process: int) -> Any:
         skip_instance_cache=True,  # which has one for each thread
         **({"config_kwargs": config} if scheme == "s3" else {}),
     )
-    files.retries = 1  # on top of those
+    files.retries = 1 if scheme == "s3" else files.retries  # on top of those
     return files
 
 
 def ask(path: str, operation: Callable[[Any], Any]) -> Any:
-    """Returns what a file system answers, after some retries.
+    """Returns what a file system answers.
 
     Args:
       path: Path of the object or folder.
@@ -103,20 +90,9 @@ def ask(path: str, operation: Callable[[Any], Any]) -> Any:
       InputError: as `file_system`.
       OSError: the store refuses, or fails for too long.
     """
-    files, bucket = file_system(path), path.split("/")[2]
-    seconds = PATIENT_SECONDS if bucket in _answered else FIRST_SECONDS
-    end, wait = time.monotonic() + seconds, _WAIT_SECONDS
-    while True:
-        try:
-            found = operation(files)
-            break
-        except Exception as error:
-            if not _may_pass(error) or time.monotonic() >= end:
-                raise _plain(error, path) from None
-        time.sleep(wait)
-        wait *= 2
-    _answered.add(bucket)
-    return found
+    files = file_system(path)
+    with _plain_errors(path):
+        return operation(files)
 
 
 @contextlib.contextmanager
@@ -129,41 +105,16 @@ def _plain_errors(path: str) -> Iterator[None]:
 
 def _plain(error: Exception, path: str) -> OSError:
     """Returns an OSError that quotes only the path, and a type or code."""
-    code = _code(error)
+    answer = getattr(error.__cause__ or error, "response", None)  # of S3
+    known = answer.get("Error", {}) if isinstance(answer, dict) else {}
+    code = str(getattr(error, "code", None) or known.get("Code") or "")
+    code = code if code.isalnum() and len(code) < 40 else ""
     if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
         return FileNotFoundError(errno.ENOENT, "no such object", path)
     if isinstance(error, FileExistsError):
         return FileExistsError(errno.EEXIST, "it exists", path)
     reason = f"the store answered {code or type(error).__name__}"
-    return OSError(errno.EIO if _may_pass(error) else errno.EACCES, reason, path)
-
-
-def _response(error: Exception) -> dict[str, Any]:
-    """Returns the answer of S3 that an error was made of; else empty."""
-    found = getattr(error.__cause__ or error, "response", None)
-    return found if isinstance(found, dict) else {}
-
-
-def _code(error: Exception) -> str:
-    """Returns the code of an answer, such as 403 or AccessDenied; else empty."""
-    code = getattr(error, "code", None) or _response(error).get("Error", {}).get("Code")
-    text = str(code or "")
-    return text if text.isalnum() and len(text) < 40 else ""
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether a retry may succeed: the store did not refuse the request."""
-    refused = (
-        FileNotFoundError, FileExistsError, PermissionError, ValueError, TypeError,
-    )  # fmt: skip
-    # Each client has its own types: NoCredentialsError, DefaultCredentialsError.
-    if isinstance(error, refused) or "Credential" in type(error).__name__:
-        return False
-    if type(error) is OSError and error.errno is None:  # of gcsfs, status 403
-        return False
-    metadata = _response(error).get("ResponseMetadata", {})
-    status = metadata.get("HTTPStatusCode", getattr(error, "code", None))  # of Google
-    return not isinstance(status, int) or status >= 500 or status in _LATER
+    return OSError(errno.EIO, reason, path)
 
 
 class _Reader(fsspec.spec.AbstractBufferedFile):
@@ -197,7 +148,7 @@ def read_range(path: str, start: int, size: int) -> bytes:
 def new_object(path: str) -> Iterator[Callable[[bytes], None]]:
     """Yields a function that writes to an object, which appears at the end."""
     with _plain_errors(path):
-        file = file_system(path, _PART_ATTEMPTS).open(
+        file = file_system(path).open(
             path, "wb", block_size=_PART_BYTES, autocommit=False
         )
 

@@ -84,7 +84,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
     batches: pathlib.Path, stored: str, s3_requests: S3Requests
 ) -> None:
     wanted = list(map(held, read_batches(batches)))
-    s3_requests.busy(6, ".tfrecord")
+    s3_requests.busy(3, ".tfrecord")
     assert list(map(held, read_batches(stored))) == wanted
 
 
