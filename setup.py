@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 ROOT = pathlib.Path(__file__).parent
 
 # A Beam worker samples, packs and writes: it needs no TensorFlow.
-BASE = ["click>=8.1", "numpy>=1.26,<3", "rich>=13"]
+BASE = ["cyclopts>=5,<6", "numpy>=1.26,<3", "pydantic>=2.10,<3", "rich>=13"]
 PIPELINES = [
     "apache-beam>=2.75,<3",
     "cryptography>=41",

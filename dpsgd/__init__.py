@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from accounting.planning import groups as groups
     from accounting.statement import PrivacyStatement as PrivacyStatement
     from accounting.statement import privacy_statement as privacy_statement
-    from dpsgd.command_line import cli as cli
     from dpsgd.command_line import main as main
     from dpsgd.frames import fit as fit
     from dpsgd.frames import predict as predict

@@ -1,4 +1,4 @@
-"""The ``dpsgd`` command, whose subcommands are imported when they are used."""
+"""The ``dpsgd`` command, whose commands are imported when they are used."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import io
 import os
 import sys
 import time
-from typing import NoReturn
-
-import click
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from accounting.core.validation import InputError, did_you_mean
 from dpsgd import __version__
 from pipelines.files.stopping import StoppedError, stoppable
 
-#: Name -> (module and name of the click command, its line in the list of commands).
+#: Name -> (module and name of the function, its line in the list of commands).
 COMMANDS = {
     "demo": (
         "trainer.cli.demo:demo",
@@ -38,10 +37,10 @@ COMMANDS = {
         "Turn a raw table into numeric Parquet.",
     ),
     "statistics": (
-        "trainer.cli.releases.statistics_commands:statistics_command",
+        "trainer.cli.releases.statistics_commands:statistics",
         "Find ranges of columns, with an epsilon for them.",
     ),
-    "plan": ("accounting.cli.commands:plan_command", "Noise that each sampler needs."),
+    "plan": ("accounting.cli.commands:plan", "Noise that each sampler needs."),
     "batches": (
         "pipelines.cli.batch_commands:batches",
         "Sample and write batches with Beam.",
@@ -50,17 +49,17 @@ COMMANDS = {
         "pipelines.cli.batch_commands:verify",
         "Check batches or prepared data against their checksums.",
     ),
-    "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
+    "train": ("trainer.cli.commands:train", "Train on batches, with DP-SGD."),
     "tune": (
-        "trainer.cli.releases.tune_commands:tune_command",
+        "trainer.cli.releases.tune_commands:tune",
         "Try many settings, and release the best model alone.",
     ),
     "evaluate": (
-        "trainer.cli.releases.evaluate_commands:evaluate_command",
+        "trainer.cli.releases.evaluate_commands:evaluate",
         "Evaluate a run on held-out rows, with an epsilon for them.",
     ),
     "predict": (
-        "trainer.cli.predict_commands:predict_command",
+        "trainer.cli.predict_commands:predict",
         "Predict the rows of a table with a finished run.",
     ),
     "compare": (
@@ -69,7 +68,7 @@ COMMANDS = {
     ),
     "account": ("trainer.cli.commands:account", "The epsilon of a run or a plan."),
     "audit": (
-        "trainer.cli.audit_commands:audit_command",
+        "trainer.cli.audit_commands:audit",
         "Attack a run's mechanism: lower bounds on epsilon.",
     ),
     "report": (
@@ -78,96 +77,105 @@ COMMANDS = {
     ),
 }
 
+_FIRST = (*COMMANDS, "--help", "--version", "--completion")
 _OWN = ("accounting", "dpsgd", "pipelines", "trainer")
 
+_START = """\
+dpsgd: DP-SGD on true Poisson batches, with the epsilon of what ran.
 
-class LazyGroup(click.Group):
-    """A group that lists its subcommands without importing them."""
+Four ways to start:
+  dpsgd demo                         everything on synthetic data, in minutes
+  dpsgd fit TABLE --label COLUMN --epsilon 3
+                                     a private model of your table, and its page
+  dpsgd plan --num-examples 46000000 --batch-size 65536 --epochs 1 \\
+      --epsilon 3 --delta 1e-9       the noise that each sampler needs
+  python -c "import dpsgd; help(dpsgd.make_private)"
+                                     your own Keras model
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx  # the list does not depend on it
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the module of a command.
-
-        Args:
-          ctx: Context of the group.
-          cmd_name: A name in ``COMMANDS``; for any other, None is returned.
-        """
-        del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        module, name = COMMANDS[cmd_name][0].split(":")
-        return getattr(importlib.import_module(module), name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds a command; for an unknown name the error suggests a similar one.
-
-        Args:
-          ctx: Context of the group.
-          args: The command and its arguments.
-
-        Raises:
-          click.UsageError: there is no such command.
-        """
-        name = args[0]
-        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-        raise click.UsageError(
-            f"No such command {name!r}.{did_you_mean(name, COMMANDS)}"
-        )
-
-    def format_commands(
-        self, ctx: click.Context, formatter: click.HelpFormatter
-    ) -> None:
-        """Writes the list from ``COMMANDS``, so that ``--help`` imports nothing.
-
-        Args:
-          ctx: Context of the group.
-          formatter: Receives the list.
-        """
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+dpsgd --help lists the commands.
+"""
 
 
-@click.group(cls=LazyGroup)
-@click.version_option(__version__, prog_name="dpsgd")
-def cli() -> None:
-    """DP-SGD on true Poisson batches of large data sets, with the epsilon of what ran.
+def function_of(name: str) -> Callable[..., Any]:
+    """Imports a command.
 
-    \b
-    Example, from raw text to a private model:
-      dpsgd prepare --input train.txt --schema criteo --out data
-      dpsgd batches --input data/train --out batches --sampler truncated-poisson \\
-          --batch-size 1024 --epochs 1 --epsilon 3 --delta 1e-7
-      dpsgd train --batches batches --eval data/test --out run \\
-          --epsilon 3 --delta 1e-7
-      dpsgd account run
+    Args:
+      name: Its name, in ``COMMANDS``.
     """
+    module, function = COMMANDS[name][0].split(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Runs a command line; returns its exit status.
+
+    Args:
+      tokens: What stands behind ``dpsgd``.
+
+    Raises:
+      InputError: there is no such command, or it refuses what is given.
+    """
+    name, *rest = tokens or ("",)
+    if name in COMMANDS:
+        from accounting.cli.command import call  # cyclopts, for a command alone
+
+        return int(call(function_of(name), rest, f"dpsgd {name}") or 0)
+    if name == "--completion":
+        print(_completion(*rest[:1]))
+    elif name == "--version":
+        print(f"dpsgd, version {__version__}")
+    elif name in ("", "--help"):
+        print(_START if not name else _commands(), end="")
+    else:
+        kind = "option" if name[0] == "-" else "command"
+        raise InputError(f"No such {kind}: {name}.{did_you_mean(name, _FIRST)}")
+    return 0
+
+
+def _commands() -> str:
+    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Usage: dpsgd COMMAND [OPTIONS]\n",
+            "DP-SGD on true Poisson batches of large data sets, with the epsilon of "
+            "what ran.\n",
+            "Commands:",
+            *lines,
+            "\ndpsgd COMMAND --help has the options of a command, and two examples.",
+            "dpsgd --completion bash|zsh prints what a shell reads to complete them.\n",
+        ]
+    )
+
+
+def _completion(shell: Any = "") -> str:
+    """Returns the script by which a shell completes commands and options.
+
+    Raises:
+      InputError: another shell.
+    """
+    if shell not in ("bash", "zsh"):
+        raise InputError(f"Expected --completion bash or zsh, not {shell!r}.")
+    from accounting.cli.command import app_of_all
+
+    functions = {name: function_of(name) for name in COMMANDS}
+    return app_of_all("dpsgd", functions).generate_completion(shell=shell)
 
 
 def main() -> None:
     """Runs the command line; prints an error that the user can fix as one line."""
-    given = sys.argv[1:] or ["--help"]  # the name alone shows what there is
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may hold any character
             stream.reconfigure(errors="backslashreplace")
     try:
         _check_clock()
         with stoppable():
-            # Shell completion needs this program name, also for `python -m dpsgd`.
-            sys.exit(cli(given, prog_name="dpsgd", standalone_mode=False))
+            sys.exit(run(sys.argv[1:]))
     except StoppedError as error:
         _fail(str(error), error.exit_status)
     except InputError as error:
         _fail(str(error), 2)
-    except click.ClickException as error:
-        _fail(f"{error.format_message()} See --help.", error.exit_code)
-    except (click.Abort, KeyboardInterrupt):  # before the signal handlers are set
+    except KeyboardInterrupt:  # before the signal handlers are set
         _fail("Stopped. Give the same command again.", 130)
     except OSError as error:
         _fail(_output_error(error) or _system_error(error), 2)

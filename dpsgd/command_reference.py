@@ -1,4 +1,4 @@
-"""The reference of the command line as Markdown, made from what ``--help`` says."""
+"""The reference of the command line as Markdown, made from the commands themselves."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import inspect
 import re
 from collections.abc import Iterator
 
-import click
-
-from accounting.cli.grouped import grouped
-from dpsgd.command_line import cli
+from accounting.cli.command import options_by_group
+from dpsgd.command_line import COMMANDS, function_of
 
 
 def reference() -> str:
     """Returns a section for each command: what it does, and its options by group."""
-    with click.Context(cli, info_name="dpsgd") as ctx:
-        return "\n\n".join(
-            part
-            for name in cli.list_commands(ctx)
-            if (command := cli.get_command(ctx, name)) is not None
-            for part in _section(name, command, ctx)
-        )
+    return "\n\n".join(part for name in COMMANDS for part in _section(name))
 
 
-def _section(name: str, command: click.Command, parent: click.Context) -> Iterator[str]:
-    ctx = click.Context(command, info_name=name, parent=parent)
+def _section(name: str) -> Iterator[str]:
+    function = function_of(name)
     yield f"## dpsgd {name}"
-    yield f"`{' '.join([ctx.command_path, *command.collect_usage_pieces(ctx)])}`"
-    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
-        kept = paragraph.removeprefix("\b\n")
-        yield f"```text\n{kept}\n```" if kept != paragraph else _escaped(paragraph)
-    for group, records in grouped(command, ctx):
+    text = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0]
+    for paragraph in text.split("\n\n"):
+        first, *lines = paragraph.split("\n")
+        if first.startswith("For example"):
+            yield "```text\n" + inspect.cleandoc("\n".join(["", *lines])) + "\n```"
+        else:
+            yield _escaped(paragraph)
+    for group, options in options_by_group(function).items():
         yield f"**{group}**"
-        yield "\n".join(f"- `{flag}`: {_escaped(text)}" for flag, text in records)
+        yield "\n".join(f"- `{names}`: {_escaped(text)}" for names, text in options)
 
 
 def _escaped(text: str) -> str:

@@ -33,13 +33,12 @@ import math
 import pathlib
 import shlex
 import shutil
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from accounting.cli import shared_options
+from accounting.cli.options import delta_options
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
 from accounting.core.validation import InputError
@@ -49,13 +48,14 @@ from trainer.cli.stages import run as run_stage
 from trainer.core.claims import NON_PRIVATE
 
 if TYPE_CHECKING:
+    from dpsgd.fit_options import FitOptions
     from trainer.settings.requests import Request
     from trainer.settings.train_settings import TrainSettings
 
 RANGES = "ranges.toml"
 #: Task of a label, as ``pipelines.tables.kinds`` names it.
 REGRESSION = "regression"
-#: Of the flags, those of users for `dpsgd prepare`.
+#: Of the asked, those of users for `dpsgd prepare`.
 OF_USERS = ("max_examples_per_user", "num_examples")
 _PREPARED = "_prepared.json"
 #: Folder of a search, and its file, as ``trainer.releases.tuning`` names it.
@@ -118,26 +118,29 @@ def sources_of(table: str) -> frozenset[str]:
 
 
 def run(
-    out: pathlib.Path, flags: Mapping[str, Any], sources: frozenset[str], *, aside: bool
+    out: pathlib.Path, asked: FitOptions, sources: frozenset[str], *, aside: bool
 ) -> None:
     """Runs the stages that are not done.
 
     Args:
       out: Folder with the schema and all results.
-      flags: The flags of the command.
+      asked: Options of the command.
       sources: From `sources_of`.
       aside: Whether standard output is left for JSON.
     """
     columns = _columns(out)
-    count = 6 + 2 * bool(columns) - bool(flags["runs"])
-    for number, stage in enumerate(_stages(out, flags, sources, columns), start=1):
+    count = 6 + 2 * bool(columns) - bool(asked.runs)
+    for number, stage in enumerate(_stages(out, asked, sources, columns), start=1):
         if not stage.is_done:
             run_stage(
                 number, count, stage.title, [*stage.arguments],
                 aside=aside, remedy=stage.remedy,
             )  # fmt: skip
-    if flags["dry_run"]:
-        click.echo(f"\n{_time_of_run(_prepared_first(out, columns), flags)}", err=aside)
+    if asked.dry_run:
+        print(
+            f"\n{_time_of_run(_prepared_first(out, columns), asked)}",
+            file=sys.stderr if aside else sys.stdout,
+        )
 
 
 def _prepared_first(out: pathlib.Path, columns: int) -> pathlib.Path:
@@ -148,39 +151,39 @@ def _prepared_first(out: pathlib.Path, columns: int) -> pathlib.Path:
 
 
 def _stages(
-    out: pathlib.Path, flags: Mapping[str, Any], sources: frozenset[str], columns: int
+    out: pathlib.Path, asked: FitOptions, sources: frozenset[str], columns: int
 ) -> Iterator[Stage]:
     """Yields the stages, each after the one before has run."""
     first = _prepared_first(out, columns)
-    click.echo(f"\n{_split_in_words(_schema(out).split)}", err=True)
-    yield _prepare(out, flags, first, "schema.toml")
+    print(f"\n{_split_in_words(_schema(out).split)}", file=sys.stderr)
+    yield _prepare(out, asked, first, "schema.toml")
     _check_sources(first, sources)
     _check_classes(first / "train", _schema(out))
-    sizes = _Sizes.of(first, flags)
-    yield Stage("compute the noise", None, _plan(sizes, flags))
-    if flags["dry_run"]:
+    sizes = _Sizes.of(first, asked)
+    yield Stage("compute the noise", None, _plan(sizes, asked))
+    if asked.dry_run:
         return
-    is_evaluated = _is_evaluated(out, first, flags, sizes)
-    of_val = sizes.half if columns and flags["runs"] else sizes
-    if flags["runs"] and not (out / _SEARCH).exists():
-        _check_search(first, _schema(out), of_val, flags["runs"])
+    is_evaluated = _is_evaluated(out, first, asked, sizes)
+    of_val = sizes.half if columns and asked.runs else sizes
+    if asked.runs and not (out / _SEARCH).exists():
+        _check_search(first, _schema(out), of_val, asked.runs)
     if columns:
         yield _ranges(out, of_val, first, columns)
         schema = RANGES if (out / RANGES).exists() else "schema.toml"
-        yield _prepare(out, flags, out / "data", schema)
+        yield _prepare(out, asked, out / "data", schema)
         _check_sources(out / "data", sources)
         shutil.rmtree(out / "first", ignore_errors=True)
-    home = folder_of_run(out, flags)
-    if flags["runs"]:
-        yield _search(out, flags, sizes, of_val)
+    home = folder_of_run(out, asked)
+    if asked.runs:
+        yield _search(out, asked, sizes, of_val)
     else:
-        yield from _train(out, flags, sizes)
+        yield from _train(out, asked, sizes)
     yield _evaluate(out, home, sizes.allowance, is_evaluated)
     page = out / "report.html"
-    name = pathlib.PurePath(flags["table"].rstrip("/*")).name
+    name = pathlib.PurePath(asked.table.rstrip("/*")).name
     claim = ""
     if (home / "run" / _RECORD).exists():  # it was made by the stages before
-        claim = together(out, published(home / "run", flags), flags)
+        claim = together(out, published(home / "run", asked), asked)
     given = (
         f"{home}/run", f"--out={page}", f"--title=Privacy report: {name}",
         f"--together={claim}",
@@ -188,28 +191,28 @@ def _stages(
     yield Stage("write the page", page, ("report", *given))
 
 
-def _time_of_run(prepared: pathlib.Path, flags: Mapping[str, Any]) -> str:
+def _time_of_run(prepared: pathlib.Path, asked: FitOptions) -> str:
     """Returns how long the steps of a run would take, in words."""
     from dpsgd.rehearsal import time_of_run  # loads TensorFlow
     from pipelines.job.batch_settings import BatchSettings
 
-    sizes = _Sizes.of(prepared, flags)
+    sizes = _Sizes.of(prepared, asked)
     settings = BatchSettings(expected_batch_size=sizes.batch, num_epochs=sizes.epochs)
-    of_run = (*sizes.target, *shlex.split(flags["train"]))
-    training = _candidates(of_run)[0] if flags["runs"] else _request(of_run).settings
+    of_run = (*sizes.target, *shlex.split(asked.train))
+    training = _candidates(of_run)[0] if asked.runs else _request(of_run).settings
     return time_of_run(prepared / "train", settings, training)
 
 
-def single_run(flags: Mapping[str, Any]) -> Request:
+def single_run(asked: FitOptions) -> Request:
     """Returns what the one run asks `dpsgd train` for, but for epsilon and delta.
 
     Args:
-      flags: The flags of the command.
+      asked: Options of the command.
 
     Raises:
       InputError: `dpsgd train` would refuse it, or it is not private.
     """
-    words = shlex.split(flags["train"])
+    words = shlex.split(asked.train)
     if NON_PRIVATE in " ".join(words).replace("=", " ").split():
         raise InputError(
             "Expected a private method in --train: fit states an epsilon for all that "
@@ -222,29 +225,27 @@ def _request(of_run: Sequence[str]) -> Request:
     """Returns what the one run of these flags asks `dpsgd train` for."""
     from trainer.cli.commands import train_request  # after --help
 
-    return train_request(of_run, batches=".", out=".")
+    return train_request(of_run)
 
 
-def folder_of_run(out: pathlib.Path, flags: Mapping[str, Any]) -> pathlib.Path:
+def folder_of_run(out: pathlib.Path, asked: FitOptions) -> pathlib.Path:
     """Returns the folder with the run and its batches.
 
     Args:
       out: Folder of all results.
-      flags: The flags of the command.
+      asked: Options of the command.
     """
-    return out / _SEARCH if flags["runs"] else out
+    return out / _SEARCH if asked.runs else out
 
 
-def _train(
-    out: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes
-) -> Iterator[Stage]:
+def _train(out: pathlib.Path, asked: FitOptions, sizes: _Sizes) -> Iterator[Stage]:
     of_batches = (f"--input={out}/data/train", f"--out={out}/batches", *sizes.sampling)
     yield Stage(
         "sample the batches",
         out / "batches" / "manifest.json",
         ("batches", *of_batches),
     )
-    of_run = (*sizes.target, *sizes.together, *shlex.split(flags["train"]))
+    of_run = (*sizes.target, *sizes.together, *shlex.split(asked.train))
     yield Stage(
         "train with differential privacy",
         out / "run" / _RECORD,
@@ -253,31 +254,31 @@ def _train(
 
 
 def _search(
-    out: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes, of_score: _Sizes
+    out: pathlib.Path, asked: FitOptions, sizes: _Sizes, of_score: _Sizes
 ) -> Stage:
     """Returns the stage that makes many runs, in place of one."""
     # Probabilities are what a table is trained for, and rates of errors hide them.
     is_number = _schema(out).label.task == REGRESSION
     given = (
         "tune", f"--input={out}/data/train", f"--score={out}/data/val",
-        f"--out={out}/{_SEARCH}", f"--runs={flags['runs']}", *sizes.target,
+        f"--out={out}/{_SEARCH}", f"--runs={asked.runs}", *sizes.target,
         f"--epsilon-of-score={of_score.epsilon!r}",
         f"--delta-of-score={of_score.delta!r}", *sizes.sampling,
-        f"--by={'auto' if is_number else 'log_loss'}", *of_candidates(flags),
+        f"--by={'auto' if is_number else 'log_loss'}", *of_candidates(asked),
     )  # fmt: skip
     return Stage("search with differential privacy", out / _SEARCH / _WINNER, given)
 
 
-def of_candidates(flags: Mapping[str, Any]) -> tuple[str, ...]:
+def of_candidates(asked: FitOptions) -> tuple[str, ...]:
     """Returns the flags of `dpsgd tune` that say what is tried.
 
     Args:
-      flags: The flags of the command, whose ``train`` may have lists.
+      asked: Options of the command, whose ``train`` may have lists.
 
     Raises:
       InputError: `dpsgd train` would refuse one of the candidates.
     """
-    words = shlex.split(flags["train"])
+    words = shlex.split(asked.train)
     if len(_candidates([*_ANY_TARGET, *words])) > 1:
         return tuple(words)
     return (*words, *_TRIED)
@@ -342,18 +343,22 @@ def _split_in_words(split: Any) -> str:
 
 
 def _prepare(
-    out: pathlib.Path, flags: Mapping[str, Any], folder: pathlib.Path, schema: str
+    out: pathlib.Path, asked: FitOptions, folder: pathlib.Path, schema: str
 ) -> Stage:
     """Returns the stage that turns the table into numbers."""
-    more = [f"{_flag(name)}={flags[name]}" for name in OF_USERS if flags[name]]
+    more = [
+        f"{_flag(name)}={getattr(asked, name)}"
+        for name in OF_USERS
+        if getattr(asked, name)
+    ]
     more += ["--bound-held-out"] if more else []
-    if flags["on_bad_row"]:
-        more.append(f"--on-bad-row={flags['on_bad_row']}")
-    given = (f"--input={flags['table']}", f"--schema={out}/{schema}", f"--out={folder}")
+    if asked.on_bad_row:
+        more.append(f"--on-bad-row={asked.on_bad_row}")
+    table = (f"--input={asked.table}", f"--schema={out}/{schema}", f"--out={folder}")
     return Stage(
         "turn the table into numbers",
         folder / _PREPARED,
-        ("prepare", *given, *more),
+        ("prepare", *table, *more),
         f"What a schema should say is said by the flags of fit, or by a copy of "
         f"{out}/schema.toml that is given as --schema.",
     )
@@ -406,7 +411,7 @@ def has_users(text: str) -> bool:
     return "user" in (column.get("kind") for column in columns)
 
 
-def published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+def published(run: pathlib.Path, asked: FitOptions) -> dict[str, Any]:
     """Returns "metrics" and "privacy" of the run.
 
     Raises:
@@ -417,19 +422,17 @@ def published(run: pathlib.Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     from trainer.run import privacy
 
     record, manifest = read_run(run)
-    large = flags["allow_large_delta"]
+    large = asked.allow_large_delta
     _, said = privacy.stated(run, record, manifest, allow_large_delta=large)
     path = run / METRICS_NAME
     metrics = read_metrics(path) if path.exists() else {}
     return {"metrics": metrics, "privacy": said}
 
 
-def together(
-    out: pathlib.Path, read: Mapping[str, Any], flags: Mapping[str, Any]
-) -> str:
+def together(out: pathlib.Path, read: Mapping[str, Any], asked: FitOptions) -> str:
     """Returns the claim of all that was released; empty if it is the run's alone."""
     privacy, names = read["privacy"], ["model"]
-    if flags["runs"]:
+    if asked.runs:
         names.append("the search for it")
     if "evaluation" in read["metrics"]:
         names.append("metrics")
@@ -439,28 +442,28 @@ def together(
         return ""
     *first, last = names
     what = f"{', '.join(first)} and {last}".capitalize()
-    if flags["of_runs"] != 1:
-        count = f"{flags['of_runs']:,}"
+    if asked.of_runs != 1:
+        count = f"{asked.of_runs:,}"
         what += f" of at most {count} such fits of this table, by one plan and split,"
     # Of a search the model has a little less than what all were given.
-    epsilon = upper_text(max(privacy["epsilon"], flags["epsilon"]))
+    epsilon = upper_text(max(privacy["epsilon"], asked.epsilon))
     unit, they = "row, which is", "it trains, is evaluated, or gives"
     if has_users((out / "schema.toml").read_text(encoding="utf-8")):
         unit, they = "user, whose rows are", "they train, are evaluated, or give"
-    given = "scores of runs and ranges" if flags["runs"] else "ranges"
+    given = "scores of runs and ranges" if asked.runs else "ranges"
     return (
         f"{what} together are ({epsilon}, {privacy['delta']!r})-differentially private "
         f"for one {unit} in one part of the table: {they} {given}."
     )
 
 
-def _plan(sizes: _Sizes, flags: Mapping[str, Any]) -> tuple[str, ...]:
+def _plan(sizes: _Sizes, asked: FitOptions) -> tuple[str, ...]:
     """Returns the arguments that compute the noise, for users as `train` does it."""
-    count = flags["max_examples_per_user"]
+    count = asked.max_examples_per_user
     unit = () if count is None else (
         f"--max-examples-per-user={count}", f"--relation={ADD_OR_REMOVE_ONE}"
     )  # fmt: skip
-    of_runs = (f"--runs={flags['runs']}",) if flags["runs"] else ()
+    of_runs = (f"--runs={asked.runs}",) if asked.runs else ()
     return (
         "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.target,
         *sizes.together, *unit, "--sampler=truncated-poisson", *of_runs,
@@ -482,11 +485,11 @@ def _ranges(
     )
     found = _held_out_rows(first, "val", schema, sizes)
     if found < least:
-        click.echo(
+        print(
             f"\nno ranges: {found} rows of the part `val` are fewer than the {least} "
             f"that {columns} columns need. Write `range` into a --schema if you know "
             "it without the rows.",
-            err=True,
+            file=sys.stderr,
         )
         return Stage(title)
     given = (
@@ -510,17 +513,17 @@ def _evaluate(
 
 
 def _is_evaluated(
-    out: pathlib.Path, prepared: pathlib.Path, flags: Mapping[str, Any], sizes: _Sizes
+    out: pathlib.Path, prepared: pathlib.Path, asked: FitOptions, sizes: _Sizes
 ) -> bool:
     """Returns whether held-out rows are evaluated with noise.
 
     Args:
       out: Folder of all results.
       prepared: Folder of the prepared table.
-      flags: The flags of the command.
+      asked: Options of the command.
       sizes: Sizes, and the privacy of the metrics.
     """
-    words = shlex.split(flags["train"])
+    words = shlex.split(asked.train)
     if any(word.partition("=")[0] == "--eval" for word in words):
         return False
     schema = _schema(out)
@@ -529,11 +532,11 @@ def _is_evaluated(
     if found >= least:
         return True
     place = "data/test"
-    click.echo(
+    print(
         f"\nno evaluation: {found} held-out rows are fewer than the {least} of which "
         "noise leaves something. For unprotected metrics of them add "
         f"--train {shlex.quote(f'--eval {shlex.quote(str(out / place))}')}.",
-        err=True,
+        file=sys.stderr,
     )
     return False
 
@@ -610,24 +613,25 @@ class _Sizes:
     of_runs: int
 
     @classmethod
-    def of(cls, folder: pathlib.Path, flags: Mapping[str, Any]) -> _Sizes:
+    def of(cls, folder: pathlib.Path, asked: FitOptions) -> _Sizes:
         """Returns the sizes for a prepared table.
 
         Args:
           folder: Folder of its parts.
-          flags: The flags of the command.
+          asked: Options of the command.
         """
+        assert asked.epsilon is not None
         num_rows = _num_rows(folder, "train")
         batch, epochs = sizes(num_rows)
         return cls(
             num_rows=num_rows,
-            most=flags["max_examples_per_user"],
-            epsilon=flags["epsilon"],
-            delta=flags["delta"] or default_delta(num_rows),
-            batch=flags["batch_size"] or batch,
-            epochs=flags["epochs"] or epochs,
-            allowance=tuple(shared_options.allowance(flags)),
-            of_runs=flags["of_runs"],
+            most=asked.max_examples_per_user,
+            epsilon=asked.epsilon,
+            delta=asked.delta or default_delta(num_rows),
+            batch=asked.batch_size or batch,
+            epochs=asked.epochs or epochs,
+            allowance=delta_options(None, asked.allow_large_delta),
+            of_runs=asked.of_runs,
         )
 
     @property

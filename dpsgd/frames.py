@@ -13,6 +13,7 @@ Public: choices and results.  Sensitive: tables, and files below ``private``.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 import pathlib
@@ -25,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.validation import InputError, did_you_mean
-from dpsgd import fit_command
+from dpsgd.fit_command import made
+from dpsgd.fit_options import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.files.folders import make_private_folder
 from pipelines.tables.prepared_files import new_table
@@ -63,22 +65,25 @@ def fit(
       InputError: what only a person can know is missing, or a stage is refused.
 
     """
-    context = fit_command.fit.make_context("fit", [], resilient_parsing=True)
-    flags = dict(context.params)
+    names = [field.name for field in dataclasses.fields(FitOptions)]
     for name in choices:
-        if name not in flags:
+        if name not in names:
             raise InputError(
                 f"Expected no {name}; `dpsgd fit` has no such option."
-                f"{did_you_mean(name, list(flags))}"
+                f"{did_you_mean(name, names)}"
             )
     folder = pathlib.Path(out)
-    flags.update({name: _as_text(value) for name, value in choices.items()})
-    flags.update(label=label, epsilon=epsilon, out=str(folder))
-    flags["ranges"] = tuple(
-        f"{name}:{low}:{high}" for name, (low, high) in (ranges or {}).items()
+    asked = FitOptions(
+        label=label,
+        epsilon=epsilon,
+        out=str(folder),
+        ranges=tuple(
+            f"{name}:{low}:{high}" for name, (low, high) in (ranges or {}).items()
+        ),
+        table=_path_of(table, folder / PRIVATE_NAME / "table.parquet"),
+        **{name: _as_text(value) for name, value in choices.items()},
     )
-    flags["table"] = _path_of(table, folder / PRIVATE_NAME / "table.parquet")
-    return fit_command.made(flags)
+    return made(asked)
 
 
 def _as_text(value: Any) -> Any:

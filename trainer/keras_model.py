@@ -55,7 +55,7 @@ import inspect
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -152,7 +152,7 @@ def make_private(
     *,
     batches: str | os.PathLike[str],
     run: str | os.PathLike[str],
-    l2_norm_clip: float | str | None = None,
+    l2_norm_clip: float | Literal["auto"] | None = None,
     clip_quantile: float | None = None,
     noise_multiplier: float | None = None,
     epsilon: float | None = None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from accounting.cli import model_mix, plan_tables, shared_options
+from accounting.cli import options, plan_tables
+from accounting.cli.plan_options import PlanOptions
 from accounting.cli.progress import Progress
 from accounting.core import accountant, deltas, neighboring_relation, sampler_registry
 from accounting.core import plan as plans
@@ -19,35 +19,42 @@ from accounting.planning.comparison import Answer, Question
 from accounting.planning.sweeps import TOTAL_NOISE_AXIS, Point, Sweep, SweepLine
 from accounting.planning.tuning import Price, Tuning
 
+if TYPE_CHECKING:
+    from accounting.core.claim import Theorem
 
-def print_answers(flags: dict[str, Any]) -> None:
+
+def print_answers(asked: PlanOptions, *, as_json: bool) -> None:
     """Prints the answers to a ``dpsgd plan`` command, and draws them if asked to.
+
+    Args:
+      asked: Options of the command.
+      as_json: Whether to print JSON.
 
     Raises:
       InputError: flags that contradict each other, or a value out of range.
     """
-    _check_flags(flags)
-    question = _question(flags)
-    shared_options.warn(question.delta, question.num_examples)
-    plot, as_json = flags["plot"], flags["as_json"]
+    _check_options(asked)
+    question = _question(asked)
+    options.warn(question.delta, question.num_examples)
+    plot = asked.plot
     if plot is not None:
         from accounting import plots  # matplotlib, for this flag alone
 
         plots.check_path(plot)
-    if flags["sweep"] is not None:
-        _sweep(question, flags)
+    if asked.sweep is not None:
+        _sweep(question, asked, as_json)
         return
-    if flags["runs"] is not None:
-        _tuning(question, flags)
+    if asked.runs is not None:
+        _tuning(question, asked, as_json)
         return
-    rows = _rows(question, _lines([question], flags, sampler_registry.names()))
+    rows = _rows(question, _lines([question], asked, sampler_registry.names()))
     if plot is not None:
         from accounting.planning import pictures
 
         pictures.draw_comparison(question, rows, plot)
     if as_json:
         answers = {"answers": [row.to_json() for row in rows]}
-        click.echo(json.dumps({**_asked(question), **answers}, indent=2))
+        print(json.dumps({**_described(question), **answers}, indent=2))
     else:
         plan_tables.print_table(question, rows)
 
@@ -70,15 +77,15 @@ def _rows(question: Question, lines: tuple[SweepLine, ...]) -> list[Answer]:
 
 
 def _lines(
-    questions: list[Question], flags: dict[str, Any], samplers: tuple[str, ...]
+    questions: list[Question], asked: PlanOptions, samplers: tuple[str, ...]
 ) -> tuple[SweepLine, ...]:
     """Returns the lines to answer: samplers, and what other flags ask for."""
-    chosen, theorems = flags["samplers"], model_mix.theorems(flags)
-    if not chosen and (theorems or flags["tan"]):
+    chosen, theorems = asked.sampler, _theorems(asked)
+    if not chosen and (theorems or asked.tan):
         chosen = (plans.POISSON,)
     chosen = chosen or _supported(questions, samplers)
-    if flags["tan"] and flags["sweep"] == TOTAL_NOISE_AXIS:
-        numbers = (questions[0].num_steps, *(flags["also_num_steps"] or ()))
+    if asked.tan and asked.sweep == TOTAL_NOISE_AXIS:
+        numbers = (questions[0].num_steps, *(asked.also_num_steps or ()))
         return tuple(
             SweepLine(sampler=name, label=f"{steps:,} steps", total_noise_steps=steps)
             for name in chosen
@@ -125,11 +132,12 @@ def _is_supported(question: Question, sampler: str) -> bool:
 # -- tuning ----------------------------------------------------------------------------
 
 
-def _tuning(question: Question, flags: dict[str, Any]) -> None:
-    sampler = (*flags["samplers"], plans.TRUNCATED_POISSON)[0]
-    asked = Tuning(
+def _tuning(question: Question, asked: PlanOptions, as_json: bool) -> None:
+    sampler = (*asked.sampler, plans.TRUNCATED_POISSON)[0]
+    assert asked.runs is not None
+    priced = Tuning(
         plan=question.plan(sampler),
-        num_runs=flags["runs"],
+        num_runs=asked.runs,
         delta=question.delta,
         neighboring_relation=question.neighboring_relation,
         max_examples_per_user=question.max_examples_per_user,
@@ -139,51 +147,52 @@ def _tuning(question: Question, flags: dict[str, Any]) -> None:
         for mode in (tuning.ONE, tuning.ALL, tuning.BEST):
             progress.show(f"tuning, {mode}")
             if question.noise_multiplier is not None:
-                found.append(asked.at_noise(mode, question.noise_multiplier))
+                found.append(priced.at_noise(mode, question.noise_multiplier))
                 continue
             assert question.epsilon is not None
-            found.append(asked.for_epsilon(mode, question.epsilon, progress.show))
-    if flags["as_json"]:
+            found.append(priced.for_epsilon(mode, question.epsilon, progress.show))
+    if as_json:
         answers = {"sampler": sampler, "prices": [each.to_json() for each in found]}
-        click.echo(json.dumps({**_asked(question), **answers}, indent=2))
+        print(json.dumps({**_described(question), **answers}, indent=2))
     else:
-        plan_tables.print_prices(question, asked, found)
+        plan_tables.print_prices(question, priced, found)
 
 
 # -- a sweep ---------------------------------------------------------------------------
 
 
-def _sweep(question: Question, flags: dict[str, Any]) -> None:
-    axis, plot = flags["sweep"], flags["plot"]
-    values = sweeps.check_values(axis, flags["values"])
+def _sweep(question: Question, asked: PlanOptions, as_json: bool) -> None:
+    axis, plot = asked.sweep, asked.plot
+    assert axis is not None
+    values = sweeps.check_values(axis, asked.values or ())
     if axis == "delta":
         for value in values:
-            deltas.check(value, allow_large=flags["allow_large_delta"])
-    holds = flags["tan"] and axis == TOTAL_NOISE_AXIS
-    asked = [question if holds else sweeps.at(question, axis, v) for v in values]
-    lines = _lines(asked, flags, sweeps.default_samplers())
+            deltas.check(value, allow_large=asked.allow_large_delta)
+    holds = asked.tan and axis == TOTAL_NOISE_AXIS
+    questions = [question if holds else sweeps.at(question, axis, v) for v in values]
+    lines = _lines(questions, asked, sweeps.default_samplers())
     with Progress() as progress:
         found = sweeps.sweep(
             question,
             axis,
             lines,
             values=values,
-            estimates=flags["tan"],
+            estimates=asked.tan,
             progress=progress.show,
         )
     if plot is not None:
         from accounting.planning import pictures
 
         pictures.draw_sweep(found, plot)
-    if flags["as_json"]:
-        click.echo(json.dumps(_sweep_json(found), indent=2))
+    if as_json:
+        print(json.dumps(_sweep_json(found), indent=2))
     else:
         plan_tables.print_sweep(found)
 
 
 def _sweep_json(sweep: Sweep) -> dict[str, Any]:
     return {
-        **_asked(sweep.question),
+        **_described(sweep.question),
         "sweep": sweep.axis,
         "lines": [
             {"name": line.name, "points": [_point_json(sweep, each) for each in points]}
@@ -204,7 +213,7 @@ def _point_json(sweep: Sweep, point: Point) -> dict[str, Any]:
 # -- flags -----------------------------------------------------------------------------
 
 
-def _check_flags(flags: dict[str, Any]) -> None:
+def _check_options(asked: PlanOptions) -> None:
     """Refuses flags that contradict each other, or lack a flag that they need.
 
     Raises:
@@ -216,49 +225,49 @@ def _check_flags(flags: dict[str, Any]) -> None:
         ("tan", "sweep", "--sweep"),
         ("also_num_steps", "tan", "--tan"),
     )
-    check_int("of_runs", flags["of_runs"], at_least=1, at_most=plans.MOST_RUNS)
-    _check_tuning(flags)
-    for flag, needed, name in needs:
+    check_int("of_runs", asked.of_runs, at_least=1, at_most=plans.MOST_RUNS)
+    _check_tuning(asked)
+    for option, needed, name in needs:
         # By identity, since 0.0 equals False.
-        given, beside = flags[flag], flags[needed]
+        given, beside = getattr(asked, option), getattr(asked, needed)
         if given not in (None, False) and (beside is None or beside is False):
             raise InputError(
-                f"Expected {name} beside --{flag.replace('_', '-')}. Give both."
+                f"Expected {name} beside --{option.replace('_', '-')}. Give both."
             )
-    if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
-        remedy = "Give one." if flags["epsilon"] is None else "Omit one."
+    if (asked.epsilon is None) == (asked.noise_multiplier is None):
+        remedy = "Give one." if asked.epsilon is None else "Omit one."
         raise InputError(
             f"Expected exactly one of --epsilon and --noise-multiplier. {remedy}"
         )
-    if flags["tan"] and model_mix.theorems(flags):
+    if asked.tan and _theorems(asked):
         raise InputError(
             "Expected --tan or --mix-width, not both: TAN is for DP-SGD. Omit one."
         )
-    if flags["tan"] and flags["max_examples_per_user"] > 1:
+    if asked.tan and asked.max_examples_per_user > 1:
         raise InputError(
             "Expected --tan or users with several examples, not both: TAN is for one "
             "example. Omit --max-examples-per-user."
         )
-    if flags["tan"] and flags["of_runs"] != 1:
+    if asked.tan and asked.of_runs != 1:
         raise InputError(
             "Expected --tan or --of-runs, not both: TAN is for one run. Omit one."
         )
-    if flags["also_num_steps"] and flags["sweep"] != TOTAL_NOISE_AXIS:
+    if asked.also_num_steps and asked.sweep != TOTAL_NOISE_AXIS:
         raise InputError(
             f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
-            f"{flags['sweep']}: only that sweep holds the total noise. Use it, or omit "
+            f"{asked.sweep}: only that sweep holds the total noise. Use it, or omit "
             "--also-num-steps."
         )
 
 
-def _check_tuning(flags: dict[str, Any]) -> None:
-    if flags["runs"] is None:
+def _check_tuning(asked: PlanOptions) -> None:
+    if asked.runs is None:
         return
     others = ("sweep", "tan", "plot")
-    given = [f"--{name}" for name in others if flags[name] not in (None, False)]
-    given += ["--mix-width"] if model_mix.theorems(flags) else []
-    given += ["--of-runs"] if flags["of_runs"] != 1 else []
-    given += ["several --sampler"] if len(flags["samplers"]) > 1 else []
+    given = [f"--{name}" for name in others if getattr(asked, name)]
+    given += ["--mix-width"] if _theorems(asked) else []
+    given += ["--of-runs"] if asked.of_runs != 1 else []
+    given += ["several --sampler"] if len(asked.sampler) > 1 else []
     if given:
         raise InputError(
             f"Expected --runs or {given[0]}, not both: a price is for one plan. Omit "
@@ -266,8 +275,9 @@ def _check_tuning(flags: dict[str, Any]) -> None:
         )
 
 
-def _question(flags: dict[str, Any]) -> Question:
-    given, samplers = flags["truncated_batch_size"], flags["samplers"]
+def _question(asked: PlanOptions) -> Question:
+    cap, samplers = asked.truncated_batch_size, asked.sampler
+    given = None if isinstance(cap, str) else cap
     capped = [
         n for n in sampler_registry.names() if sampler_registry.rules(n).truncates
     ]
@@ -277,65 +287,90 @@ def _question(flags: dict[str, Any]) -> Question:
             f"{samplers[0]}: only {' and '.join(capped)} have a cap. Omit it."
         )
     cyclic = [n for n in sampler_registry.names() if sampler_registry.rules(n).cyclic]
-    bands = flags["bands"]
+    bands = asked.bands
     if bands is not None and samplers and not set(cyclic) & set(samplers):
         raise InputError(
             f"Expected no bands={bands} beside --sampler {samplers[0]}: only "
             f"{' and '.join(cyclic)} have groups. Omit it."
         )
-    if flags["epsilon"] is not None:
-        comparison.check_target(flags["epsilon"])
-    if flags["noise_multiplier"] is not None:
-        accountant.check_noise_multiplier(flags["noise_multiplier"])
-    num_examples, batch_size = flags["num_examples"], flags["batch_size"]
+    if asked.epsilon is not None:
+        comparison.check_target(asked.epsilon)
+    if asked.noise_multiplier is not None:
+        accountant.check_noise_multiplier(asked.noise_multiplier)
+    num_examples, batch_size = asked.num_examples, asked.batch_size
     num_steps, num_epochs = plans.steps_and_epochs(
         num_examples,
         batch_size,
-        epochs=flags["epochs"],
-        num_steps=flags["num_steps"],
+        epochs=asked.epochs,
+        num_steps=asked.num_steps,
     )
-    if bands == plans.AUTO_BANDS:
-        bands = _best_bands(flags, num_steps)
-    if bands == 1:  # independent noise, as without the flag
+    if isinstance(bands, str):
+        bands = _best_bands(asked, num_steps)
+    if bands == 1:  # independent noise, as without the option
         bands = None
     return Question(
         num_examples=num_examples,
         expected_batch_size=batch_size,
         num_steps=num_steps,
         num_epochs=num_epochs,
-        delta=flags["delta"],
-        epsilon=flags["epsilon"],
-        noise_multiplier=flags["noise_multiplier"],
-        holds_steps=flags["num_steps"] is not None,
+        delta=asked.delta,
+        epsilon=asked.epsilon,
+        noise_multiplier=asked.noise_multiplier,
+        holds_steps=asked.num_steps is not None,
         truncated_batch_size=given,
-        neighboring_relation=flags["relation"],
-        max_examples_per_user=flags["max_examples_per_user"],
-        of_runs=flags["of_runs"],
+        neighboring_relation=asked.relation,
+        max_examples_per_user=asked.max_examples_per_user,
+        of_runs=asked.of_runs,
         bands=bands,
     )
 
 
-def _best_bands(flags: dict[str, Any], num_steps: int) -> int:
+def _best_bands(asked: PlanOptions, num_steps: int) -> int:
     """Returns the number of bands by the rule, and says it."""
-    if flags["epsilon"] is None or flags["max_examples_per_user"] > 1:
+    if asked.epsilon is None or asked.max_examples_per_user > 1:
         raise InputError(
             "Expected --epsilon, and one example per user, for --bands auto: the rule "
             "compares noise for rows at one epsilon. Give --epsilon, or a number."
         )
     found = best_bands(
-        num_examples=flags["num_examples"],
-        expected_batch_size=flags["batch_size"],
+        num_examples=asked.num_examples,
+        expected_batch_size=asked.batch_size,
         num_steps=num_steps,
-        epsilon=flags["epsilon"],
-        delta=flags["delta"],
-        neighboring_relation=flags["relation"],
+        epsilon=asked.epsilon,
+        delta=asked.delta,
+        neighboring_relation=asked.relation,
     )
-    click.echo(f"bands: {found.in_words}", err=True)
+    print(f"bands: {found.in_words}", file=sys.stderr)
     return found.bands
 
 
-def _asked(question: Question) -> dict[str, Any]:
+def _described(question: Question) -> dict[str, Any]:
     return {
         "question": dataclasses.asdict(question),
         "neighboring_relation": question.neighboring_relation,
+    }
+
+
+def _theorems(asked: PlanOptions) -> dict[str, Theorem]:
+    """Returns label -> theorem of ModelMix, for each width and factor.
+
+    Raises:
+      InputError: a value out of range, or an option without another that it needs.
+    """
+    widths, clip = asked.mix_width, asked.l2_norm_clip
+    for name, given in (("linf-factor", asked.linf_factor), ("l2-norm-clip", clip)):
+        if given is not None and widths is None:
+            raise InputError(f"Expected --mix-width beside --{name}. Give both.")
+    if widths is None:
+        return {}
+    if clip is None:
+        raise InputError("Expected --l2-norm-clip beside --mix-width. Give both.")
+    from accounting.claims.model_mix.theorem import Mixing  # it loads scipy
+
+    return {
+        f"ModelMix {width:g}, p={factor}": Mixing(
+            mix_width=width, l2_norm_clip=clip, linf_factor=factor
+        )
+        for factor in asked.linf_factor or (1,)
+        for width in widths
     }

@@ -7,7 +7,6 @@ Formal guarantees:
 
 from __future__ import annotations
 
-import click
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +37,7 @@ def print_table(question: Question, rows: list[Answer]) -> None:
     for row in rows:
         table.add_row(*(_cells(row) if truncated else _cells(row)[:3]))
     each = "" if question.of_runs == 1 else ", in each run"
-    click.echo(f"{_claim(question)}\n{question.schedule}{each}")
+    print(f"{_claim(question)}\n{question.schedule}{each}")
     Console(markup=False).print(table)
 
 
@@ -66,9 +65,9 @@ def print_prices(question: Question, asked: Tuning, prices: list[Price]) -> None
         value = price.epsilon if at_noise else price.noise_multiplier
         released = _RELEASED[price.mode].format(runs=asked.num_runs, mean=mean)
         table.add_row(released, upper_text(value))
-    click.echo(f"{_claim(question)}, {asked.plan.sampler}\n{question.schedule}")
+    print(f"{_claim(question)}, {asked.plan.sampler}\n{question.schedule}")
     Console(markup=False).print(table)
-    click.echo(
+    print(
         f"The secret number tries a candidate of the best tenth as surely as "
         f"{asked.num_runs} runs do ({1 - 0.9**asked.num_runs:.0%}).  Every run has its "
         "own batches and keys, and scores are of other rows, public or with noise.  "
@@ -123,10 +122,10 @@ def print_sweep(sweep: Sweep) -> None:
     Args:
       sweep: The bounds.
     """
-    click.echo(sweep.title)
+    print(sweep.title)
     Console(markup=False).print(_sweep_table(sweep))
     if sweep.points[0][0].estimate is not None:
-        click.echo(
+        print(
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
             f"noise multiplier {sweeps.LEAST_NOISE:g} the true epsilon may be far "
             "larger."

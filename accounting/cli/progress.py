@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import sys
 
-import click
-
 _CLEAR = "\r\x1b[2K"
 
 
@@ -41,4 +39,4 @@ class Progress:
 
     def _write(self, text: str) -> None:
         if self._shown:
-            click.echo(f"{_CLEAR}{text}", err=True, nl=False)
+            print(f"{_CLEAR}{text}", end="", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import click
+import cyclopts
 
 from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
@@ -88,7 +88,7 @@ class Data:
         self, folder: pathlib.Path, rows: int, seed: int, num_batches: int
     ) -> None:
         data = _make_data(folder, rows, seed)
-        self._say = lambda line: click.echo(f"{folder.name}: {line}", err=True)
+        self._say = lambda line: print(f"{folder.name}: {line}", file=sys.stderr)
         experiment = Experiment(
             source=str(data / "train"), held_out=data / "test", out=folder
         )
@@ -191,15 +191,17 @@ def _all_runs(
     return report(summarise(results, metric="auc"))
 
 
-@click.command()
-@click.option("--out", type=click.Path(path_type=pathlib.Path), required=True)
-@click.option("--rows", default=500_000, show_default=True, help="A data set's rows.")
-@click.option("--seeds", default=3, show_default=True, help="Repetitions.")
-@click.option(
-    "--model-mix", is_flag=True, help="Also ModelMix, whose grid has 12 points."
-)
-def main(out: pathlib.Path, rows: int, seeds: int, model_mix: bool) -> None:
-    """Prints the table of all methods and averages, and writes it with its plot."""
+def main(
+    *, out: pathlib.Path, rows: int = 500_000, seeds: int = 3, model_mix: bool = False
+) -> None:
+    """Prints the table of all methods and averages, and writes it with its plot.
+
+    Args:
+      out: New folder, or that of a stopped run.
+      rows: Rows of a data set.
+      seeds: Repetitions.
+      model_mix: Also ModelMix, whose grid has 12 points.
+    """
     methods = (*METHODS, MODEL_MIX) if model_mix else METHODS
     chosen, points = _search(out, rows, methods)
     write_atomically(out / "grid.json", pretty_json({"points": points}))
@@ -214,8 +216,8 @@ def _print_grid(points: Sequence[dict[str, Any]], chosen: dict[str, Fields]) -> 
         settings = point["settings"]
         mark = "*" if settings in chosen.values() else " "
         text = " ".join(f"{name}={value}" for name, value in settings.items())
-        click.echo(f"{mark} {point['auc']:.4f}  {text}")
+        print(f"{mark} {point['auc']:.4f}  {text}")
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-import click
+import cyclopts
 import numpy as np
 
 from pipelines.files.json_files import pretty_json
@@ -313,11 +313,11 @@ def runs_of_defaults(
       fields: Settings beside the defaults; None for none.
 
     Raises:
-      ClickException: a run failed.
+      RuntimeError: a run failed.
     """
     found = [results.of(name, folder, fields or {}, seed) for seed in range(seeds)]
     for failed in (one["error"] for one in found if "error" in one):
-        raise click.ClickException(f"the defaults fail on {name}: {failed}")
+        raise RuntimeError(f"the defaults fail on {name}: {failed}")
     return found
 
 
@@ -339,24 +339,30 @@ def find_examples() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
-@click.command()
-@click.option("--out", required=True, type=click.Path(path_type=pathlib.Path))
-@click.option("--seeds", default=3)
-@click.option("--table", "names", multiple=True, type=click.Choice(list(TABLES)))
-@click.option("--defaults-only", is_flag=True, help="Run no grid.")
 def main(
-    out: pathlib.Path, seeds: int, names: tuple[str, ...], defaults_only: bool
+    *,
+    out: pathlib.Path,
+    seeds: int = 3,
+    table: tuple[str, ...] = (),
+    defaults_only: bool = False,
 ) -> None:
-    """Prints a Markdown table of defaults beside the best of the grid."""
+    """Prints a Markdown table of defaults beside the best of the grid.
+
+    Args:
+      out: New folder, or that of a stopped run.
+      seeds: Runs of each setting.
+      table: Name of a data set; may be repeated.  All by default.
+      defaults_only: Run no grid.
+    """
     find_examples()
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out / "results.json")
     lines = _lines_of_defaults if defaults_only else _lines
-    for name in names or TABLES:
+    for name in table or TABLES:
         folder = made(name, out)
         for line in lines(name, folder, results, seeds):
-            click.echo(line)
+            print(line)
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

@@ -3,177 +3,161 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Literal
 
-import click
+from cyclopts import Parameter
 
-from accounting.cli import paths, registered, shared_options
-from accounting.cli.grouped import PASSES_ON, Grouped
+from accounting.cli.command import PassedOn, names_of
+from accounting.cli.options import (
+    AllowLargeDelta,
+    Bands,
+    Cap,
+    Json,
+    Sampler,
+    Size,
+    check_delta,
+)
 from accounting.core.plan import AUTO_BANDS, TRUNCATED_POISSON
+from accounting.core.settings import PRIVACY, RARE, REQUIRED, OfPrivacy
 from accounting.core.validation import InputError
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import stoppable
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import quiet_beam
 
-#: Options that ``poisson_batching.write_batches`` takes.
-_OF_THE_JOB = ("key_file", "memory_limit", "shuffle", "scratch")
 
+def batches(
+    *others: PassedOn,
+    source: Annotated[str, Parameter(name="--input", group=REQUIRED)],
+    out: Annotated[str, Parameter(group=REQUIRED)],
+    batch_size: Annotated[int, Parameter(group=REQUIRED)],
+    sampler: Sampler = TRUNCATED_POISSON,
+    epochs: int | None = None,
+    num_steps: int | None = None,
+    truncated_batch_size: Cap = "auto",
+    bands: Bands = None,
+    epsilon: Annotated[float | None, OfPrivacy] = None,
+    delta: Annotated[float | None, OfPrivacy] = None,
+    allow_large_delta: AllowLargeDelta = False,
+    physical_batch_size: int | None = None,
+    key_file: Annotated[str | None, OfPrivacy] = None,
+    memory_limit: Size = 4 << 30,
+    shuffle: Annotated[Literal["auto", "files", "engine"], RARE] = "auto",
+    scratch: Annotated[str | None, RARE] = None,
+    dry_run: bool = False,
+    as_json: Json = False,
+) -> None:
+    """Samples and writes the batches of a whole training run, with Apache Beam.
 
-def _settings(options: dict[str, Any]) -> BatchSettings:
-    names = (
-        "sampler", "num_steps", "truncated_batch_size", "delta", "physical_batch_size",
-    )  # fmt: skip
-    bands, epsilon = options["bands"], options["epsilon"]
+    A Poisson sampler includes every example in every step independently, with
+    probability batch size / rows; a truncated step keeps a random subset.  Each record
+    of the TFRecords is a batch of fixed size, in which weight 0 marks padding.  To
+    resume a stopped job, give the same command again.
+
+    All other options, such as --runner=FlinkRunner, go to Beam.  Without --runner the
+    job runs in this process.
+
+    For example:
+      dpsgd batches --input data/train --out batches --batch-size 1024 --epochs 1
+      dpsgd batches --input s3://data/train --out s3://data/batches \\
+          --batch-size 1024 --epochs 1 --key-file sampling.key --runner FlinkRunner
+
+    Args:
+      others: Options of Beam.
+      source: Parquet: a folder (all visible files in it, at any depth), a file, or a
+        quoted glob; also in a store, such as s3://.  --dry-run lists the files.
+      out: New folder, or that of a stopped job.
+      sampler: How examples are assigned to steps.
+      batch_size: Expected rows per step.
+      epochs: Number of steps: epochs x rows / batch size.
+      num_steps: Number of steps, instead of --epochs.
+      truncated_batch_size: Cap on the rows of a step; auto: the smallest cap that does
+        not raise epsilon.
+      bands: Groups of the rows, whose steps take turns, for noise of so many bands; 1:
+        independent noise.  auto: by the rule, for --epsilon.
+      epsilon: For auto: the largest epsilon you will train with.  [default for the cap:
+        8]
+      delta: For the cap: the smallest delta.  [default: 0.1 / rows]
+      physical_batch_size: Rows per record of a file.
+      key_file: Secret sampling key, used for this data set alone: a file of mode 0600,
+        made if missing; a file in a store; or
+        secretmanager://projects/P/secrets/S/versions/V.  [default:
+        OUT/private/sampling.key, if OUT is on this machine]
+      memory_limit: Memory of this process, on the local runner and while it computes
+        shuffles.  [default: 4GiB]
+      shuffle: Where rows wait between map and reduce: in files, which every worker must
+        reach, or in the engine.  auto: in files, except on Dataflow.
+      scratch: Folder for the files of --shuffle.  [default: in OUT; a temporary folder
+        without --runner if OUT is in a store]
+      dry_run: Print input, layout and cost; write nothing.
+    """
+    check_delta(delta, allow_large_delta)
     if bands == AUTO_BANDS and epsilon is None:
         raise InputError(
             "Expected --epsilon beside --bands auto: which number of bands is best "
             "depends on the epsilon that you will train with. Give it, or --bands 1."
         )
-    return BatchSettings(
-        expected_batch_size=options["batch_size"],
-        num_epochs=options["epochs"],
-        bands=None if bands == AUTO_BANDS else bands,
+    settings = BatchSettings(
+        sampler=sampler,
+        expected_batch_size=batch_size,
+        num_epochs=epochs,
+        num_steps=num_steps,
+        truncated_batch_size=None
+        if truncated_batch_size == "auto"
+        else truncated_batch_size,
+        bands=None if isinstance(bands, str) else bands,
         epsilon=BatchSettings.epsilon if epsilon is None else epsilon,
-        **{name: options[name] for name in names},
+        delta=delta,
+        physical_batch_size=physical_batch_size,
     )
-
-
-@click.command(cls=Grouped, context_settings=PASSES_ON)
-@click.option(
-    "--input",
-    "source",
-    type=paths.TEXT_OR_URL,
-    required=True,
-    help="Parquet: a folder (all visible files in it, at any depth), a file, or a "
-    "quoted glob; also in a store, such as s3://.  --dry-run lists the files.",
-)
-@click.option(
-    "--out",
-    type=paths.TEXT_OR_URL,
-    required=True,
-    help="New folder, or that of a stopped job.",
-)
-@registered.sampler(
-    "How examples are assigned to steps.", default=TRUNCATED_POISSON, show_default=True
-)
-@shared_options.batch_size("Expected rows per step.", required=True)
-@shared_options.epochs("Number of steps: epochs x rows / batch size.")
-@shared_options.num_steps("Number of steps, instead of --epochs.")
-@shared_options.truncated_batch_size(
-    "Cap on the rows of a step; auto: the smallest cap that does not raise epsilon."
-)
-@shared_options.bands_or_auto(
-    "Groups of the rows, whose steps take turns, for noise of so many bands; 1: "
-    "independent noise.  auto: by the rule, for --epsilon."
-)
-@shared_options.epsilon(
-    "For auto: the largest epsilon you will train with.  "
-    f"[default for the cap: {BatchSettings.epsilon:g}]"
-)
-@shared_options.delta("For auto: the smallest delta.  [default: 0.1 / rows]")
-@click.option("--physical-batch-size", type=int, help="Rows per record of a file.")
-@shared_options.key_file(
-    "Secret sampling key, used for this data set alone: a file of mode 0600, made if "
-    "missing; a file in a store; or secretmanager://projects/P/secrets/S/versions/V."
-    "  [default: OUT/private/sampling.key, if OUT is on this machine]",
-    type=paths.TEXT_OR_URL,
-)
-@shared_options.memory_limit(
-    "Memory of this process, on the local runner and while it computes shuffles.",
-    default="4GiB",
-    show_default=True,
-)
-@click.option(
-    "--shuffle",
-    type=click.Choice(["auto", "files", "engine"]),
-    default="auto",
-    show_default=True,
-    help="Where rows wait between map and reduce: in files, which every worker must "
-    "reach, or in the engine.  auto: in files, except on Dataflow.",
-)
-@click.option(
-    "--scratch",
-    type=paths.TEXT_OR_URL,
-    help="Folder for the files of --shuffle.  [default: in OUT; a temporary folder "
-    "without --runner if OUT is in a store]",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Print input, layout and cost; write nothing."
-)
-@shared_options.as_json
-@click.pass_context
-def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
-    """Samples and writes the batches of a whole training run, with Apache Beam.
-
-    A Poisson sampler includes every example in every step independently, with
-    probability batch size / rows; a truncated step keeps a random subset.  The output
-    is a folder of TFRecords and a manifest for trainer and accountant.  Each record is
-    a batch of fixed size, in which weight 0 marks padding.  To resume a stopped job,
-    run the same command again.
-
-    All other options, such as --runner=FlinkRunner, go to Beam.  Without --runner the
-    job runs in this process.
-
-    \b
-    Example:
-      dpsgd batches --input data/train --out batches --batch-size 1024 --epochs 1
-    """
     quiet_beam()
     from pipelines.cli import batch_job
 
     batch_job.run(
-        source, out, _settings(options), ctx.args,
-        best_bands=options["bands"] == AUTO_BANDS,
-        dry_run=options["dry_run"],
-        as_json=options["as_json"],
-        **{name: options[name] for name in _OF_THE_JOB},
-    )  # fmt: skip
+        source,
+        out,
+        settings,
+        [*others],
+        names=names_of(batches),
+        best_bands=bands == AUTO_BANDS,
+        dry_run=dry_run,
+        as_json=as_json,
+        key_file=key_file,
+        memory_limit=memory_limit,
+        shuffle=shuffle,
+        scratch=scratch,
+    )
 
 
-@click.command(cls=Grouped)
-@click.argument("directory", type=paths.TEXT_OR_URL)
-@click.option(
-    "--resample",
-    is_flag=True,
-    help="Also make every record again, by a short reference sampler without Beam, and "
-    "compare.  Writes DIRECTORY/certificate.json if all are equal.",
-)
-@click.option(
-    "--input",
-    "source",
-    type=paths.TEXT_OR_URL,
-    help="For --resample: --input of `dpsgd batches`.",
-)
-@shared_options.key_file(
-    "For --resample: the key of the batches.  [default: that in DIRECTORY/private]",
-    type=paths.TEXT_OR_URL,
-)
-@shared_options.memory_limit(
-    "For --resample.  [default: 1.4GiB, or 4GiB for large row groups; at most half of "
-    "this machine's]"
-)
-@shared_options.as_json
 def verify(
     directory: str,
-    resample: bool,
-    source: str | None,
-    key_file: str | None,
-    memory_limit: int | None,
-    as_json: bool,
+    /,
+    *,
+    resample: bool = False,
+    source: Annotated[str | None, Parameter(name="--input")] = None,
+    key_file: Annotated[str | None, Parameter(group=PRIVACY)] = None,
+    memory_limit: Size | None = None,
+    as_json: Json = False,
 ) -> None:
     """Checks every byte of batches or of prepared data against checksums.
 
-    DIRECTORY is a folder that `dpsgd batches` or `dpsgd prepare` wrote.  Checksums say
-    that files are as they were written; --resample says that they are what plan, key
-    and input determine, whatever wrote them.  Statements of runs then rely on the batch
-    job no more.
+    Checksums say that files are as they were written; --resample says that they are
+    what plan, key and input determine, whatever wrote them.  Statements of runs then
+    rely on the batch job no more.
 
-    \b
-    Examples:
+    For example:
       dpsgd verify batches
-      dpsgd verify data
       dpsgd verify --resample batches --input data/train
+
+    Args:
+      directory: Folder that `dpsgd batches` or `dpsgd prepare` wrote.
+      resample: Also make every record again, by a short reference sampler without Beam,
+        and compare.  Writes DIRECTORY/certificate.json if all are equal.
+      source: For --resample: --input of `dpsgd batches`.
+      key_file: For --resample: the key of the batches.  [default: that in
+        DIRECTORY/private]
+      memory_limit: For --resample.  [default: 1.4GiB, or 4GiB for large row groups; at
+        most half of this machine's]
     """
     from pipelines.cli import verification
 
@@ -183,14 +167,14 @@ def verify(
         result = check(directory, asked, bars)
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
-        click.echo(json.dumps(fields, indent=2))
+        print(json.dumps(fields, indent=2))
     else:
         for finding in result.findings:
-            click.echo(f"found: {finding}")
+            print(f"found: {finding}")
     if result.findings:
         raise InputError(
             f"Expected {directory} to be intact; findings: {len(result.findings)}. "
             "Make it again, or restore the files."
         )
     if not as_json:
-        click.echo(f"intact: {verification.counted(result)}")
+        print(f"intact: {verification.counted(result)}")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import shlex
+import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import click
-from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
-
-from accounting.cli import shared_options
+from accounting.cli.options import warn
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import InputError
 from pipelines.batches.folder import MANIFEST_NAME
 from pipelines.cli.console import show
-from pipelines.cli.engine import similar_option
+from pipelines.cli.engine import beam_options
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.paths import absolute
@@ -33,36 +28,15 @@ from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
 from pipelines.job.spill import FanIn, choose_fan_in, traffic
 from pipelines.sampling.shuffle import num_block_passes
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
 #: Bytes of a bundle's output that Beam's Java modules can queue, less a margin.
 MOST_BUNDLE_BYTES = 850 << 20
 _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
 
 #: Maximum number of files that a dry run lists without --json.
 _LISTED = 20
-
-
-def beam_options(arguments: list[str]) -> PipelineOptions:
-    """Parses Beam's options.
-
-    Raises:
-      InputError: Beam does not know an option.
-    """
-
-    class Parser(_BeamArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise InputError(f"Expected options of Beam: {message}.")
-
-    parser = Parser(add_help=False, allow_abbrev=False)
-    for options in PipelineOptions.__subclasses__():
-        with contextlib.suppress(argparse.ArgumentError):
-            options._add_argparse_args(parser)
-    _, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        raise InputError(
-            f"Expected {unknown[0]} to be an option of dpsgd batches or of Beam. "
-            f"See `dpsgd batches --help`.{similar_option(unknown[0])}"
-        )
-    return PipelineOptions(arguments)
 
 
 def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
@@ -175,6 +149,7 @@ def run(
     *,
     dry_run: bool,
     as_json: bool,
+    names: Sequence[str] = (),
     best_bands: bool = False,
     **job: Any,
 ) -> None:
@@ -187,6 +162,7 @@ def run(
       arguments: Beam's options.
       dry_run: Whether to write nothing.
       as_json: Whether to print JSON instead of a table.
+      names: The options of the command.
       best_bands: Whether the number of bands is that of the rule.
       **job: ``key_file``, ``memory_limit``, ``shuffle`` and ``scratch``; see
         ``poisson_batching.write_batches``.
@@ -194,14 +170,14 @@ def run(
     Raises:
       InputError: before any work, for anything that the user can fix.
     """
-    options = beam_options(arguments)
+    options = beam_options(arguments, names)
     runner = poisson_batching.runner_of(options)
     check_outside(source, out, MANIFEST_NAME)
     dataset = list_blocks(source)
     if best_bands:
         settings = _with_best_bands(settings, dataset)
     plan = settings.plan(dataset.num_examples)
-    shared_options.warn(settings.delta, plan.num_examples)
+    warn(settings.delta, plan.num_examples)
     layout = make_layout(plan, dataset, settings.physical_batch_size)
     cost = estimate(layout)
     local = runner == poisson_batching.LOCAL
@@ -212,9 +188,9 @@ def run(
     summary = {**_summary(layout, cost), "shuffle": shuffle}
     summary |= _of_blocks(layout, dataset, fan_in, by_value=by_value)
     if note := _users_note(source, dataset) or _bound_note(plan, dataset.bounded):
-        click.echo(note, err=True)
+        print(note, file=sys.stderr)
     if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
-        click.echo(note, err=True)
+        print(note, file=sys.stderr)
     if dry_run:
         show("Would write", {**_listing(dataset, as_json), **summary}, as_json)
         return
@@ -228,12 +204,12 @@ def _with_best_bands(settings: BatchSettings, dataset: Dataset) -> BatchSettings
     """Returns settings with the number of bands by the rule, which it says."""
     bounded = dataset.bounded
     if bounded is not None and bounded.examples_per_user > 1:
-        click.echo("bands: 1, since rows of a user are in several groups", err=True)
+        print("bands: 1, since rows of a user are in several groups", file=sys.stderr)
         return dataclasses.replace(settings, bands=1)
     settings, found = settings.with_best_bands(
         dataset.num_examples, epsilon=settings.epsilon
     )
-    click.echo(f"bands: {found.in_words}", err=True)
+    print(f"bands: {found.in_words}", file=sys.stderr)
     return settings
 
 

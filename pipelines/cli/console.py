@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +32,7 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
       as_json: Whether to print JSON.
     """
     if as_json:
-        click.echo(json.dumps(fields, indent=2))
+        print(json.dumps(fields, indent=2))
         return
     # Fingerprints go below the table, where they are not wrapped and can be copied.
     table = Table(title=title, show_header=False)
@@ -45,7 +44,7 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
     Console(markup=False).print(table)
     for name, value in fields.items():
         if name.endswith("fingerprint"):
-            click.echo(f"{name.replace('_', ' ')}: {value}")
+            print(f"{name.replace('_', ' ')}: {value}")
 
 
 def _for_people(name: str, value: Any) -> str:

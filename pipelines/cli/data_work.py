@@ -7,12 +7,13 @@ import csv
 import functools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
 from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
+from pipelines.cli.table_options import KINDS, ColumnOptions
 from pipelines.files.output_file import check_new, output_file
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import LEAVES_NOTHING, stoppable
@@ -56,48 +57,39 @@ def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     show(title, summary, as_json)
 
 
-def schema(
-    table: str, out: str, kinds: Mapping[str, str], *, as_json: bool, **options: Any
-) -> None:
+def schema(table: str, out: str, columns: ColumnOptions, *, as_json: bool) -> None:
     """Writes a first schema and prints a summary.
 
     Args:
       table: File, folder or glob.
       out: New file.
-      kinds: Kind -> names of columns, separated by commas.
+      columns: What is known of the columns.
       as_json: Whether the summary is JSON.
-      **options: The other flags.
 
     Raises:
-      InputError: a flag contradicts the table, or ``out`` exists.
+      InputError: an option contradicts the table, or ``out`` exists.
     """
     check_new(out)
     check_outside(table, out)
-    text = schema_text(table, kinds, **options)
+    text = schema_text(table, columns)
     with output_file(out) as write:
         write(text.encode())
     show("First schema", _first_schema(out, text), as_json)
 
 
-def schema_text(table: Any, kinds: Mapping[str, str], **options: Any) -> str:
-    """Returns the text of a first schema; arguments and errors as for `schema`.
-
-    Args:
-      table: File, folder or glob.
-      kinds: Kind -> names of columns, separated by commas.
-      **options: The other flags.
-    """
-    told = {
-        "delimiter": options["delimiter"].replace("\\t", "\t"),
-        "header": tuple(_words(options["header"])),
-    }
+def schema_text(table: Any, columns: ColumnOptions) -> str:
+    """Returns the text of a first schema; arguments and errors as for `schema`."""
+    options = InputOptions(
+        delimiter=columns.delimiter.replace("\\t", "\t"),
+        header=tuple(_words(columns.header)),
+    )
     return first_schema(
         table,
-        label=options["label"],
-        classes=_words(options["classes"]),
-        kinds=_kinds_of_columns(kinds),
-        ranges=dict(map(_range, options["ranges"])),
-        options=InputOptions(**told),
+        label=columns.label,
+        classes=_words(columns.classes),
+        kinds=_kinds_of_columns(columns),
+        ranges=dict(map(_range, columns.ranges)),
+        options=options,
     )
 
 
@@ -123,15 +115,15 @@ def _range(text: str) -> tuple[str, Range]:
     )
 
 
-def _kinds_of_columns(kinds: Mapping[str, str]) -> dict[str, str]:
+def _kinds_of_columns(columns: ColumnOptions) -> dict[str, str]:
     """Returns the kind of each named column.
 
     Raises:
       InputError: a column has two kinds.
     """
     found: dict[str, str] = {}
-    for kind, text in kinds.items():
-        for name in _words(text):
+    for kind in KINDS:
+        for name in _words(getattr(columns, kind)):
             if found.setdefault(name, kind) != kind:
                 raise InputError(
                     f"Expected one kind of column {name}; it is in --{found[name]} and "
@@ -149,6 +141,7 @@ def prepare(
     options: dict[str, Any],
     *,
     as_json: bool,
+    names: Sequence[str] = (),
 ) -> None:
     """Prepares a raw table and prints a summary.
 
@@ -160,12 +153,13 @@ def prepare(
       others: Options that the command does not know, for Beam.
       options: The other flags that were given, by name.
       as_json: Whether the summary is JSON.
+      names: The options of the command.
 
     Raises:
       InputError: flags contradict each other, or the table cannot be prepared.
     """
     num_threads = options.pop("threads", None)
-    engine.check("prepare", runner, others, num_threads)
+    engine.check(runner, others, num_threads, names)
     if isinstance(source, str):
         check_outside(source, out, SPLITS[0], "part-00000.parquet")
     user = options.pop("user", "")
@@ -192,7 +186,7 @@ def prepare(
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
     with stoppable(LEAVES_NOTHING), Bars(steps) as bars:
-        runtime = engine.runtime(runner, others, num_threads, bars)
+        runtime = engine.runtime(runner, others, num_threads, bars, names)
         summary = preparation.prepare(
             source, out, prepared, users=users, runtime=runtime
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import functools
-from typing import TYPE_CHECKING
-
-import click
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from accounting.core.validation import InputError, did_you_mean
 from pipelines.files.progress_bars import Bars
@@ -17,61 +18,73 @@ if TYPE_CHECKING:
 
 
 def check(
-    command: str, runner: str | None, others: list[str], num_threads: int | None
+    runner: str | None,
+    others: Sequence[str],
+    num_threads: int | None,
+    names: Sequence[str],
 ) -> None:
     """Refuses flags that contradict each other.
 
     Args:
-      command: Name of the command.
       runner: Name of a Beam runner; None for this process.
       others: Options that the command does not know.
       num_threads: Number of threads of this process, if given.
+      names: The options of the command.
 
     Raises:
       InputError: Beam's options without a runner, or threads beside one.
     """
     if runner is None and others:
         raise InputError(
-            f"Expected no {others[0]!r}: it is no option of dpsgd {command}, and those "
-            f"of Beam go with --runner. See `dpsgd {command} --help`."
-            f"{similar_option(others[0])}"
+            f"Expected no {others[0]!r}: it is no option of this command, and those of "
+            f"Beam go with --runner. See --help.{_similar(others[0], names)}"
         )
     if runner is not None and num_threads is not None:
         raise InputError("Expected no --threads beside --runner. Leave it out.")
 
 
-def similar_option(name: str) -> str:
-    """Returns a question for an option of the running command; empty if none is near.
-
-    Args:
-      name: Option as typed, perhaps with an equals sign and a value.
-    """
-    context = click.get_current_context(silent=True)
-    options = context.command.params if context else []
-    return did_you_mean(name.partition("=")[0], (each.opts[0] for each in options))
-
-
-def options_of(runner: str, others: list[str]) -> PipelineOptions:
+def beam_options(
+    arguments: Sequence[str], names: Sequence[str] = ()
+) -> PipelineOptions:
     """Returns Beam's options, and keeps Beam's log off the terminal.
 
     Args:
-      runner: Name of a Beam runner.
-      others: Further options of Beam.
+      arguments: Options for Beam.
+      names: The options of the command.
 
     Raises:
-      InputError: Beam does not know an option, or the runner may lose elements.
+      InputError: Beam does not know an option.
     """
     quiet_beam()
-    from pipelines.cli.batch_job import beam_options
-    from pipelines.job.poisson_batching import runner_of
+    from apache_beam.options import pipeline_options
 
-    found = beam_options([f"--runner={runner}", *others])
-    runner_of(found)  # refuses runners that may lose elements
-    return found
+    class Parser(pipeline_options._BeamArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise InputError(f"Expected options of Beam: {message}.")
+
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for options in pipeline_options.PipelineOptions.__subclasses__():
+        with contextlib.suppress(argparse.ArgumentError):
+            options._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise InputError(
+            f"Expected {unknown[0]} to be an option of this command or of Beam. See "
+            f"--help.{_similar(unknown[0], names)}"
+        )
+    return pipeline_options.PipelineOptions([*arguments])
+
+
+def _similar(given: str, names: Sequence[str]) -> str:
+    return did_you_mean(given.partition("=")[0], names)
 
 
 def runtime(
-    runner: str | None, others: list[str], num_threads: int | None, bars: Bars
+    runner: str | None,
+    others: Sequence[str],
+    num_threads: int | None,
+    bars: Bars,
+    names: Sequence[str],
 ) -> Runtime:
     """Returns where tasks run, after ``check``.
 
@@ -80,15 +93,18 @@ def runtime(
       others: Further options of Beam.
       num_threads: Number of threads of this process, if given.
       bars: Bars of the progress, one for each step.
+      names: The options of the command.
 
     Raises:
-      InputError: as ``options_of``.
+      InputError: Beam does not know an option, or the runner may lose elements.
     """
     run_tasks = None
     if runner is not None:
-        options = options_of(runner, others)
+        options = beam_options([f"--runner={runner}", *others], names)
         from pipelines.job.engine_tasks import run_on_engine
+        from pipelines.job.poisson_batching import runner_of
 
+        runner_of(options)
         run_tasks = functools.partial(run_on_engine, options)
     return Runtime(
         run_tasks=run_tasks, num_threads=num_threads, on_progress=bars.update

@@ -5,10 +5,10 @@ Public values only.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 
-import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -136,10 +136,10 @@ class Bars:
             return
         self._last_line, self._told[label] = now, task.completed
         unit, speed, left = self._unit, self._speed(label), task.time_remaining
-        click.echo(
+        print(
             f"{label}: {unit}{' ' if unit else ''}"
             f"{task.completed:,.0f} of {task.total or 0:,.0f}"
             + (f", {speed}" if speed else "")
             + (f", {left:.0f} s left" if left is not None else ""),
-            err=True,
+            file=sys.stderr,
         )

@@ -6,13 +6,12 @@ import pathlib
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-import dpsgd
 from accounting import statement
 from accounting.core import deltas
 from accounting.core.validation import InputError
 from tests.accounting.plans import make_plan
+from tests.command_line import invoke
 from trainer.settings.train_settings import TrainSettings
 
 NUM_EXAMPLES = 600
@@ -70,7 +69,7 @@ def test_plan_and_batches_warn_at_one_over_n(
         ["batches", f"--input={tmp_path / 'a.parquet'}",
          f"--out={tmp_path / 'out'}", "--dry-run", *PLAN_FLAGS[1:], "--json"],
     ):  # fmt: skip
-        result = CliRunner().invoke(dpsgd.cli, [*arguments, f"--delta={delta}"])
+        result = invoke([*arguments, f"--delta={delta}"])
         assert result.exit_code == 0, result.output
         assert ("next to nothing" in result.stderr) == warned
         assert "next to nothing" not in result.stdout

@@ -8,11 +8,9 @@ import math
 
 import dp_accounting
 import pytest
-from click.testing import CliRunner
 from dp_accounting.pld import PLDAccountant
 
 from accounting.claims.model_mix.theorem import Mixing
-from accounting.cli.commands import plan_command
 from accounting.core import accountant
 from accounting.core.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
@@ -23,6 +21,7 @@ from accounting.core.plan import MOST_RUNS, DpSgdPlan, together
 from accounting.core.pld.gaussian import gaussian_epsilon
 from accounting.core.validation import InputError
 from accounting.statement import privacy_statement
+from tests.command_line import invoke
 from tests.sampler_fields import needed
 
 RUNS, NOISE, DELTA = 4, 1.3, 1e-5
@@ -137,7 +136,7 @@ FLAGS = [
 
 
 def _run(*arguments: str) -> str:
-    result = CliRunner().invoke(plan_command, [*FLAGS, *arguments])
+    result = invoke(["plan", *FLAGS, *arguments])
     if isinstance(result.exception, InputError):
         raise result.exception
     return result.stdout

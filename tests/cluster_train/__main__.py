@@ -15,9 +15,9 @@ import pathlib
 import random
 import sys
 import tempfile
-from typing import Any
+from typing import Any, Literal
 
-import click
+import cyclopts
 from rich.console import Console
 from rich.table import Table
 
@@ -61,20 +61,20 @@ class Row:
     survived: list[str] = dataclasses.field(default_factory=list)
 
 
-@click.command()
-@click.option(
-    "--speed",
-    type=click.Choice([*_TIMED]),
-    help="Time large steps of this model; no faults.",
-)
-@click.option("--seed", type=int, help="Of the moments of faults.  Default: random.")
-def main(speed: str | None, seed: int | None) -> None:
-    """Train on one, two and three hosts of this machine."""
+def main(
+    *, speed: Literal["default", "lazy"] | None = None, seed: int | None = None
+) -> None:
+    """Train on one, two and three hosts of this machine.
+
+    Args:
+      speed: Time large steps of this model; no faults.
+      seed: Of the moments of faults; random by default.
+    """
     reason = why_no_namespaces() or (
         None if MPIEXEC else "no mpiexec: pip install mpich"
     )
     if reason:
-        click.echo(f"cluster-train: skipped: {reason}", err=True)
+        _tell(f"skipped: {reason}")
         return
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="dpsgd-cluster-") as name:
@@ -95,7 +95,7 @@ def main(speed: str | None, seed: int | None) -> None:
 
 
 def _tell(message: str) -> None:
-    click.echo(f"cluster-train: {message}", err=True)
+    print(f"cluster-train: {message}", file=sys.stderr)
 
 
 def _cores(workers: int) -> list[int]:
@@ -171,6 +171,6 @@ def _show(rows: list[Row]) -> None:
 
 if __name__ == "__main__":
     try:
-        main(standalone_mode=True)
+        cyclopts.run(main)
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -166,10 +166,11 @@ def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
 
 def test_the_commands_of_the_manifests_are_understood() -> None:
     """All that ``dpsgd batches`` does before it looks at the input."""
+    from accounting.cli.command import names_of
     from pipelines.cli.batch_commands import batches
-    from pipelines.cli.batch_job import beam_options
+    from pipelines.cli.engine import beam_options
 
-    own = {name for option in batches.params for name in option.opts}
+    own = {*names_of(batches)}
     for path in ENGINES:
         (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
         given = submit["containers"][0]["args"]
@@ -219,6 +220,7 @@ def test_nobody_but_the_workers_of_a_run_reaches_them() -> None:
 
 
 def test_the_flex_template_asks_for_what_the_command_takes() -> None:
+    from accounting.cli.command import names_of
     from pipelines.cli.batch_commands import batches
 
     metadata = json.loads((DEPLOY / "dataflow" / "metadata.json").read_text())
@@ -232,8 +234,9 @@ def test_the_flex_template_asks_for_what_the_command_takes() -> None:
     )
     assert line[:2] == ["batches", "--runner=DataflowRunner"]
     assert line[-1] == "--temp_location=gs://b"
-    known = {name for option in batches.params for name in option.opts}
-    assert {word.partition("=")[0] for word in line[2:-1]} <= known
+    names_known = {*names_of(batches)}
+    given = {word.partition("=")[0].replace("_", "-") for word in line[2:-1]}
+    assert given <= names_known
     (key,) = [p for p in metadata["parameters"] if p["name"] == "key_file"]
     (pattern,) = key["regexes"]
     assert re.match(pattern, "secretmanager://projects/p/secrets/s/versions/1")

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from dpsgd import fit_stages
-from dpsgd.command_line import cli
+from tests.command_line import invoke
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def typed(
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> str:
-        done = CliRunner().invoke(cli, [*arguments], catch_exceptions=False)
+        done = invoke([*arguments], catch=False)
         assert done.exit_code == 0, done.output
         return done.stdout
 

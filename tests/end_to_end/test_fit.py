@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import pathlib
@@ -14,17 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from accounting import composition
 from accounting.claims.selection.best_of import SHAPES, as_good_as, epsilon_of_best
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from dpsgd import fit_stages, rehearsal
-from dpsgd.command_line import cli
 from dpsgd.fit_command import _check_runs
+from dpsgd.fit_options import FitOptions
 from pipelines.batches.folder import read_manifest
 from pipelines.core.files.locks import locked
+from tests.command_line import invoke
 from tests.warm_processes import warm_python
 from trainer.cli.releases.tune_commands import candidates_of
 
@@ -49,8 +50,8 @@ KILLED = """
     from trainer.releases import tuning
     NumberOfRuns.draw = lambda *_: 2
     tuning._scored = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    from dpsgd.command_line import cli
-    cli(sys.argv[1:])
+    from dpsgd.command_line import run
+    sys.exit(run(sys.argv[1:]))
 """
 
 
@@ -87,7 +88,7 @@ def run(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 def refusal(*arguments: str) -> str:
     with pytest.raises(InputError) as error:
-        CliRunner().invoke(cli, ["fit", *arguments], catch_exceptions=False)
+        invoke(["fit", *arguments], catch=False)
     return str(error.value)
 
 
@@ -141,7 +142,7 @@ def test_the_raw_table_gives_what_its_prepared_rows_give(
     def predict(rows: str, *carry: str) -> Any:
         out = tmp_path / "out.parquet"
         line = ["predict", f"{folder}/census-fit/run", f"--input={folder}/{rows}"]
-        done = CliRunner().invoke(cli, [*line, f"--out={out}", *carry])
+        done = invoke([*line, f"--out={out}", *carry])
         assert done.exit_code == 0, done.output
         table = pq.read_table(out)
         out.unlink()
@@ -201,7 +202,7 @@ def test_the_file_of_choices_gives_the_same_choices(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(fit_stages, "_time_of_run", lambda *_: "")
     arguments = ["fit", "--config=census-fit/fit.toml", "--dry-run"]
-    said = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    said = invoke(arguments, catch=False)
     assert said.exit_code == 0
 
 
@@ -214,7 +215,7 @@ def prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     out.mkdir()
     made = [c for c in CHOICES if not c.startswith(("--eps", "--train", "--rows"))]
     made = ["schema", *made, f"--out={out}/schema.toml"]
-    CliRunner().invoke(cli, made, catch_exceptions=False)
+    invoke(made, catch=False)
     monkeypatch.setattr(fit_stages, "_num_rows", lambda *_: 4_000)
     monkeypatch.setattr(fit_stages, "_check_sources", lambda *_: None)  # no stage ran
     return out
@@ -225,14 +226,10 @@ def test_a_dry_run_takes_every_flag_of_train(
 ) -> None:
     """Seen to fail: what no search takes was refused, as "set for every run"."""
     monkeypatch.setattr(rehearsal, "time_of_run", lambda *given: repr(given[-1].hidden))
-    flags: dict[str, Any] = dict.fromkeys(
-        ("max_examples_per_user", "delta", "batch_size", "epochs", "runs",
-         "allow_large_delta"),
-    )  # fmt: skip
-    flags |= {"epsilon": 3.0, "of_runs": 1, "train": "--eval=test --hidden 7"}
-    assert fit_stages._time_of_run(prepared, flags) == "(7,)"
+    asked = FitOptions(epsilon=3.0, train="--eval=test --hidden 7")
+    assert fit_stages._time_of_run(prepared, asked) == "(7,)"
     with pytest.raises(InputError, match="set for every run"):
-        fit_stages._time_of_run(prepared, {**flags, "runs": 2})
+        fit_stages._time_of_run(prepared, dataclasses.replace(asked, runs=2))
 
 
 def test_users_and_numbers_have_one_epsilon_with_nothing_uncovered(
@@ -297,7 +294,7 @@ def test_a_table_that_grew_since_the_fit_began_is_refused(
     lines = (tmp_path / "census.csv").read_text().splitlines(keepends=True)
 
     def grow(number: int, total: int, title: str, given: Any, **_: Any) -> None:
-        made = CliRunner().invoke(cli, [*given], catch_exceptions=False)
+        made = invoke([*given], catch=False)
         assert made.exit_code == 0
         if title == grows_after:
             (tmp_path / "census.csv").write_text("".join([*lines, *lines[1:1001]]))
@@ -325,9 +322,8 @@ def test_one_process_at_a_time_makes_the_stages_of_a_folder(
 def test_parts_with_too_few_rows_give_no_ranges(
     prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = {"epsilon": 3.0, "delta": 1e-5, "allow_large_delta": False, "of_runs": 1}
-    flags |= dict.fromkeys(("batch_size", "epochs", "max_examples_per_user"))
-    sizes = fit_stages._Sizes.of(prepared / "data", flags)
+    asked = FitOptions(epsilon=3.0, delta=1e-5)
+    sizes = fit_stages._Sizes.of(prepared / "data", asked)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit_stages, "_num_rows", lambda *_: 400)
         few = fit_stages._ranges(prepared, sizes, prepared / "first", 1)
@@ -340,13 +336,11 @@ def test_parts_with_too_few_rows_give_no_ranges(
 # -- a search --------------------------------------------------------------------------
 
 
-def search_flags(**changes: Any) -> dict[str, Any]:
-    names = ("max_examples_per_user", "num_examples", "dry_run")
-    flags = dict.fromkeys((*names, "allow_large_delta", "on_bad_row"))
-    return flags | {
-        "table": "census.csv", "epsilon": 8.0, "delta": 1e-5, "runs": 4, "train": "",
-        "batch_size": 512, "epochs": 1, "of_runs": 1, **changes,
-    }  # fmt: skip
+def search_flags(**changes: Any) -> FitOptions:
+    asked = FitOptions(
+        table="census.csv", epsilon=8.0, delta=1e-5, runs=4, batch_size=512, epochs=1
+    )
+    return dataclasses.replace(asked, **changes)
 
 
 def value_of(stages: dict[str, tuple[str, ...]], command: str, flag: str) -> float:
@@ -400,9 +394,9 @@ def test_a_search_that_begins_is_not_refused_for_the_noise_of_its_scores(
 
 def test_candidates_are_those_that_are_listed_or_the_defaults_and_three() -> None:
     rates = "--learning-rate=0.01,0.03"
-    listed = fit_stages.of_candidates({"train": rates})
+    listed = fit_stages.of_candidates(FitOptions(train=rates))
     assert listed == (rates,)
-    chosen = fit_stages.of_candidates({"train": "--hidden 8"})
+    chosen = fit_stages.of_candidates(FitOptions(train="--hidden 8"))
     needed = ["--input=.", "--score=.", "--out=.", "--runs=2", "--batch-size=1",
               "--epochs=1", "--epsilon=1", "--delta=1e-9"]  # fmt: skip
     found = candidates_of([*needed, *chosen])
@@ -432,7 +426,7 @@ def test_a_search_is_done_when_its_winner_stands_and_its_secrets_are_gone(
         (["--runs=2", "--train=--eval=census-fit/data/test"], "--eval="),
         (["--train=--config=eval.toml"], "no file of them (--config)"),
         (["--train=--method=non-private"], "Expected a private method in --train"),
-        (["--train=--hidden x"], "'x' is not a valid integer"),
+        (["--train=--hidden x"], "--hidden x to be integers"),
         (["--runs=2", "--train=--by auc"], "--by is set for every run"),
         (["--runs=2", "--train=--learning-rate 0.1,-1"], "learning_rate=-1"),
     ],
@@ -452,8 +446,8 @@ def test_flags_of_runs_that_cannot_be_made_are_refused_before_any_work(
 def test_a_search_of_users_is_refused_before_any_work() -> None:
     text = '[columns.who]\nkind = "user"\n'
     with pytest.raises(InputError, match=r"without users: .* or omit --runs"):
-        _check_runs(text, {"runs": 2, "of_runs": 1, "train": ""})
-    _check_runs(text, {"runs": None, "of_runs": 1, "train": ""})
+        _check_runs(text, FitOptions(runs=2))
+    _check_runs(text, FitOptions())
 
 
 def test_a_search_that_was_killed_goes_on_and_has_one_epsilon_with_the_ranges(

@@ -44,10 +44,9 @@ def test_it_takes_steps_of_the_plan_reads_no_row_and_leaves_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setattr(rehearsal, "_STEPS", 6)
     training = train_request(
-        ["--epsilon=3", "--delta=1e-5", f"--model={__name__}:one_weight"],
-        batches=".",
-        out=".",
-    ).settings
+        ["--batches=.", "--out=.", "--epsilon=3", "--delta=1e-5",
+         f"--model={__name__}:one_weight"]
+    ).settings  # fmt: skip
     sampling = BatchSettings(expected_batch_size=100, num_epochs=2)
     said = rehearsal.time_of_run(folder, sampling, training)
     assert said.startswith("The 80 steps of a run take about ")

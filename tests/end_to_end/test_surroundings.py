@@ -47,7 +47,7 @@ def last_line(ran: subprocess.CompletedProcess[str]) -> str:
 def test_a_signal_before_the_command_is_loaded_ends_in_one_line(
     tmp_path: pathlib.Path, root: pathlib.Path
 ) -> None:
-    (tmp_path / "click.py").write_text(_KILLED)
+    (tmp_path / "cyclopts.py").write_text(_KILLED)
     paths = os.pathsep.join(map(str, (tmp_path, root)))
     ran = run("plan", environment={"PYTHONPATH": paths})
     assert (ran.returncode, ran.stderr.count("\n")) == (130, 1)

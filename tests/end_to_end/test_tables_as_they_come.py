@@ -9,11 +9,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from accounting.core.validation import InputError
 from dpsgd import fit_stages
-from dpsgd.command_line import cli
+from tests.command_line import invoke
 from tests.criteo import write_schema
 from tests.end_to_end.test_every_task import OF_ROWS, TASKS, fitted
 
@@ -78,7 +77,7 @@ def test_the_split_is_said_before_it_is_made(
         "--numeric=size",
         "--rows-are-independent",
     ]
-    done = CliRunner().invoke(cli, [*flags, "--epsilon=3"])
+    done = invoke([*flags, "--epsilon=3"])
     assert "reached a stage" in str(done.exception)
     assert "A random 80% of the rows train" in done.stderr
 

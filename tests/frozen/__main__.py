@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+import sys
 
-import click
+import cyclopts
 
 from tests import frozen
 from tests.frozen import compare, planted_faults, step_seconds
@@ -22,13 +22,18 @@ KINDS: dict[str, tuple[str, compare.Same | None]] = {
 QUICK = ("batches", "accountant", "sums")
 
 
-@click.group(invoke_without_command=True, help=frozen.__doc__)
-@click.pass_context
-def main(context: click.Context) -> None:
+app = cyclopts.App(
+    name="python -m tests.frozen",
+    help=frozen.__doc__,
+    default_parameter=cyclopts.Parameter(negative=()),
+)
+
+
+@app.default
+def main() -> None:
     """Compares what takes minutes, if no command is given."""
-    if context.invoked_subcommand is None:
-        changed = [_compare(kind, None) for kind in QUICK]
-        context.exit(int(any(changed)))
+    changed = [_compare(kind, None) for kind in QUICK]
+    sys.exit(int(any(changed)))
 
 
 def _compare(kind: str, only: list[str] | None) -> bool:
@@ -40,13 +45,13 @@ def _compare(kind: str, only: list[str] | None) -> bool:
         before = {name: before[name] for name in only}
     lines = compare.changes(before, answers.answer(only), same or answers.same)
     for line in lines:
-        click.echo(f"{kind}: {line}")
-    click.echo(f"{kind}: {len(before)} frozen answers, {len(lines)} changes")
+        print(f"{kind}: {line}")
+    print(f"{kind}: {len(before)} frozen answers, {len(lines)} changes")
     return bool(lines)
 
 
-def _answer(kind: str, names: tuple[str, ...], freeze: bool) -> None:
-    """Compares one kind, or freezes its answers."""
+def _answer(kind: str, *names: str, freeze: bool = False) -> None:
+    """Compares one kind, all or the answers of the names; or freezes them."""
     if not freeze:
         raise SystemExit(_compare(kind, list(names) or None))
     answers = importlib.import_module(f"tests.frozen.{KINDS[kind][0]}")
@@ -55,40 +60,32 @@ def _answer(kind: str, names: tuple[str, ...], freeze: bool) -> None:
     compare.freeze(kind, {**kept, **found})
 
 
-def _command(kind: str) -> click.Command:
-    params: list[Any] = [
-        click.Argument(["names"], nargs=-1),
-        click.Option(["--freeze"], is_flag=True, help="Write the answers."),
-    ]
-    callback = functools.partial(_answer, kind)
-    text = f"Compare {kind}: all, or the answers of the NAMES."
-    return click.Command(kind, callback=callback, params=params, help=text)
-
-
 for _kind in KINDS:
-    main.add_command(_command(_kind))
+    app.command(functools.partial(_answer, _kind), name=_kind)
 
 
-@main.command()
-@click.option("--base", required=True, help="A commit of this repository.")
-@click.option("--rounds", default=3, help="Runs of each side, in turn.")
-def steps(base: str, rounds: int) -> None:
-    """Print a step's seconds beside those of another commit.  Needs an idle machine."""
+@app.command
+def steps(*, base: str, rounds: int = 3) -> None:
+    """Print a step's seconds beside those of another commit.  Needs an idle machine.
+
+    Args:
+      base: A commit of this repository.
+      rounds: Runs of each side, in turn.
+    """
     for line in step_seconds.beside(base, rounds):
-        click.echo(line)
+        print(line)
 
 
-@main.command()
-@click.argument("names", nargs=-1)
-def faults(names: tuple[str, ...]) -> None:
+@app.command
+def faults(*names: str) -> None:
     """Plant each fault in a copy of the tree, and run the tests that must catch it."""
     missed = 0
     for fault in planted_faults.chosen(names):
         problem = planted_faults.replay(fault)
         missed += problem is not None
-        click.echo(f"{fault.name}: {problem or 'caught'}")
+        print(f"{fault.name}: {problem or 'caught'}")
     raise SystemExit(int(missed > 0))
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m tests.frozen")
+    app()

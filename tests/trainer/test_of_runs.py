@@ -11,7 +11,6 @@ import shlex
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from accounting.core import accountant
 from accounting.core.intervals import upper_text
@@ -19,9 +18,9 @@ from accounting.core.plan import DpSgdPlan
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
+from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_held_out, write_run_folder
 from tests.trainer.run.whole_runs import private_settings
-from trainer.cli.commands import account
 from trainer.core.tf_compat import keras
 from trainer.html_report import page
 from trainer.keras_model import make_private
@@ -64,7 +63,7 @@ def test_noise_record_statement_page_and_metrics_are_of_all_runs(
     )
     record = json.loads((run / "run_record.json").read_bytes())
     assert (record["of_runs"], record["noise_multiplier"]) == (RUNS, least_noise)
-    stated = json.loads(CliRunner().invoke(account, [str(run), "--json"]).stdout)
+    stated = json.loads(invoke(["account", str(run), "--json"]).stdout)
     exact = accountant.epsilon(
         of_all(plan), noise_multiplier=least_noise, delta=DELTA
     ).guarantee
@@ -79,7 +78,7 @@ def test_noise_record_statement_page_and_metrics_are_of_all_runs(
     assert stated["claim"] in words
     assert "The model is one of at most 4 that are trained" in words
     [_, *flags] = shlex.split(found["commands"][0]["command"])[1:]
-    again = json.loads(CliRunner().invoke(account, [*flags, "--json"]).stdout)
+    again = json.loads(invoke(["account", *flags, "--json"]).stdout)
     assert again["epsilon"] == exact
 
     table = write_held_out(tmp_path / "table", make_rows(3_000, seed=7))
@@ -166,7 +165,7 @@ def test_account_counts_runs_that_were_declared_together_once(
         names.append(str(write_run_folder(tmp_path / str(number), batches, **fields)))
 
     def total(*runs: str) -> tuple[float, float]:
-        done = CliRunner().invoke(account, [*runs, "--json"], catch_exceptions=False)
+        done = invoke(["account", *runs, "--json"], catch=False)
         found = json.loads(done.stdout)
         return found["epsilon"], found["delta"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from accounting import cross_check
 from accounting.core import deltas
-from accounting.core.claim import plan_of_all
+from accounting.core.claim import AUTO_CLIP, plan_of_all
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
 from accounting.core.validation import InputError
@@ -21,8 +21,9 @@ from accounting.statement import PrivacyStatement
 from accounting.trade_off import bounds
 from accounting.trade_off.bounds import TradeOff
 from pipelines.batches.folder import read_certificate
-from trainer.cli import method_flags, plan_flags
+from trainer.cli.run_or_plan import RunOrPlan
 from trainer.core.run.run_record import read_run
+from trainer.report.run_files import read_finished
 from trainer.run import privacy
 from trainer.settings import methods
 from trainer.settings.methods import DP_SGD, complete, gradients_text
@@ -39,27 +40,37 @@ class More:
       cross_check: Whether to add the epsilon of other software.
       trade_off: Whether to add error rates of membership tests.
       plot: Where to draw the trade-off; None to draw nothing.
+      relation: Neighbouring relation; None for zero-out.
+      max_examples_per_user: k of the claim; None for 1.
     """
 
     cross_check: bool = False
     trade_off: bool = False
     plot: Path | None = None
+    relation: str | None = None
+    max_examples_per_user: int | None = None
+
+    @property
+    def claim(self) -> tuple[str, int]:
+        """The requested neighbouring relation and k."""
+        count = self.max_examples_per_user
+        return self.relation or REPLACE_SPECIAL, 1 if count is None else count
 
 
-def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
+def of_run(run: Path, asked: RunOrPlan, more: More) -> Said:
     """Returns the statement of a run, as JSON and as text.
 
     Args:
       run: A folder that ``dpsgd train`` wrote.
-      flags: Flags of the command.
+      asked: Options of the command.
       more: What to add to the statement.
 
     Raises:
       InputError: the run is refused, or dp_accounting has no event for it.
     """
-    allowed = ("relation", "max_examples_per_user")
-    record, manifest = plan_flags.read_run(run, flags, allowed=allowed)
-    relation, count = _asked(flags)
+    read_finished(run)
+    record, manifest = read_run(run)
+    relation, count = more.claim
     _check_plot(more)
     if more.cross_check:
         most = max(count, privacy.count_of(manifest.dataset))
@@ -69,8 +80,8 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     statement = privacy.run_statement(
         record,
         manifest,
-        delta=flags["delta"],
-        allow_large_delta=flags["allow_large_delta"],
+        delta=asked.delta,
+        allow_large_delta=asked.allow_large_delta,
         neighboring_relation=relation,
         max_examples_per_user=count,
         certificate=read_certificate(run),
@@ -78,7 +89,7 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     return _said(statement, more)
 
 
-def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
+def of_runs(runs: Sequence[Path], asked: RunOrPlan, more: More) -> Said:
     """Returns what several runs on one table are together, as JSON and as text.
 
     Epsilons and deltas add, also where a run was chosen after results of earlier ones
@@ -90,21 +101,21 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
 
     Args:
       runs: Folders that ``dpsgd train`` wrote.
-      flags: Flags of the command.
+      asked: Options of the command.
       more: What to add to the statement of one run; nothing for several.
 
     Raises:
       InputError: a run is refused or named twice, runs share batches, the units
         differ, or the deltas add up to a large one.
     """
-    if more != More():
+    if more.cross_check or more.trade_off or more.plot is not None:
         raise InputError(
             "Expected no --cross-check, --trade-off or --plot of several runs: they "
             "are of one. Omit them, or name one run."
         )
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("Expected each run once. Omit the second.")
-    said = {str(run): of_run(run, flags, more) for run in runs}
+    said = {str(run): of_run(run, asked, more) for run in runs}
     each = {name: fields for name, (fields, _) in said.items()}
     records = [read_run(run)[0] for run in runs]
     keys = [record.key_name for record in records if record.key_name]
@@ -122,7 +133,7 @@ def of_runs(runs: Sequence[Path], flags: dict[str, Any], more: More) -> Said:
     shares = [(-(-count // key[2]), key) for key, count in declared.items()]
     epsilon = sum(times * key[0] for times, key in shares)
     delta = sum(times * key[1] for times, key in shares)
-    deltas.check(delta, allow_large=flags["allow_large_delta"])
+    deltas.check(delta, allow_large=asked.allow_large_delta)
     units = {(f["privacy_unit"], f["neighboring_relation"]) for f in each.values()}
     if len(units) > 1:
         raise InputError(
@@ -151,51 +162,52 @@ def _proven(name: str, fields: dict[str, Any]) -> float:
     return found
 
 
-def _asked(flags: dict[str, Any]) -> tuple[str, int]:
-    """Returns the requested neighbouring relation and k."""
-    count = flags["max_examples_per_user"]
-    return flags["relation"] or REPLACE_SPECIAL, 1 if count is None else count
-
-
-def of_plan(flags: dict[str, Any], more: More) -> Said:
+def of_plan(
+    asked: RunOrPlan, of_method: dict[str, Any], clip: float | None, more: More
+) -> Said:
     """Returns the statement of a plan, as JSON and as text; see `of_run`.
+
+    Args:
+      asked: Options of the command.
+      of_method: Settings of a method.
+      clip: Clip norm, which they need.
+      more: What to add to the statement.
 
     Raises:
       InputError: flags are missing or describe no plan, or dp_accounting has no event
         for it.
     """
     needed = ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta")
-    plan_flags.check_complete(flags, needed, command="account")
-    method, settings = _method(flags)
-    plan = plan_flags.plan(flags)
-    theorem = methods.theorem_of(method, settings, flags["l2_norm_clip"])
-    relation, count = _asked(flags)
+    asked.check_complete(needed, command="account")
+    method, settings = _method(of_method, clip)
+    plan = asked.plan()
+    theorem = methods.theorem_of(method, settings, AUTO_CLIP if clip is None else clip)
+    relation, count = more.claim
     _check_plot(more)
     if more.cross_check:
         cross_check.check_plan(plan, theorem, relation, count)
     statement = privacy.plan_statement(
         plan,
-        noise_multiplier=flags["noise_multiplier"],
-        l2_norm_clip=flags["l2_norm_clip"],
-        delta=flags["delta"],
+        noise_multiplier=asked.noise_multiplier,
+        l2_norm_clip=clip,
+        delta=asked.delta,
         gradients=gradients_text(method, settings),
         theorem=theorem,
-        allow_large_delta=flags["allow_large_delta"],
+        allow_large_delta=asked.allow_large_delta,
         neighboring_relation=relation,
         max_examples_per_user=count,
     )
     return _said(statement, more)
 
 
-def _method(flags: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _method(given: dict[str, Any], clip: float | None) -> tuple[str, dict[str, Any]]:
     """Returns the method whose settings are given, with all settings; else DP-SGD."""
-    given = method_flags.given(flags)
     if not given:
         return DP_SGD, {}
     first = next(iter(given))
     method = methods.owners()[first]
     settings = complete(method, given)
-    if flags["l2_norm_clip"] is None:
+    if clip is None:
         raise InputError(f"{first}={given[first]} needs --l2-norm-clip. Add it.")
     return method, settings
 

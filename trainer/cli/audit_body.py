@@ -9,26 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from accounting.auditing import audit_plot
-from accounting.cli import shared_options
+from accounting.cli.options import warn
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from accounting.plots import check_path
 from pipelines.files.progress_bars import Bars
 from trainer.auditing import COUNTED, AuditReport, audit, settings_of_run
-from trainer.cli import plan_flags
+from trainer.cli.run_or_plan import RunOrPlan
+from trainer.core.run.run_record import read_run
+from trainer.report.run_files import read_finished
 from trainer.settings.requests import AuditSettings, claimed_plan
-from trainer.settings.setting import declared
-
-#: Flags on how to audit, for a run or a plan.
-_HOW = tuple(declared(AuditSettings))
 
 
-def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> AuditReport:
+def report(settings: AuditSettings, plot: Path | None) -> AuditReport:
     """Audits, with progress bars.
 
     Args:
-      run: A folder that ``dpsgd train`` wrote; None for the plan of the flags.
-      flags: Flags of the command.
+      settings: The audit.
       plot: Where to draw the result; None to draw nothing.
 
     Raises:
@@ -36,8 +33,7 @@ def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> AuditR
     """
     if plot is not None:
         check_path(plot)
-    settings = _of_plan(flags) if run is None else _of_run(run, flags)
-    shared_options.warn(settings.delta, settings.plan.num_examples)
+    warn(settings.delta, settings.plan.num_examples)
     with Bars([COUNTED]) as bars:
         found = audit(settings, progress=bars.update)
     if plot is not None:
@@ -45,33 +41,62 @@ def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> AuditR
     return found
 
 
-def _of_run(run: Path, flags: dict[str, Any]) -> AuditSettings:
-    record, manifest = plan_flags.read_run(run, flags, allowed=_HOW)
-    names = ("delta", "allow_large_delta", *_HOW)
-    return settings_of_run(record, manifest, **{name: flags[name] for name in names})
+def of_run(run: Path, asked: RunOrPlan, how: dict[str, Any]) -> AuditSettings:
+    """Returns the audit of a run.
+
+    Args:
+      run: A folder that ``dpsgd train`` wrote.
+      asked: Options of the command.
+      how: Further arguments of `AuditSettings`.
+
+    Raises:
+      InputError: the run or a value is refused.
+    """
+    read_finished(run)
+    record, manifest = read_run(run)
+    return settings_of_run(
+        record,
+        manifest,
+        delta=asked.delta,
+        allow_large_delta=asked.allow_large_delta,
+        **how,
+    )
 
 
-def _of_plan(flags: dict[str, Any]) -> AuditSettings:
+def of_plan(
+    asked: RunOrPlan, how: dict[str, Any], epsilon: float | None, most: int | None
+) -> AuditSettings:
+    """Returns the audit of a plan.
+
+    Args:
+      asked: Options of the command.
+      how: Further arguments of `AuditSettings`.
+      epsilon: The claim, in place of noise.
+      most: Largest number of examples of a user; None for rows.
+
+    Raises:
+      InputError: an option is missing, or a value is refused.
+    """
     needed = ("sampler", "num_examples", "batch_size", "delta")
-    plan_flags.check_complete(flags, needed, command="audit")
-    if (flags["noise_multiplier"] is None) == (flags["epsilon"] is None):
+    asked.check_complete(needed, command="audit")
+    if (asked.noise_multiplier is None) == (epsilon is None):
         raise InputError("Expected exactly one of --noise-multiplier and --epsilon.")
-    plan = plan_flags.plan(flags)
-    noise, count = flags["noise_multiplier"], flags["max_examples_per_user"]
-    count = 1 if count is None else count
+    plan, noise = asked.plan(), asked.noise_multiplier
+    count = 1 if most is None else most
+    assert asked.delta is not None
     if noise is None:
+        assert epsilon is not None
         noise = accountant.noise_multiplier(
-            claimed_plan(plan, flags["claim"]),
-            epsilon=flags["epsilon"],
-            delta=flags["delta"],
+            claimed_plan(plan, how["claim"]),
+            epsilon=epsilon,
+            delta=asked.delta,
             max_examples_per_user=count,
         ).guarantee
-    how = {name: flags[name] for name in _HOW}
     return AuditSettings(
         plan=plan,
         noise_multiplier=noise,
-        delta=flags["delta"],
+        delta=asked.delta,
         max_examples_per_user=count,
-        bounded=flags["max_examples_per_user"] is not None,
+        bounded=most is not None,
         **how,
     )

@@ -1,128 +1,166 @@
-"""``dpsgd train`` and ``dpsgd account``: their flags, and the request of ``train``."""
+"""``dpsgd train`` and ``dpsgd account``."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import pathlib
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+from cyclopts import Parameter
 
-from accounting.cli import paths, shared_options
-from accounting.cli.grouped import Grouped, Option
-from accounting.core.validation import InputError
+from accounting.cli.command import names_of, of_fields, parse, resolved
+from accounting.cli.options import (
+    Config,
+    Json,
+    LocalPath,
+    Place,
+    Plot,
+    Relation,
+    check_delta,
+    warn,
+)
+from accounting.core.settings import OUTPUT, RARE, REQUIRED, Field, OfPrivacy
 from pipelines.files.paths import absolute, is_remote
 from trainer.claims.workers import launch
 from trainer.claims.workers.launch import DEFAULT_TIMEOUT
-from trainer.cli import method_flags, plan_flags, run_flags, setting_flags
 from trainer.cli.metrics_text import metrics_text
+from trainer.cli.run_or_plan import RunOrPlan
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
 from trainer.report.run_files import PRIVACY_TEXT_NAME
+from trainer.settings import methods
+from trainer.settings.groups import MODEL, code
 from trainer.settings.requests import Request
-from trainer.settings.setting import GROUPS
-from trainer.settings.train_settings import (
-    TrainSettings,
-)
+from trainer.settings.train_settings import AUTO_LOSS, LOSSES, TrainSettings
 
 if TYPE_CHECKING:  # imports TensorFlow
     from trainer.run.preflight import Checked
     from trainer.train import Summary
 
 
-def _place(option: Option) -> int:
-    return GROUPS.index(option.group) if option.group in GROUPS else len(GROUPS)
+@resolved
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions(TrainSettings):
+    """Settings as the command line gives them, checked beside those of the method."""
 
+    loss: Annotated[str, code("loss", AUTO_LOSS, *LOSSES), MODEL] = AUTO_LOSS
 
-class _Train(Grouped):
-    """A command with all settings of training."""
+    def __post_init__(self) -> None:
+        """Leaves the checks to `settings`."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns all parameters, with those of the settings after the required ones.
+    def settings(self, of_method: dict[str, str]) -> TrainSettings:
+        """Returns the settings of a run.
+
+        Args:
+          of_method: Settings of the method, as texts.
 
         Raises:
-          InputError: a setting of a method has the name of another option.
+          InputError: a setting is refused.
         """
-        params = super().get_params(ctx)
-        own = method_flags.every_option()
-        made = [*setting_flags.options_of(TrainSettings, Request), *own]
-        method_flags.apart(own, [*params, *made[: -len(own)]])
-        return [*params, *sorted(made, key=_place)]
+        names = [field.name for field in dataclasses.fields(TrainSettings)]
+        given = {name: getattr(self, name) for name in names}
+        given["method_settings"] = methods.of_texts(of_method, lambda: names_of(train))
+        return TrainSettings(**given)
 
 
-@click.command(name="train", cls=_Train)
-@run_flags.batches(
-    type=paths.FOLDER_OR_URL,
-    help="Folder that `dpsgd batches` wrote, here or in a store: s3:// and such, with "
-    "the client's own settings from the environment.",
-)
-@run_flags.held_out(
-    required=False,
-    help="Held-out examples: Parquet (a folder, a file or a quoted glob) with the "
-    "columns of the batches, such as a split of `dpsgd prepare`.  Their metrics are "
-    "published without protection, so none may be a training example.  Files that the "
-    "batches were sampled from are refused; copies of training rows are not detected.  "
-    "Without it nothing is evaluated: see `dpsgd evaluate`.",
-)
-@click.option(
-    "--out",
-    type=paths.FOLDER_OR_URL,
-    required=True,
-    help="New folder, here or in a store, or of this run, interrupted.",
-)
-@setting_flags.config()
-@click.option(
-    "--worker-timeout",
-    type=float,
-    default=DEFAULT_TIMEOUT,
-    show_default=True,
-    help="Seconds that a worker waits for the other workers of `mpiexec`; must exceed "
-    "the time of an evaluation.",
-)
-@shared_options.as_json
-def train_command(**flags: Any) -> None:
+def train(
+    *,
+    batches: Annotated[Place, Parameter(group=REQUIRED)],
+    out: Annotated[Place, Parameter(group=REQUIRED)],
+    held_out: Annotated[LocalPath | None, Parameter(name="--eval")] = None,
+    options: Annotated[TrainOptions, of_fields] = TrainOptions(),
+    batches_used_before: Annotated[bool, OfPrivacy, RARE] = False,
+    checkpoint_every: Annotated[
+        int | None, Field(ge=1), Parameter(group=OUTPUT), RARE
+    ] = None,
+    worker_timeout: Annotated[float, RARE] = DEFAULT_TIMEOUT,
+    config: Config = None,
+    as_json: Json = False,
+    **of_method: str,
+) -> None:
     """Train on batches with DP-SGD; evaluate, export, and state epsilon.
 
-    At the end it prints the metrics and the claim; `dpsgd account` prints the whole
-    privacy statement.
-
     An interrupted run goes on from its last checkpoint when you give the same command
-    again.  Under `mpiexec -n 3
-    dpsgd train ...`, three workers share each step, with the same results as one.
+    again.  Under `mpiexec -n 3 dpsgd train ...`, three workers share each step, with
+    the same results as one.  All other settings: docs/command_line.md.
 
-    \b
-    Your own model (--model my_model:linear) is a Keras model:
-      def linear(manifest):                           # in my_model.py, here
-          x = keras.Input((13,), name="integers")  # as the column of the batches
-          return keras.Model(x, keras.layers.Dense(1)(x))  # a logit of `label`
-
-    \b
-    Examples, for DP-SGD and for ModelMix:
+    For example, for DP-SGD and for ModelMix:
       dpsgd train --batches batches --eval data/test --out run \\
           --epsilon 3 --delta 1e-7
       dpsgd train --batches batches --eval data/test --out mixed-run \\
           --epsilon 3 --delta 1e-7 --l2-norm-clip 10 --optimizer sgd \\
           --method model-mix --mix-width 0.15 --linf-factor 100
+
+    Args:
+      batches: Folder that `dpsgd batches` wrote, here or in a store.  Of a store
+        (s3:// and such) the client's own settings are read from the environment.
+      out: New folder, or of this run, interrupted.  Here or in a store.
+      held_out: Held-out examples, as Parquet.  They have the columns of the batches,
+        such as a split of `dpsgd prepare`.  Their metrics are published without
+        protection, so none may be a training example.  Without it nothing is evaluated:
+        see `dpsgd evaluate`.
+      batches_used_before: Accept batches that another private run has used.  Nothing is
+        proven for both runs together, and the privacy statement says so.
+      checkpoint_every: Steps between checkpoints.  [default: one per minute]
+      worker_timeout: Seconds that a worker waits for the other workers of `mpiexec`;
+        must exceed the time of an evaluation.
+      of_method: Of the method, such as --bam-radius 0.01.  bam has --bam-radius and
+        --bam-variant; dp-sat has --sat-radius; model-mix has --mix-width and
+        --linf-factor.
     """
-    as_json = flags.pop("as_json")
-    workers = launch.of_this_process(flags.pop("worker_timeout"))
-    with launch.ending_together(workers), _folder_here(flags):
-        request = workers.together(lambda: _request(flags))
+    del config  # read before
+    workers = launch.of_this_process(worker_timeout)
+    with launch.ending_together(workers), _folder_here(out) as places:
+
+        def request() -> Request:
+            return Request(
+                settings=options.settings(of_method),
+                batches=batches,
+                held_out=held_out,
+                batches_used_before=batches_used_before,
+                checkpoint_every=checkpoint_every,
+                **places,
+            )
+
+        asked = workers.together(request)
         if not workers.is_chief:
-            _help_chief(request, workers)
+            _help_chief(asked, workers)
             return
-        summary = _train(request, workers)
+        summary = _train(asked, workers)
     if as_json:
-        click.echo(json.dumps(summary.to_json(), indent=2))
+        print(json.dumps(summary.to_json(), indent=2))
         return
     if summary.metrics:
-        click.echo(metrics_text(summary.metrics))
-    click.echo(_in_short(summary))
-    click.echo(f"results in {summary.run}")
+        print(metrics_text(summary.metrics))
+    print(_in_short(summary))
+    print(f"results in {summary.run}")
+
+
+def train_request(tokens: Sequence[str], **changes: Any) -> Request:
+    """Returns the request that ``dpsgd train`` makes.
+
+    Args:
+      tokens: Arguments of its command line.
+      **changes: Settings that are not among ``tokens``, by field.
+
+    Raises:
+      InputError: the command would refuse the options before it reads any file.
+    """
+    given = parse(train, ["--batches=.", "--out=.", *tokens])
+    options = dataclasses.replace(given["options"], **changes)
+    return Request(
+        settings=options.settings(given.get("of_method", {})),
+        batches=given["batches"],
+        held_out=given["held_out"],
+        run=pathlib.Path(given["out"]),
+        batches_used_before=given["batches_used_before"],
+        checkpoint_every=given["checkpoint_every"],
+    )
 
 
 def _in_short(summary: Summary) -> str:
@@ -141,14 +179,13 @@ def _in_short(summary: Summary) -> str:
 
 
 @contextlib.contextmanager
-def _folder_here(flags: dict[str, Any]) -> Iterator[None]:
-    """Names a temporary folder for a run whose folder is in a store."""
-    if not is_remote(flags["out"]):
-        yield
+def _folder_here(out: pathlib.Path | str) -> Iterator[dict[str, Any]]:
+    """Returns the folder of a run, a temporary one if it is kept in a store."""
+    if not is_remote(out):
+        yield {"run": out}
         return
     with tempfile.TemporaryDirectory(prefix="dpsgd-run-") as folder:
-        flags |= {"store": absolute(flags["out"]), "out": Path(folder)}
-        yield
+        yield {"store": absolute(out), "run": pathlib.Path(folder)}
 
 
 def _train(request: Request, workers: Workers) -> Summary:
@@ -161,9 +198,7 @@ def _train(request: Request, workers: Workers) -> Summary:
 
     with Terminal() as reporter:
         checked = workers.together(fetched_and_checked)
-        shared_options.warn(
-            request.settings.target_delta, checked.manifest.plan.num_examples
-        )
+        warn(request.settings.target_delta, checked.manifest.plan.num_examples)
         # TensorFlow takes seconds to load, so the request is checked before.
         reporter.say("loading TensorFlow")
         from trainer.train import run_checked
@@ -180,66 +215,17 @@ def _help_chief(request: Request, workers: Workers) -> None:
     help_chief(checked, workers)
 
 
-def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
-    """Returns the request that ``dpsgd train`` makes.
-
-    Args:
-      arguments: Arguments of its command line.
-      **set_here: Values of flags that are not among ``arguments``, by parameter.
-
-    Raises:
-      InputError: the command would refuse the flags before it reads any file.
-    """
-    try:
-        flags = train_command.make_context(
-            "train", list(arguments), default_map=set_here
-        ).params
-    except click.ClickException as error:
-        raise InputError(error.format_message()) from None
-    return _request(flags)
-
-
-def _request(flags: dict[str, Any]) -> Request:
-    settings = setting_flags.take(flags, TrainSettings)
-    return Request(
-        settings=TrainSettings(
-            **settings,
-            method=flags["method"],
-            method_settings=method_flags.take(flags),
-        ),
-        **setting_flags.take(flags, Request),
-        batches=flags["batches"],
-        held_out=flags["eval"],
-        run=flags["out"],
-        store=flags.get("store"),
-    )
-
-
-@click.command(name="account", cls=method_flags.AccountsForMethods)
-@click.argument("runs", type=paths.PATH, nargs=-1, metavar="[RUN]...")
-@plan_flags.options
-@shared_options.l2_norm_clip("Required with settings of a method.")
-@shared_options.max_examples_per_user("State epsilon for users with at most this many.")
-@shared_options.relation("Neighbouring relation.  [default: zero-out]")
-@click.option(
-    "--cross-check",
-    is_flag=True,
-    help="Also state the epsilon by dp_accounting, and the event it is of.",
-)
-@click.option(
-    "--trade-off",
-    is_flag=True,
-    help="Also bound the error rates of membership tests.",
-)
-@shared_options.plot("Also draw the trade-off, such as to a.png.")
-@shared_options.as_json
 def account(
-    runs: tuple[Path, ...],
-    as_json: bool,
-    cross_check: bool,
-    trade_off: bool,
-    plot: Path | None,
-    **flags: Any,
+    *runs: LocalPath,
+    asked: Annotated[RunOrPlan, of_fields] = RunOrPlan(),
+    l2_norm_clip: Annotated[float | None, RARE] = None,
+    max_examples_per_user: Annotated[int | None, OfPrivacy] = None,
+    relation: Annotated[Relation | None, RARE] = None,
+    cross_check: bool = False,
+    trade_off: bool = False,
+    plot: Plot = None,
+    as_json: Json = False,
+    **of_method: str,
 ) -> None:
     """State the epsilon of a run from its record, or that of a plan.
 
@@ -247,20 +233,40 @@ def account(
     from earlier ones, for a total that was fixed before the first: epsilons and deltas
     add, and runs that were declared together by --of-runs count once.
 
-    \b
-    Examples, for a run, for two, and for a plan:
+    For example, for a run, for two, and for a plan:
       dpsgd account run
       dpsgd account run-1 run-2
       dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
           --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check
+
+    Args:
+      runs: Folders that `dpsgd train` wrote.
+      l2_norm_clip: Required with settings of a method.
+      max_examples_per_user: State epsilon for users with at most this many.
+      relation: Neighbouring relation.  [default: zero-out]
+      cross_check: Also state the epsilon by dp_accounting, and the event it is of.
+      trade_off: Also bound the error rates of membership tests.
+      plot: Also draw the trade-off, such as to a.png.
+      of_method: Settings of a method with an accounting of its own: --mix-width,
+        --linf-factor.
     """
+    check_delta(asked.delta, asked.allow_large_delta)
     from trainer.cli import account_body
 
-    more = account_body.More(cross_check=cross_check, trade_off=trade_off, plot=plot)
+    more = account_body.More(
+        cross_check=cross_check,
+        trade_off=trade_off,
+        plot=plot,
+        relation=relation,
+        max_examples_per_user=max_examples_per_user,
+    )
     if not runs:
-        fields, text = account_body.of_plan(flags, more)
-    elif len(runs) == 1:
-        fields, text = account_body.of_run(runs[0], flags, more)
+        of_texts = methods.of_texts(of_method, lambda: names_of(account))
+        fields, text = account_body.of_plan(asked, of_texts, l2_norm_clip, more)
     else:
-        fields, text = account_body.of_runs(runs, flags, more)
-    click.echo(json.dumps(fields, indent=2) if as_json else text)
+        asked.refuse_plan(l2_norm_clip=l2_norm_clip, **of_method)
+        if len(runs) == 1:
+            fields, text = account_body.of_run(runs[0], asked, more)
+        else:
+            fields, text = account_body.of_runs(runs, asked, more)
+    print(json.dumps(fields, indent=2) if as_json else text)

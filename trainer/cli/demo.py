@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import pathlib
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-import click
-
-from accounting.cli import paths, shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.options import (
+    AllowLargeDelta,
+    LocalText,
+    check_delta,
+    delta_options,
+)
+from accounting.core.settings import OfPrivacy
 from accounting.core.validation import InputError, check_float, check_int
 from trainer.cli.stages import run as run_stage
 
@@ -25,7 +27,7 @@ _LEAST_ROWS = 50_000
 
 
 def stages(
-    out: pathlib.Path, rows: int, epsilon: float, flags: Mapping[str, Any]
+    out: pathlib.Path, rows: int, epsilon: float, delta: float, allow_large: bool
 ) -> list[tuple[str, list[str]]]:
     """Returns (description, arguments of ``dpsgd``) of every stage, in order.
 
@@ -33,11 +35,12 @@ def stages(
       out: Folder of the demo.
       rows: Number of synthetic rows.
       epsilon: Target epsilon of training.
-      flags: Delta, and whether a large one is allowed.
+      delta: Delta of training.
+      allow_large: Whether a large delta is allowed.
     """
     num_train = rows * 8 // 10
     batch_size = max(64, num_train // 195)
-    target = [f"--epsilon={epsilon:g}", *shared_options.arguments(flags)]
+    target = [f"--epsilon={epsilon:g}", *delta_options(delta, allow_large)]
     sampling = [f"--batch-size={batch_size}", "--epochs=3"]
     train = [f"--batches={out}/batches", f"--eval={out}/data/test", *_MODEL]
     plan = [f"--num-examples={num_train}", *sampling, *target]
@@ -62,7 +65,7 @@ def stages(
             "--ema-decay=0.99", "--keep-last=10",
         ]),
         ("state the epsilon of what was executed", [
-            "account", f"{out}/dp-sgd", *shared_options.allowance(flags),
+            "account", f"{out}/dp-sgd", *delta_options(None, allow_large),
         ]),
         ("write a report page to share", [
             "report", f"{out}/dp-sgd", f"--out={out}/report.html",
@@ -129,42 +132,43 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
         (name, f"{result[key]['auc']:.4f}", f"{result[key]['log_loss']:.4f}")
         for name, key in (("DP-SGD", "private"), ("without privacy", "non_private"))
     ]
-    click.echo()
+    print()
     title, headings = "Test split of the synthetic logs", ("model", "AUC", "log loss")
     report.print_table(title, headings, rows, left=(0,))
-    click.echo("\n".join(_notes(result)))
-    click.echo(result["statement"].splitlines()[0])
-    click.echo(f"both models side by side: {out}/report.md")
-    click.echo(f"report: {out}/report.html, to open in a browser  ({seconds:.0f} s)")
+    print("\n".join(_notes(result)))
+    print(result["statement"].splitlines()[0])
+    print(f"both models side by side: {out}/report.md")
+    print(f"report: {out}/report.html, to open in a browser  ({seconds:.0f} s)")
 
 
-@click.command(cls=Grouped)
-@click.option(
-    "--out",
-    type=paths.TEXT,
-    default="demo",
-    show_default=True,
-    help="New or empty folder.",
-)
-@click.option(
-    "--rows", default=250_000, show_default=True, help="Number of synthetic rows."
-)
-@shared_options.epsilon("Target epsilon of training.", default=3.0, show_default=True)
-@shared_options.delta("[default: 0.1 / training rows]")
-def demo(out: str, rows: int, epsilon: float, **flags: Any) -> None:
+def demo(
+    *,
+    out: LocalText = "demo",
+    rows: int = 250_000,
+    epsilon: Annotated[float, OfPrivacy] = 3.0,
+    delta: Annotated[float | None, OfPrivacy] = None,
+    allow_large_delta: AllowLargeDelta = False,
+) -> None:
     """Runs the whole path on synthetic data: text, batches, models, epsilon, report.
 
     Takes a few minutes.  Each stage prints its command, which you can also run
     yourself.  The demo itself needs a new folder each time.
 
-    \b
-    Example:
-      dpsgd demo --out demo
+    For example:
+      dpsgd demo
+      dpsgd demo --out demo-of-a-million --rows 1000000
+
+    Args:
+      out: New or empty folder.
+      rows: Number of synthetic rows.
+      epsilon: Target epsilon of training.
+      delta: Delta of training.  [default: 0.1 / training rows]
     """
+    check_delta(delta, allow_large_delta)
     check_int("rows", rows, at_least=_LEAST_ROWS)
     check_float("epsilon", epsilon, above=0)
-    if flags["delta"] is None:
-        flags["delta"] = 0.1 / (rows * 8 // 10)
+    if delta is None:
+        delta = 0.1 / (rows * 8 // 10)
     root = pathlib.Path(out)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise InputError(
@@ -173,7 +177,7 @@ def demo(out: str, rows: int, epsilon: float, **flags: Any) -> None:
         )
     root.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    todo = stages(root, rows, epsilon, flags)
+    todo = stages(root, rows, epsilon, delta, allow_large_delta)
     for number, (title, arguments) in enumerate(todo, start=1):
         run_stage(number, len(todo), title, arguments)
     result = summary(root)

@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from cyclopts import Parameter
 
-from accounting.cli import paths, shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.options import AllowLargeDelta, Json, LocalPath, check_delta
+from accounting.core.settings import OfPrivacy
 
 
-@click.command(cls=Grouped)
-@click.argument("run", type=paths.PATH)
-@click.option(
-    "--out",
-    type=paths.PATH,
-    default="report.html",
-    show_default=True,
-    help="The HTML file to write.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option(
-    "--title",
-    help="Title of the page.  [default: the name of the run's folder]",
-)
-@click.option(
-    "--together",
-    default="",
-    metavar="CLAIM",
-    help="Claim of all that was released with the run, such as that of `dpsgd fit`.",
-)
-@click.option(
-    "--audit",
-    type=paths.FILE,
-    help="Include an audit of the run: the output of `dpsgd audit RUN --json`.",
-)
-@shared_options.delta("By default the one the run was trained for.")
-@shared_options.as_json
 def report(
-    run: pathlib.Path,
-    out: pathlib.Path,
-    force: bool,
-    as_json: bool,
-    **options: Any,
+    run: LocalPath,
+    /,
+    *,
+    out: LocalPath = pathlib.Path("report.html"),
+    force: bool = False,
+    title: str | None = None,
+    together: Annotated[str, Parameter(metavar="CLAIM")] = "",
+    audit: LocalPath | None = None,
+    delta: Annotated[float | None, OfPrivacy] = None,
+    allow_large_delta: AllowLargeDelta = False,
+    as_json: Json = False,
 ) -> None:
     """Write one HTML page about a run, to show to others.
 
@@ -54,18 +33,35 @@ def report(
 
     With --json the same facts go to standard output, and no page is written.
 
-    \b
-    Examples, with a title, and with an audit:
+    For example, with a title, and with an audit:
       dpsgd report run --title "Who clicks? Model of May 2026"
       dpsgd audit run --json > audit.json
       dpsgd report run --audit audit.json --out audited.html
+
+    Args:
+      run: Folder that `dpsgd train` wrote.
+      out: The HTML file to write.
+      force: Replace an existing file.
+      title: Title of the page.  [default: the name of the run's folder]
+      together: Claim of all that was released with the run, such as that of `dpsgd
+        fit`.
+      audit: Include an audit of the run: the output of `dpsgd audit RUN --json`.
+      delta: By default the one the run was trained for.
     """
+    check_delta(delta, allow_large_delta)
+    options: dict[str, Any] = {
+        "title": title,
+        "together": together,
+        "audit": audit,
+        "delta": delta,
+        "allow_large_delta": allow_large_delta,
+    }
     if as_json:
         from trainer.html_report.facts import collect
 
-        click.echo(json.dumps(collect(run, **options), indent=2))
+        print(json.dumps(collect(run, **options), indent=2))
         return
     from trainer.html_report.page import write_report
 
     write_report(run, out, overwrite=force, **options)
-    click.echo(f"report: {out}")
+    print(f"report: {out}")

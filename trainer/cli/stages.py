@@ -10,8 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-import click
-
 from accounting.core.validation import InputError
 
 
@@ -37,8 +35,9 @@ def run(
     Raises:
       InputError: the command failed; its message was printed.
     """
-    click.secho(f"\n[{number}/{total}] {title}", bold=True, err=aside)
-    click.echo(f"$ dpsgd {shlex.join(arguments)}", err=aside)
+    place = sys.stderr if aside else sys.stdout
+    print(f"\n[{number}/{total}] {title}", file=place)
+    print(f"$ dpsgd {shlex.join(arguments)}", file=place, flush=True)
     command = [sys.executable, "-m", "dpsgd", *arguments]
     stdout = sys.stderr if aside else None
     status = subprocess.run(command, check=False, stdout=stdout).returncode

@@ -10,16 +10,13 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Any
+from typing import Annotated, Any
 
-from accounting.core.validation import InputError, check_float, check_int
-from trainer.settings.setting import (
-    AVERAGES,
-    check_code,
-    check_declared,
-    setting,
-)
+from cyclopts import Parameter
+
+from accounting.core.settings import RARE, RECORDED, Field, check_fields, choice
+from accounting.core.validation import InputError, check_int
+from trainer.settings.groups import AVERAGES, code
 
 #: While training: exponential moving average, uniform tail average, and a user's
 #: function of the same last iterates.
@@ -50,7 +47,9 @@ MEANINGS = {
     OMV: "majority vote",
 }
 
-average = functools.partial(setting, group=AVERAGES)
+_K = Parameter(metavar="K")
+_Exported = Annotated[str, choice("export", *PAST_WEIGHT_AVERAGES)]
+_FUNCTION = Parameter(metavar="MODULE:FUNCTION")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,8 @@ class AggregationSettings:
     """Averages of the iterates of a run.  All public.
 
     Attributes:
-      ema_decay: Average the weights while training with this decay, such as 0.999: an
-        exponential moving average with warm-up.  Costs no privacy, like all averages
+      ema_decay: Average the weights while training, as by 0.999.  An exponential moving
+        average with warm-up.  Costs no privacy, like all averages
         here.
       tail: Average the weights of the last K steps while training; needs K+2 copies of
         them in memory and in checkpoints.
@@ -69,8 +68,8 @@ class AggregationSettings:
       train_over: Start each step at this average instead of at the last weights.
       aggregate_from: First step that starts at the average.  [default: 0]
       evaluate_averages: Also evaluate these averages at every point of OUT/curve.json.
-      keep_last: Keep K iterates in OUT/iterates, and evaluate averages of their weights
-        and of their predictions.
+      keep_last: Keep K iterates, and evaluate averages of them.  They are in
+        OUT/iterates; averages are of their weights and of their predictions.
       keep_every: Steps between kept iterates, of which the last is the final one.
         [default: spread over the second half of the run]
       keep_decay: Decay per iterate of the moving average over kept iterates.
@@ -79,20 +78,34 @@ class AggregationSettings:
       export: Also export this average of kept weights; may be repeated.
     """
 
-    ema_decay: float | None = average(None, at_least=0, below=1, recorded=True)
-    tail: int | None = average(None, metavar="K", at_least=1)
-    aggregate: str | None = average(None, metavar="MODULE:FUNCTION", check=check_code)
-    train_over: str | None = average(None, choices=TRAINING_AVERAGES)
-    aggregate_from: int | None = average(None, metavar="TAU", at_least=0)
-    evaluate_averages: bool = average(False)
-    keep_last: int | None = average(None, metavar="K", at_least=1)
-    keep_every: int | None = average(None, metavar="S", at_least=1)
-    keep_decay: float = average(0.9, at_least=0, below=1)
-    uncertainty: float | None = average(None, metavar="LEVEL")
-    export: tuple[str, ...] = average((), choices=PAST_WEIGHT_AVERAGES)
+    ema_decay: Annotated[float | None, Field(ge=0, lt=1), RECORDED, AVERAGES] = None
+    tail: Annotated[int | None, Field(ge=1), AVERAGES, RARE, _K] = None
+    aggregate: Annotated[str | None, code("aggregate"), AVERAGES, RARE, _FUNCTION] = (
+        None
+    )
+    train_over: Annotated[
+        str | None, choice("train_over", *TRAINING_AVERAGES), AVERAGES, RARE
+    ] = None
+    aggregate_from: Annotated[
+        int | None, Field(ge=0), AVERAGES, RARE, Parameter(metavar="TAU")
+    ] = None
+    evaluate_averages: Annotated[bool, AVERAGES, RARE] = False
+    keep_last: Annotated[int | None, Field(ge=1), AVERAGES, _K] = None
+    keep_every: Annotated[
+        int | None, Field(ge=1), AVERAGES, RARE, Parameter(metavar="S")
+    ] = None
+    keep_decay: Annotated[float, Field(ge=0, lt=1), AVERAGES, RARE] = 0.9
+    uncertainty: Annotated[
+        float | None, Field(gt=0, lt=1), AVERAGES, RARE, Parameter(metavar="LEVEL")
+    ] = None
+    export: Annotated[
+        tuple[Annotated[str, choice("export", *PAST_WEIGHT_AVERAGES)], ...],
+        AVERAGES,
+        RARE,
+    ] = ()
 
     def __post_init__(self) -> None:
-        check_declared(self)
+        check_fields(self)
         self._check_aggregate()
         self._check_train_over()
         self._check_past()
@@ -150,7 +163,6 @@ class AggregationSettings:
                     "Add --keep-last."
                 )
         if self.uncertainty is not None and self.keep_last is not None:
-            check_float("uncertainty", self.uncertainty, above=0, below=1)
             # One iterate has no variance.
             check_int("keep_last", self.keep_last, at_least=2)
 

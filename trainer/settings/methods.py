@@ -49,14 +49,27 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+from cyclopts import Parameter
+from pydantic import SkipValidation
 
 from accounting.core.claim import AUTO_CLIP
-from accounting.core.validation import InputError, check_choice
+from accounting.core.settings import (
+    Field,
+    Settings,
+    annotated_fields,
+    checked,
+    choice,
+    one_of,
+)
+from accounting.core.validation import InputError, check_choice, did_you_mean
 from trainer.core import claims
 from trainer.core.claims import NON_PRIVATE as NON_PRIVATE
-from trainer.settings.setting import Setting as Setting
+from trainer.settings.groups import TRAINING
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
@@ -93,25 +106,23 @@ class Method:
     """A training method.  To ask for an attribute that is None is an InputError.
 
     Attributes:
-      summary: A few words for the help of ``--method``.
       hooks: Returns its `trainer.methods.registry.Hooks`; loads TensorFlow.
       whole_tables: Settings -> why a step reads whole embedding tables; None if it
         reads only its examples' rows.
       accounting: Its accounting; `as_dp_sgd` if it releases noisy sums.
       sentence: Its settings -> what is clipped, in words: a function of one example
         and of earlier releases.
-      settings: Its own settings, by name.
+      settings: A dataclass of its own settings; see `accounting.core.settings`.
       claim: Name of what its privacy relies on besides the core; None for nothing, as
         of the core's own methods alone.
       check: Raises an InputError for settings of a run that it does not support.
     """
 
-    summary: str
     hooks: Callable[[], Any]
     whole_tables: Callable[[TrainSettings], str | None]
     accounting: Accounting | None = None
     sentence: Callable[[Mapping[str, Any]], str] | None = None
-    settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    settings: type = Settings
     claim: str | None = claims.OTHER_METHOD
     check: Callable[[TrainSettings], None] = lambda settings: None
 
@@ -148,11 +159,11 @@ def register(name: str, method: Method) -> None:
             f"Expected claim=None of method={name!r} to be a name: the core does not "
             f"vouch for it. Omit it, for {claims.OTHER_METHOD!r}."
         )
-    for own in method.settings:
-        if own in owners() or not own.isidentifier():
+    for own in settings_of(method):
+        if own in owners():
             raise InputError(
-                f"Expected setting {own!r} of method={name!r} to be an identifier that "
-                "no other method's setting has. Take another name."
+                f"Expected setting {own!r} of method={name!r} to be a name that no "
+                "other method's setting has. Take another name."
             )
     _ENTRIES[name] = method
 
@@ -169,13 +180,40 @@ def with_dp_sgd_accounting() -> tuple[str, ...]:
 
 def owners() -> dict[str, str]:
     """Returns the mapping from every setting to its method."""
-    return {own: name for name, method in _ENTRIES.items() for own in method.settings}
+    return {
+        own: name for name, method in _ENTRIES.items() for own in settings_of(method)
+    }
 
 
-def own_settings() -> Iterator[tuple[str, Setting]]:
-    """Yields the settings of all methods, by name."""
-    for method in _ENTRIES.values():
-        yield from method.settings.items()
+def settings_of(method: Method) -> dict[str, Any]:
+    """Returns the annotations of the method's own settings, by name."""
+    return {} if method.settings is Settings else annotated_fields(method.settings)
+
+
+def of_texts(
+    given: Mapping[str, str], options: Callable[[], Iterable[str]]
+) -> dict[str, Any]:
+    """Returns the values of settings of methods that the command line gives as texts.
+
+    Args:
+      given: Texts by name.
+      options: Returns the other options of the command, for a suggestion.
+
+    Raises:
+      InputError: no method has a setting, or its value is refused.
+    """
+    found = {}
+    for option, text in given.items():
+        name = option.replace("-", "_")
+        if name not in (known := owners()):
+            flags = [f"--{own.replace('_', '-')}" for own in known]
+            raise InputError(
+                f"Unknown option --{option.replace('_', '-')}. See --help."
+                f"{did_you_mean(option, [*options(), *flags])}"
+            )
+        hint = settings_of(get(known[name]))[name]
+        found[name] = checked(name, text, pydantic.TypeAdapter(hint).validate_strings)
+    return found
 
 
 def get(name: str) -> Method:
@@ -235,7 +273,6 @@ def _reads_rows(settings: TrainSettings) -> None:
 register(
     DP_SGD,
     Method(
-        summary="gradients at the weights",
         hooks=_load("trainer.methods.registry:DP_SGD_HOOKS"),
         whole_tables=_reads_rows,
         accounting=as_dp_sgd,
@@ -246,6 +283,20 @@ register(
 
 
 # -- BAM -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BamSettings(Settings):
+    """Settings of BAM.
+
+    Attributes:
+      bam_radius: Distance that bam moves the weights, 0.005 to 0.02 in the paper.
+      bam_variant: sam (default): a second gradient; hvp: exact and slower, by Hessian
+        products.
+    """
+
+    bam_radius: Annotated[float, Field(ge=0), "Published runs use 0.005 to 0.02."]
+    bam_variant: Annotated[str, choice("bam_variant", *BAM_VARIANTS)] = BAM_SAM
 
 
 def _bam_sentence(settings: Mapping[str, Any]) -> str:
@@ -270,33 +321,28 @@ def _bam_tables(settings: TrainSettings) -> str | None:
 register(
     "bam",
     Method(
-        summary="at weights moved along each example's gradient, at the same epsilon",
         hooks=_load("trainer.claims.bam:HOOKS"),
         whole_tables=_bam_tables,
         accounting=as_dp_sgd,
         sentence=_bam_sentence,
         claim=claims.MOVED_WEIGHTS,
-        settings={
-            "bam_radius": Setting(
-                kind=float,
-                metavar="LAMBDA",
-                help="Distance that bam moves the weights, 0.005 to 0.02 in the paper.",
-                at_least=0,
-                needed="Published runs use 0.005 to 0.02.",
-            ),
-            "bam_variant": Setting(
-                kind=str,
-                help="Of bam.  sam (default): a second gradient; hvp: exact and "
-                "slower, by Hessian products.",
-                choices=BAM_VARIANTS,
-                default=BAM_SAM,
-            ),
-        },
+        settings=BamSettings,
     ),
 )
 
 
 # -- DP-SAT ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SatSettings(Settings):
+    """Settings of DP-SAT.
+
+    Attributes:
+      sat_radius: Distance that dp-sat moves the weights, 0.03 to 0.086 in the papers.
+    """
+
+    sat_radius: Annotated[float, Field(ge=0), "Published runs use 0.03 to 0.086."]
 
 
 def _sat_sentence(settings: Mapping[str, Any]) -> str:
@@ -309,27 +355,38 @@ def _sat_sentence(settings: Mapping[str, Any]) -> str:
 register(
     "dp-sat",
     Method(
-        summary="at weights moved along the last noisy gradient, at the same epsilon",
         hooks=_load("trainer.claims.dp_sat:HOOKS"),
         whole_tables=lambda settings: "--method dp-sat moves every row at every step",
         accounting=as_dp_sgd,
         sentence=_sat_sentence,
         claim=claims.RELEASED_MOVES,
-        settings={
-            "sat_radius": Setting(
-                kind=float,
-                metavar="RHO",
-                help="Distance that dp-sat moves the weights, 0.03 to 0.086 in the "
-                "papers.",
-                at_least=0,
-                needed="Published runs use 0.03 to 0.086.",
-            ),
-        },
+        settings=SatSettings,
     ),
 )
 
 
 # -- ModelMix --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixSettings(Settings):
+    """Settings of ModelMix.
+
+    Attributes:
+      mix_width: Least distance, in each coordinate, of the two iterates that model-mix
+        mixes, over the learning rate.  Compare it with a mean gradient, clip norm over
+        batch size: 0.05 to 0.15 in the paper, at clip norm 20 and batch size 1,500.
+      linf_factor: Clip each coordinate of one example's gradient to the clip norm over
+        the root of this number.  100 in the paper; 1 (default) has no effect.
+    """
+
+    mix_width: Annotated[
+        float,
+        Field(gt=0),
+        "It is compared with a mean gradient: published runs use 0.05 to 0.15 at a "
+        "clip norm of 20 and 1,500 expected examples.",
+    ]
+    linf_factor: Annotated[int, Field(ge=1)] = 1
 
 
 def _check_mixing(settings: TrainSettings) -> None:
@@ -372,7 +429,6 @@ def _mixing(
 register(
     "model-mix",
     Method(
-        summary="hidden mixing of iterates, for less Gaussian noise",
         hooks=_load("trainer.claims.model_mix:HOOKS"),
         whole_tables=lambda settings: (
             "--method model-mix mixes every row at every step"
@@ -381,34 +437,12 @@ register(
         sentence=lambda settings: "ModelMix: per-example gradients",
         claim=claims.HIDDEN_MIXTURES,
         check=_check_mixing,
-        settings={
-            "mix_width": Setting(
-                kind=float,
-                metavar="TAU",
-                help="Least distance, in each coordinate, of the two iterates that "
-                "model-mix mixes, over the learning rate.  Compare it with a mean "
-                "gradient, clip norm over batch size: 0.05 to 0.15 in the paper, at "
-                "clip norm 20 and batch size 1,500.",
-                above=0,
-                needed="It is compared with a mean gradient: published runs use 0.05 "
-                "to 0.15 at a clip norm of 20 and 1,500 expected examples.",
-            ),
-            "linf_factor": Setting(
-                kind=int,
-                metavar="P",
-                help="Of model-mix: clip each coordinate of one example's gradient to "
-                "the clip norm over the root of P.  100 in the paper; 1 (default) has "
-                "no effect.",
-                at_least=1,
-                default=1,
-            ),
-        },
+        settings=MixSettings,
     ),
 )
 register(
     NON_PRIVATE,
     Method(
-        summary="no clip, no noise",
         hooks=_load("trainer.methods.registry:NON_PRIVATE_HOOKS"),
         whole_tables=_reads_rows,
         claim=None,
@@ -421,7 +455,10 @@ class MethodSettings:
     """A training method.  All public.
 
     Attributes:
-      method: One of ``methods.names()``.
+      method: dp-sgd, bam, dp-sat, model-mix or non-private.  bam is at weights
+        moved along each example's gradient; dp-sat, at weights moved along the last
+        noisy gradient; model-mix mixes iterates in secret, for less Gaussian noise;
+        non-private has no clip and no noise.
       method_settings: The method's own settings, by name; omitted ones get their
         defaults.
 
@@ -432,8 +469,10 @@ class MethodSettings:
       'sam'})
     """
 
-    method: str = DP_SGD
-    method_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    method: Annotated[str, one_of("method", names), TRAINING] = DP_SGD
+    method_settings: Annotated[
+        Mapping[str, Any], SkipValidation, Parameter(parse=False)
+    ] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         found = complete(self.method, self.method_settings)
@@ -451,15 +490,20 @@ def complete(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
       InputError: no such method, a setting that it does not have, or a value that is
         missing or refused.
     """
-    settings = get(method).settings
+    entry = get(method)
+    settings = settings_of(entry)
     values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
         if name not in settings:
             raise _not_its_own(method, name, value)
-    return {
-        name: _checked(method, name, setting, values.get(name))
-        for name, setting in settings.items()
-    }
+    for field in dataclasses.fields(entry.settings) if settings else ():
+        if field.default is dataclasses.MISSING and field.name not in values:
+            notes = [n for n in typing.get_args(settings[field.name]) if type(n) is str]
+            raise InputError(
+                f"Expected --{field.name.replace('_', '-')} for method={method!r}. "
+                f"{' '.join(notes)}".rstrip()
+            )
+    return dict(vars(entry.settings(**values)))
 
 
 def _not_its_own(method: str, name: str, value: Any) -> InputError:
@@ -468,18 +512,6 @@ def _not_its_own(method: str, name: str, value: Any) -> InputError:
     if owner is not None:
         remedy = f"it belongs to --method {owner}."
     return InputError(f"Expected no {name}={value} for method={method!r}; {remedy}")
-
-
-def _checked(method: str, name: str, setting: Setting, value: Any) -> Any:
-    if value is None and setting.needed is not None:
-        raise InputError(
-            f"Expected --{name.replace('_', '-')} for method={method!r}. "
-            f"{setting.needed}"
-        )
-    if value is None:
-        return setting.default
-    setting.accept(name, value)
-    return value
 
 
 def check_described(method: str, described: Any) -> None:
@@ -492,14 +524,13 @@ def check_described(method: str, described: Any) -> None:
     Raises:
       InputError: no such method, missing or unknown settings, or a refused value.
     """
-    settings = get(method).settings
+    settings = settings_of(get(method))
     if not isinstance(described, dict) or set(described) != set(settings):
         raise InputError(
             f"Expected method_settings of method={method!r} to be "
             f"{', '.join(sorted(settings)) or 'empty'}."
         )
-    for name, value in described.items():
-        settings[name].accept(name, value)
+    complete(method, described)
 
 
 def gradients_text(

@@ -11,15 +11,25 @@ import dataclasses
 import os
 import pathlib
 import re
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from accounting.core import sampler_registry
 from accounting.core.neighboring_relation import MOST_EXAMPLES_PER_USER, REPLACE_SPECIAL
 from accounting.core.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON, DpSgdPlan
+from accounting.core.settings import (
+    OUTPUT,
+    RARE,
+    Field,
+    OfPrivacy,
+    check_fields,
+    one_of,
+)
 from accounting.core.validation import InputError, check_choice, check_float, check_int
 from pipelines.files.paths import StrPath
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.aggregation_settings import OMV, OPA, WEIGHT_AVERAGES
-from trainer.settings.setting import OUTPUT, PRIVACY, REQUIRED, check_declared, setting
 from trainer.settings.train_settings import TrainSettings
 
 #: A path object keeps one of the two slashes after the scheme.
@@ -80,15 +90,17 @@ class Request:
     held_out: pathlib.Path | None
     run: pathlib.Path
     store: str | None = None
-    batches_used_before: bool = setting(False, group=PRIVACY)
-    checkpoint_every: int | None = setting(None, group=OUTPUT, at_least=1)
+    batches_used_before: Annotated[bool, OfPrivacy, RARE] = False
+    checkpoint_every: Annotated[
+        int | None, Field(ge=1), Parameter(group=OUTPUT), RARE
+    ] = None
 
     def __post_init__(self) -> None:
         check_batches(self.batches)
         check_local(_ONE_STORE, out=self.run)
         check_local(eval=self.held_out)
         self._check_evaluation()
-        check_declared(self)
+        check_fields(self)
 
     def _check_evaluation(self) -> None:
         if self.held_out is not None:
@@ -104,9 +116,14 @@ class Request:
                 )
 
 
+#: A sampler whose epsilon is claimed of another.
+Claim = Annotated[
+    Annotated[str, one_of("claim", sampler_registry.names)] | None, Field()
+]
+
 #: Default number of trials: about a minute at most, for a few hundred steps.
 TRIALS = 20_000
-_MOST_TRIALS = 10**8
+LARGEST_TRIALS = 10**8
 #: More noise does not fit the integer grid on which it is added.
 LARGEST_NOISE = 2.0**17
 
@@ -136,17 +153,17 @@ class AuditSettings:
     plan: DpSgdPlan
     noise_multiplier: float
     delta: float
-    claim: str | None = setting(None, choices=sampler_registry.names)
-    trials: int | None = setting(None, at_least=100, at_most=_MOST_TRIALS)
-    confidence: float = setting(0.999, above=0.5, below=1.0)
+    claim: Claim = None
+    trials: Annotated[int | None, Field(ge=100, le=LARGEST_TRIALS)] = None
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.999
     max_examples_per_user: int = 1
     neighboring_relation: str = REPLACE_SPECIAL
-    canary_rows: int | None = setting(None)
+    canary_rows: Annotated[int | None, OfPrivacy] = None
     rows_per_record: int | None = None
     bounded: bool = False
 
     def __post_init__(self) -> None:
-        check_declared(self)
+        check_fields(self)
         check_float("noise_multiplier", self.noise_multiplier, at_most=LARGEST_NOISE)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
@@ -234,12 +251,12 @@ class PredictSettings:
     """
 
     run: pathlib.Path
-    table: pathlib.Path = setting(REQUIRED, flag="input")
-    out: pathlib.Path = setting(REQUIRED)
-    average: str | None = setting(None, choices=AVERAGES)
-    aggregate: str | None = setting(None, metavar="MODULE:FUNCTION")
-    uncertainty: float | None = setting(None, metavar="LEVEL")
-    carry: tuple[str, ...] = setting((), metavar="COLUMN")
+    table: pathlib.Path
+    out: pathlib.Path
+    average: str | None = None
+    aggregate: str | None = None
+    uncertainty: float | None = None
+    carry: tuple[str, ...] = ()
 
 
 #: The first metric of the label's task.
@@ -268,15 +285,15 @@ class Experiment:
       checkpoint_every: Steps between checkpoints; by time if None.
     """
 
-    source: str = setting(REQUIRED, flag="input")
-    held_out: pathlib.Path = setting(REQUIRED, flag="eval")
-    out: pathlib.Path = setting(REQUIRED)
-    seeds: int = setting(3, at_least=1)
-    metric: str = setting(AUTO_METRIC)
+    source: str
+    held_out: pathlib.Path
+    out: pathlib.Path
+    seeds: Annotated[int, Field(ge=1)] = 3
+    metric: str = AUTO_METRIC
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        check_declared(self)
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from pydantic import SkipValidation
 
 from accounting.core import deltas
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import MOST_RUNS, DpSgdPlan
+from accounting.core.settings import (
+    OUTPUT,
+    RARE,
+    RECORDED,
+    Field,
+    OfPrivacy,
+    choice,
+    listed,
+    recorded,
+)
 from accounting.core.validation import InputError
 from trainer.model.metrics import LOSSES, OTHER
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
+from trainer.settings.groups import MODEL, TRAINING, code
 from trainer.settings.methods import NON_PRIVATE, MethodSettings
-from trainer.settings.setting import (
-    MODEL,
-    OUTPUT,
-    PRIVACY,
-    TRAINING,
-    check_code,
-    named_or_code,
-    recorded,
-    setting,
-)
 
 if TYPE_CHECKING:
     from accounting.planning.bands import Bands
@@ -95,9 +98,6 @@ _LEAST_CLIP = 1e-10
 #: Default number of points of the training curve.
 _CURVE_POINTS = 10
 
-of_training = functools.partial(setting, group=TRAINING)
-of_model = functools.partial(setting, group=MODEL)
-
 
 def number_in_words(number: float | str | None) -> str:
     """Returns a clip norm or a learning rate, or "auto", for tables and names."""
@@ -118,17 +118,17 @@ class TrainSettings(MethodSettings, AggregationSettings):
       noise_multiplier: Instead of --epsilon.
       of_runs: Noise for so many runs of this plan on this table together, each on
         batches of its own, declared before the first: epsilon is that of all of them.
-      l2_norm_clip: Bound on the norm of one example's gradient.  auto: follows a
+      l2_norm_clip: Bound on one example's gradient.  auto: follows a
         quantile of the norms, at the same epsilon.  [default: auto]
       clip_quantile: Share of the norms that the automatic clip exceeds; lower ones
         clip rare labels away.  [default: 0.9]
-      optimizer: sgd, momentum, adadelta, adagrad, adam, adamax, adamw, ftrl, lion,
-        nadam, rmsprop, or module:function, which takes the learning rate and returns a
-        Keras optimizer.
-      learning_rate: Size of a step; with an automatic clip, of a step in units of it.
-        [default: from the number of steps for adam, adamw, nadam, adamax and rmsprop,
-        and with an automatic clip also from noise and batch size for sgd and momentum;
-        otherwise 0.1]
+      optimizer: A Keras optimizer, or module:function.  sgd, momentum, adadelta,
+        adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop; or a function, which
+        takes the learning rate and returns a Keras optimizer.
+      learning_rate: Size of a step.  [default: from the plan]  With an automatic clip,
+        of a step in units of it.  The default is from the number of steps for adam,
+        adamw, nadam, adamax and rmsprop, and with an automatic clip also from noise and
+        batch size for sgd and momentum; otherwise 0.1.
       adam_floor: Adam's steps are mean over sqrt(mean of squares + FLOOR^2).  [default:
         3 times the noise of a step, with a learning rate from the plan; 0.001 without
         privacy; otherwise none]
@@ -138,16 +138,17 @@ class TrainSettings(MethodSettings, AggregationSettings):
       warmup_steps: Steps of linear warm-up of the learning rate.
       final_learning_rate_fraction: Final learning rate of a decaying schedule, as a
         fraction of the initial one.
-      model: default: built from the schema of the prepared table.  Or module:function,
-        which takes the manifest and returns a Keras model whose inputs are named like
+      model: default, of the schema of the table; or module:function.  The function
+        takes the manifest and returns a Keras model whose inputs are named like
         columns of the batches.
       views: Views per example (augmentation multiplicity): the gradient of their mean
         loss is clipped, at the same epsilon.  Columns of shape (VIEWS, ...), or
         --augment.
       augment: module:function (columns of one example, seed -> columns of a view), or
         module:layers of Keras, such as a Sequential of RandomFlip.
-      loss: auto: binary_crossentropy, sparse_categorical_crossentropy or
-        mean_squared_error, according to the label in the schema.  Or a Keras name:
+      loss: auto, by the label in the schema; or one of Keras, or module:function.  auto
+        is binary_crossentropy, sparse_categorical_crossentropy or mean_squared_error,
+        according to the label.  Keras's are
         binary_crossentropy, sparse_categorical_crossentropy, categorical_crossentropy,
         mean_squared_error, mean_absolute_error, mean_absolute_percentage_error,
         mean_squared_logarithmic_error, huber, log_cosh, poisson; cross-entropies expect
@@ -170,47 +171,57 @@ class TrainSettings(MethodSettings, AggregationSettings):
       eval_every: Steps between evaluations.  [default: a tenth of all steps]
     """
 
-    target_epsilon: float | None = setting(None, group=PRIVACY, flag="epsilon", above=0)
-    target_delta: float | None = setting(None, group=PRIVACY, flag="delta")
-    allow_large_delta: bool = setting(False, group=PRIVACY)
-    noise_multiplier: float | None = setting(None, group=PRIVACY, at_least=0)
-    of_runs: int = setting(1, group=PRIVACY, at_least=1, at_most=MOST_RUNS)
-    l2_norm_clip: float | str | None = setting(
-        None, group=PRIVACY, at_least=_LEAST_CLIP, word=AUTO_CLIP
+    target_epsilon: Annotated[
+        float | None, Field(gt=0), OfPrivacy, Parameter(name="--epsilon")
+    ] = None
+    target_delta: Annotated[float | None, OfPrivacy, Parameter(name="--delta")] = None
+    allow_large_delta: Annotated[bool, OfPrivacy, RARE] = False
+    noise_multiplier: Annotated[float | None, Field(ge=0), OfPrivacy, RARE] = None
+    of_runs: Annotated[int, Field(ge=1, le=MOST_RUNS), OfPrivacy, RARE] = 1
+    l2_norm_clip: Annotated[
+        Annotated[float, Field(ge=_LEAST_CLIP)] | Literal["auto"] | None,
+        OfPrivacy,
+        Parameter(metavar="C|auto"),
+    ] = None
+    clip_quantile: Annotated[float | None, Field(ge=0.5, lt=1), OfPrivacy, RARE] = None
+    optimizer: Annotated[str, code("optimizer", *OPTIMIZERS), TRAINING] = "adam"
+    learning_rate: Annotated[float | None, Field(gt=0), TRAINING, RECORDED] = None
+    adam_floor: Annotated[float | None, Field(ge=0), TRAINING, RARE, RECORDED] = None
+    learning_rate_schedule: Annotated[
+        str | None,
+        choice("learning_rate_schedule", *SCHEDULES),
+        TRAINING,
+        RARE,
+        RECORDED,
+    ] = None
+    warmup_steps: Annotated[int, Field(ge=0), TRAINING, RARE, RECORDED] = 0
+    final_learning_rate_fraction: Annotated[
+        float, Field(gt=0, le=1), TRAINING, RARE, RECORDED
+    ] = 0.01
+    model: Annotated[str, code("model", DEFAULT_MODEL), MODEL] = DEFAULT_MODEL
+    views: Annotated[int, Field(ge=1), MODEL, RARE] = 1
+    augment: Annotated[str | None, code("augment"), MODEL, RARE] = None
+    loss: Annotated[str, code("loss", AUTO_LOSS, *LOSSES), MODEL] = (
+        "binary_crossentropy"
     )
-    clip_quantile: float | None = setting(None, group=PRIVACY, at_least=0.5, below=1)
-    optimizer: str = of_training("adam", check=named_or_code(*OPTIMIZERS))
-    learning_rate: float | None = of_training(None, above=0, recorded=True)
-    adam_floor: float | None = of_training(None, at_least=0, recorded=True)
-    learning_rate_schedule: str | None = of_training(
-        None, choices=SCHEDULES, recorded=True
+    metric: Annotated[str | None, code("metric"), MODEL, RARE] = None
+    embedding_dim: Annotated[int, Field(ge=1), MODEL, RARE] = 8
+    hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], MODEL, listed(int)] = (
+        64,
+        32,
     )
-    warmup_steps: int = of_training(0, at_least=0, recorded=True)
-    final_learning_rate_fraction: float = of_training(
-        0.01, above=0, at_most=1, recorded=True
+    init_seed: Annotated[int, Field(ge=0, le=2**32 - 1), MODEL, RARE] = 0
+    initial_weights: Annotated[str | None, MODEL, RARE, Parameter(metavar="FILE")] = (
+        None
     )
-    model: str = of_model(
-        DEFAULT_MODEL,
-        check=lambda name, value: (
-            None if value == DEFAULT_MODEL else check_code(name, value)
-        ),
-    )
-    views: int = of_model(1, at_least=1)
-    augment: str | None = of_model(None, check=check_code)
-    loss: str = of_model(
-        "binary_crossentropy",
-        check=named_or_code(AUTO_LOSS, *LOSSES),
-        flag_default=AUTO_LOSS,
-    )
-    metric: str | None = of_model(None, check=check_code)
-    embedding_dim: int = of_model(8, at_least=1)
-    hidden: tuple[int, ...] = of_model((64, 32), at_least=1)
-    init_seed: int = of_model(0, at_least=0, at_most=2**32 - 1)
-    initial_weights: str | None = of_model(None, metavar="FILE")
-    initial_weights_are_public: bool = of_model(False)
-    embedding_noise: str = of_training(AUTO_NOISE, choices=EMBEDDING_NOISES)
-    eval_every: int | None = setting(None, group=OUTPUT, at_least=1)
-    selection: tuple[int, float | None] | None = None
+    initial_weights_are_public: Annotated[bool, MODEL, RARE] = False
+    embedding_noise: Annotated[
+        str, choice("embedding_noise", *EMBEDDING_NOISES), TRAINING, RARE
+    ] = AUTO_NOISE
+    eval_every: Annotated[int | None, Field(ge=1), Parameter(group=OUTPUT), RARE] = None
+    selection: Annotated[
+        tuple[int, float | None] | None, SkipValidation, Parameter(parse=False)
+    ] = None
 
     def __post_init__(self) -> None:
         MethodSettings.__post_init__(self)

@@ -6,13 +6,13 @@ import shlex
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from accounting.cli import plan_tables
-from accounting.cli.commands import plan_command
 from accounting.core.intervals import Bounds, NoiseBounds
 from accounting.core.validation import InputError
 from accounting.planning.comparison import EPSILON, NOISE, Answer
+from dpsgd.command_line import run as run_command
+from tests.command_line import invoke
 
 pytestmark = pytest.mark.usefixtures("answers_once")
 
@@ -27,7 +27,7 @@ AT_NOISE = [*SMALL[:6], "--noise-multiplier", "2", "--delta", "1e-5"]
 
 
 def run(*arguments):
-    result = CliRunner().invoke(plan_command, arguments, catch_exceptions=True)
+    result = invoke(["plan", *arguments])
     if isinstance(result.exception, InputError):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -224,7 +224,7 @@ def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
     assert len(commands) > 7
     for command in commands:
         arguments = shlex.split(command.replace("\\\n", " "))
-        found = CliRunner().invoke(plan_command, arguments).exception
+        found = invoke(["plan", *arguments]).exception
         assert isinstance(found, StartedError), command
 
 
@@ -272,7 +272,7 @@ def test_a_terminal_gets_the_default_samplers_answer_first(
 ):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     samplers = ("--sampler", "deterministic", "--sampler", "truncated-poisson")
-    plan_command.main([*SMALL, *samplers], standalone_mode=False)
+    run_command(["plan", *SMALL, *samplers])
     printed = capsys.readouterr()
     assert printed.out.index("deterministic") < printed.out.index("truncated-poisson")
     if not terminal:

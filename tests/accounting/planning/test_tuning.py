@@ -8,15 +8,14 @@ import json
 import math
 
 import pytest
-from click.testing import CliRunner
 
 from accounting import composition
-from accounting.cli.commands import plan_command
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from accounting.planning import tuning
 from accounting.planning.tuning import Tuning
 from tests.accounting.plans import make_plan
+from tests.command_line import invoke
 
 PLAN = make_plan("poisson", 16_000, 256, 126)
 ASKED = Tuning(plan=PLAN, num_runs=8, delta=1e-6)
@@ -80,9 +79,7 @@ def test_a_sampler_whose_profile_takes_minutes_is_refused():
 
 
 def test_plan_prints_prices_as_json():
-    found = CliRunner().invoke(
-        plan_command, [*FLAGS, "--noise-multiplier", "2", "--json"]
-    )
+    found = invoke(["plan", *FLAGS, "--noise-multiplier", "2", "--json"])
     prices = {one["mode"]: one for one in json.loads(found.output)["prices"]}
     assert list(prices) == [tuning.ONE, tuning.ALL, tuning.BEST]
     assert prices["one"]["number_of_runs"] is None

@@ -10,8 +10,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Literal
 
-import click
+import cyclopts
 
 from accounting.core.validation import InputError
 from tests.engines.harness import embedded, faults, jobs, parts, report
@@ -25,31 +26,34 @@ CLUSTERS: dict[str, Callable[..., Cluster]] = {
     "spark": SparkCluster,
 }
 
-_engine = click.argument("engine", type=click.Choice(parts.ENGINES))
-_rows = click.option("--rows", default=2_000_000, show_default=True, help="Large job.")
-_speed_rows = click.option(
-    "--speed-rows", default=60_000_000, show_default=True, help="On 1 and 2 workers."
+app = cyclopts.App(
+    name="python -m tests.engines.harness",
+    help="Run the batch job on Flink and Spark on this machine.",
+    default_parameter=cyclopts.Parameter(negative=()),
 )
+Engine = Literal["flink", "spark"]
+Others = Annotated[str, cyclopts.Parameter(allow_leading_hyphen=True)]
 
 
-@click.group()
-def cli() -> None:
-    """Run the batch job on Flink and Spark on this machine."""
+@app.command
+def build(*, clusters: bool = False) -> None:
+    """Fetch and build the missing parts of the engines.
 
-
-@cli.command()
-@click.option("--clusters", is_flag=True, help="Also fetch cluster jars (500 MB).")
-def build(clusters: bool) -> None:
-    """Fetch and build the missing parts of the engines."""
+    Args:
+      clusters: Also fetch cluster jars (500 MB).
+    """
     for engine in parts.ENGINES:
         parts.provide(engine, cluster=clusters)
 
 
-@cli.command(name="all")
-@_rows
-@_speed_rows
-def run_all(rows: int, speed_rows: int) -> None:
-    """Run embedded engines, clusters, faults and speed."""
+@app.command(name="all")
+def run_all(*, rows: int = 2_000_000, speed_rows: int = 60_000_000) -> None:
+    """Run embedded engines, clusters, faults and speed.
+
+    Args:
+      rows: Of the large job.
+      speed_rows: Of the job on one worker and on two.
+    """
     parts.provide_tools()
     if not all(map(parts.present, parts.ENGINES)):
         _tell("engines are built while others run: the first rows/s are too low")
@@ -70,11 +74,14 @@ def run_all(rows: int, speed_rows: int) -> None:
     _refuse_waste([*table, *speeds])
 
 
-@cli.command()
-@_engine
-@_rows
-def cluster(engine: str, rows: int) -> None:
-    """Run every sampler and fault on a cluster."""
+@app.command
+def cluster(engine: Engine, /, *, rows: int = 2_000_000) -> None:
+    """Run every sampler and fault on a cluster.
+
+    Args:
+      engine: Which.
+      rows: Of the large job.
+    """
     parts.provide(engine)
     with _workspace() as folder:
         large, small = _make_jobs(folder, rows)
@@ -84,11 +91,14 @@ def cluster(engine: str, rows: int) -> None:
     _refuse_waste(table)
 
 
-@cli.command()
-@_engine
-@_speed_rows
-def speed(engine: str, speed_rows: int) -> None:
-    """Time one job on one worker and on two, pinned to cores."""
+@app.command
+def speed(engine: Engine, /, *, speed_rows: int = 60_000_000) -> None:
+    """Time one job on one worker and on two, pinned to cores.
+
+    Args:
+      engine: Which.
+      speed_rows: Of the job.
+    """
     parts.provide(engine)
     with _workspace() as folder:
         measured = _speed(engine, *_speed_jobs(folder, speed_rows), folder)
@@ -96,24 +106,24 @@ def speed(engine: str, speed_rows: int) -> None:
     _refuse_waste([measured])
 
 
-@cli.command(context_settings={"ignore_unknown_options": True})
-@_engine
-@click.option("--workers", default=2, show_default=True, help="Number of worker hosts.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
+@app.command
+def run(engine: Engine, /, *command: Others, workers: int = 2) -> None:
     """Run a `dpsgd batches` command on a new cluster.
 
-    \b
-    Example:
-      python -m tests.engines.harness run flink -- --input data/train --out batches \\
-          --batch-size 1024 --epochs 1
+    For example, python -m tests.engines.harness run flink -- --input data/train \\
+    --out batches --batch-size 1024 --epochs 1
+
+    Args:
+      engine: Which.
+      command: Options of the command.
+      workers: Number of worker hosts.
     """
     parts.provide(engine)
     with _workspace() as folder, _started(engine, workers, folder) as started:
         line = ["python", "-m", "dpsgd", "batches", *command, *started.options()]
         client = started.hosts.start(HEAD, "client", line, environment())
         status = client.wait()
-        click.echo(client.log.read_text(), nl=False)
+        print(client.log.read_text(), end="")
     sys.exit(status)
 
 
@@ -155,7 +165,7 @@ def _started(
     if not shutil.which("ip"):
         parts.install("iproute2")
     if reason := why_no_namespaces():
-        click.echo(f"engines: one worker host: {reason}", err=True)
+        _tell(f"one worker host: {reason}")
     with make_hosts(workers, home / "logs", cores) as hosts:
         cluster = CLUSTERS[engine](hosts, home)
         _tell(f"starting a {engine} cluster of {len(hosts.workers)}")
@@ -164,7 +174,7 @@ def _started(
 
 
 def _tell(message: str) -> None:
-    click.echo(f"engines: {message}", err=True)
+    print(f"engines: {message}", file=sys.stderr)
 
 
 def _make_jobs(folder: pathlib.Path, rows: int) -> tuple[jobs.Job, list[jobs.Job]]:
@@ -281,15 +291,11 @@ def _refuse_waste(measured: Sequence[report.Row | report.Speed]) -> None:
 def main() -> None:
     """Runs the command line; an error that the user can mend is one line."""
     try:
-        sys.exit(cli(standalone_mode=False))
+        app()
     except InputError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("error: Stopped.", err=True)
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("error: Stopped.", file=sys.stderr)
         sys.exit(130)
 
 

@@ -30,8 +30,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 
-import click
-
 from accounting.core.validation import InputError
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -163,7 +161,7 @@ def provide(engine: str, *, cluster: bool = True) -> None:
 
 
 def _tell(message: str) -> None:
-    click.echo(f"engines: {message}", err=True)
+    print(f"engines: {message}", file=sys.stderr)
 
 
 @contextlib.contextmanager

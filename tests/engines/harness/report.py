@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import click
-
 from tests.engines.harness.faults import Record
 
 
@@ -58,13 +56,13 @@ def show_rows(rows: Sequence[Row]) -> None:
     """Prints each row and its faults."""
     for row in rows:
         same = "identical bytes" if all(row.identical) else "OTHER BYTES"
-        click.echo(
+        print(
             f"{row.engine}, {row.mode}: {row.rows_per_second:,.0f} rows/s, {same} in "
             f"{len(row.identical)} jobs{_memory(row)}"
         )
         for fault in row.faults:
             same = "identical bytes" if fault.outcome.identical else "OTHER BYTES"
-            click.echo(
+            print(
                 f"  killed {fault.part} ({fault.pid}) at {fault.time} UTC while "
                 f"{fault.phase}, {fault.files} of {fault.total_files} files done: "
                 f"{same} after {fault.outcome.seconds:.0f} s"
@@ -74,7 +72,7 @@ def show_rows(rows: Sequence[Row]) -> None:
 def show_speed(speeds: Sequence[Speed]) -> None:
     """Prints the speed-up of a second worker, each pinned to one core."""
     for speed in speeds:
-        click.echo(
+        print(
             f"{speed.engine}, {speed.rows:,} rows: {speed.one:.0f} s on 1 worker, "
             f"{speed.two:.0f} s on 2, {speed.one / speed.two:.2f} x"
             f"{_memory(speed)}"

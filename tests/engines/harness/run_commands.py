@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import sys
 
-from dpsgd import cli
+from dpsgd.command_line import run
 
 
 def main() -> None:
     """Runs the commands in order; stops at the first that fails."""
     for arguments in json.loads(sys.argv[1]):
-        if status := cli.main(arguments, standalone_mode=False):
+        if status := run(arguments):
             sys.exit(status)
 
 

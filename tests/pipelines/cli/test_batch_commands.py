@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.cli import batch_job
-from pipelines.cli.batch_commands import batches
 from pipelines.files import progress_bars
+from tests.command_line import Result, invoke
 from tests.pipelines.conftest import Command, write_table
 from tests.pipelines.waiting_job import waiting_job
 
@@ -62,8 +61,8 @@ def test_a_signal_is_one_line_and_the_same_command_goes_on(
     assert out.stat().st_mode & 0o077 == 0
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(batches, [str(each) for each in arguments])
+def batches(*arguments: object) -> Result:
+    return invoke(["batches", *arguments])
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     input_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     said = json.loads(
-        invoke(
+        batches(
             "--input", input_folder, "--out", tmp_path / "o", "--batch-size=10",
             "--epochs=4", "--truncated-batch-size=14", "--physical-batch-size=7",
             "--dry-run", "--json",
@@ -139,7 +138,7 @@ def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
     sampler: str, total: int | None, rows: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_bars, "_LINE_SECONDS", math.inf)  # at the end alone
-    result = invoke(*rows, "--epochs=3", f"--sampler={sampler}")
+    result = batches(*rows, "--epochs=3", f"--sampler={sampler}")
     assert result.exit_code == 0, result.output
     # Two passes over two blocks for each order.
     expected = [] if total is None else [f"boundaries: {total} of {total}, 0 s left"]
@@ -163,10 +162,10 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
     engine: str, noted: bool, rows: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = [*rows, "--epochs=1", "--dry-run", *engine.split()]
-    shuffle = json.loads(invoke(*arguments).stdout)["shuffle_bytes"]
+    shuffle = json.loads(batches(*arguments).stdout)["shuffle_bytes"]
     # Three workers are enough, two are not.
     monkeypatch.setattr(batch_job, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
-    result = invoke(*arguments)
+    result = batches(*arguments)
     assert result.exit_code == 0
     assert ("have 3 workers or more" in result.stderr) == noted
 
@@ -175,12 +174,12 @@ def test_a_dry_run_says_what_the_job_would_do_with_a_store(rows: list[str]) -> N
     arguments = [*rows, "--out=s3://host/dry", "--epochs=1", "--dry-run"]
     # The local runner's files are temporary ones then, whatever Beam calls it.
     for more in ([], ["--runner=fnapi"], ["--runner=FnApiRunner"]):
-        assert json.loads(invoke(*arguments, *more).stdout)["shuffle"] == "files"
-    told = json.loads(invoke(*arguments, "--runner=flink").stdout)
+        assert json.loads(batches(*arguments, *more).stdout)["shuffle"] == "files"
+    told = json.loads(batches(*arguments, "--runner=flink").stdout)
     assert (told["shuffle"], told["shuffle_files"]) == ("files", 2)
     assert told["shuffle_reads"] == 2 * told["files"]
     assert told["stored_bytes"] == told["shuffle_bytes"]
-    refused = invoke(*arguments, "--scratch=s3://host/scratch").exception
+    refused = batches(*arguments, "--scratch=s3://host/scratch").exception
     assert isinstance(refused, InputError)
     assert "on this machine" in str(refused)
 
@@ -208,7 +207,7 @@ def test_bands_make_groups_of_the_rows_by_the_rule_or_as_given(
         f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'o'}", "--dry-run",
         "--batch-size=100", "--epochs=1", "--json",
     ]  # fmt: skip
-    done = CliRunner().invoke(batches, [*arguments, *given], catch_exceptions=False)
+    done = invoke(["batches", *arguments, *given], catch=False)
     summary = json.loads(done.stdout)
     assert (summary["sampler"], summary.get("bands")) == (sampler, bands)
     assert ("by the rule: iterates have 0." in done.stderr) == ("--bands=auto" in given)
@@ -218,7 +217,7 @@ def test_bands_make_groups_of_the_rows_by_the_rule_or_as_given(
     ("given", "message"),
     [
         (["--bands=auto"], "Expected --epsilon beside --bands auto"),
-        (["--bands=some"], "bands='some' to be 'auto' or an integer"),
+        (["--bands=some"], "bands 'some' to be an integer or auto"),
         (["--bands=4", "--sampler=balls-and-bins"], "--bands=4 with poisson or trunc"),
         (["--bands=1", "--sampler=cyclic-poisson"], "bands=1 >= 2"),
     ],
@@ -232,4 +231,4 @@ def test_bands_that_mean_nothing_are_refused(
         "--batch-size=100", "--epochs=1",
     ]  # fmt: skip
     with pytest.raises(InputError, match=message):
-        CliRunner().invoke(batches, [*arguments, *given], catch_exceptions=False)
+        invoke(["batches", *arguments, *given], catch=False)

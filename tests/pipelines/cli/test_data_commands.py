@@ -11,16 +11,15 @@ import sys
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
 from accounting.core.validation import InputError
-from pipelines.cli.data_commands import prepare, schema, synth
+from tests.command_line import Result, invoke
 from tests.criteo import write_schema
 from tests.pipelines.conftest import Command, write_text
 
 
 def run_prepare(*arguments: object) -> Result:
-    return CliRunner().invoke(prepare, [str(argument) for argument in arguments])
+    return invoke(["prepare", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +32,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def test_synth_says_what_it_wrote(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "raw"
-    result = CliRunner().invoke(
-        synth, ["--rows", "50", "--seed", "7", "--out", str(out), "--json"]
+    result = invoke(
+        ["synth", "--rows", "50", "--seed", "7", "--out", str(out), "--json"]
     )
     summary = json.loads(result.stdout)
     data = (out / "part-00000.txt").read_bytes()
@@ -118,7 +117,7 @@ def test_a_schema_is_written_and_read(tmp_path: pathlib.Path) -> None:
         str(table), "--label", "income", "--classes", "no,yes", "--numeric", "age",
         "--out", str(made), "--json",
     ]  # fmt: skip
-    told = json.loads(CliRunner().invoke(schema, arguments).stdout)
+    told = json.loads(invoke(["schema", *arguments]).stdout)
     assert (told["columns"], told["to_be_chosen"]) == (3, 1)
     assert "no value" in told["looked_at"]
     refused = run_prepare("--input", table, "--schema", made, "--out", tmp_path / "no")
@@ -130,7 +129,7 @@ def test_a_schema_is_written_and_read(tmp_path: pathlib.Path) -> None:
     summary = json.loads(result.stdout)
     assert sum(summary["rows"].values()) == 3
     assert "columns_left_out" not in summary
-    again = CliRunner().invoke(schema, arguments)
+    again = invoke(["schema", *arguments])
     assert "to be a new file" in str(again.exception)
 
 
@@ -159,15 +158,15 @@ def test_neither_beam_nor_tensorflow_is_imported(
 ) -> None:
     program = f"""
 import sys
-from pipelines.cli.data_commands import prepare, schema, synth
 assert "numpy" not in sys.modules and "rich" not in sys.modules
 raw, out = {str(tmp_path / "raw")!r}, {str(tmp_path / "out")!r}
-synth(["--rows", "9", "--out", raw], standalone_mode=False)
-prepare(["--input", raw, "--out", out, "--schema=criteo"], standalone_mode=False)
+from dpsgd.command_line import run
+run(["synth", "--rows", "9", "--out", raw])
+run(["prepare", "--input", raw, "--out", out, "--schema=criteo"])
 table, made = out + "/train", out + "/schema.toml"
-schema([table, "--label", "label", "--out", made], standalone_mode=False)
+run(["schema", table, "--label", "label", "--out", made])
 again = ["--input", table, "--schema", made, "--out", out + "/again"]
-prepare(again, standalone_mode=False)
+run(["prepare", *again])
 heavy = {{"apache_beam", "tensorflow", "keras", "scipy"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
@@ -175,10 +174,3 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("command", [synth, schema, prepare])
-def test_help_shows_an_example(command: object) -> None:
-    result = CliRunner().invoke(command, ["--help"])  # type: ignore[arg-type]
-    assert re.search("Examples?:\n", result.output)
-    assert "dpsgd prepare --input" in result.output

@@ -7,13 +7,12 @@ import os
 import pathlib
 
 import pytest
-from click.testing import CliRunner
 
 from accounting.core.validation import InputError
-from pipelines.cli.batch_commands import batches
 from pipelines.files import storage
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import list_blocks
+from tests.command_line import invoke
 from tests.pipelines.conftest import write_table
 
 
@@ -199,17 +198,17 @@ def test_dry_run_lists_what_was_found(nested: pathlib.Path) -> None:
         f"--input={nested}", f"--out={nested.parent / 'o'}", "--batch-size=5",
         "--epochs=1", "--dry-run",
     ]  # fmt: skip
-    said = json.loads(CliRunner().invoke(batches, [*arguments, "--json"]).stdout)
+    said = json.loads(invoke(["batches", *arguments, "--json"]).stdout)
     assert said["input_files"] == {
         "a.parquet": 10, "b/c.parquet": 20, "b/d/e.parquet": 20,
     }  # fmt: skip
     assert said["hidden_files"] == list(HIDDEN)
-    text = CliRunner().invoke(batches, arguments).stdout
+    text = invoke(["batches", *arguments]).stdout
     for line in ("b/c.parquet: 20 rows", "a.parquet: 10 rows", *HIDDEN):
         assert line in text
     for number in range(30):
         put(nested / f"f{number}.parquet", 0)
-    text = CliRunner().invoke(batches, arguments).stdout
+    text = invoke(["batches", *arguments]).stdout
     assert "f10.parquet: 10 rows" in text
     assert "f29.parquet" not in text
     assert "and 13 more; --json lists them" in text

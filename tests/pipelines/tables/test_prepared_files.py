@@ -11,14 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from accounting.core.plan import fingerprint
 from accounting.core.validation import InputError
-from dpsgd.command_line import cli
 from pipelines.tables.prepare import TableOptions, prepare
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
 from pipelines.tables.schema import Schema
+from tests.command_line import invoke
 
 FILE = "train/part-00001.parquet"
 SCHEMA = {
@@ -110,7 +109,7 @@ def test_the_command_takes_prepared_data_as_it_takes_batches(
     monkeypatch.chdir(data)
 
     def verify(folder: str) -> Any:
-        return CliRunner().invoke(cli, ["verify", folder])
+        return invoke(["verify", folder])
 
     assert verify(".").stdout == "intact: 6 files, 100 rows\n"
     with pytest.raises(InputError, match=r"not a part of it\. Give `dpsgd verify \.`"):

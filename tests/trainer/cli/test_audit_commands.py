@@ -8,15 +8,14 @@ import subprocess
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
+from tests.command_line import Result, invoke
 from tests.trainer.conftest import write_run_folder
 from tests.warm_processes import warm_python
 from trainer.auditing import cannot_see
-from trainer.cli.audit_commands import audit_command
 
 PLAN = (
     "--num-examples=400", "--batch-size=20", "--epochs=1", "--delta=1e-5",
@@ -25,7 +24,7 @@ PLAN = (
 
 
 def _audit(*arguments: str) -> Result:
-    return CliRunner().invoke(audit_command, list(arguments))
+    return invoke(["audit", *arguments])
 
 
 def _json(*arguments: str) -> tuple[int, dict[str, Any]]:

@@ -14,17 +14,16 @@ from statistics import NormalDist
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from accounting.core import accountant
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
+from tests.command_line import Result, invoke
 from tests.contracts.test_imports import FRAMEWORKS, loaded
 from tests.trainer.conftest import write_run_folder
 from tests.trainer.run.whole_runs import LINEAR
 from trainer.cli import account_body
-from trainer.cli.commands import account, train_command
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 
@@ -39,11 +38,11 @@ NOISY = [*PLAN, "--noise-multiplier=2.2"]
 USERS = ["--max-examples-per-user=2"]
 
 
-def _call(command: Any, *arguments: str) -> Result:
-    return CliRunner().invoke(command, list(arguments))
+def _call(command: str, *arguments: str) -> Result:
+    return invoke([command, *arguments])
 
 
-def _error(command: Any, *arguments: str) -> str:
+def _error(command: str, *arguments: str) -> str:
     result = _call(command, *arguments)
     assert isinstance(result.exception, InputError), result.output
     assert "\n" not in str(result.exception)
@@ -66,14 +65,14 @@ def test_plan_and_account_load_neither_tensorflow_nor_beam(run: pathlib.Path) ->
 
 
 def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> None:
-    found = json.loads(_call(account, str(run), "--json").output)
+    found = json.loads(_call("account", str(run), "--json").output)
     plan = read_manifest(run).plan
     wanted = accountant.epsilon(plan, noise_multiplier=1.5, delta=1e-3).guarantee
     assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
     assert found["delta"] == 1e-3
-    other = json.loads(_call(account, str(run), "--delta=1e-5", "--json").output)
+    other = json.loads(_call("account", str(run), "--delta=1e-5", "--json").output)
     assert other["epsilon"] > found["epsilon"]
-    assert "REPLACE_SPECIAL" in _call(account, str(run)).output
+    assert "REPLACE_SPECIAL" in _call("account", str(run)).output
 
 
 def test_account_answers_for_other_relations_and_users_of_a_run(
@@ -81,12 +80,14 @@ def test_account_answers_for_other_relations_and_users_of_a_run(
 ) -> None:
     plan = read_manifest(run).plan
     noise = {"noise_multiplier": 1.5, "delta": 1e-3}
-    found = json.loads(_call(account, str(run), *USERS, "--json").output)
+    found = json.loads(_call("account", str(run), *USERS, "--json").output)
     wanted = accountant.epsilon(plan, max_examples_per_user=2, **noise).guarantee
     assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
     assert found["privacy_unit"].startswith("one user")
     added = "ADD_OR_REMOVE_ONE"
-    found = json.loads(_call(account, str(run), f"--relation={added}", "--json").output)
+    found = json.loads(
+        _call("account", str(run), f"--relation={added}", "--json").output
+    )
     wanted = accountant.epsilon(plan, neighboring_relation=added, **noise).guarantee
     assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
     assert found["neighboring_relation"] == added
@@ -103,18 +104,18 @@ def other(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
 def test_account_adds_the_epsilons_and_deltas_of_several_runs(
     run: pathlib.Path, other: pathlib.Path
 ) -> None:
-    alone = json.loads(_call(account, str(run), "--json").output)
-    found = json.loads(_call(account, str(run), str(other), "--json").output)
+    alone = json.loads(_call("account", str(run), "--json").output)
+    found = json.loads(_call("account", str(run), str(other), "--json").output)
     assert (found["epsilon"], found["delta"]) == (2 * alone["epsilon"], 2e-3)
     assert found["runs"] == {str(run): alone, str(other): alone}
     total = upper_text(2 * alone["epsilon"])
     assert f"These 2 runs together are ({total}, 0.002)" in found["claim"]
     both = (str(run), str(other))
-    text = _call(account, *both).output
+    text = _call("account", *both).output
     assert found["claim"] in " ".join(text.split())
     for each in both:  # with what it relies on, and does not cover
-        assert f"{each}\n{_call(account, each).output}" in text
-    lower = json.loads(_call(account, *both, "--delta=1e-5", "--json").output)
+        assert f"{each}\n{_call('account', each).output}" in text
+    lower = json.loads(_call("account", *both, "--delta=1e-5", "--json").output)
     assert lower["delta"] == 2e-5
 
 
@@ -125,15 +126,15 @@ def test_account_refuses_what_does_not_add(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     same = write_run_folder(run.parent / "same", small_batches)
-    assert "of its own for each run" in _error(account, *map(str, (run, other, same)))
+    assert "of its own for each run" in _error("account", *map(str, (run, other, same)))
     layout = dataclasses.replace(small_batches.manifest, batches_id="e" * 32)
     layout = dataclasses.replace(small_batches, manifest=layout)
     again = write_run_folder(run.parent / "again", layout, key_name="1" * 32)
-    assert "or their key" in _error(account, *map(str, (other, again)))
-    assert "each run once" in _error(account, str(run), f"{run}/../{run.name}")
+    assert "or their key" in _error("account", *map(str, (other, again)))
+    assert "each run once" in _error("account", str(run), f"{run}/../{run.name}")
     both = (str(run), str(other))
-    assert "Expected delta=0.012 < 0.01" in _error(account, *both, "--delta=0.006")
-    assert "several runs: they are of one" in _error(account, *both, "--trade-off")
+    assert "Expected delta=0.012 < 0.01" in _error("account", *both, "--delta=0.006")
+    assert "several runs: they are of one" in _error("account", *both, "--trade-off")
     of_run = account_body.of_run
 
     def second(changes: dict[str, Any]) -> Any:
@@ -144,26 +145,26 @@ def test_account_refuses_what_does_not_add(
         return answer
 
     monkeypatch.setattr(account_body, "of_run", second({"privacy_unit": "a user"}))
-    assert "Expected runs of one privacy unit" in _error(account, *both)
+    assert "Expected runs of one privacy unit" in _error("account", *both)
     monkeypatch.setattr(account_body, "of_run", second({"is_guarantee": False}))
-    assert "together with it nothing is proven" in _error(account, *both)
+    assert "together with it nothing is proven" in _error("account", *both)
 
 
 def test_account_refuses_a_damaged_run(run: pathlib.Path) -> None:
     path = run / "run_record.json"
     path.write_text(path.read_text().replace("1.5", "9.5"))
-    assert "have changed since" in _error(account, str(run))
+    assert "have changed since" in _error("account", str(run))
 
 
 def test_account_prints_the_epsilon_of_dp_accounting_beside_ours() -> None:
-    plain = json.loads(_call(account, *NOISY, "--epochs=1", "--json").output)
+    plain = json.loads(_call("account", *NOISY, "--epochs=1", "--json").output)
     steps = ("--num-steps=100", "--cross-check")
-    found = json.loads(_call(account, *NOISY, *steps, "--json").output)
+    found = json.loads(_call("account", *NOISY, *steps, "--json").output)
     opinion = found.pop("cross_check")
     assert found == plain
     assert opinion["epsilon"] == pytest.approx(found["epsilon"], rel=2e-3)
     assert opinion["source"].startswith("dp-accounting ")
-    text = _call(account, *NOISY, *steps).output
+    text = _call("account", *NOISY, *steps).output
     assert f"epsilon {opinion['epsilon']:.6g} of {opinion['event']}" in text
 
 
@@ -174,7 +175,7 @@ def test_account_prints_and_draws_the_trade_off_and_rounds_mu_up(
     picture = tmp_path / "a.png"
     asked = (*PLAN[1:], "--sampler=deterministic", "--epochs=3", "--trade-off")
     asked = (*asked, f"--plot={picture}")
-    found = json.loads(_call(account, *asked, "--json").output)
+    found = json.loads(_call("account", *asked, "--json").output)
     tests = {
         test["false_positive_rate"]: test["true_positive_rate_at_most"]
         for test in found["trade_off"]["tests"]
@@ -186,7 +187,7 @@ def test_account_prints_and_draws_the_trade_off_and_rounds_mu_up(
     ]
     assert 0.01 < tests[0.01] <= stated * (1 + 1e-9)
     assert picture.stat().st_size > 10_000
-    text = _call(account, *asked).output
+    text = _call("account", *asked).output
     assert f"1 % -> {math.ceil(1000 * tests[0.01]) / 10:g} %" in text
     assert "at most; 1.5746-GDP" in text
     normal, shown = NormalDist(), re.findall(r"^ +(\S+) % -> (\S+) %$", text, re.M)
@@ -202,7 +203,7 @@ def test_train_and_account_of_model_mix_agree(
     folder = batch_folder([rows(8, s) for s in range(5)], truncated_batch_size=None)
     run = tmp_path / "mixed"
     trained = _call(
-        train_command, f"--batches={folder.path}", f"--eval={held_out}",
+        "train", f"--batches={folder.path}", f"--eval={held_out}",
         f"--out={run}", "--epsilon=3", "--delta=1e-3", "--l2-norm-clip=1",
         "--method=model-mix", "--mix-width=0.5", "--linf-factor=16",
         "--optimizer=sgd", "--embedding-dim=2", "--hidden=4", "--json",
@@ -213,8 +214,8 @@ def test_train_and_account_of_model_mix_agree(
     said = printed["privacy"]
     assert 2.99 < said["epsilon"] <= 3.0
     assert "Corollary 4.1" in said["theorem"]
-    assert json.loads(_call(account, str(run), "--json").output) == said
-    text = _call(account, str(run)).output
+    assert json.loads(_call("account", str(run), "--json").output) == said
+    text = _call("account", str(run)).output
     assert "Xiao et al. 2023" in text
     assert "mixing coefficients: iterates alone are released" in text
 
@@ -224,10 +225,10 @@ def test_train_refuses_before_tensorflow_is_loaded(
 ) -> None:
     # A fresh process, since this one may have TensorFlow already.
     code = (
-        "import json, sys, dpsgd\n"
+        "import json, sys\nfrom dpsgd.command_line import run\n"
         "from accounting.core.validation import InputError\n"
         "for arguments in json.loads(sys.argv[1]):\n"
-        "    try:\n        dpsgd.cli(arguments)\n"
+        "    try:\n        run(arguments)\n"
         "    except InputError as error:\n        print(error)\n"
         "assert 'tensorflow' not in sys.modules\n"
     )

@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from accounting.core import accountant
 from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
+from tests.command_line import Result, invoke
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
-from trainer.cli.experiments.compare_commands import compare
 from trainer.experiments import compare as library
 from trainer.experiments import comparison_runs as compare_runs
 from trainer.experiments.compare import summarise
@@ -93,7 +92,7 @@ def test_settings_that_a_name_does_not_tell_apart_are_refused_before_any_batch(
 
 
 def _compare(*arguments: str) -> Result:
-    return CliRunner().invoke(compare, list(arguments))
+    return invoke(["compare", *arguments])
 
 
 def test_flags_and_settings_ask_for_the_same(
@@ -109,7 +108,7 @@ def test_flags_and_settings_ask_for_the_same(
     result = _compare(
         f"--input={settings.source}", f"--eval={settings.held_out}",
         f"--out={settings.out}", "--seeds=1", "--delta=1e-3", "--batch-size=20,40",
-        "--epochs", "1,2", "--epsilon=1", "--epsilon=2,3", "--noise=own,optimistic",
+        "--epochs", "1,2", "--epsilon=1,2,3", "--noise=own,optimistic",
         "--method=dp-sgd,model-mix", "--l2-norm-clip=1,3", "--learning-rate", "0.1,0.2",
         "--for", "model-mix", "--optimizer sgd --learning-rate 2 --mix-width 0.1,0.2",
         "--sampler=poisson",

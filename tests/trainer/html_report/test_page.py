@@ -14,14 +14,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-import dpsgd
 from accounting.auditing import audit
 from accounting.core import sampler_registry
 from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.files.json_files import pretty_json
+from tests.command_line import invoke
 from tests.sampler_fields import needed
 from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.core.run.run_record import read_run
@@ -64,7 +63,7 @@ def test_a_page_has_the_title_of_the_user_and_names_the_target(
 ) -> None:
     run, out = make_run(dataset=of_colours()), tmp_path / "page.html"
     command = ["report", str(run), "--title", "Who <likes> red?", "--out", str(out)]
-    assert CliRunner().invoke(dpsgd.cli, command).exit_code == 0
+    assert invoke(command).exit_code == 0
     text = out.read_text()
     for tag in ("title", "h1"):
         assert f"<{tag}>Who &lt;likes&gt; red?</{tag}>" in text
@@ -358,7 +357,7 @@ def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     commands = commands_of(page)
     for words in commands[:-1]:
         assert words[0] == "dpsgd"
-        done = CliRunner().invoke(dpsgd.cli, words[1:])
+        done = invoke(words[1:])
         assert done.exit_code == 0, done.output
         check_output(words, done.stdout, page)
     check_digests(commands[-1], page)

@@ -7,18 +7,18 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from accounting.core import accountant
 from accounting.core.plan import DpSgdPlan
-from accounting.core.validation import InputError, check_float
+from accounting.core.settings import Field, Settings
+from accounting.core.validation import InputError
+from tests.command_line import invoke
 from tests.trainer.run.whole_runs import KillAt, Planted
 from tests.trainer.zoo import arrays, batch, linear, make_model
-from trainer.cli.commands import train_command
 from trainer.core.run.run_record import read_run
 from trainer.core.step import grid
 from trainer.core.step.bounded_sum import BoundedSum
@@ -33,7 +33,6 @@ from trainer.settings import methods
 from trainer.settings.methods import (
     Method,
     MethodSettings,
-    Setting,
     as_dp_sgd,
     check_described,
     gradients_text,
@@ -94,20 +93,26 @@ def _sentence(settings: Mapping[str, Any]) -> str:
 
 
 HOOKS = Hooks(choose_path=registry.fastest_path, gradients=_small)
-SHARE = Setting(
-    kind=float,
-    help="Share of the clip norm that is used.",
-    check=functools.partial(check_float, above=0, at_most=1),
-    needed="Try 0.5.",
-)
-LEAST = Method(summary="nothing", hooks=lambda: None, whole_tables=lambda _: None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share(Settings):
+    """Its own setting.
+
+    Attributes:
+      clip_share: Share of the clip norm that is used.
+    """
+
+    clip_share: Annotated[float, Field(gt=0, le=1), "Try 0.5."]
+
+
+LEAST = Method(hooks=lambda: None, whole_tables=lambda _: None)
 WHOLE = Method(
-    summary="a smaller clip",
     hooks=lambda: HOOKS,
     whole_tables=lambda _: None,
     accounting=as_dp_sgd,
     sentence=_sentence,
-    settings={"clip_share": SHARE},
+    settings=Share,
 )
 
 Register = Callable[[Method], None]
@@ -224,10 +229,9 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
     other = dataclasses.replace(request.settings, method_settings={"clip_share": 0.25})
     with pytest.raises(InputError, match=r"method_settings=.*0\.25.*as when the run"):
         train(dataclasses.replace(request, settings=other))
-    done = CliRunner().invoke(
-        train_command,
+    done = invoke(
         [
-            f"--batches={request.batches}", f"--eval={held_out}",
+            "train", f"--batches={request.batches}", f"--eval={held_out}",
             f"--out={request.run}", f"--method={NAME}", "--clip-share=0.5",
             "--noise-multiplier=1",
             "--l2-norm-clip=0.4", "--delta=1e-3", "--embedding-dim=2", "--hidden=4",
@@ -297,8 +301,13 @@ def test_a_name_means_one_method_and_a_setting_has_one_owner(
     for taken in (NAME, "dp-sgd"):
         with pytest.raises(InputError, match="not to be registered yet"):
             methods.register(taken, WHOLE)
-    for setting in ("bam_radius", "clip_share", "no identifier"):
-        owner = dataclasses.replace(WHOLE, settings={setting: SHARE})
+    for setting in ("bam_radius", "clip_share"):
+        owner = dataclasses.replace(
+            WHOLE,
+            settings=dataclasses.make_dataclass(
+                "Other", [(setting, Annotated[float, Field(gt=0)])], kw_only=True
+            ),
+        )
         with pytest.raises(
             InputError, match=f"setting {setting!r} of method='another'"
         ):

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-import dpsgd
 from accounting.core.validation import InputError
+from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.core.run.run_record import read_run, write_run
@@ -234,7 +233,7 @@ def test_a_table_of_named_classes_goes_all_the_way(
     monkeypatch.chdir(tmp_path)
 
     def call(line: str) -> Any:
-        done = CliRunner().invoke(dpsgd.cli, shlex.split(line))
+        done = invoke(shlex.split(line))
         assert done.exit_code == 0, done.output
         return done
 
@@ -255,5 +254,5 @@ def test_a_table_of_named_classes_goes_all_the_way(
         ].to_pylist()
         np.testing.assert_allclose(values.sum(0), 1, rtol=1e-5)
     wrong = ["predict", "run", "--input=a.csv", "--out=q", "--carry=probability_red"]
-    refused = CliRunner().invoke(dpsgd.cli, wrong)
+    refused = invoke(wrong)
     assert "not to be called as a prediction" in str(refused.exception)

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from accounting.core.pld.gaussian import gaussian_noise
 from accounting.core.validation import InputError
-from dpsgd.command_line import cli
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables.schema import Schema
+from tests.command_line import invoke
 from trainer.releases import table_counts, table_statistics
 from trainer.releases.table_counts import threshold
 from trainer.releases.table_statistics import least_rows, statistics
@@ -81,7 +80,7 @@ def prepare(
         "prepare", f"--input={root}/{table}", f"--schema={root}/{schema}",
         f"--out={root}/{out}", *more,
     ]  # fmt: skip
-    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    result = invoke(arguments, catch=False)
     assert result.exit_code == 0, result.output
 
 

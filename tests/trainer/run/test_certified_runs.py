@@ -9,9 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-import dpsgd
 from accounting.core.validation import InputError
 from pipelines.batches.folder import (
     CERTIFICATE_NAME,
@@ -22,6 +20,7 @@ from pipelines.batches.folder import (
 )
 from pipelines.batches.reader import stored
 from pipelines.core.users.bounded import BOUNDED, Bounded
+from tests.command_line import invoke
 from tests.trainer.bounded import StandIn
 from tests.trainer.conftest import write_run_folder
 from tests.trainer.run.whole_runs import open_session
@@ -54,7 +53,7 @@ def said_of(run: pathlib.Path) -> tuple[dict[str, Any], str, str]:
     """What `dpsgd account` says, as JSON and as text, and the page."""
     outputs = []
     for more in (["--json"], []):
-        result = CliRunner().invoke(dpsgd.cli, ["account", str(run), *more])
+        result = invoke(["account", str(run), *more])
         assert result.exit_code == 0, result.output
         outputs.append(result.output)
     return json.loads(outputs[0]), outputs[1], render(collect(run))
@@ -92,7 +91,7 @@ def test_a_certificate_of_other_records_is_refused(
     write_manifest(sealed.path, sealed.manifest, worse, seal_key="5" * 64)
     write_certificate(sealed.path, sealed.manifest, read_checksums(sealed.path))
     shutil.copy(sealed.path / CERTIFICATE_NAME, run)
-    result = CliRunner().invoke(dpsgd.cli, ["account", str(run)])
+    result = invoke(["account", str(run)])
     assert isinstance(result.exception, InputError)
     assert "about the batches of this run" in str(result.exception)
     with pytest.raises(InputError, match="other records"):

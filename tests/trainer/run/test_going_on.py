@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-import dpsgd
 from accounting.core.validation import InputError
 from pipelines.files import storage
 from pipelines.files.stopping import StoppedError
+from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import (
     AVERAGES,
@@ -356,7 +355,7 @@ def test_an_error_of_code_or_values_ends_the_run_for_good(
     record, _ = read_run(request.run)
     assert not record.complete
     assert 4 <= record.num_steps_executed < 10
-    said = CliRunner().invoke(dpsgd.cli, ["account", str(request.run), "--json"])
+    said = invoke(["account", str(request.run), "--json"])
     assert said.exit_code == 0, said.output
     assert json.loads(said.output)["epsilon"] > 0
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import sys
 from collections.abc import Iterator
-
-import click
 
 from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files.folders import make_parents, remove_empty, usable_folder
@@ -29,10 +28,10 @@ def run(settings: ComparisonSettings, *, as_json: bool) -> None:
         report = compare(settings, _say)
         fields = report.write(settings.out)
     if as_json:
-        click.echo(json.dumps(fields, indent=2))
+        print(json.dumps(fields, indent=2))
         return
     report.show()
-    click.echo(f"report in {settings.out / report.stem}.md")
+    print(f"report in {settings.out / report.stem}.md")
 
 
 @contextlib.contextmanager
@@ -51,4 +50,4 @@ def _alone(out: pathlib.Path) -> Iterator[None]:
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    print(line, file=sys.stderr)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Sequence
 from typing import Any
-
-import click
 
 from accounting.core.validation import InputError
 from trainer.cli.commands import train_request
-from trainer.cli.setting_flags import Listed
 from trainer.settings import methods
 from trainer.settings.requests import Request
 
@@ -24,17 +22,6 @@ _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
     "--delta", "--of-runs", "--init-seed",
 )  # fmt: skip
-
-
-def listed(kind: click.ParamType) -> dict[str, Any]:
-    """Returns arguments of `click.option` for a flag that takes lists of ``kind``."""
-    return {
-        "type": Listed(kind),
-        "multiple": True,
-        "callback": lambda _, __, lists: tuple(
-            dict.fromkeys(value for values in lists for value in values)
-        ),
-    }
 
 
 def refuse(rest: Sequence[str], set_for_all: Sequence[str]) -> None:
@@ -52,25 +39,20 @@ def refuse(rest: Sequence[str], set_for_all: Sequence[str]) -> None:
             raise InputError(f"{flag} is set for every run of this command. Omit it.")
 
 
-def request(
-    flags: dict[str, Any],
-    set_here: Mapping[str, Any],
-    rest: Sequence[str],
-) -> Request:
-    """Returns the request to `dpsgd train`, except for the folder of batches.
+def request(rest: Sequence[str], *tokens: str, **set_here: Any) -> Request:
+    """Returns the request to `dpsgd train`, except for its folders.
 
     Args:
-      flags: Flags of the command, with ``eval`` and ``out``.
-      set_here: Values of flags that the command sets, by parameter.
       rest: Further arguments of the user, for `dpsgd train`.
+      *tokens: Arguments that the command adds.
+      **set_here: Settings that the command sets.
 
     Raises:
-      InputError: ``rest`` has a flag that is set for every run, or `dpsgd train` would
-        refuse the flags before it reads a file.
+      InputError: ``rest`` has an option that is set for every run, or `dpsgd train`
+        would refuse the options before it reads a file.
     """
     refuse(rest, _SET_FOR_ALL)
-    folders = {"batches": ".", "eval": flags["eval"], "out": flags["out"]}
-    return train_request(rest, **folders, **set_here)
+    return train_request([*rest, *tokens], **set_here)
 
 
 def split(option: str, text: str) -> list[str]:
@@ -122,7 +104,8 @@ def _tried() -> tuple[str, ...]:
     """Returns the flags whose values may be lists."""
     own = (
         f"--{name.replace('_', '-')}"
-        for name, setting in methods.own_settings()
-        if setting.kind in (int, float)
+        for method in methods.names()
+        for name, hint in methods.settings_of(methods.get(method)).items()
+        if typing.get_args(hint)[0] in (int, float)
     )
     return ("--learning-rate", "--l2-norm-clip", *own)

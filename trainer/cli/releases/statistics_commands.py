@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from cyclopts import Parameter
 
-from accounting.cli import paths, shared_options
-from accounting.cli.grouped import Grouped
+from accounting.cli.options import AllowLargeDelta, Json, LocalPath, check_delta
+from accounting.core.settings import REQUIRED, OfPrivacy
 from trainer.report.progress import Terminal
 
 
-@click.command(name="statistics", cls=Grouped)
-@click.option(
-    "--input",
-    "table",
-    type=paths.TEXT_OR_URL,
-    required=True,
-    help="Prepared rows that train nothing, such as the part `val` of `dpsgd prepare`: "
-    "Parquet (a folder, a file or a quoted glob).",
-)
-@click.option(
-    "--schema",
-    type=paths.FILE,
-    required=True,
-    help="The schema that they were prepared with.",
-)
-@click.option(
-    "--out",
-    type=paths.FILE,
-    required=True,
-    help="New file: the schema with what is found, to prepare the table again with.",
-)
-@shared_options.epsilon("For one row of --input.", required=True)
-@shared_options.delta("For one row of --input.", required=True)
-@shared_options.of_runs("Of so many such statistics of these rows together.")
-@shared_options.as_json
-def statistics_command(as_json: bool, **flags: Any) -> None:
+def statistics(
+    *,
+    table: Annotated[str, Parameter(name="--input", group=REQUIRED)],
+    schema: Annotated[LocalPath, Parameter(group=REQUIRED)],
+    out: Annotated[LocalPath, Parameter(group=REQUIRED)],
+    epsilon: Annotated[float, Parameter(group=REQUIRED)],
+    delta: Annotated[float, Parameter(group=REQUIRED)],
+    allow_large_delta: AllowLargeDelta = False,
+    of_runs: Annotated[int, OfPrivacy, Parameter(metavar="N")] = 1,
+    as_json: Json = False,
+) -> None:
     """Find ranges, vocabularies and shares of classes, with an epsilon for them.
 
     A range makes a number in [-1, 1] of a column, which trains better than its
@@ -48,24 +33,40 @@ def statistics_command(as_json: bool, **flags: Any) -> None:
     values beyond a range count in the mean as its end.  A column whose range noise or
     bins hide gets none.
 
-    \b
-    Example:
-      dpsgd prepare --input census.csv --schema schema.toml --out first
+    For example:
       dpsgd statistics --input first/val --schema schema.toml --out ranges.toml \\
           --epsilon 3 --delta 1e-6
       dpsgd prepare --input census.csv --schema ranges.toml --out data
+
+    Args:
+      table: Prepared rows that train nothing, such as the part `val` of `dpsgd
+        prepare`: Parquet (a folder, a file or a quoted glob).
+      schema: The schema that they were prepared with.
+      out: New file: the schema with what is found, to prepare the table again with.
+      epsilon: For one row of --input.
+      delta: For one row of --input.
+      of_runs: Of so many such statistics of these rows together.
     """
+    check_delta(delta, allow_large_delta)
     from trainer.releases import table_statistics
 
-    request = table_statistics.check(**flags)
+    request = table_statistics.check(
+        table=table,
+        schema=schema,
+        out=out,
+        epsilon=epsilon,
+        delta=delta,
+        allow_large_delta=allow_large_delta,
+        of_runs=of_runs,
+    )
     with Terminal("counting", unit="cell") as reporter:
         found = table_statistics.statistics_checked(request, reporter)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print(json.dumps(found, indent=2))
         return
-    click.echo(_text(found))
-    click.echo(found["claim"])
-    click.echo(f"schema in {flags['out']}")
+    print(_text(found))
+    print(found["claim"])
+    print(f"schema in {out}")
 
 
 def _text(found: dict[str, Any]) -> str:

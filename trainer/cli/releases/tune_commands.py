@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import click
+from cyclopts import Parameter
 
-from accounting.cli import paths, shared_options
-from accounting.cli.grouped import PASSES_ON, Grouped
+from accounting.cli.command import PassedOn, of_fields, parse
+from accounting.cli.options import AllowLargeDelta, Json, LocalPath, check_delta
+from accounting.core.settings import REQUIRED, OfPrivacy
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli.commands import train_request
 from trainer.cli.experiments import experiment_flags
@@ -25,70 +27,53 @@ _NOT_HERE = (
 )  # fmt: skip
 
 
-@click.command(name="tune", cls=Grouped, context_settings=PASSES_ON)
-@click.option(
-    "--input",
-    "source",
-    type=paths.TEXT_OR_URL,
-    required=True,
-    help="Training rows: Parquet (a folder, a file or a quoted glob).",
-)
-@click.option(
-    "--score",
-    "scored",
-    type=paths.PATH,
-    required=True,
-    help="Rows that train nothing, such as the part `val` of `dpsgd prepare`: runs are "
-    "scored on them, with noise.",
-)
-@click.option(
-    "--out",
-    type=paths.FOLDER,
-    required=True,
-    help="New folder, or of a stopped search.",
-)
-@click.option(
-    "--runs",
-    "num_runs",
-    type=int,
-    metavar="N",
-    required=True,
-    help="A candidate of the best tenth is tried as surely as by N runs.  How many are "
-    "made is random, secret, and more on average.",
-)
-@shared_options.epsilon("Of the model, for one row of --input.", required=True)
-@shared_options.delta("Of model and score.", required=True)
-@click.option(
-    "--epsilon-of-score",
-    type=float,
-    help="Of the best score, for one row of --score; at most --epsilon, the default.",
-)
-@click.option(
-    "--delta-of-score",
-    type=float,
-    help="Of the best score; at most --delta, the default.",
-)
-@click.option(
-    "--by",
-    "score",
-    type=click.Choice(["auto", "auc", "log_loss", "accuracy", "mean_squared_error"]),
-    default="auto",
-    show_default=True,
-    help="What is best.  auto: AUC, accuracy of more than two classes, or the squared "
-    "error of a number.",
-)
-@shared_options.batch_size("Expected rows per step.", required=True)
-@shared_options.epochs("Epochs of each run.", required=True)
-@click.option(
-    "--or",
-    "others",
-    multiple=True,
-    metavar="FLAGS",
-    help="Also candidates with these flags, such as '--hidden 32'; may be repeated.",
-)
-@shared_options.as_json
-@click.pass_context
-def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Options of ``dpsgd tune``.
+
+    Attributes:
+      source: Training rows: Parquet (a folder, a file or a quoted glob).
+      scored: Rows that train nothing, such as the part `val` of `dpsgd prepare`: runs
+        are scored on them, with noise.
+      out: New folder, or of a stopped search.
+      runs: A candidate of the best tenth is tried as surely as by N runs.  How many are
+        made is random, secret, and more on average.
+      epsilon: Of the model, for one row of --input.
+      delta: Of model and score.
+      batch_size: Expected rows per step.
+      epochs: Epochs of each run.
+      epsilon_of_score: Of the best score, for one row of --score; at most --epsilon,
+        the default.
+      delta_of_score: Of the best score; at most --delta, the default.
+      by: What is best.  auto: AUC, accuracy of more than two classes, or the squared
+        error of a number.
+      others: Also candidates with these options, such as '--hidden 32'; may be
+        repeated.
+    """
+
+    source: Annotated[str, Parameter(name="--input", group=REQUIRED)]
+    scored: Annotated[LocalPath, Parameter(name="--score", group=REQUIRED)]
+    out: Annotated[LocalPath, Parameter(group=REQUIRED)]
+    runs: Annotated[int, Parameter(metavar="N", group=REQUIRED)]
+    epsilon: Annotated[float, Parameter(group=REQUIRED)]
+    delta: Annotated[float, Parameter(group=REQUIRED)]
+    batch_size: Annotated[int, Parameter(group=REQUIRED)]
+    epochs: Annotated[int, Parameter(group=REQUIRED)]
+    allow_large_delta: AllowLargeDelta = False
+    epsilon_of_score: Annotated[float | None, OfPrivacy] = None
+    delta_of_score: Annotated[float | None, OfPrivacy] = None
+    by: Literal["auto", "auc", "log_loss", "accuracy", "mean_squared_error"] = "auto"
+    others: Annotated[
+        tuple[str, ...],
+        Parameter(name="--or", metavar="OPTIONS", allow_leading_hyphen=True),
+    ] = ()
+
+
+def tune(
+    *rest: PassedOn,
+    asked: Annotated[TuneOptions, of_fields],
+    as_json: Json = False,
+) -> None:
     """Try many settings, and release the best model alone, with one epsilon for all.
 
     A random number of runs is made, each with a random candidate, and batches and noise
@@ -96,46 +81,49 @@ def tune_command(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     the price by `dpsgd plan --runs N`.  To resume a stopped search, give the same
     command again.
 
-    All other flags go to `dpsgd train`; --learning-rate, --l2-norm-clip and numeric
+    All other options go to `dpsgd train`; --learning-rate, --l2-norm-clip and numeric
     settings of a method may be comma-separated lists.  Candidates are all combinations,
-    and those with the flags of each --or in addition.
+    and those with the options of each --or in addition.
 
-    \b
-    Example:
+    For example:
       dpsgd tune --input data/train --score data/val --out tuned --runs 8 \\
           --epsilon 3 --delta 1e-6 --batch-size 256 --epochs 8 \\
           --learning-rate 0.003,0.01,0.03 --or "--hidden 32"
       dpsgd evaluate tuned/run --batches tuned/batches --input data/test
+
+    Args:
+      rest: Options of `dpsgd train`.
     """
+    check_delta(asked.delta, asked.allow_large_delta)
     from trainer.releases import tuning  # after --help: pyarrow
 
-    candidates = _candidates(flags, ctx.args)
+    candidates = _candidates(asked, rest)
     with Terminal("tuning", unit="run") as reporter:
         request = tuning.check(
-            flags["source"],
-            flags["scored"],
-            flags["out"],
+            asked.source,
+            asked.scored,
+            asked.out,
             candidates=candidates,
             batches=BatchSettings(
-                expected_batch_size=flags["batch_size"],
-                num_epochs=flags["epochs"],
-                epsilon=max(8.0, flags["epsilon"]),
-                delta=flags["delta"],
+                expected_batch_size=asked.batch_size,
+                num_epochs=asked.epochs,
+                epsilon=max(8.0, asked.epsilon),
+                delta=asked.delta,
             ),
-            num_runs=flags["num_runs"],
-            epsilon_of_score=flags["epsilon_of_score"],
-            delta_of_score=flags["delta_of_score"],
-            score=flags["score"],
+            num_runs=asked.runs,
+            epsilon_of_score=asked.epsilon_of_score,
+            delta_of_score=asked.delta_of_score,
+            score=asked.by,
             say=reporter.say,
         )
         reporter.say(_price(request.described["price"]))
         found = tuning.tune_checked(request, reporter)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print(json.dumps(found, indent=2))
         return
     place = found["winner"]["candidate"]
-    chosen = shlex.join(candidate_flags(flags, ctx.args)[place]) or "the defaults"
-    click.echo(_said(found, chosen, flags["out"]))
+    chosen = shlex.join(candidate_options(asked, rest)[place]) or "the defaults"
+    print(_said(found, chosen, asked.out))
 
 
 def _said(found: dict[str, Any], chosen: str, out: Path) -> str:
@@ -164,37 +152,40 @@ def _price(price: dict[str, Any]) -> str:
     )
 
 
-def candidate_flags(flags: dict[str, Any], rest: list[str]) -> list[tuple[str, ...]]:
-    """Returns the flags of each candidate, for `dpsgd train`.
+def candidate_options(asked: TuneOptions, rest: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the options of each candidate, for `dpsgd train`.
 
     Args:
-      flags: Flags of this command.
+      asked: Options of this command.
       rest: Its other arguments.
     """
     return [
         each
-        for text in ("", *flags["others"])
+        for text in ("", *asked.others)
         for more in [experiment_flags.split("--or", text)]
         for each in experiment_flags.each_of_lists([*rest, *more])
     ]
 
 
-def candidates_of(arguments: Sequence[str]) -> list[TrainSettings]:
+def candidates_of(tokens: Sequence[str]) -> list[TrainSettings]:
     """Returns the candidates of a command line; nothing is run.
 
     Raises:
-      InputError: the command would refuse the flags before it reads a file.
+      InputError: the command would refuse the options before it reads a file.
     """
-    with tune_command.make_context("tune", [*arguments]) as ctx:
-        return _candidates(ctx.params, ctx.args)
+    given = parse(tune, tokens)
+    return _candidates(given["asked"], given.get("rest", ()))
 
 
-def _candidates(flags: dict[str, Any], rest: list[str]) -> list[TrainSettings]:
+def _candidates(asked: TuneOptions, rest: Sequence[str]) -> list[TrainSettings]:
     found = []
-    for words in candidate_flags(flags, rest):
+    for words in candidate_options(asked, rest):
         experiment_flags.refuse(words, _NOT_HERE)
-        privacy = ("epsilon", "delta", "allow_large_delta")
-        set_here = {name: flags[name] for name in privacy}
-        request = train_request(words, batches=".", out=flags["out"], **set_here)
+        request = train_request(
+            words,
+            target_epsilon=asked.epsilon,
+            target_delta=asked.delta,
+            allow_large_delta=asked.allow_large_delta,
+        )
         found.append(request.settings)
     return found
