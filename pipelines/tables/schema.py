@@ -277,16 +277,20 @@ class Schema(Fields):
                 f"Expected version = {VERSION} in {place}. Write version = {VERSION}."
             )
         values = {name: value for name, value in values.items() if name != "version"}
-        _refuse_unchosen(values, place)
         columns = values.get("columns")
-        if isinstance(columns, Mapping) and "split" not in values:
-            users = [
-                name
-                for name, fields in columns.items()
-                if isinstance(fields, Mapping) and fields.get("kind") == USER
-            ]
-            if users:
-                values["split"] = {"by": HASH, "column": users[0]}
+        kinds = {
+            name: fields.get("kind")
+            for name, fields in (columns.items() if isinstance(columns, dict) else ())
+            if isinstance(fields, dict)
+        }
+        if unchosen := [name for name, kind in kinds.items() if kind == UNCHOSEN]:
+            raise InputError(
+                f"Expected a kind for each column in {place}; to be chosen: "
+                f"{', '.join(unchosen)}. Write one of {', '.join(KINDS)} for each."
+            )
+        users = [name for name, kind in kinds.items() if kind == USER]
+        if users and "split" not in values:
+            values["split"] = {"by": HASH, "column": users[0]}
         text = json.dumps(values, default=str)  # dates of TOML
         try:
             return cls.model_validate_json(text, strict=True)
@@ -412,66 +416,35 @@ class Schema(Fields):
         }
 
 
-def _refuse_unchosen(values: Mapping[str, Any], place: str) -> None:
-    columns = values.get("columns")
-    if not isinstance(columns, Mapping):
-        return
-    unchosen = [
-        name
-        for name, fields in columns.items()
-        if isinstance(fields, Mapping) and fields.get("kind") == UNCHOSEN
-    ]
-    if unchosen:
-        raise InputError(
-            f"Expected a kind for each column in {place}; to be chosen: "
-            f"{', '.join(unchosen)}. Write one of {', '.join(KINDS)} for each."
-        )
-
-
 def _one_line(error: ValidationError, place: str) -> InputError:
     """Returns the first error of a schema as one line with name, value and bound."""
     first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    if path[:1] == ["columns"]:
-        where = f"column {path[1]} of {place}" if len(path) > 1 else place
-        path = [part for part in path[2:] if part not in KINDS]
-    else:
-        where, path = (f"[{path[0]}] of {place}", path[1:]) if path else (place, [])
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        names = [*Schema.model_fields, "version"]
-        hint = did_you_mean(str(first["loc"][0]), names)
-        return InputError(
-            f"Expected no {first['loc'][0]} in {place}; it may hold "
-            f"{', '.join(names)}.{hint}"
-        )
+    kind, value = first["type"], first["input"]
+    top, *path = map(str, first["loc"] or ("",))
+    where, known = place, [Schema]
+    if top == "columns" and path:
+        where, known = f"column {path[0]} of {place}", [*Kind.__subclasses__()]
+        path = [part for part in path[1:] if part not in KINDS]
+    elif path:
+        where, known = f"[{top}] of {place}", [Split, InputOptions]
+    elif top:
+        where = f"[{top}] of {place}" if kind != "extra_forbidden" else place
     # Beside the field a union names its alternatives, and a tuple its places.
     field = next((part for part in path if part.isidentifier()), "")
-    value = first["input"]
     wanted = first["msg"].removeprefix("Value error, ")
     wanted = wanted[:1].lower() + wanted[1:]
-    kind = first["type"]
     if kind == "extra_forbidden":
-        kinds = (
-            Kind.__subclasses__()
-            if where.startswith("column")
-            else (Split, InputOptions)
-        )
-        names = sorted({name for each in kinds for name in each.model_fields})
-        hint = did_you_mean(field, names)
-        return InputError(
-            f"Expected no {field} in {where}, which has no such field.{hint}"
-        )
+        name = field or top
+        names = sorted({each for model in known for each in model.model_fields})
+        hint = did_you_mean(name, names)
+        return InputError(f"Expected no {name} in {where}: no field of it.{hint}")
     if kind.startswith("union_tag"):
-        return InputError(
-            f"Expected kind of {where} to be one of {', '.join(KINDS)}."
-            f"{did_you_mean(str(dict(value).get('kind', '')), KINDS)}"
-        )
-    if not field:
-        return InputError(f"Expected {where} {wanted.removeprefix('expected ')}.")
-    if kind == "missing":
-        return InputError(f"Expected {field} in {where}, which needs it.")
-    if isinstance(value, Mapping):
-        return InputError(f"Expected {where} {wanted}.")
+        hint = did_you_mean(str(dict(value).get("kind", "")), KINDS)
+        kinds = ", ".join(KINDS)
+        return InputError(f"Expected kind of {where} to be one of {kinds}.{hint}")
+    if not field or isinstance(value, dict):
+        told = f"{field}: " if field else ""
+        return InputError(f"Expected {where} {told}{wanted.removeprefix('expected ')}.")
     return InputError(
         f"Expected {field} = {value!r} of {where} to be another value: {wanted}."
     )
