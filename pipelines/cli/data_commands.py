@@ -104,7 +104,7 @@ def prepare(
     Args:
       others: Options of Beam.
       source: CSV, TSV, JSON lines (also .gz, .zst) or Parquet, here or in a store: a
-        file, a folder, also of partitions such as day=3, or a quoted glob.
+        file, a folder or a quoted glob.
       schema: Describes the columns: see dpsgd schema; or criteo, for Criteo's click
         logs.  Parquet of numbers needs none beside --user.
       out: New or empty folder.

@@ -209,16 +209,13 @@ class _Job:
         return self.path("counts", f"{task:05d}.json")
 
     @property
-    def rows_schema(self) -> pa.Schema:
-        """Schema of the rows, without numbers of users."""
-        return self.options.rows_schema
-
-    @property
     def schema(self) -> pa.Schema:
         """Schema of the pieces."""
         if self.key_file is None:
-            return self.rows_schema
-        return self.rows_schema.append(pa.field(USER, pa.uint64(), nullable=False))
+            return self.options.rows_schema
+        return self.options.rows_schema.append(
+            pa.field(USER, pa.uint64(), nullable=False)
+        )
 
     @property
     def is_by_row(self) -> bool:
@@ -426,7 +423,9 @@ def prepare(
         told = {} if users is None else dataclasses.asdict(users.settings)
         if users is not None and users.bound_held_out:
             told["bound_held_out"] = True
-        write_record(folder, job.rows_schema, {**options.settings, **told, **read})
+        write_record(
+            folder, job.options.rows_schema, {**options.settings, **told, **read}
+        )
     return PrepareSummary(
         num_files=len(files),
         num_rows=dict(zip(SPLITS, sizes, strict=True)),
@@ -586,7 +585,7 @@ def _bound(
         folder / part,
         users.settings if part == SPLITS[0] else users.settings.held_out,
         read_key_file(job.key_file),
-        job.rows_schema,
+        job.options.rows_schema,
         table=fingerprint([table, part]),
         limits=Limits(
             work=job.path("choice"),
@@ -602,7 +601,7 @@ def _bound(
 def _publish(job: _Job, target: pathlib.Path, pieces: Sequence[pathlib.Path]) -> None:
     """Moves the pieces of a part to where they belong; a part has at least a file."""
     if not pieces or job.key_file:  # numbers of users are left out
-        job.copy(pieces, target, "part-", job.rows_schema)
+        job.copy(pieces, target, "part-", job.options.rows_schema)
         return
     for number, path in enumerate(pieces):
         os.rename(path, target / f"part-{number:05d}.parquet")
