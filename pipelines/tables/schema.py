@@ -421,7 +421,7 @@ def _one_line(error: ValidationError, place: str) -> InputError:
     first = error.errors(include_url=False)[0]
     kind, value = first["type"], first["input"]
     top, *path = map(str, first["loc"] or ("",))
-    where, known = place, [Schema]
+    where, known = place, list[type[Fields]]([Schema])
     if top == "columns" and path:
         where, known = f"column {path[0]} of {place}", [*Kind.__subclasses__()]
         path = [part for part in path[1:] if part not in KINDS]
