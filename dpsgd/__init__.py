@@ -18,65 +18,28 @@ from typing import TYPE_CHECKING, Any
 # The one list of public names.  `as` tells type checkers that a name is re-exported.
 if TYPE_CHECKING:
     from accounting.core import accountant as accountant
-    from accounting.core.intervals import Bounds as Bounds
-    from accounting.core.intervals import NoiseBounds as NoiseBounds
     from accounting.core.plan import DpSgdPlan as DpSgdPlan
-    from accounting.core.plan import steps_per_epoch as steps_per_epoch
     from accounting.core.validation import InputError as InputError
-    from accounting.planning import groups as groups
-    from accounting.statement import PrivacyStatement as PrivacyStatement
-    from accounting.statement import privacy_statement as privacy_statement
-    from dpsgd.command_line import main as main
     from dpsgd.frames import fit as fit
     from dpsgd.frames import predict as predict
     from dpsgd.private_model import make_private as make_private
-    from pipelines.batches.folder import read_certificate as read_certificate
+    from dpsgd.questions import account as account
+    from dpsgd.questions import plan as plan
     from pipelines.batches.folder import read_manifest as read_manifest
     from pipelines.batches.reader import read_batches as read_batches
-    from pipelines.batches.verify import Verification as Verification
     from pipelines.batches.verify import verify as verify
-    from pipelines.certify import certify as certify
-    from pipelines.core.batches.batch_format import PhysicalBatch as PhysicalBatch
-    from pipelines.core.batches.manifest import Certificate as Certificate
-    from pipelines.core.batches.manifest import Manifest as Manifest
-    from pipelines.inputs.parquet_blocks import Dataset as Dataset
-    from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings
     from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
     from pipelines.job.poisson_batching import make_batches as make_batches
-    from pipelines.job.poisson_batching import write_batches as write_batches
-    from pipelines.job.runtime import Runtime as Runtime
-    from pipelines.job.sizing import make_layout as make_layout
     from pipelines.tables.first_schema import first_schema as first_schema
     from pipelines.tables.prepare import TableOptions as TableOptions
     from pipelines.tables.prepare import prepare as prepare
-    from pipelines.tables.prepared_files import (
-        PreparedVerification as PreparedVerification,
-    )
-    from pipelines.tables.prepared_files import verify_prepared as verify_prepared
     from pipelines.tables.schema import Schema as Schema
-    from trainer.auditing import audit as audit
-    from trainer.core.run.run_record import RunRecord as RunRecord
-    from trainer.core.run.run_record import read_run as read_run
-    from trainer.experiments.compare import compare as compare
     from trainer.html_report.page import write_report as write_report
-    from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.model.layers import FunctionModel as FunctionModel
-    from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.releases.evaluate import evaluate as evaluate
-    from trainer.releases.table_statistics import statistics as statistics
-    from trainer.releases.tuning import tune as tune
     from trainer.run.preflight import Request as Request
-    from trainer.run.privacy import run_statement as run_statement
-    from trainer.settings.aggregation_settings import (
-        AggregationSettings as AggregationSettings,
-    )
-    from trainer.settings.requests import AuditSettings as AuditSettings
-    from trainer.settings.requests import (
-        ComparisonSettings as ComparisonSettings,
-    )
     from trainer.settings.train_settings import TrainSettings as TrainSettings
-    from trainer.train import Summary as Summary
     from trainer.train import train as train
 
 __version__ = "0.2.0"

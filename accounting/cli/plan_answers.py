@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accounting.cli import options, plan_tables
 from accounting.cli.plan_options import PlanOptions
 from accounting.cli.progress import Progress
-from accounting.core import accountant, deltas, neighboring_relation, sampler_registry
+from accounting.core import accountant, deltas, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.validation import InputError, check_int
 from accounting.planning import comparison, sweeps, tuning
@@ -107,26 +107,10 @@ def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[st
     supported = [
         name
         for name in samplers
-        if all(_is_supported(question, name) for question in questions)
+        if all(comparison.is_answered(question, name) for question in questions)
     ]
     # If there are none, the first one is kept for its error.
     return tuple(supported) or samplers[:1]
-
-
-def _is_supported(question: Question, sampler: str) -> bool:
-    # Samplers that use every example once per epoch need whole epochs.
-    steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
-    whole = question.num_steps == question.num_epochs * steps
-    rules = sampler_registry.rules(sampler)
-    composes = question.of_runs == 1 or rules.composes
-    return (
-        composes
-        and not (rules.cyclic and question.bands is None)
-        and neighboring_relation.is_supported(
-            sampler, question.neighboring_relation, question.max_examples_per_user
-        )
-        and (whole or not plans.goes_through_epochs(sampler))
-    )
 
 
 # -- tuning ----------------------------------------------------------------------------

@@ -61,10 +61,14 @@ SAME_NUMBER = "both data sets have num_examples examples, and that number is pub
 
 #: Largest k with bounds of its own, since their cost grows with k.
 MOST_EXAMPLES_PER_USER = 50
-_GROUP = "In Python, dpsgd.groups.user_epsilon bounds it by groups, under zero-out."
+_GROUP = (
+    "In Python, accounting.planning.groups.user_epsilon bounds it by groups, under "
+    "zero-out."
+)
 _NO_REPLACE_ONE = (
     "two real examples differ by twice the clip norm; in Python, "
-    "dpsgd.groups.group_epsilon with group_size=2 bounds it by groups under zero-out"
+    "accounting.planning.groups.group_epsilon with group_size=2 bounds it by groups "
+    "under zero-out"
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accounting.core import accountant, sampler_registry
 from accounting.core import plan as plans
 from accounting.core.claim import plan_of_all
-from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.core.neighboring_relation import REPLACE_SPECIAL, brought, is_supported
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError, check_float
 
@@ -239,6 +239,27 @@ class Answer:
 
 def _key(asked: str) -> str:
     return asked.replace(" ", "_")
+
+
+def is_answered(question: Question, sampler: str) -> bool:
+    """Whether a sampler is accounted for, with no further choice.
+
+    Args:
+      question: What is asked.
+      sampler: Name of a sampler.
+    """
+    # Samplers that use every example once per epoch need whole epochs.
+    steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
+    whole = question.num_steps == question.num_epochs * steps
+    rules = sampler_registry.rules(sampler)
+    return (
+        (question.of_runs == 1 or rules.composes)
+        and not (rules.cyclic and question.bands is None)
+        and is_supported(
+            sampler, question.neighboring_relation, question.max_examples_per_user
+        )
+        and (whole or not plans.goes_through_epochs(sampler))
+    )
 
 
 def answer(question: Question, line: Line | str) -> Answer:

@@ -307,7 +307,8 @@ def _checked_count(_: Question, value: int) -> int:
         value,
         at_least=1,
         at_most=MOST_EXAMPLES_PER_USER,
-        remedy="In Python, dpsgd.groups.user_epsilon bounds larger ones by groups.",
+        remedy="In Python, accounting.planning.groups.user_epsilon bounds larger ones "
+        "by groups.",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-import dpsgd
+from dpsgd.command_line import main
 
 #: Parameters of metadata.json that are options of ``dpsgd batches``.
 OPTIONS = (
@@ -29,4 +29,4 @@ def arguments(given: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     sys.argv = ["dpsgd", *arguments(sys.argv[1:])]
-    dpsgd.main()
+    main()

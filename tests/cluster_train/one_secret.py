@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from dpsgd import main
+from dpsgd.command_line import main
 from trainer.core.run import session
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import dpsgd
 from accounting.cli.command import names_of
 from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
@@ -198,7 +197,7 @@ def call(
         code: Any = 0
         worked = False
         try:
-            dpsgd.main()
+            command_line.main()
         except SystemExit as end:
             code = end.code or 0
             worked = code == 0

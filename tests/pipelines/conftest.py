@@ -26,8 +26,8 @@ import pytest
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-import dpsgd
 from accounting.core.plan import DpSgdPlan
+from dpsgd import command_line
 from pipelines.files import storage
 from pipelines.files.json_files import pretty_json
 from pipelines.files.key_files import create_key_file
@@ -213,7 +213,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
             patch.setattr(logging.getLogger(), "handlers", [])
             patch.setattr(sys, "argv", ["dpsgd", *map(str, arguments)])
             try:
-                dpsgd.main()
+                command_line.main()
             except SystemExit as end:
                 code = end.code or 0
         return Ran(code, *capfd.readouterr())

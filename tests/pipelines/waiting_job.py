@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 #: ``dpsgd``, whose workers in its process wait after a block until it is cancelled.
 _WAITING = """
 import os, threading
-import dpsgd
+import dpsgd.command_line
 from pipelines.job import engine_tasks
 from pipelines.job.steps import map_step
 
@@ -29,7 +29,7 @@ def write_and_wait(*arguments, **options):
 
 engine_tasks._cancel = cancel_and_go_on
 map_step.write_spill = write_and_wait
-dpsgd.main()
+dpsgd.command_line.main()
 """
 
 

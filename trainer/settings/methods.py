@@ -73,7 +73,6 @@ from trainer.settings.groups import TRAINING
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
-    from trainer.settings.train_settings import TrainSettings
 
 #: The default method, and the one without clip and noise.
 DP_SGD = "dp-sgd"
@@ -107,7 +106,7 @@ class Method:
 
     Attributes:
       hooks: Returns its `trainer.methods.registry.Hooks`; loads TensorFlow.
-      whole_tables: Settings -> why a step reads whole embedding tables; None if it
+      whole_tables: `TrainSettings` -> why a step reads whole tables; None if it
         reads only its examples' rows.
       accounting: Its accounting; `as_dp_sgd` if it releases noisy sums.
       sentence: Its settings -> what is clipped, in words: a function of one example
@@ -115,16 +114,16 @@ class Method:
       settings: A dataclass of its own settings; see `accounting.core.settings`.
       claim: Name of what its privacy relies on besides the core; None for nothing, as
         of the core's own methods alone.
-      check: Raises an InputError for settings of a run that it does not support.
+      check: Raises an InputError for `TrainSettings` of a run that it does not support.
     """
 
     hooks: Callable[[], Any]
-    whole_tables: Callable[[TrainSettings], str | None]
+    whole_tables: Callable[[Any], str | None]
     accounting: Accounting | None = None
     sentence: Callable[[Mapping[str, Any]], str] | None = None
     settings: type = Settings
     claim: str | None = claims.OTHER_METHOD
-    check: Callable[[TrainSettings], None] = lambda settings: None
+    check: Callable[[Any], None] = lambda settings: None
 
     @property
     def has_dp_sgd_accounting(self) -> bool:
@@ -265,7 +264,7 @@ def _load(place: str) -> Callable[[], Any]:
     return lambda: getattr(importlib.import_module(module), attribute)
 
 
-def _reads_rows(settings: TrainSettings) -> None:
+def _reads_rows(settings: Any) -> None:
     """The ``whole_tables`` of a method whose step reads only its examples' rows."""
     del settings
 
@@ -312,7 +311,7 @@ def _bam_sentence(settings: Mapping[str, Any]) -> str:
     )
 
 
-def _bam_tables(settings: TrainSettings) -> str | None:
+def _bam_tables(settings: Any) -> str | None:
     if settings.method_settings["bam_variant"] == BAM_HVP:
         return "--bam-variant hvp has gradients of whole tables"
     return None
@@ -389,7 +388,7 @@ class MixSettings(Settings):
     linf_factor: Annotated[int, Field(ge=1)] = 1
 
 
-def _check_mixing(settings: TrainSettings) -> None:
+def _check_mixing(settings: Any) -> None:
     # The coefficients are hidden: state that depends on them is not a function of
     # released iterates.
     why = "ModelMix's theorem is about plain SGD from the last two iterates"

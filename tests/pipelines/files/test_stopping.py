@@ -79,7 +79,7 @@ def test_other_threads_change_no_handler() -> None:
 #: itself, since another process might be too late.
 _SIGNALLED = """
 import os, pathlib, sys
-import dpsgd
+import dpsgd.command_line
 from pipelines.files.progress_bars import Bars
 
 number, folder = int(sys.argv.pop(1)), pathlib.Path(sys.argv.pop(1))
@@ -93,7 +93,7 @@ def update_and_signal(bars, *progress):
         os.kill(os.getpid(), number)
 
 Bars.update = update_and_signal
-dpsgd.main()
+dpsgd.command_line.main()
 """
 
 

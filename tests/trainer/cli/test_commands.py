@@ -18,6 +18,7 @@ import pytest
 from accounting.core import accountant
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError
+from dpsgd import command_line
 from pipelines.batches.folder import read_manifest
 from tests.command_line import Result, invoke
 from tests.contracts.test_imports import FRAMEWORKS, loaded
@@ -267,7 +268,6 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     signals: int,
 ) -> None:
     """After one signal it ends after the next step; after two, immediately."""
-    import dpsgd
     from trainer.report.progress import Terminal
 
     def stop_at_three(_: Terminal, done: int) -> None:
@@ -283,7 +283,7 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Terminal, "advance", stop_at_three)
         with pytest.raises(SystemExit) as end:
-            dpsgd.main()
+            command_line.main()
     assert end.value.code == 128 + number
     errors = capfd.readouterr().err.splitlines()
     assert errors[-1].startswith("error: Stopped")
@@ -291,7 +291,7 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     assert ("after step 4 of 10" in errors[-1]) == (signals == 1)
     assert not any("Traceback" in line for line in errors)
     with pytest.raises(SystemExit) as end:
-        dpsgd.main()
+        command_line.main()
     assert not end.value.code
     done = 4 if signals == 1 else 2  # the third was not committed yet
     assert f"continuing after step {done}" in capfd.readouterr().err
