@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from accounting.core.validation import InputError
 from pipelines.core.files import local_files
@@ -89,24 +89,3 @@ def refuse_used(path: pathlib.Path) -> None:
             f"Expected --out {path} to be a new or an empty folder, and no mount "
             "point. Choose another, or remove it."
         )
-
-
-def make_parents(path: pathlib.Path, made: list[pathlib.Path]) -> None:
-    """Makes the folders above a path, and appends those that were missing.
-
-    Args:
-      path: The path.
-      made: List to append to, also if an OSError is raised.
-    """
-    for parent in reversed(path.parents):
-        if not parent.exists():
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                parent.mkdir()
-                made.append(parent)
-
-
-def remove_empty(folders: Sequence[pathlib.Path]) -> None:
-    """Removes those of the folders that are there and empty, the deepest first."""
-    for folder in sorted(folders, key=lambda path: -len(path.parts)):
-        with contextlib.suppress(OSError):
-            folder.rmdir()

@@ -7,8 +7,9 @@ Formal guarantees:
   - One process at a time works for ``out``.  Of several at once one does the work, and
     each other one is refused.
   - ``out`` gets its name when all its files are on the disk, and replaces nothing.
-  - Nothing is left after an error or a signal.  What a killed process left is removed
-    by the next command, and nothing else: an OUT.unfinished of other origin is refused.
+  - Nothing but folders above is left after an error or a signal.  What a killed process
+    left is removed by the next command, and nothing else: an OUT.unfinished of other
+    origin is refused.
   - Only this user may enter OUT.unfinished, and ``out`` unless ``mode`` says otherwise.
 
 Sensitive: everything in OUT.unfinished.
@@ -25,10 +26,8 @@ from collections.abc import Iterator
 from accounting.core.validation import InputError, check_local
 from pipelines.core.files.locks import locked_beside
 from pipelines.files.folders import (
-    make_parents,
     make_private_folder,
     refuse_used,
-    remove_empty,
     usable_folder,
 )
 from pipelines.files.stopping import on_signals
@@ -50,13 +49,12 @@ def staged_folder(
         process works for it.
     """
     check_local("--out", out)
-    target, made = pathlib.Path(os.path.realpath(out)), list[pathlib.Path]()
+    target = pathlib.Path(os.path.realpath(out))
     work = target.with_name(f"{target.name}.unfinished")
     with contextlib.ExitStack() as held:
-        held.callback(remove_empty, made)
         with usable_folder(out, "--out"):
             refuse_used(pathlib.Path(out))
-            make_parents(work, made)
+            work.parent.mkdir(parents=True, exist_ok=True)
             # Ours has a lock beside it, from before it is made until it is removed.
             if os.path.lexists(work) and not os.path.lexists(f"{work}.lock"):
                 raise InputError(

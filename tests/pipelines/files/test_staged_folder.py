@@ -55,7 +55,7 @@ def test_nothing_is_left_after_an_error(
     tmp_path: pathlib.Path, error: BaseException
 ) -> None:
     def fail() -> None:
-        with staged_folder(tmp_path / "new" / "out") as data:
+        with staged_folder(tmp_path / "out") as data:
             (data / "part").write_text("rows")
             raise error
 

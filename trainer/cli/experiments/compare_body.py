@@ -11,8 +11,8 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from pipelines.core.files.locks import LOCK_NAME, locked
-from pipelines.files.folders import make_parents, remove_empty, usable_folder
+from pipelines.core.files.locks import locked
+from pipelines.files.folders import usable_folder
 from trainer.experiments.compare import compare
 from trainer.settings.requests import ComparisonSettings
 
@@ -36,15 +36,10 @@ def run(settings: ComparisonSettings, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _alone(out: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes out of the folder of a comparison.
-
-    A folder that was made for the lock alone is removed again.
-    """
-    made = list[pathlib.Path]()
+    """Keeps other processes out of the folder of a comparison."""
     with contextlib.ExitStack() as held:
-        held.callback(remove_empty, made)
         with usable_folder(out, "--out"):
-            make_parents(out / LOCK_NAME, made)
+            out.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(out, out))
         yield
 
