@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
+import importlib
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from accounting.core.validation import InputError
 from trainer.core.run.withheld import place_of
-
-#: Names that let a module define names that its source does not contain.
-_BINDS_UNSEEN = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
 
 
 def functions_of(settings: Any) -> dict[str, str]:
@@ -72,69 +67,6 @@ def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
     if not callable(function):
         raise InputError(f"Expected {what} to name a function. {remedy}")
     return function
-
-
-def check_function(spec: str, option: str) -> None:
-    """Refuses ``module:function`` if the module's source does not contain the name.
-
-    It reads the source and does not run it, so that a wrong name is found before
-    TensorFlow loads; `load_function` checks the rest.
-
-    Args:
-      spec: "module:function", as the user wrote it.
-      option: Name of the flag.
-
-    Raises:
-      InputError: there is no such module, it is not Python, or it lacks the name.
-    """
-    name, function = check_name(spec, option)
-    what, remedy = f"{option}={spec!r}", remedy_of(option)
-    import_from_here()
-    if name in sys.modules:
-        return
-    path = _source_of(name)
-    if path is None:
-        raise InputError(
-            f"Expected {what} to be importable; there is no module {name!r}. {remedy}"
-        )
-    if path.suffix != ".py":
-        return
-    with one_line_errors(what):
-        words = _words(ast.parse(path.read_bytes(), str(path)))
-    if function not in words and not words & _BINDS_UNSEEN:
-        raise InputError(
-            f"Expected {what} to name a function; {path} has none of that name. "
-            f"{remedy}"
-        )
-
-
-def _source_of(name: str) -> pathlib.Path | None:
-    """Returns the file of a module, without importing it; None if there is none."""
-    first, dot, _ = name.partition(".")
-    found = _file_of(name)
-    if found is not None or (dot and _file_of(first)):
-        return found
-    try:  # in an archive, or compiled
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return pathlib.Path(spec.origin) if spec and spec.origin else None
-
-
-def _file_of(name: str) -> pathlib.Path | None:
-    for folder in sys.path:
-        for ending in (".py", "/__init__.py"):
-            path = pathlib.Path(folder, name.replace(".", "/") + ending)
-            if path.is_file():
-                return path
-    return None
-
-
-def _words(tree: ast.AST) -> set[str]:
-    """Returns all names that a source binds, uses or imports."""
-    fields = ("name", "id", "asname", "attr")
-    found = (getattr(node, field, None) for node in ast.walk(tree) for field in fields)
-    return {word for word in found if isinstance(word, str)}
 
 
 def import_from_here() -> None:

@@ -18,7 +18,7 @@ from pipelines.files.json_files import read_json
 from trainer.model import rows
 from trainer.model.metrics import VOTE_METRICS
 from trainer.model.rows import Target
-from trainer.model.user_code import check_function
+from trainer.model.user_code import load_function
 from trainer.report import run_files
 from trainer.report.run_files import (
     ITERATES_NAME,
@@ -133,7 +133,7 @@ def _check_aggregate(
                 f"Expected no {name}={value!r} beside aggregate={aggregate!r}, whose "
                 f"weights predict. Omit --{name} or --aggregate."
             )
-    check_function(aggregate, "aggregate")
+    load_function(aggregate, "aggregate")
     return PAST_CUSTOM
 
 

@@ -41,7 +41,7 @@ from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run_id
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.rows import has_users, of_one_row, rows_per_user
-from trainer.model.user_code import check_function, functions_of
+from trainer.model.user_code import functions_of, load_function
 from trainer.report.run_files import RUN_NAMES
 from trainer.run import privacy
 from trainer.settings.methods import DP_SGD, NON_PRIVATE, gradients_text
@@ -213,12 +213,13 @@ def check_files_of(settings: TrainSettings) -> None:
     """Refuses settings that name functions or weights which do not exist.
 
     Raises:
-      InputError: a module lacks the function, or there is no such file of weights.
+      InputError: a module lacks the function or raises, or there is no such file of
+        weights.
     """
     if settings.initial_weights is not None:
         _check_weights_file(pathlib.Path(settings.initial_weights))
     for option, spec in functions_of(settings).items():
-        check_function(spec, option)
+        load_function(spec, option)
 
 
 def _check_weights_file(path: pathlib.Path) -> None:

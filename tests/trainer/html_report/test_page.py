@@ -265,10 +265,7 @@ FIT = {
     "ended": True,
 }  # fmt: skip
 FITTED = {"model": {"name": "model", "fits": [FIT]}}
-MIX = {
-    "method": "model-mix",
-    "method_settings": {"mix_width": 0.1, "linf_factor": 4},
-}
+MIX = {"method": "model-mix", "method_settings": {"mix_width": 0.1, "linf_factor": 4}}
 LARGE = {"target_delta": 0.02}
 #: Kind of run -> how `make_run` makes one.
 KINDS: dict[str, dict[str, Any]] = {
@@ -332,9 +329,7 @@ def check_output(words: list[str], output: str, page: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_printed_command_says_what_the_page_says(
-    kind: str,
-    make_run: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = dict(KINDS[kind])
     run = make_run("my run", **made)

@@ -205,9 +205,7 @@ PROBABILITIES = np.array([[0.1, 0.5, 0.4], [0.4, 0.2, 0.4], [0.2, 0.2, 0.6]])
 
 def test_the_columns_of_classes_have_their_names() -> None:
     found = with_classes(
-        {"probabilities": PROBABILITIES, "stddev": PROBABILITIES / 9},
-        CLASSES,
-        NAMES,
+        {"probabilities": PROBABILITIES, "stddev": PROBABILITIES / 9}, CLASSES, NAMES
     )
     assert list(found) == [
         PREDICTED,
