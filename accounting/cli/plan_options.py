@@ -48,7 +48,7 @@ class PlanOptions:
       linf_factor: Clip of ModelMix's coordinates: the clip norm over the square root of
         P; 1 by default.
       l2_norm_clip: Clip norm of ModelMix, the unit of its widths.
-      plot: Also draw the answers, e.g. a.png.
+      plot: Also draw the answers, such as to a.png.
     """
 
     num_examples: int

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from accounting.cli.command import of_fields
 from accounting.cli.options import Json, LocalPath, Plot, check_delta
-from accounting.core.settings import RARE, Field, OfPrivacy
+from accounting.core.settings import OPTIONS, RARE, Field, OfPrivacy
 from trainer.cli.run_or_plan import RunOrPlan
 from trainer.settings.requests import LARGEST_TRIALS, Claim
 
 
 def audit(
-    run: LocalPath | None = None,
+    run: Annotated[LocalPath | None, Parameter(group=OPTIONS)] = None,
     /,
     *,
     asked: Annotated[RunOrPlan, of_fields] = RunOrPlan(),

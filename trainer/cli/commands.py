@@ -24,7 +24,14 @@ from accounting.cli.options import (
     check_delta,
     warn,
 )
-from accounting.core.settings import OUTPUT, RARE, REQUIRED, Field, OfPrivacy
+from accounting.core.settings import (
+    OPTIONS,
+    OUTPUT,
+    RARE,
+    REQUIRED,
+    Field,
+    OfPrivacy,
+)
 from pipelines.files.paths import absolute, is_remote
 from trainer.claims.workers import launch
 from trainer.claims.workers.launch import DEFAULT_TIMEOUT
@@ -216,7 +223,7 @@ def _help_chief(request: Request, workers: Workers) -> None:
 
 
 def account(
-    *runs: LocalPath,
+    *runs: Annotated[LocalPath, Parameter(group=OPTIONS)],
     asked: Annotated[RunOrPlan, of_fields] = RunOrPlan(),
     l2_norm_clip: Annotated[float | None, RARE] = None,
     max_examples_per_user: Annotated[int | None, OfPrivacy] = None,
