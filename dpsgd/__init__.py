@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipelines.batches.folder import read_manifest as read_manifest
     from pipelines.batches.reader import read_batches as read_batches
     from pipelines.batches.verify import verify as verify
+    from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
     from pipelines.job.batch_settings import BatchSettings as BatchSettings
     from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
     from pipelines.job.poisson_batching import make_batches as make_batches
