@@ -35,16 +35,6 @@ def test_blocks_are_listed_in_order(input_folder: pathlib.Path) -> None:
     assert list_blocks(str(input_folder / "part-0.parquet")).num_examples == 60
 
 
-def test_labels_do_not_depend_on_where_the_input_is(tmp_path: pathlib.Path) -> None:
-    labels = []
-    for place in ("here", "elsewhere/deeper"):
-        (tmp_path / place).mkdir(parents=True)
-        write_table(tmp_path / place / "a.parquet", 0, 10, 5)
-        dataset = list_blocks(str(tmp_path / place))
-        labels.append((dataset.digest, [block.label for block in dataset.blocks]))
-    assert labels[0] == labels[1]
-
-
 def test_rows_are_read_bit_for_bit(input_folder: pathlib.Path) -> None:
     dataset = list_blocks(str(input_folder))
     blocks = [read_block(b, dataset.columns, dataset.is_listed) for b in dataset.blocks]

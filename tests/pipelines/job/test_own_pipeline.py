@@ -139,10 +139,3 @@ def test_a_step_before_it_is_refused(
     with pytest.raises(InputError, match=r"pipeline \| PoissonBatches"):
         _ = blocks | PoissonBatches(plan, dataset, tmp_path / "o")
     assert not (tmp_path / "o").exists()  # before any work
-
-
-def test_a_folder_in_place_of_its_data_set_is_refused(
-    input_folder: pathlib.Path, plan: DpSgdPlan
-) -> None:
-    with pytest.raises(InputError, match=r"dataset = list_blocks\("):
-        PoissonBatches(plan, str(input_folder), "o")  # type: ignore[arg-type]

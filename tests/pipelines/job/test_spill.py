@@ -112,9 +112,7 @@ def test_rows_go_through_files_unless_an_engine_is_better_at_it(
     shuffle: str, runner: str, chosen: str
 ) -> None:
     assert choose_shuffle(shuffle, runner) == chosen
-
-
-def test_the_local_runner_never_holds_the_shuffle_in_memory() -> None:
+    # The local runner never holds the shuffle in memory.
     with pytest.raises(InputError, match="--shuffle engine"):
         choose_shuffle("engine", LOCAL)
     with pytest.raises(InputError, match="shuffle='disk'"):

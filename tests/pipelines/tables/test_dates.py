@@ -19,10 +19,10 @@ from tests.pipelines.tables.rows_of_tables import selected, type_of
 UTC = datetime.UTC
 
 
-def times(values: Any, missing_values: tuple[str, ...] = (), **fields: Any) -> Any:
+def times(values: Any, **fields: Any) -> Any:
     """The times of some values, None for missing, and "bad" for malformed ones."""
     array = values if isinstance(values, pa.Array) else pa.array(values)
-    kind, select = Date(**fields), Select({"x": "f0"}, missing_values)
+    kind, select = Date(**fields), Select({"x": "f0"})
     time = select.time("x", type_of(array), kind.format, kind.zone, "is no date")
     return selected(array, select, time)
 
@@ -72,12 +72,6 @@ def test_summer_time_is_that_of_the_zone_in_every_year(
     assert times([each.isoformat() for each in known], zone=zone) == expected
 
 
-def test_summer_time_after_2037() -> None:
-    written = ["2050-07-01T12:00:00Z", "2050-01-01T12:00:00Z"]
-    found = times(written, zone="Europe/Berlin")
-    assert [each.hour for each in found] == [14, 13]
-
-
 def test_times_outside_of_the_years_1_to_9999_are_malformed() -> None:
     assert times(["0000-12-31", "0001-01-01"])[0] == "bad"
     # Microseconds that are called seconds are no times that overflow.
@@ -93,16 +87,6 @@ def test_parts_of_a_microsecond_are_cut_off() -> None:
     assert times(pa.array([-1], pa.timestamp("ns"))) == expected
     assert times(["1969-12-31 23:59:59.999999999"]) == expected
     assert times(["1969-12-31 23:59:59.9999999999"]) == ["bad"]
-
-
-def test_a_time_that_equals_a_missing_value_is_missing() -> None:
-    missing = ("1900-01-01",)
-    for array in (
-        pa.array(["1900-01-01 00:00:00"]),
-        pa.array([datetime.date(1900, 1, 1)]),
-        pa.array([datetime.datetime(1900, 1, 1)], pa.timestamp("ms")),
-    ):
-        assert times(array, missing) == [None]
 
 
 @pytest.mark.parametrize("form", ["%e.%m.%Y", "%c", "%d.%m.%Y %Z", "%s", "%Y %"])

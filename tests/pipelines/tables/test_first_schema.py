@@ -67,14 +67,6 @@ def test_names_and_types_give_a_schema_that_works(
     assert schema.columns["image"].length == 6  # type: ignore[attr-defined]
 
 
-def test_a_number_by_name_an_id_is_told_apart(tmp_path: pathlib.Path) -> None:
-    pq.write_table(pa.table({"ride_id": [1], "paid": [1]}), tmp_path / "t.parquet")
-    text = first_schema(str(tmp_path / "t.parquet"), label="paid")
-    assert '# of ids: kind = "drop", "category" or "user"' in text
-    pq.write_table(pa.table({"rapid": [1], "paid": [1]}), tmp_path / "t.parquet")
-    assert "of ids" not in first_schema(str(tmp_path / "t.parquet"), label="paid")
-
-
 def test_no_value_is_read(tmp_path: pathlib.Path) -> None:
     # Rows that no reader could read.
     text = tmp_path / "t.csv"
