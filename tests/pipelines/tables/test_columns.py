@@ -99,6 +99,7 @@ def test_missing_numbers_are_what_the_schema_says() -> None:
         pa.array(["1.0", "2.0", None]),
         pa.array([1, 2, None], pa.int8()),
         pa.array([1, 2, None], pa.uint64()),
+        pa.array([np.float16(1), np.float16(2), None], pa.float16()),
         pa.array([1.0, 2.0, None], pa.float32()),
         pa.array([1.0, 2.0, None], pa.float64()),
         pa.array([decimal.Decimal(1), decimal.Decimal(2), None], pa.decimal128(9, 0)),
