@@ -36,13 +36,23 @@ def run(settings: ComparisonSettings, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _alone(out: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes out of the folder of a comparison."""
+    """Keeps other processes out of the folder of a comparison.
+
+    A folder that was made for the lock alone is removed again.
+    """
     with contextlib.ExitStack() as held:
         with usable_folder(out, "--out"):
-            out.mkdir(parents=True, exist_ok=True)
+            if not out.exists():
+                out.mkdir(parents=True)
+                held.callback(_remove_if_empty, out)
             held.enter_context(locked(out, out))
         yield
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+def _remove_if_empty(folder: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
