@@ -111,7 +111,12 @@ class EarlierNoise:
           block: Index of the block in it.
           values: Its noise, which is copied: who reads it may write into it.
         """
-        self._steps[0][variable, block] = values.astype(np.float64)
+        if len(self._steps) < len(self._bands):
+            kept = np.empty(values.shape)
+        else:  # that of the oldest step is not needed any more
+            kept = self._steps[-1].pop((variable, block))
+        kept[:] = values
+        self._steps[0][variable, block] = kept
 
     def end_step(self) -> None:
         """Begins the next step."""
