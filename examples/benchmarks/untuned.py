@@ -220,19 +220,33 @@ def made(name: str, out: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def _run(table: Table, folder: pathlib.Path, fields: Fields, seed: int) -> Fields:
-    """Returns the metrics of one run."""
+def run(
+    table: Table,
+    folder: pathlib.Path,
+    fields: Fields,
+    seed: int,
+    batches: str = "batches",
+) -> Fields:
+    """Returns the metrics of one run.
+
+    Args:
+      table: One of ``TABLES``.
+      folder: Its folder.
+      fields: Settings beside the defaults, and beside those of the table.
+      seed: Of the initial weights.
+      batches: Name of the batches in the folder.
+    """
     settings = {"target_epsilon": 3.0, "target_delta": 1e-6, "init_seed": seed}
-    run = pathlib.Path(tempfile.mkdtemp()) / "run"
+    home = pathlib.Path(tempfile.mkdtemp())
     request = Request(
         settings=TrainSettings(**{**settings, **table.fields, **fields}),
-        batches=folder / "batches",
+        batches=folder / batches,
         held_out=folder / table.held_out,
-        run=run,
+        run=home / "run",
         batches_used_before=True,
     )
     metrics = train(request).metrics
-    shutil.rmtree(run.parent)
+    shutil.rmtree(home)
     return {k: v for k, v in metrics.items() if isinstance(v, (int, float))} | {
         "guessing": metrics["guessing"]
     }
@@ -258,7 +272,7 @@ class Results:
         key = json.dumps([name, fields, seed])
         if key not in self._known:
             try:
-                found = _run(TABLES[name], folder, fields, seed)
+                found = run(TABLES[name], folder, fields, seed)
             except Exception as error:  # a setting that fails is the worst
                 found = {"error": str(error)[:200]}
             self._known[key] = found
