@@ -127,6 +127,7 @@ def _check_runs(text: str, asked: FitOptions) -> None:
     Raises:
       InputError: its flags are refused, or the number, unit or candidates of a search.
     """
+    fit_stages.check_bands(asked)
     if asked.runs is None:
         fit_stages.single_run(asked)
         return

@@ -32,6 +32,8 @@ class FitOptions(ColumnOptions):
       batch_size: [default: the power of two nearest to twice the root of the training
         rows]
       epochs: [default: for 500 steps, but at most 8]
+      bands: Banded noise of so many bands: see dpsgd batches.  [default: by the rule,
+        or 1 in a search, for rows of a user, and for what needs independent noise]
       train: Options for dpsgd train, such as "--hidden 32 --ema-decay 0.99".
       runs: Search as well as N runs would, and keep the best alone: see dpsgd tune.
         --train says by lists and --or what is tried; by default the defaults of dpsgd
@@ -54,6 +56,7 @@ class FitOptions(ColumnOptions):
     on_bad_row: Annotated[Literal["fail", "skip"] | None, RARE] = None
     batch_size: Annotated[int | None, Field(ge=1), RARE] = None
     epochs: Annotated[int | None, Field(ge=1), RARE] = None
+    bands: Annotated[int | None, Field(ge=1), Parameter(metavar="K"), RARE] = None
     train: Annotated[
         str, Parameter(metavar="OPTIONS", allow_leading_hyphen=True), RARE
     ] = ""

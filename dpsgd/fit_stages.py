@@ -28,6 +28,7 @@ Public: everything here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 from accounting.cli.options import delta_options
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import ADD_OR_REMOVE_ONE
+from accounting.core.plan import TRUNCATED_POISSON, steps_per_epoch
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.inputs.source_table import SOURCES
@@ -197,7 +199,9 @@ def _time_of_run(prepared: pathlib.Path, asked: FitOptions) -> str:
     from pipelines.job.batch_settings import BatchSettings
 
     sizes = _Sizes.of(prepared, asked)
-    settings = BatchSettings(expected_batch_size=sizes.batch, num_epochs=sizes.epochs)
+    settings = BatchSettings(
+        expected_batch_size=sizes.batch, num_epochs=sizes.epochs, bands=sizes.bands
+    )
     of_run = (*sizes.target, *shlex.split(asked.train))
     training = _candidates(of_run)[0] if asked.runs else _request(of_run).settings
     return time_of_run(prepared / "train", settings, training)
@@ -221,6 +225,64 @@ def single_run(asked: FitOptions) -> Request:
     return _request([*_ANY_TARGET, *words])
 
 
+def check_bands(asked: FitOptions) -> None:
+    """Refuses noise of bands for what needs independent noise.
+
+    Args:
+      asked: Options of the command.
+
+    Raises:
+      InputError: a search, or a method, for which no such noise is proven.
+    """
+    if (asked.bands or 1) == 1:
+        return
+    found = "--runs" if asked.runs is not None else _independent(asked)
+    if found is not None:
+        raise InputError(
+            f"Expected no --bands={asked.bands} beside {found}, which needs noise that "
+            "is independent between steps. Omit one."
+        )
+
+
+def _independent(asked: FitOptions) -> str | None:
+    """Returns what needs independent noise of all that one run asks for."""
+    from trainer.run.preflight import needs_independent_noise  # after --help
+
+    if (asked.max_examples_per_user or 1) > 1:
+        return "--max-examples-per-user"
+    return needs_independent_noise(single_run(asked).settings)
+
+
+def _permits_bands(asked: FitOptions) -> bool:
+    """Whether noise of bands is proven, and excludes no lazy noise by default."""
+    if asked.runs is not None or _independent(asked) is not None:
+        return False
+    from trainer.settings.train_settings import DENSE_NOISE  # after --help
+
+    settings = single_run(asked).settings
+    is_dense = settings.embedding_noise == DENSE_NOISE
+    return is_dense or settings.lazy_obstacle is not None
+
+
+@functools.cache
+def _best_bands(
+    num_rows: int, batch: int, epochs: int, epsilon: float, delta: float, of_runs: int
+) -> int:
+    """Returns the number of bands by the rule, and says it once."""
+    from accounting.planning.bands import best_bands  # after --help: SciPy
+
+    found = best_bands(
+        num_examples=num_rows,
+        expected_batch_size=batch,
+        num_steps=epochs * steps_per_epoch(num_rows, batch),
+        epsilon=epsilon,
+        delta=delta,
+        of_runs=of_runs,
+    )
+    print(f"\nbands: {found.in_words}", file=sys.stderr)
+    return found.bands
+
+
 def _request(of_run: Sequence[str]) -> Request:
     """Returns what the one run of these flags asks `dpsgd train` for."""
     from trainer.cli.commands import train_request  # after --help
@@ -239,11 +301,11 @@ def folder_of_run(out: pathlib.Path, asked: FitOptions) -> pathlib.Path:
 
 
 def _train(out: pathlib.Path, asked: FitOptions, sizes: _Sizes) -> Iterator[Stage]:
-    of_batches = (f"--input={out}/data/train", f"--out={out}/batches", *sizes.sampling)
+    of_batches = (f"--input={out}/data/train", f"--out={out}/batches")
     yield Stage(
         "sample the batches",
         out / "batches" / "manifest.json",
-        ("batches", *of_batches),
+        ("batches", *of_batches, *sizes.sampling, *sizes.banded),
     )
     of_run = (*sizes.target, *sizes.together, *shlex.split(asked.train))
     yield Stage(
@@ -466,7 +528,8 @@ def _plan(sizes: _Sizes, asked: FitOptions) -> tuple[str, ...]:
     of_runs = (f"--runs={asked.runs}",) if asked.runs else ()
     return (
         "plan", f"--num-examples={sizes.num_rows}", *sizes.sampling, *sizes.target,
-        *sizes.together, *unit, "--sampler=truncated-poisson", *of_runs,
+        *sizes.together, *unit, f"--sampler={TRUNCATED_POISSON}", *sizes.banded,
+        *of_runs,
     )  # fmt: skip
 
 
@@ -611,6 +674,7 @@ class _Sizes:
     epochs: int
     allowance: tuple[str, ...]
     of_runs: int
+    bands: int
 
     @classmethod
     def of(cls, folder: pathlib.Path, asked: FitOptions) -> _Sizes:
@@ -623,16 +687,28 @@ class _Sizes:
         assert asked.epsilon is not None
         num_rows = _num_rows(folder, "train")
         batch, epochs = sizes(num_rows)
+        size, rounds = asked.batch_size or batch, asked.epochs or epochs
+        delta, bands = asked.delta or default_delta(num_rows), asked.bands or 1
+        if asked.bands is None and _permits_bands(asked):
+            bands = _best_bands(
+                num_rows, size, rounds, asked.epsilon, delta, asked.of_runs
+            )
         return cls(
             num_rows=num_rows,
             most=asked.max_examples_per_user,
             epsilon=asked.epsilon,
-            delta=asked.delta or default_delta(num_rows),
-            batch=asked.batch_size or batch,
-            epochs=asked.epochs or epochs,
+            delta=delta,
+            batch=size,
+            epochs=rounds,
             allowance=delta_options(None, asked.allow_large_delta),
             of_runs=asked.of_runs,
+            bands=bands,
         )
+
+    @property
+    def banded(self) -> tuple[str, ...]:
+        """The flag of the bands; none for independent noise."""
+        return () if self.bands == 1 else (f"--bands={self.bands}",)
 
     @property
     def sampling(self) -> tuple[str, ...]:

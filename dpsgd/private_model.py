@@ -21,6 +21,8 @@ Public: sizes, columns and settings.  Sensitive: the files above.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import pathlib
 import warnings
@@ -29,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.core.plan import AUTO_BANDS, TRUNCATED_POISSON
+from accounting.core.plan import AUTO_BANDS, CYCLIC, TRUNCATED_POISSON
 from accounting.core.validation import InputError, check_float
 from dpsgd.fit_stages import default_delta, sizes
 from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME
@@ -58,6 +60,9 @@ from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_local
 from trainer.settings.train_settings import LAZY_NOISE
 
+#: Most memory that noise of earlier steps takes, of bands that are chosen here.
+_MOST_MEMORY = 2 << 30
+
 
 def make_private(
     model: Any,
@@ -67,7 +72,7 @@ def make_private(
     batch_size: int | None = None,
     epochs: int | None = None,
     sampler: str = TRUNCATED_POISSON,
-    bands: int | str = 1,
+    bands: int | str = AUTO_BANDS,
     run: str | os.PathLike[str] = "run",
     epsilon: float | None = None,
     delta: float | None = None,
@@ -92,8 +97,10 @@ def make_private(
       batch_size: Expected rows of a step; that of `dpsgd fit` if None.
       epochs: Rounds of rows / batch_size steps; those of `dpsgd fit` if None.
       sampler: How rows are assigned to steps, as in ``BatchSettings``.
-      bands: Bands of correlated noise; 1 for independent noise, "auto" for the number
-        by the rule of `accounting.planning.bands` where method and rows permit more.
+      bands: Bands of correlated noise; 1 for independent noise.  "auto": that of the
+        batches in the folder of the run, or, for a target epsilon, the number by the
+        rule of `accounting.planning.bands`; 1 where sampler, method or rows of users
+        need it.  A large model gets fewer: their noise stays below 2 GiB.
       run: Folder of the run: new, or that of the same call before, which goes on.
       epsilon: Target for the whole plan, which determines the noise.
       delta: Delta of the target and of the statement; for data, if None, the largest
@@ -128,12 +135,17 @@ def make_private(
             # Not the target itself: another one may be tried on the same batches.
             epsilon=max(BatchSettings.epsilon, epsilon or 0),
         )
-        if bands == AUTO_BANDS and epsilon and _permits_bands(rows, training):
-            settings, _ = settings.with_best_bands(count, epsilon=epsilon)
+        if bands == AUTO_BANDS and _permits_bands(settings, rows, training):
+            most = 1 + _MOST_MEMORY // (8 * max(1, _num_parameters(model)))
+            settings = rows.with_bands(
+                settings, epsilon, most=most, of_runs=training.get("of_runs", 1)
+            )
         batches = rows.sampled(settings, model, training)
         if delta is None and (epsilon or training.get("noise_multiplier")):
             delta = default_delta(count)
-    elif (batch_size, epochs, sampler, bands) != (None, None, TRUNCATED_POISSON, 1):
+    elif (batch_size, epochs, sampler, bands) != (
+        None, None, TRUNCATED_POISSON, AUTO_BANDS,
+    ):  # fmt: skip
         raise InputError(
             "Expected no batch_size, epochs, sampler and bands with batches, which "
             "have them."
@@ -143,14 +155,23 @@ def make_private(
     )
 
 
-def _permits_bands(rows: _Rows, training: Mapping[str, Any]) -> bool:
-    """Whether noise of bands is proven for the method, the noise and the rows."""
+def _permits_bands(
+    settings: BatchSettings, rows: _Rows, training: Mapping[str, Any]
+) -> bool:
+    """Whether noise of bands is proven for sampler, method, noise and rows."""
     bounded = rows.dataset.bounded
     return (
-        training.get("method", DP_SGD) == DP_SGD
+        settings.sampler in CYCLIC
+        and training.get("method", DP_SGD) == DP_SGD
         and training.get("embedding_noise") != LAZY_NOISE
         and (bounded is None or bounded.examples_per_user == 1)
     )
+
+
+def _num_parameters(model: Any) -> int:
+    """Returns the number of trainable parameters, as far as they are built."""
+    variables = getattr(model, "trainable_variables", ())
+    return sum(math.prod(variable.shape) for variable in variables)
 
 
 class _Rows:
@@ -192,6 +213,24 @@ class _Rows:
     def _batches(self) -> pathlib.Path:
         return self._private / "batches"
 
+    def with_bands(
+        self, settings: BatchSettings, epsilon: float | None, **others: Any
+    ) -> BatchSettings:
+        """Returns settings with the bands of batches that are there, or by the rule.
+
+        Args:
+          settings: How to sample.
+          epsilon: Target; None if the noise is given.
+          **others: As of `bands.best_bands`.
+        """
+        if self._record.exists():
+            bands = read_json(self._record).get("bands", 1)
+            return dataclasses.replace(settings, bands=bands)
+        if epsilon is None:
+            return settings
+        count = self.dataset.num_examples
+        return settings.with_best_bands(count, epsilon=epsilon, **others)[0]
+
     def sampled(
         self, settings: BatchSettings, model: Any, training: Mapping[str, Any]
     ) -> pathlib.Path:
@@ -208,7 +247,10 @@ class _Rows:
         plan = settings.plan(self.dataset.num_examples)
         planned = make_layout(plan, self.dataset).manifest(self.dataset.description)
         _check_columns(model, planned, training)
-        made_of = {"data": self._digest, "settings": planned.fingerprint}
+        made_of = {
+            "data": self._digest, "bands": plan.bands or 1,
+            "settings": planned.fingerprint,
+        }  # fmt: skip
         self._check_made_of(made_of)
         is_begun = (self._batches / PRIVATE_NAME / JOB_NAME).exists()
         if (self._batches / MANIFEST_NAME).exists() and not is_begun:
@@ -229,7 +271,7 @@ class _Rows:
     def _record(self) -> pathlib.Path:
         return self._private / "made_of.json"
 
-    def _check_made_of(self, made_of: Mapping[str, str]) -> None:
+    def _check_made_of(self, made_of: Mapping[str, Any]) -> None:
         """Refuses the folder of a run whose batches are of something else."""
         found = read_json(self._record) if self._record.exists() else made_of
         for name, value in made_of.items():

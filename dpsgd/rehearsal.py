@@ -89,6 +89,7 @@ def time_of_run(
             expected_batch_size=settings.expected_batch_size,
             num_epochs=1,
             truncated_batch_size=plan.truncated_batch_size,
+            bands=plan.bands and min(plan.bands, _STEPS),
         )
         folders = f"{folder}/rows", f"{folder}/batches"
         separate_process.call(MAKE_BATCHES, *folders, of_few)

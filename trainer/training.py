@@ -36,7 +36,6 @@ from typing import Any
 
 import numpy as np
 
-from accounting.core.plan import TRUNCATED_POISSON
 from accounting.core.validation import InputError
 from pipelines.batches.reader import stored
 from pipelines.core.batches.manifest import Manifest
@@ -264,8 +263,8 @@ class Training:
             raise InputError(
                 f"Expected bands={bands} of the batches to leave room in memory: the "
                 f"noise of {bands - 1} steps takes {needed / 2**30:,.1f} GiB, and this "
-                f"machine has {total / 2**30:,.1f}. Make batches by `dpsgd batches` "
-                f"with fewer bands, or with --sampler {TRUNCATED_POISSON} --bands 1."
+                f"machine has {total / 2**30:,.1f}. Make batches with fewer: "
+                "--bands 1 of `dpsgd batches` and `fit`, or bands=1 of make_private."
             )
         self._reporter.say(
             f"banded noise: {bands} bands, with {needed / 2**20:,.1f} MiB in memory "

@@ -22,6 +22,9 @@ from accounting.planning.tuning import Price, Tuning
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
 
+#: Of the price of a search, without --sampler.
+_OF_PRICES = plans.TRUNCATED_POISSON
+
 
 def print_answers(asked: PlanOptions, *, as_json: bool) -> None:
     """Prints the answers to a ``dpsgd plan`` command, and draws them if asked to.
@@ -35,6 +38,9 @@ def print_answers(asked: PlanOptions, *, as_json: bool) -> None:
     """
     _check_options(asked)
     question = _question(asked)
+    samplers = asked.sampler or (() if asked.runs is None else (_OF_PRICES,))
+    samplers = _with_bands(samplers, question.bands)
+    asked = dataclasses.replace(asked, sampler=samplers)
     options.warn(question.delta, question.num_examples)
     plot = asked.plot
     if plot is not None:
@@ -117,7 +123,7 @@ def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[st
 
 
 def _tuning(question: Question, asked: PlanOptions, as_json: bool) -> None:
-    sampler = (*asked.sampler, plans.TRUNCATED_POISSON)[0]
+    (sampler,) = asked.sampler
     assert asked.runs is not None
     priced = Tuning(
         plan=question.plan(sampler),
@@ -270,13 +276,6 @@ def _question(asked: PlanOptions) -> Question:
             f"Expected no truncated_batch_size={given} beside --sampler "
             f"{samplers[0]}: only {' and '.join(capped)} have a cap. Omit it."
         )
-    cyclic = [n for n in sampler_registry.names() if sampler_registry.rules(n).cyclic]
-    bands = asked.bands
-    if bands is not None and samplers and not set(cyclic) & set(samplers):
-        raise InputError(
-            f"Expected no bands={bands} beside --sampler {samplers[0]}: only "
-            f"{' and '.join(cyclic)} have groups. Omit it."
-        )
     if asked.epsilon is not None:
         comparison.check_target(asked.epsilon)
     if asked.noise_multiplier is not None:
@@ -288,10 +287,9 @@ def _question(asked: PlanOptions) -> Question:
         epochs=asked.epochs,
         num_steps=asked.num_steps,
     )
-    if isinstance(bands, str):
+    bands = asked.bands
+    if isinstance(bands, str) or (bands is None and _suits_rule(asked)):
         bands = _best_bands(asked, num_steps)
-    if bands == 1:  # independent noise, as without the option
-        bands = None
     return Question(
         num_examples=num_examples,
         expected_batch_size=batch_size,
@@ -305,8 +303,32 @@ def _question(asked: PlanOptions) -> Question:
         neighboring_relation=asked.relation,
         max_examples_per_user=asked.max_examples_per_user,
         of_runs=asked.of_runs,
-        bands=bands,
+        bands=None if bands == 1 else bands,  # 1 is independent noise
     )
+
+
+def _suits_rule(asked: PlanOptions) -> bool:
+    """Whether the number of bands by the rule is shown beside the other samplers."""
+    others = (asked.sampler, asked.sweep, asked.runs, asked.mix_width)
+    is_for_rows = asked.epsilon is not None and asked.max_examples_per_user == 1
+    return is_for_rows and not any(others)
+
+
+def _with_bands(samplers: tuple[str, ...], bands: int | None) -> tuple[str, ...]:
+    """Returns the samplers, of groups where there are bands, as `dpsgd batches` does.
+
+    Raises:
+      InputError: there are bands, and no sampler has groups.
+    """
+    if bands is None or any(sampler_registry.rules(name).cyclic for name in samplers):
+        return samplers
+    found = tuple(plans.CYCLIC.get(name, name) for name in samplers)
+    if samplers and found == samplers:
+        raise InputError(
+            f"Expected --bands={bands} with {' or '.join(plans.CYCLIC)}; sampler is "
+            f"{samplers[0]}. Leave it out."
+        )
+    return found
 
 
 def _best_bands(asked: PlanOptions, num_steps: int) -> int:
@@ -323,6 +345,7 @@ def _best_bands(asked: PlanOptions, num_steps: int) -> int:
         epsilon=asked.epsilon,
         delta=asked.delta,
         neighboring_relation=asked.relation,
+        of_runs=asked.of_runs,
     )
     print(f"bands: {found.in_words}", file=sys.stderr)
     return found.bands

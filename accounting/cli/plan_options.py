@@ -33,8 +33,9 @@ class PlanOptions:
       max_examples_per_user: Largest number of examples of a user.
       truncated_batch_size: Cap on the examples of a step; auto: the least of negligible
         privacy cost.
-      bands: Also of cyclic samplers, with so many groups of examples, for noise of so
-        many bands.  auto: by the rule, for --epsilon.
+      bands: Banded noise of so many groups of examples, whose steps take turns; 1:
+        independent noise.  auto: by the rule, for --epsilon.  [default: also auto,
+        without --sampler]
       sweep: Vary one parameter.  At given noise the answer is epsilon, or delta in a
         sweep over epsilon.
       values: Values of the swept parameter; needed with --sweep.

@@ -23,7 +23,7 @@ from scipy import signal
 
 from accounting.core import accountant
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
-from accounting.core.plan import CYCLIC_POISSON, POISSON, DpSgdPlan
+from accounting.core.plan import CYCLIC_POISSON, POISSON, DpSgdPlan, together
 from accounting.core.samplers.cyclic_poisson import coefficients
 
 #: More bands gain next to nothing, and each costs the memory of the parameters.
@@ -130,6 +130,8 @@ def best_bands(
     epsilon: float,
     delta: float,
     neighboring_relation: str = REPLACE_SPECIAL,
+    of_runs: int = 1,
+    most: int = _MOST_BANDS,
 ) -> Bands:
     """Returns the least power of two whose noise is within 5 % of the least.
 
@@ -140,13 +142,15 @@ def best_bands(
       epsilon: Target.
       delta: Target.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      of_runs: Number of runs of the plan that have the target together.
+      most: Number of bands that is not exceeded.
 
     Raises:
       InputError: a value out of range.
     """
     found = list[Bands]()
     bands = 1
-    while bands <= min(_MOST_BANDS, max(1, num_examples // expected_batch_size)):
+    while bands <= min(most, _MOST_BANDS, max(1, num_examples // expected_batch_size)):
         plan = DpSgdPlan(
             sampler=POISSON if bands == 1 else CYCLIC_POISSON,
             num_examples=num_examples,
@@ -155,7 +159,7 @@ def best_bands(
             bands=None if bands == 1 else bands,
         )
         multiplier = accountant.noise_multiplier(
-            plan,
+            together(plan, of_runs),
             epsilon=epsilon,
             delta=delta,
             neighboring_relation=neighboring_relation,

@@ -17,7 +17,7 @@ from accounting.cli.options import (
     Size,
     check_delta,
 )
-from accounting.core.plan import AUTO_BANDS, TRUNCATED_POISSON
+from accounting.core.plan import AUTO_BANDS, CYCLIC, TRUNCATED_POISSON
 from accounting.core.settings import PRIVACY, RARE, REQUIRED, OfPrivacy
 from accounting.core.validation import InputError
 from pipelines.files.progress_bars import Bars
@@ -73,10 +73,11 @@ def batches(
       num_steps: Number of steps, instead of --epochs.
       truncated_batch_size: Cap on the rows of a step; auto: the smallest cap that does
         not raise epsilon.
-      bands: Groups of the rows, whose steps take turns, for noise of so many bands; 1:
-        independent noise.  auto: by the rule, for --epsilon.
-      epsilon: For auto: the largest epsilon you will train with.  [default for the cap:
-        8]
+      bands: Banded noise of so many groups of rows, whose steps take turns.  1:
+        independent noise, which lazy noise, BAM, DP-SAT and ModelMix need.  auto: by
+        the rule, for --epsilon.  [default: auto with --epsilon, else 1]
+      epsilon: The largest epsilon you will train with, for the bands and the cap.
+        [default for the cap: 8]
       delta: For the cap: the smallest delta.  [default: 0.1 / rows]
       physical_batch_size: Rows per record of a file.
       key_file: Secret sampling key, used for this data set alone: a file of mode 0600,
@@ -97,6 +98,7 @@ def batches(
             "Expected --epsilon beside --bands auto: which number of bands is best "
             "depends on the epsilon that you will train with. Give it, or --bands 1."
         )
+    by_default = bands is None and epsilon is not None and sampler in CYCLIC
     settings = BatchSettings(
         sampler=sampler,
         expected_batch_size=batch_size,
@@ -119,7 +121,7 @@ def batches(
         settings,
         [*others],
         names=names_of(batches),
-        best_bands=bands == AUTO_BANDS,
+        best_bands=by_default or bands == AUTO_BANDS,
         dry_run=dry_run,
         as_json=as_json,
         key_file=key_file,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accounting.core import sampler_registry
 from accounting.core.plan import (
@@ -78,13 +78,14 @@ class BatchSettings:
         return sampler_registry.rules(self.sampler).truncates
 
     def with_best_bands(
-        self, num_examples: int, *, epsilon: float
+        self, num_examples: int, *, epsilon: float, **others: Any
     ) -> tuple[BatchSettings, Bands]:
         """Returns settings with the number of bands by the rule, and what it gains.
 
         Args:
           num_examples: Slots of the data set.
           epsilon: Epsilon of the run.
+          **others: As of `bands.best_bands`.
         """
         from accounting.planning.bands import best_bands
 
@@ -100,6 +101,7 @@ class BatchSettings:
             num_steps=num_steps,
             epsilon=epsilon,
             delta=0.1 / num_examples if self.delta is None else self.delta,
+            **others,
         )
         return dataclasses.replace(self, bands=found.bands), found
 

@@ -247,20 +247,49 @@ def test_arrays_become_a_model_with_a_statement_and_a_page(
         dpsgd.make_private(plain, {"x": x, "label": y}, **SIZES, epsilon=3)
 
 
+OF_RULE: dict[str, Any] = {
+    "batch_size": 10, "epochs": 1, "epsilon": 8.0, "l2_norm_clip": 1.0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "bands"),
     [
-        ({}, None),
+        ({}, 16),
+        ({"bands": 1}, None),
         ({"bands": 3}, 3),
-        ({"bands": "auto"}, 16),
-        ({"bands": "auto", "method": "dp-sat", "sat_radius": 0.03}, None),
-        ({"bands": "auto", "embedding_noise": "lazy"}, None),
-        ({"bands": "auto", "epsilon": None, "noise_multiplier": 1.0}, None),
+        ({"sampler": "balls-and-bins"}, None),
+        ({"method": "dp-sat", "sat_radius": 0.03}, None),
+        ({"embedding_noise": "lazy"}, None),
+        ({"epsilon": None, "noise_multiplier": 1.0}, None),
     ],
 )
 def test_bands_are_those_that_method_and_noise_permit(
     changes: dict[str, Any], bands: int | None, jobs: list[Any]
 ) -> None:
-    given = {"batch_size": 10, "epochs": 1, "epsilon": 8.0, "l2_norm_clip": 1.0}
-    model = dpsgd.make_private(network(), arrays(), **{**given, **changes})
+    model = dpsgd.make_private(network(), arrays(), **{**OF_RULE, **changes})
     assert model._training.session.manifest.plan.bands == bands
+
+
+def test_bands_of_batches_that_are_there_count(jobs: list[Any]) -> None:
+    for target in (8.0, 0.1):  # by the rule others for the second
+        again = dpsgd.make_private(
+            network(), arrays(), **{**OF_RULE, "epsilon": target}
+        )
+        assert again._training.session.manifest.plan.bands == 16
+    assert len(jobs) == 1
+    fresh = dpsgd.make_private(
+        network(), arrays(), run="fresh", **{**OF_RULE, "epsilon": 0.1}
+    )
+    assert fresh._training.session.manifest.plan.bands != 16
+    with pytest.raises(InputError, match=r"the bands .*run=run.*another run="):
+        dpsgd.make_private(network(), arrays(), **OF_RULE, bands=1)
+
+
+def test_a_large_model_has_fewer_bands(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = sum(one.size for one in network().get_weights())
+    monkeypatch.setattr(private_model, "_MOST_MEMORY", 8 * 4 * parameters)
+    model = dpsgd.make_private(network(), arrays(), **OF_RULE)
+    assert model._training.session.manifest.plan.bands == 4

@@ -171,15 +171,24 @@ def check_settings(
     privacy.unit_of(manifest.dataset, manifest.plan, theorem)
 
 
+def needs_independent_noise(settings: TrainSettings) -> str | None:
+    """Returns which setting excludes noise of bands; None if none does.
+
+    Args:
+      settings: Settings of the run.
+    """
+    if settings.method not in (DP_SGD, NON_PRIVATE):
+        return f"method={settings.method!r}"
+    if settings.method == DP_SGD and settings.embedding_noise == LAZY_NOISE:
+        return f"embedding_noise={LAZY_NOISE!r}"
+    return None
+
+
 def _check_bands(settings: TrainSettings, plan: DpSgdPlan) -> None:
     """Refuses what is not proven, or not exact, with noise of bands."""
-    if plan.bands is None:
+    asked = needs_independent_noise(settings)
+    if plan.bands is None or asked is None:
         return
-    asked = f"method={settings.method!r}"
-    if settings.method == DP_SGD:
-        if settings.embedding_noise != LAZY_NOISE:
-            return
-        asked = f"embedding_noise={LAZY_NOISE!r}"
     raise InputError(
         f"Expected batches without bands for {asked}, which is proven for noise that "
         f"is independent between steps; these have bands={plan.bands}. Make others: "

@@ -67,22 +67,31 @@ def test_another_relation_leaves_out_what_is_not_accounted_for():
         run(*SMALL, "--relation", "REPLACE_ONE", "--sampler", "balls-and-bins")
 
 
-def test_bands_add_the_samplers_of_groups():
-    assert "cyclic" not in run(*SMALL)
-    answers = json.loads(run(*SMALL, "--json", "--bands", "4"))["answers"]
-    found = {each["sampler"]: each["plan"].get("bands") for each in answers}
-    assert found["cyclic-poisson"] == found["truncated-cyclic-poisson"] == 4
-    assert found["poisson"] is None
+def test_bands_are_shown_by_the_rule_or_as_given():
+    def found(*asked: str) -> dict[str, int | None]:
+        answers = json.loads(run("--json", *asked))["answers"]
+        return {each["sampler"]: each["plan"].get("bands") for each in answers}
+
+    assert "cyclic" not in run(*SMALL)  # nothing to gain
+    given = found(*SMALL, "--bands", "4")
+    assert given["cyclic-poisson"] == given["truncated-cyclic-poisson"] == 4
+    assert given["poisson"] is None
     long = "--num-examples 20000 --batch-size 100 --epochs 1 --epsilon 1 --delta 1e-6"
-    by_rule = json.loads(run(*long.split(), "--json", "--bands", "auto"))
-    assert by_rule["question"]["bands"] == 8
-    assert "cyclic" not in run(*SMALL, "--bands", "1")
+    by_rule = found(*long.split())
+    assert (by_rule["truncated-cyclic-poisson"], by_rule["poisson"]) == (8, None)
+    of_two = (*long.split(), "--of-runs", "2", "--bands", "auto", "--sampler")
+    assert found(*of_two, "truncated-poisson") == {"truncated-cyclic-poisson": 8}
+    for bands in (["--bands", "1"], ["--sampler", "poisson"], ["--sweep", "epochs",
+                  "--values", "1"]):  # fmt: skip
+        assert "cyclic" not in run(*long.split(), *bands)
+    as_batches = (*SMALL, "--bands", "4", "--sampler")
+    assert found(*as_batches, "poisson") == {"cyclic-poisson": 4}
+    with pytest.raises(InputError, match="--bands=4 with poisson or truncated"):
+        run(*as_batches, "balls-and-bins")
     with pytest.raises(InputError, match="Expected --epsilon, and one example"):
         run(*SMALL, "--bands", "auto", "--max-examples-per-user", "2")
     with pytest.raises(InputError, match="Give --bands"):
         run(*SMALL, "--sampler", "cyclic-poisson")
-    with pytest.raises(InputError, match="bands=4 beside --sampler poisson"):
-        run(*SMALL, "--sampler", "poisson", "--bands", "4")
 
 
 def test_truncated_batch_size_is_chosen_or_taken():
