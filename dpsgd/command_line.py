@@ -40,7 +40,7 @@ COMMANDS = {
         "trainer.cli.releases.statistics_commands:statistics",
         "Find ranges of columns, with an epsilon for them.",
     ),
-    "plan": ("accounting.cli.commands:plan", "Noise that each sampler needs."),
+    "plan": ("accounting.cli.plan_command:plan", "Noise that each sampler needs."),
     "batches": (
         "pipelines.cli.batch_commands:batches",
         "Sample and write batches with Beam.",

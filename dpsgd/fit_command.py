@@ -33,7 +33,7 @@ from accounting.core.validation import InputError, check_float, check_int
 from dpsgd import fit_stages
 from dpsgd.fit_options import FitOptions
 from pipelines.batches.folder import PRIVATE_NAME
-from pipelines.cli.table_options import KINDS
+from pipelines.cli.table_options import KINDS_WITH_OPTION
 from pipelines.core.files.locks import LOCK_NAME, locked
 from pipelines.files.storage import write_atomically
 
@@ -68,9 +68,9 @@ def _schema_text(asked: FitOptions) -> str:
                 f"Expected --schema {asked.schema} to be readable: "
                 f"{error.strerror}. `dpsgd schema` writes one."
             ) from None
-    from pipelines.cli import data_work  # after --help
+    from pipelines.cli import data_body  # after --help
 
-    return data_work.schema_text(asked.table, asked)
+    return data_body.schema_text(asked.table, asked)
 
 
 def _columns_of(text: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _check_choices(text: str, asked: FitOptions) -> None:
     if "label" not in kinds.values():
         missing.append("which column to predict (--label NAME)")
     if unknown := [name for name, kind in kinds.items() if kind == "choose"]:
-        flags_of_kinds = ", ".join(map(_flag, KINDS))
+        flags_of_kinds = ", ".join(map(_flag, KINDS_WITH_OPTION))
         missing.append(f"the kind of {', '.join(unknown)} (one of {flags_of_kinds})")
     ends = {name: column.get("range") for name, column in columns.items()}
     label = next((name for name, kind in kinds.items() if kind == "label"), "")

@@ -47,7 +47,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.inputs.source_table import SOURCES
 from trainer.cli.stages import run as run_stage
-from trainer.core.claims import NON_PRIVATE
+from trainer.core.claim_names import NON_PRIVATE
 
 if TYPE_CHECKING:
     from dpsgd.fit_options import FitOptions

@@ -39,7 +39,7 @@ from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.locks import locked
 from pipelines.files import separate_process, storage
 from pipelines.files.folders import make_private_folder
-from pipelines.files.json_files import pretty_json, read_json
+from pipelines.files.store_json import pretty_json, read_json
 from pipelines.inputs.input_files import check_outside
 from pipelines.inputs.parquet_blocks import list_blocks, seems_user_column
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings

@@ -38,7 +38,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 _IMPORTED = (
     *sorted({place.partition(":")[0] for place, _ in COMMANDS.values()}),
     "accounting.core.samplers.truncated_poisson", "accounting.cross_check",
-    "matplotlib.figure", "pipelines.cli.batch_job", "pipelines.cli.data_work",
+    "matplotlib.figure", "pipelines.cli.batch_body", "pipelines.cli.data_body",
     "pipelines.job.poisson_batching", "pyarrow.compute", "pyarrow.csv", "scipy.stats",
     "trainer.html_report.page", "trainer.keras_model",
     "trainer.prediction.exported_model", "trainer.releases.evaluate", "trainer.train",

@@ -10,7 +10,7 @@ loop could receive any data set, repeated, truncated or shuffled, and would see 
 physical batches, while noise is added per step.
 
 It is the one trainer: ``dpsgd train`` builds a model of this class, and calls its
-``fit``.  The loop is ``trainer.training``.
+``fit``.  The loop is ``trainer.training_loop``.
 
 An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
 integer.  Every call of ``fit`` trains for ``epochs - initial_epoch`` epochs from the
@@ -97,7 +97,7 @@ from trainer.run import preflight, privacy
 from trainer.settings.methods import DP_SGD
 from trainer.settings.requests import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
-from trainer.training import Training
+from trainer.training_loop import Training
 
 _PREFIX = "non_private_"
 _RUN_STAYS = (

@@ -1,7 +1,7 @@
 """A training run, from request to exported model, by one or several workers.
 
 ``train`` makes the model of the request and calls its ``fit``: see ``keras_model``,
-with its guarantees, and ``trainer.training``.
+with its guarantees, and ``trainer.training_loop``.
 
 Formal guarantees:
   - Nothing is written before everything is checked; then only the folder of the run is
@@ -28,9 +28,9 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from pipelines.files.json_files import pretty_json
 from pipelines.files.paths import StrPath
 from pipelines.files.storage import write_atomically
+from pipelines.files.store_json import pretty_json
 from trainer import models
 from trainer.averaging.iterates import PastResults, column_names
 from trainer.claims.workers import launch
@@ -41,7 +41,7 @@ from trainer.core.tf_compat import get_keras_mask, keras, tf
 from trainer.export import check_export, export
 from trainer.gradients.engine import proof
 from trainer.keras_model import PrivateModel
-from trainer.methods import registry
+from trainer.methods import hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator, with_masks
@@ -55,7 +55,7 @@ from trainer.run import preflight, privacy, stored_run
 from trainer.run.preflight import Checked, Request
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
-from trainer.training import Training
+from trainer.training_loop import Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -356,7 +356,7 @@ class _Run:
 
 def _path_of(model: models.TrainableModel, settings: TrainSettings) -> str:
     """Returns how the gradients are computed, and why not in one pass."""
-    path, why = registry.choose_path(model, settings), proof.obstacle(model)
+    path, why = hooks.choose_path(model, settings), proof.obstacle(model)
     return path if why is None else f"{path}, since {why}"
 
 

@@ -1,7 +1,7 @@
 """A setting is a field of a dataclass, whose annotation says what it accepts.
 
 From the field follow its check here, its option on the command line and its key in a
-file of ``--config`` (`accounting.cli.commands`), and its place in the reference.
+file of ``--config`` (`accounting.cli.command`), and its place in the reference.
 
 Example:
   >>> @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -113,9 +113,9 @@ def batches(
         physical_batch_size=physical_batch_size,
     )
     quiet_beam()
-    from pipelines.cli import batch_job
+    from pipelines.cli import batch_body
 
-    batch_job.run(
+    batch_body.run(
         source,
         out,
         settings,
@@ -161,11 +161,11 @@ def verify(
       memory_limit: For --resample.  [default: 1.4GiB, or 4GiB for large row groups; at
         most half of this machine's]
     """
-    from pipelines.cli import verification
+    from pipelines.cli import verify_body
 
     asked = {"input": source, "key-file": key_file, "memory-limit": memory_limit}
     with stoppable(), Bars(["files", "steps"]) as bars:
-        check = verification.certify if resample else verification.verify
+        check = verify_body.certify if resample else verify_body.verify
         result = check(directory, asked, bars)
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
@@ -179,4 +179,4 @@ def verify(
             "Make it again, or restore the files."
         )
     if not as_json:
-        print(f"intact: {verification.counted(result)}")
+        print(f"intact: {verify_body.counted(result)}")

@@ -41,10 +41,10 @@ def synth(
       rows_per_user: Write rows of users, MEAN per user, with a header and a column
         user.  A few users have very many rows.
     """
-    from pipelines.cli import data_work
+    from pipelines.cli import data_body
 
     options = {"rows": rows, "seed": seed, "rows_per_user": rows_per_user}
-    data_work.synth(out, options, as_json=as_json)
+    data_body.synth(out, options, as_json=as_json)
 
 
 def schema(
@@ -69,9 +69,9 @@ def schema(
       table: CSV, TSV, JSON lines or Parquet: a file, a folder or a quoted glob.
       out: New file.
     """
-    from pipelines.cli import data_work
+    from pipelines.cli import data_body
 
-    data_work.schema(table, out, columns, as_json=as_json)
+    data_body.schema(table, out, columns, as_json=as_json)
 
 
 def prepare(
@@ -112,9 +112,9 @@ def prepare(
         bytes.  Its workers must reach input, output and key under the same paths.
         [default: this process]
     """
-    from pipelines.cli import data_work
+    from pipelines.cli import data_body
 
-    data_work.prepare(
+    data_body.prepare(
         source,
         schema,
         out,

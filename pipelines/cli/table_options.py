@@ -11,7 +11,7 @@ from accounting.cli.options import LocalText, Size
 from accounting.core.settings import RARE
 
 #: The kinds of column that have an option.
-KINDS = ("numeric", "category", "text", "date", "boolean", "user", "drop")
+KINDS_WITH_OPTION = ("numeric", "category", "text", "date", "boolean", "user", "drop")
 
 
 OfUsers = Parameter(group="Users")

@@ -44,10 +44,10 @@ from pipelines.core.files import locks
 from pipelines.core.keys import commitment, derive
 from pipelines.core.users.bounded import KEY_LABEL
 from pipelines.files import folders, storage
-from pipelines.files.json_files import pretty_json, read_json
-from pipelines.files.key_files import read_key_file, read_or_create_key_file
+from pipelines.files.key_sources import read_key_file, read_or_create_key_file
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
+from pipelines.files.store_json import pretty_json, read_json
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.inputs.source_table import table_of
 from pipelines.job.packing import Layout

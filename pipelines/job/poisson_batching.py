@@ -32,7 +32,7 @@ from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files import locks
 from pipelines.files import folders, storage
-from pipelines.files.key_files import read_key_file
+from pipelines.files.key_sources import read_key_file
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks

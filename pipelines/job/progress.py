@@ -1,4 +1,4 @@
-"""Progress of workers.
+"""How far the workers of a job are, from their reports or their files.
 
 On the local runner workers are threads of this process and report here.  On a cluster
 they are other processes; then ``poll`` counts what they have finished.

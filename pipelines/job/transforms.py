@@ -41,7 +41,7 @@ import apache_beam as beam
 import numpy as np
 
 from accounting.core.validation import InputError
-from pipelines.files.key_files import read_key_file
+from pipelines.files.key_sources import read_key_file
 from pipelines.inputs.known_input import KnownInput, know_input
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.job_folder import check_dataset

@@ -160,7 +160,7 @@ def number(cell: str, kind: str) -> str:
     return f"CAST({cell} AS DOUBLE)"
 
 
-def with_point(text: str) -> str:
+def point_for_comma(text: str) -> str:
     """Returns a number that is written as 1.234,5 with a point; null for another."""
     pattern = r"-?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+)(,[0-9]+)?"
     return (

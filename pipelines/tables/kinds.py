@@ -11,7 +11,7 @@
     drop       nothing
 
 A new kind is one class here: its fields, ``outputs``, and ``select``, which adds its
-expressions and faults to a `Select`; and its name in ``AnyKind``.
+expressions and faults to a `Select`; and its name in ``AnyKind`` and ``KINDS``.
 
 Formal guarantees:
   - Every constant that a value is transformed with comes from the schema, which is

@@ -46,7 +46,7 @@ from pipelines.core.batches.columns import Column
 from pipelines.core.threads import num_cores
 from pipelines.core.users.bounded import Bounded
 from pipelines.core.users.hashing import hash_ids
-from pipelines.files.key_files import read_key_file, read_or_create_key_file
+from pipelines.files.key_sources import read_key_file, read_or_create_key_file
 from pipelines.files.paths import StrPath
 from pipelines.files.staged_folder import staged_folder
 from pipelines.files.storage import write_atomically

@@ -172,7 +172,7 @@ class Select:
     def parsed(self, cell: str, kind: str) -> str:
         """Returns a clean cell as a double, null if it is missing or no number."""
         if self._decimal_comma and cells.family(kind) == cells.TEXT:
-            cell = cells.with_point(cell)
+            cell = cells.point_for_comma(cell)
         return cells.number(cell, kind)
 
     def user_id(self, column: str, kind: str) -> str:

@@ -40,7 +40,7 @@ import conftest  # noqa: E402
 
 from accounting.core.plan import TRUNCATED_CYCLIC_POISSON, DpSgdPlan  # noqa: E402
 from pipelines.batches.reader import stored  # noqa: E402
-from pipelines.files.key_files import insecure_key  # noqa: E402
+from pipelines.files.key_sources import insecure_key  # noqa: E402
 from tests.criteo import described  # noqa: E402
 from trainer.claims import bam, lazy_tables  # noqa: E402
 from trainer.claims.lazy_noise import LazyNoise  # noqa: E402

@@ -55,7 +55,7 @@ CHAINS = [
   [
     (HEAVY, """accounting pipelines trainer dpsgd accounting.core.plan
      accounting.core.validation accounting.core.sampler_registry
-     accounting.core.accountant accounting.statement accounting.cli.commands
+     accounting.core.accountant accounting.statement accounting.cli.plan_command
      accounting.planning.comparison accounting.planning.groups
      trainer.settings.methods pipelines.files.storage pipelines.files.folders
      pipelines.job.batch_settings"""),
@@ -63,7 +63,7 @@ CHAINS = [
     (SLOW, "trainer.cli.audit_commands"),
     (FRAMEWORKS, """pipelines.core.resample pipelines.certify
      pipelines.sampling.samplers pipelines.core.batches.batch_format
-     pipelines.files.key_files pipelines.batches.reader pipelines.batches.verify
+     pipelines.files.key_sources pipelines.batches.reader pipelines.batches.verify
      pipelines.cli.data_commands pipelines.cli.batch_commands
      trainer.experiments.compare trainer.auditing trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),

@@ -9,11 +9,11 @@ import re
 import pytest
 
 from accounting.core import claim
-from trainer.core import claims
+from trainer.core import claim_names
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reviewing.md").read_text(encoding="utf-8")
-CLAIMS = {*claims.CLAIMS, *claim.RELIANCES}
+CLAIMS = {*claim_names.CLAIMS, *claim.RELIANCES}
 CLAIMS -= {claim.BATCH_JOB, claim.BOUND_JOB}
 MENTIONS = sorted(set(re.findall(r"`([\w/]+\.py(?:::[\w.]+)?)`", PAGE)))
 

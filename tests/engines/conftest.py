@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from accounting.core.plan import DpSgdPlan
-from pipelines.files.key_files import create_key_file
+from pipelines.files.key_sources import create_key_file
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.core.plan import SAMPLERS, DpSgdPlan
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout

@@ -1,1 +1,1 @@
-"""What makes a run faster or tighter by a proof of its own; see ``core.claims``."""
+"""What makes a run faster or tighter by its own proof; see ``core.claim_names``."""

@@ -42,7 +42,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
-from trainer.core.claims import GRAPH_GRADIENTS
+from trainer.core.claim_names import GRAPH_GRADIENTS
 from trainer.core.step.per_example import ExampleGradients
 from trainer.core.step.single_examples import (
     MOST_GRADIENT_VALUES,
@@ -61,7 +61,7 @@ from trainer.gradients.clipping import (
 from trainer.gradients.engine.backward_pass import BackwardPass, backward
 from trainer.gradients.engine.moved_weights import num_formed_values
 from trainer.gradients.engine.proof import ids_depend_on_weights, proof_of
-from trainer.methods.registry import Hooks
+from trainer.methods.hooks import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import BAM_HVP, BAM_SAM
 from trainer.settings.train_settings import TrainSettings

@@ -30,8 +30,8 @@ import numpy as np
 
 from accounting.core.validation import check_float
 from trainer.core.tf_compat import raw_variable, tf
-from trainer.methods import registry
-from trainer.methods.registry import Hooks, MethodOptimizer
+from trainer.methods import hooks
+from trainer.methods.hooks import Hooks, MethodOptimizer
 from trainer.settings.train_settings import TrainSettings
 
 #: Added to the norm, as by the authors: the first step has no previous gradient.
@@ -104,7 +104,7 @@ def _optimizer_of(
 
 
 HOOKS = Hooks(
-    choose_path=registry.fastest_path,
-    gradients=registry.gradients,
+    choose_path=hooks.fastest_path,
+    gradients=hooks.gradients,
     optimizer=_optimizer_of,
 )

@@ -20,7 +20,7 @@ from pipelines.core.batches.manifest import Manifest
 from trainer.core.tf_compat import keras
 from trainer.gradients.clipping import ONE_PASS
 from trainer.gradients.engine.proof import TableReads, table_reads
-from trainer.methods import registry
+from trainer.methods import hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.methods import NON_PRIVATE
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
@@ -105,7 +105,7 @@ def choose(
         return Choice()
     # Traces the model; the trace is cached.
     known = table_reads(model)
-    fast = registry.choose_path(model, settings) == ONE_PASS
+    fast = hooks.choose_path(model, settings) == ONE_PASS
     reads = known if fast else None
     found = _obstacle(reads, optimizer, settings, model)
     if found is None and manifest.plan.bands is not None:

@@ -41,7 +41,7 @@ from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
 from trainer.report.run_files import PRIVACY_TEXT_NAME
 from trainer.settings import methods
-from trainer.settings.groups import MODEL, code
+from trainer.settings.option_groups import MODEL, code
 from trainer.settings.requests import Request
 from trainer.settings.train_settings import AUTO_LOSS, LOSSES, TrainSettings
 

@@ -51,8 +51,8 @@ from pipelines.batches.folder import MANIFEST_NAME, read_checksums, read_manifes
 from pipelines.batches.reader import stored
 from pipelines.core.users.bounded import UserBound
 from pipelines.files import separate_process
-from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
+from pipelines.files.store_json import pretty_json
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import SourceTable, table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings

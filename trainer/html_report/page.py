@@ -29,7 +29,7 @@ from accounting.statement import CERTIFIED, EVALUATION
 from accounting.trade_off.bounds import percent_up
 from pipelines.files.output_file import check_new, output_file
 from pipelines.files.storage import StrPath
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.html_report import facts
 
 #: Beside the axes there is room for a label such as 1,000,000, or half of it.
@@ -209,8 +209,8 @@ def render(found: dict[str, Any]) -> str:
         charts=_charts(found["evaluation"]),
         certified=CERTIFIED,
         of_evaluation=EVALUATION,
-        selection=claims.SELECTION,
-        reliances={**RELIANCES, **claims.CLAIMS},
+        selection=claim_names.SELECTION,
+        reliances={**RELIANCES, **claim_names.CLAIMS},
     )
 
 

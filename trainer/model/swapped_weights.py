@@ -1,4 +1,4 @@
-"""Temporary values of variables.
+"""Other weights in a model for a while, as those of an average.
 
 Formal guarantees:
   - After ``weights_of`` the variables have their old values, bit for bit, also after an

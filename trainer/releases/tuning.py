@@ -52,8 +52,8 @@ from pipelines.batches.folder import MANIFEST_NAME, PRIVATE_NAME, read_checksums
 from pipelines.core.files.locks import LOCK_NAME, in_use, locked
 from pipelines.files import separate_process
 from pipelines.files.folders import make_private_folder
-from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
+from pipelines.files.store_json import pretty_json, read_json
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, list_row_groups
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings

@@ -45,8 +45,8 @@ from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.columns import Column
 from pipelines.core.files.local_files import digest_of
-from pipelines.files.json_files import pretty_json, read_json
 from pipelines.files.storage import write_atomically
+from pipelines.files.store_json import pretty_json, read_json
 from trainer.core.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.model.metrics import LOWER_IS_BETTER, in_words
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES

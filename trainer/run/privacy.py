@@ -31,10 +31,10 @@ from accounting.statement import PrivacyStatement
 from pipelines.batches.folder import CERTIFICATE_NAME, read_certificate
 from pipelines.core.batches.manifest import Certificate, Manifest
 from pipelines.core.users.bounded import Bounded, UserBound
-from pipelines.files.json_files import pretty_json
 from pipelines.files.storage import write_atomically
+from pipelines.files.store_json import pretty_json
 from pipelines.inputs.source_table import ORDERED_BY
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.run.run_record import RunRecord, check_execution
 from trainer.report.run_files import PRIVACY_NAME, PRIVACY_TEXT_NAME
 from trainer.settings import methods
@@ -314,7 +314,7 @@ def run_statement(
         learned_before=(*_learned_before(record), *_order_of(manifest)),
         batches_certified=_are_certified(record, certificate),
         batches_used_before=record.batches_used_before,
-        claims={name: claims.CLAIMS[name] for name in record.relies_on},
+        claims={name: claim_names.CLAIMS[name] for name in record.relies_on},
     )
     return statement_of(whole, record) if is_stopped else whole
 

@@ -1,6 +1,6 @@
 """A run whose folder is in a store: made in a folder here, and copied there.
 
-Its checkpoints are in the store from the start (see ``trainer.training``); its
+Its checkpoints are in the store from the start (see ``trainer.training_loop``); its
 public files are copied there after each commit.
 
 Formal guarantees:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from accounting.core.settings import RARE, RECORDED, Field, check_fields, choice
 from accounting.core.validation import InputError, check_int
-from trainer.settings.groups import AVERAGES, code
+from trainer.settings.option_groups import AVERAGES, code
 
 #: While training: exponential moving average, uniform tail average, and a user's
 #: function of the same last iterates.

@@ -1,21 +1,5 @@
 """Training methods: their contract, their registry, and those of this package.
 
-The contract of a training method, and the registry of methods.
-
-A method has two sides.  `Method` needs no TensorFlow: settings with their flags, what
-the method refuses, its accounting, and its sentence in the privacy statement.
-``Method.hooks`` loads `trainer.methods.base.Hooks`, which define a step.
-
-The methods of this package are in `built_in_methods`.  Another method calls `register`,
-which makes it known to ``train`` and the command line, with its settings and flags.
-
-Formal guarantees:
-  - Nothing by default: a method without accounting or without a sentence gets no
-    epsilon and no statement; an unknown method gets no gradients either.
-  - One meaning per name: no two methods share a name or the name of a setting.
-
-The training methods of this package.
-
     dp-sgd        gradients at the weights theta
     bam           at theta moved by ``bam_radius`` along each example's own gradient
     dp-sat        at theta moved by ``sat_radius`` along the previous noisy gradient
@@ -26,23 +10,25 @@ The training methods of this package.
 The first three release noisy sums of clipped per-example gradients and have DP-SGD's
 accounting.  ModelMix releases only iterates and has another accounting.
 
+A method has two sides.  `Method` needs no TensorFlow: settings with their options, what
+the method refuses, its accounting, and its sentence in the privacy statement.
+``Method.hooks`` loads `trainer.methods.hooks.Hooks`, which define a step.  Another
+method calls `register`, which makes it known to ``train`` and the command line.
+
+Formal guarantees:
+  - Nothing by default: a method without accounting or without a sentence gets no
+    epsilon and no statement; an unknown method gets no gradients either.
+  - One meaning per name: no two methods share a name or the name of a setting.
+  - A setting belongs to its method: a setting of another method or of none is refused,
+    as is a missing one that the method needs.
+  - ``method_settings`` is complete: it has a checked value for every setting of the
+    method, as have run record and statement.
+
 References:
   BAM: Knolle et al. (2023), arXiv:2308.12018; DP-SAT: Park et al. (2023),
   arXiv:2306.05651; ModelMix: Xiao, Wan and Devadas (2023), arXiv:2210.03843.  In these
   papers ``bam_radius`` is lambda, ``sat_radius`` rho, ``mix_width`` tau / eta, and
   ``linf_factor`` p.
-
-The training method and its own settings.
-
-    MethodSettings(method="bam", method_settings={"bam_radius": 0.02})
-
-`methods` has the contract of a method, and `built_in_methods` those of this package.
-
-Formal guarantees:
-  - A setting belongs to its method: a setting of another method or of none is refused,
-    as is a missing one that the method needs.
-  - ``method_settings`` is complete: it has a checked value for every setting of the
-    method, as have run record and statement.
 """
 
 from __future__ import annotations
@@ -67,9 +53,9 @@ from accounting.core.settings import (
     one_of,
 )
 from accounting.core.validation import InputError, check_choice, did_you_mean
-from trainer.core import claims
-from trainer.core.claims import NON_PRIVATE as NON_PRIVATE
-from trainer.settings.groups import TRAINING
+from trainer.core import claim_names
+from trainer.core.claim_names import NON_PRIVATE as NON_PRIVATE
+from trainer.settings.option_groups import TRAINING
 
 if TYPE_CHECKING:
     from accounting.core.claim import Theorem
@@ -105,7 +91,7 @@ class Method:
     """A training method.  To ask for an attribute that is None is an InputError.
 
     Attributes:
-      hooks: Returns its `trainer.methods.registry.Hooks`; loads TensorFlow.
+      hooks: Returns its `trainer.methods.hooks.Hooks`; loads TensorFlow.
       whole_tables: `TrainSettings` -> why a step reads whole tables; None if it
         reads only its examples' rows.
       accounting: Its accounting; `as_dp_sgd` if it releases noisy sums.
@@ -122,7 +108,7 @@ class Method:
     accounting: Accounting | None = None
     sentence: Callable[[Mapping[str, Any]], str] | None = None
     settings: type = Settings
-    claim: str | None = claims.OTHER_METHOD
+    claim: str | None = claim_names.OTHER_METHOD
     check: Callable[[Any], None] = lambda settings: None
 
     @property
@@ -156,7 +142,7 @@ def register(name: str, method: Method) -> None:
     if method.claim is None and name not in (DP_SGD, NON_PRIVATE):
         raise InputError(
             f"Expected claim=None of method={name!r} to be a name: the core does not "
-            f"vouch for it. Omit it, for {claims.OTHER_METHOD!r}."
+            f"vouch for it. Omit it, for {claim_names.OTHER_METHOD!r}."
         )
     for own in settings_of(method):
         if own in owners():
@@ -272,7 +258,7 @@ def _reads_rows(settings: Any) -> None:
 register(
     DP_SGD,
     Method(
-        hooks=_load("trainer.methods.registry:DP_SGD_HOOKS"),
+        hooks=_load("trainer.methods.hooks:DP_SGD_HOOKS"),
         whole_tables=_reads_rows,
         accounting=as_dp_sgd,
         sentence=lambda settings: "DP-SGD: per-example gradients",
@@ -324,7 +310,7 @@ register(
         whole_tables=_bam_tables,
         accounting=as_dp_sgd,
         sentence=_bam_sentence,
-        claim=claims.MOVED_WEIGHTS,
+        claim=claim_names.MOVED_WEIGHTS,
         settings=BamSettings,
     ),
 )
@@ -358,7 +344,7 @@ register(
         whole_tables=lambda settings: "--method dp-sat moves every row at every step",
         accounting=as_dp_sgd,
         sentence=_sat_sentence,
-        claim=claims.RELEASED_MOVES,
+        claim=claim_names.RELEASED_MOVES,
         settings=SatSettings,
     ),
 )
@@ -434,7 +420,7 @@ register(
         ),
         accounting=_mixing,
         sentence=lambda settings: "ModelMix: per-example gradients",
-        claim=claims.HIDDEN_MIXTURES,
+        claim=claim_names.HIDDEN_MIXTURES,
         check=_check_mixing,
         settings=MixSettings,
     ),
@@ -442,7 +428,7 @@ register(
 register(
     NON_PRIVATE,
     Method(
-        hooks=_load("trainer.methods.registry:NON_PRIVATE_HOOKS"),
+        hooks=_load("trainer.methods.hooks:NON_PRIVATE_HOOKS"),
         whole_tables=_reads_rows,
         claim=None,
     ),

@@ -26,8 +26,8 @@ from accounting.core.validation import InputError
 from trainer.model.metrics import LOSSES, OTHER
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.settings.groups import MODEL, TRAINING, code
 from trainer.settings.methods import NON_PRIVATE, MethodSettings
+from trainer.settings.option_groups import MODEL, TRAINING, code
 
 if TYPE_CHECKING:
     from accounting.planning.bands import Bands

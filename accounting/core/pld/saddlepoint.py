@@ -1,4 +1,4 @@
-"""Choices for `inversion`: what counts as infinite loss, the contour, and cells.
+"""Parameters of `inversion`: what counts as infinite loss, its contour, and cells.
 
 They use a cheap quadrature of the exact loss, and the normal approximation of the sum
 under an exponential tilt: a tilt of order r multiplies the probability of a loss l by

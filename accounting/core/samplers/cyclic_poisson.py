@@ -99,7 +99,7 @@ from accounting.core.neighboring_relation import (
 )
 from accounting.core.plan import DpSgdPlan
 from accounting.core.samplers import poisson, truncated_poisson, truncated_steps
-from accounting.core.samplers.truncated_poisson import TruncatedSteps
+from accounting.core.samplers.truncated_poisson import TruncatedBounds
 
 #: c_j are multiples of its inverse.
 FINE = 1 << 10
@@ -167,7 +167,7 @@ def _cyclic(
 
 def _truncated(ghosts: bool) -> sampler_registry.Sampler:
     """Returns the `Sampler` of Poisson batches with bounds that need no group sizes."""
-    found = TruncatedSteps(
+    found = TruncatedBounds(
         untruncated=poisson.OF_EXAMPLE,
         additive=truncated_poisson.ADDITIVE,
         mixtures={},

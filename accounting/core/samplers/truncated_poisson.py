@@ -63,7 +63,7 @@ _NEARBY = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TruncatedSteps:
+class TruncatedBounds:
     """Upper bounds on truncated Poisson batches, for an example or a user.
 
     Attributes:
@@ -275,7 +275,7 @@ def _least_nearby(total: Callable[[float], float], epsilon: float) -> float:
     return found
 
 
-def bounds_of(count: int, *, ghosts: bool) -> TruncatedSteps:
+def bounds_of(count: int, *, ghosts: bool) -> TruncatedBounds:
     """Returns the bounds for an example, or for a user with several.
 
     Args:
@@ -288,7 +288,7 @@ def bounds_of(count: int, *, ghosts: bool) -> TruncatedSteps:
     if ghosts:
         revealed = functools.partial(truncated_steps.revealed_steps, count)
         mixtures[REVEALED if one else USER_REVEALED] = revealed
-    return TruncatedSteps(
+    return TruncatedBounds(
         untruncated=poisson.OF_EXAMPLE if one else poisson.of_user(count),
         additive=ADDITIVE if one else USER_ADDITIVE,
         mixtures=mixtures,
@@ -297,7 +297,7 @@ def bounds_of(count: int, *, ghosts: bool) -> TruncatedSteps:
 
 
 def _of(
-    base: sampler_registry.Sampler, found: TruncatedSteps
+    base: sampler_registry.Sampler, found: TruncatedBounds
 ) -> sampler_registry.Sampler:
     return dataclasses.replace(
         base,

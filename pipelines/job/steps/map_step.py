@@ -23,7 +23,7 @@ import numpy as np
 from apache_beam.metrics import Metrics
 
 from accounting.core.validation import InputError
-from pipelines.files.key_files import read_key_file
+from pipelines.files.key_sources import read_key_file
 from pipelines.inputs.known_input import KnownInput
 from pipelines.inputs.parquet_blocks import Block
 from pipelines.job import progress

@@ -11,7 +11,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
-from pipelines.files.key_files import create_key_file, read_key_file
+from pipelines.files.key_sources import create_key_file, read_key_file
 from pipelines.job import job_folder, poisson_batching
 from tests.pipelines.conftest import SmallJobs, contents
 

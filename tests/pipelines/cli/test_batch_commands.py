@@ -18,7 +18,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
-from pipelines.cli import batch_job
+from pipelines.cli import batch_body
 from pipelines.files import progress_bars
 from tests.command_line import Result, invoke
 from tests.pipelines.conftest import Command, write_table
@@ -164,7 +164,7 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
     arguments = [*rows, "--epochs=1", "--dry-run", *engine.split()]
     shuffle = json.loads(batches(*arguments).stdout)["shuffle_bytes"]
     # Three workers are enough, two are not.
-    monkeypatch.setattr(batch_job, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
+    monkeypatch.setattr(batch_body, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
     result = batches(*arguments)
     assert result.exit_code == 0
     assert ("have 3 workers or more" in result.stderr) == noted

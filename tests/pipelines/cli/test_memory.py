@@ -36,10 +36,10 @@ def fails(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "at"),
     [
-        ("schema t.parquet --out s", "pipelines.cli.data_work.schema"),
+        ("schema t.parquet --out s", "pipelines.cli.data_body.schema"),
         ("prepare --schema t.toml", "pipelines.tables.reading.relation_of"),
         (_BATCHES, "pipelines.job.steps.map_step._Sampler._pack"),
-        (f"{_BATCHES} --dry-run", "pipelines.cli.batch_job._summary"),
+        (f"{_BATCHES} --dry-run", "pipelines.cli.batch_body._summary"),
     ],
 )
 def test_too_little_memory_is_one_line(

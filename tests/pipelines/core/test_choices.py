@@ -12,7 +12,7 @@ from accounting.core.plan import SAMPLERS, DpSgdPlan
 from accounting.core.validation import InputError
 from pipelines.core import choices
 from pipelines.core.choices import BlockSpan, make_sampler
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from pipelines.sampling import samplers
 from tests.accounting.samplers.test_registry import NAME
 from tests.pipelines.core.test_streams import FakeStream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.core.keys import commitment, derive
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 
 
 def test_sub_keys_differ_by_every_label_and_by_key() -> None:

@@ -31,7 +31,7 @@ from pipelines.certify import certify
 from pipelines.core import resample, rows
 from pipelines.core.batches.batch_format import Example, iterate_records, write_record
 from pipelines.core.batches.manifest import FileChecksum, RecordChecksum
-from pipelines.files.key_files import read_key_file
+from pipelines.files.key_sources import read_key_file
 from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.packing import Layout

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.keys import Stream
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 
 COUNTER_BLOCKS = 1 << 32
 

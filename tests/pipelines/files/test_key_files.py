@@ -1,4 +1,4 @@
-"""Guarantees of pipelines.files.key_files."""
+"""Guarantees of pipelines.files.key_sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files import key_files as keys
+from pipelines.files import key_sources as keys
 from pipelines.files import storage
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from accounting.core.validation import InputError
 from pipelines.batches.reader import read_batches
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from tests.pipelines.conftest import SmallJobs, write_table

@@ -12,7 +12,7 @@ import pytest
 
 from accounting.core.plan import DpSgdPlan, steps_per_epoch
 from accounting.core.validation import InputError
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress, sizing
 from pipelines.job.boundaries import BoundariesFile, complete

@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.core.plan import DpSgdPlan
 from pipelines.core.batches.columns import Column
 from pipelines.files import storage
-from pipelines.files.key_files import read_key_file
+from pipelines.files.key_sources import read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job import packing, poisson_batching

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files import key_files as keys
+from pipelines.files import key_sources as keys
 from pipelines.files import storage
 from tests.pipelines.conftest import SmallJobs
 

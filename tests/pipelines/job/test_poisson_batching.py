@@ -16,7 +16,7 @@ from accounting.core.validation import InputError
 from pipelines.batches.folder import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.files.key_files import create_key_file, insecure_key
+from pipelines.files.key_sources import create_key_file, insecure_key
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import job_folder, packing, poisson_batching, sizing, transforms
 from pipelines.job.packing import Layout, sample_and_pack

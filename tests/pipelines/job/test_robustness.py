@@ -31,7 +31,7 @@ from accounting.core.plan import SAMPLERS
 from accounting.core.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.core.keys import KEY_BYTES
-from pipelines.files.key_files import read_key_file
+from pipelines.files.key_sources import read_key_file
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.job import packing, poisson_batching, transforms

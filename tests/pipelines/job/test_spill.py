@@ -6,7 +6,7 @@ import pytest
 
 from accounting.core.validation import InputError
 from pipelines.files import storage
-from pipelines.files.key_files import read_key_file
+from pipelines.files.key_sources import read_key_file
 from pipelines.inputs.known_input import know_input
 from pipelines.job.job_folder import read_checksum
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle

@@ -24,7 +24,7 @@ from scipy import stats
 from accounting.core.plan import DpSgdPlan, check_epochs, steps_per_epoch
 from accounting.core.validation import InputError
 from pipelines.core.keys import Stream
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from pipelines.sampling import samplers
 from pipelines.sampling.samplers import BlockRows, Participations, arrange_steps
 from tests.pipelines.core.test_streams import FakeStream

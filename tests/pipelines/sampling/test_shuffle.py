@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from accounting.core.plan import DpSgdPlan, steps_per_epoch
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from pipelines.sampling import shuffle
 from pipelines.sampling.shuffle import draw_ranks, find_boundaries, shuffled_steps
 

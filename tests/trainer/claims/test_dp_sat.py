@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from tests.trainer.bounded import float_noise, unbounded
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.claims.dp_sat import SharpnessAwareOptimizer

@@ -13,7 +13,7 @@ import pytest
 
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.validation import InputError
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from tests.trainer.bounded import OnGrid, bam_sum
 from tests.trainer.claims.workers.in_threads import outcomes
 from tests.trainer.conftest import make_rows

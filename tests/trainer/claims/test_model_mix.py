@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.core.validation import InputError
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from tests.trainer.bounded import float_noise, unbounded
 from tests.trainer.flat_settings import train_settings
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model

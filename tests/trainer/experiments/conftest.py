@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.batches.folder import MANIFEST_NAME, read_manifest, write_manifest
 from pipelines.core.batches.manifest import BatchFile, Manifest
-from pipelines.files.json_files import pretty_json
+from pipelines.files.store_json import pretty_json
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.inputs.source_table import table_of
 from pipelines.job.batch_settings import BatchSettings

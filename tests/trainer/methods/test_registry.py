@@ -25,8 +25,8 @@ from trainer.core.step.bounded_sum import BoundedSum
 from trainer.core.step.per_example import ExampleGradients
 from trainer.core.step.single_examples import SingleExamples, example_gradient
 from trainer.gradients import clipping
-from trainer.methods import registry
-from trainer.methods.registry import Hooks
+from trainer.methods import hooks
+from trainer.methods.hooks import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.run.preflight import Request
 from trainer.settings import methods
@@ -92,7 +92,7 @@ def _sentence(settings: Mapping[str, Any]) -> str:
     return f"SMALL: per-example gradients, to clip_share={settings['clip_share']!r}"
 
 
-HOOKS = Hooks(choose_path=registry.fastest_path, gradients=_small)
+HOOKS = Hooks(choose_path=hooks.fastest_path, gradients=_small)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,12 +141,12 @@ def test_a_method_from_outside_sums_its_own_gradients(
     register(WHOLE)
     settings, model = _settings(), make_model(linear)
     data = batch(rows(4))
-    found = arrays(registry.gradient_sum(model, settings)(*data))
+    found = arrays(hooks.gradient_sum(model, settings)(*data))
     ours = TrainSettings(noise_multiplier=1.0, l2_norm_clip=0.4 / OWN["clip_share"])
-    same = arrays(registry.gradient_sum(model, ours)(*data))
+    same = arrays(hooks.gradient_sum(model, ours)(*data))
     for one, other in zip(found, same, strict=True):
         np.testing.assert_allclose(one, OWN["clip_share"] * other, rtol=1e-5, atol=1e-6)
-    assert registry.choose_path(model, settings) == clipping.choose_path(model)
+    assert hooks.choose_path(model, settings) == clipping.choose_path(model)
 
 
 def test_a_method_from_outside_names_a_claim(register: Register) -> None:
@@ -170,7 +170,7 @@ def test_the_grid_is_of_the_plan_the_clip_and_the_noise_of_the_run(
         truncated_batch_size=most,
     )
     model, settings = make_model(linear), TrainSettings(**PRIVATE)
-    found = registry.step_sum(model, settings, plan, multiplier)
+    found = hooks.step_sum(model, settings, plan, multiplier)
     assert isinstance(found, BoundedSum)
     assert found.grid == grid.make(
         l2_norm_clip=0.4,
@@ -262,7 +262,7 @@ QUESTIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "to say what it clips: no privacy statement",
     ),
     "gradients": (
-        lambda: registry.gradient_sum(
+        lambda: hooks.gradient_sum(
             make_model(linear),
             TrainSettings(method=NAME, **PRIVATE),  # type: ignore[arg-type]
         ),
@@ -288,7 +288,7 @@ def test_an_unknown_method_is_not_taken_for_dp_sgd() -> None:
         lambda: gradients_text("unheard-of", {}),
         lambda: methods.theorem_of("unheard-of", {}, 1.0),
         lambda: check_described("unheard-of", {}),
-        lambda: registry.hooks_of("unheard-of"),
+        lambda: hooks.hooks_of("unheard-of"),
     ):
         with pytest.raises(InputError, match="method='unheard-of' to be one of"):
             ask()
@@ -324,5 +324,5 @@ def test_the_sum_of_a_run_has_its_clip_and_its_quantile() -> None:
         ({"l2_norm_clip": 0.5}, 0.5, None),
     ):
         settings = TrainSettings(noise_multiplier=1.0, **more)
-        found = registry.step_sum(make_model(linear), settings, plan, 1.0)
+        found = hooks.step_sum(make_model(linear), settings, plan, 1.0)
         assert (found.l2_norm_clip, found.clip_quantile) == (clip, quantile)

@@ -16,7 +16,7 @@ from pipelines.core.batches.columns import Column
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import keras, tf
 from trainer.gradients.clipping import clipped_sum
-from trainer.methods import registry
+from trainer.methods import hooks
 from trainer.model.layers import SEED_WORDS
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import load_function
@@ -93,7 +93,7 @@ def test_the_sum_is_that_of_the_views(model: TrainableModel) -> None:
     views = Views(number=SIZE, augment=flip_and_shift, name="m:augment")
     trained = trained_model(model, model.columns, views)
     weight = tf.constant([1.0, 1, 1, 0])
-    found = registry.gradient_sum(trained, SETTINGS)(_batch(), weight)
+    found = hooks.gradient_sum(trained, SETTINGS)(_batch(), weight)
     # The same views as columns of the batches.
     as_column = dataclasses.replace(IMAGE, shape=(SIZE, *IMAGE.shape))
     of_columns = trained_model(model, (LABEL, as_column), Views(number=SIZE))

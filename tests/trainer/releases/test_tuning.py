@@ -27,7 +27,7 @@ from accounting.planning.tuning import Tuning
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import Planted, private_settings
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.run import run_record
 from trainer.releases import evaluate, tuning
 from trainer.report.progress import Silent
@@ -248,7 +248,7 @@ def test_the_statement_of_the_winner_is_that_of_the_whole_search(search: Any) ->
     record, manifest = run_record.read_run(out / "run")
     stated = privacy.run_statement(record, manifest, delta=None)
     assert stated.epsilon.guarantee == found["price"]["epsilon"]
-    assert claims.SELECTION in stated.relies_on
+    assert claim_names.SELECTION in stated.relies_on
     one = dataclasses.replace(record, selection={})
     alone = privacy.run_statement(one, manifest, delta=None).epsilon.guarantee
     assert alone < 0.97 * stated.epsilon.guarantee

@@ -48,7 +48,7 @@ from trainer.keras_model import make_private
 from trainer.model.evaluation import Evaluator
 from trainer.report.progress import Silent
 from trainer.train import train
-from trainer.training import Training
+from trainer.training_loop import Training
 
 pytestmark = pytest.mark.usefixtures("lean_results")
 

@@ -32,13 +32,13 @@ from tests.trainer.run.whole_runs import (
 from tests.trainer.thread_workers import Together
 from tests.trainer.zoo import make_model, one_id
 from trainer.claims.lazy_noise import LazyNoise
-from trainer.core.claims import CLAIMS
+from trainer.core.claim_names import CLAIMS
 from trainer.core.run.run_record import read_run
 from trainer.core.step.dp_step import Step
 from trainer.core.tf_compat import keras
 from trainer.gradients.engine.proof import table_reads
 from trainer.keras_model import make_private
-from trainer.methods import registry
+from trainer.methods import hooks
 from trainer.model.evaluation import HeldOut
 from trainer.report.run_files import RUN_NAMES, exported_names
 from trainer.run import privacy
@@ -226,7 +226,7 @@ def _step(method: str = "dp-sgd", *, lazy: bool = False, workers: int = 1) -> St
         method=method, noise_multiplier=1.0, l2_norm_clip=1.0, **CLAIMED[method]
     )
     model = make_model(one_id)
-    found = registry.step_sum(model, settings, plan_of(8), 1.0)
+    found = hooks.step_sum(model, settings, plan_of(8), 1.0)
     reads = table_reads(model)
     assert reads is not None
     worker = Together(workers).one(0)
@@ -249,7 +249,7 @@ def test_views_and_rows_of_users_have_their_names() -> None:
     settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
     for key, name in (("views", "views"), ("rows_per_user", "user rows")):
         model = dataclasses.replace(make_model(one_id), description={key: 2})
-        found = registry.step_sum(model, settings, plan_of(8), 1.0)
+        found = hooks.step_sum(model, settings, plan_of(8), 1.0)
         assert found.relies_on == ("graph gradients", name)
 
 

@@ -39,8 +39,8 @@ begins anew.  `accounting.core.samplers.cyclic_poisson` proves the guarantee for
 Who keeps the conditions:
   - C1: ``session.Session.steps`` draws a secret for each attempt; noise of bands is in
     the memory of ``noise.NoiseStream`` alone, and is never written.
-  - C2: ``trainer.training`` saves every variable of the step; a step with any other
-    state is refused there.
+  - C2: ``trainer.training_loop`` saves every variable of the step; a step with any
+    other state is refused there.
   - C3: an error of a step, of the model, of a callback or of values ends the run for
     good: ``end`` removes ``may_go_on``.  Only signals, kills, lost hosts, and a lack of
     memory or disk are gone on from.

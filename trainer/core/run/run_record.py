@@ -54,8 +54,8 @@ from pipelines.core.batches.stored import MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.files.json_files import pretty_json, read_json
 from pipelines.core.files.local_files import make_private_folder, write_atomically
 from pipelines.core.files.locks import in_use, locked
-from trainer.core import claims
-from trainer.core.claims import NON_PRIVATE
+from trainer.core import claim_names
+from trainer.core.claim_names import NON_PRIVATE
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 RUN_RECORD_VERSION = 11
@@ -101,7 +101,7 @@ class RunRecord:
       target_delta: The delta that the run was asked to state epsilon for, or None.
       manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
       batches_id: ``Manifest.batches_id`` of the batches.
-      relies_on: Names of the claims by which it is private, from `claims.CLAIMS`.
+      relies_on: Names of the claims by which it is private, from `claim_names.CLAIMS`.
       records_id: ``certificate.records_id`` of the batches, which names every byte of
         their records and reveals nothing about them; empty without a seal.
       key_name: Public name of the key that sampled the batches, whatever their layout.
@@ -153,7 +153,7 @@ class RunRecord:
             for name in names:
                 if not isinstance(getattr(self, name), kind):
                     raise InputError(f"Expected {name} to be of type {kind.__name__}.")
-        claims.check(map(str, self.relies_on))
+        claim_names.check(map(str, self.relies_on))
 
     def _check_mechanism(self) -> None:
         if self.method == NON_PRIVATE:

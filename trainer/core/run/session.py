@@ -48,7 +48,7 @@ from pipelines.core.batches.ranges import Share
 from pipelines.core.batches.stored import CERTIFICATE_NAME, StoredBatches
 from pipelines.core.files.local_files import write_atomically
 from pipelines.core.keys import KEY_BYTES
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.run import arithmetic, run_record
 from trainer.core.run.batches import BatchSource, Element, element_spec
 from trainer.core.run.run_record import RunRecord, StepLedger
@@ -343,7 +343,7 @@ class Session:
     @property
     def relies_on(self) -> tuple[str, ...]:
         """Names of the claims by which the run is private."""
-        return claims.check([*self.relied_on, *self._step.relies_on])
+        return claim_names.check([*self.relied_on, *self._step.relies_on])
 
     def record(self, *, complete: bool) -> RunRecord:
         """Returns the record of the committed steps; ``complete`` if these are all."""

@@ -33,7 +33,7 @@ from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
 from accounting.core.samplers.cyclic_poisson import coefficients
 from accounting.core.validation import InputError, check_float
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.step import grid
 from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.grid import Grid
@@ -156,7 +156,7 @@ class BoundedSum(StepSum):
     ) -> None:
         check_float("noise_multiplier", noise_multiplier, at_least=0)
         of_core = type(gradients) is SingleExamples
-        claims.check(gradients.relies_on, at_least=0 if of_core else 1)
+        claim_names.check(gradients.relies_on, at_least=0 if of_core else 1)
         model = gradients.model
         size = sum(variable.shape.num_elements() for variable in model.variables)
         # Of more than size, rounding to the grid could exceed the cap (see grid).
@@ -181,7 +181,7 @@ class BoundedSum(StepSum):
             has_bands=len(bands) > 1,
         )
         _check_bound(found, bound, size)
-        of_noise = [claims.BANDED_NOISE] if len(bands) > 1 else []
+        of_noise = [claim_names.BANDED_NOISE] if len(bands) > 1 else []
         cap = found.clip / math.sqrt(linf_factor) if linf_factor > 1 else None
         sum_of = clipped(
             gradients, l2_norm_clip=found.clip, linf_norm_clip=cap, adaptive=adaptive
@@ -194,7 +194,7 @@ class BoundedSum(StepSum):
             noise_multiplier=noise_multiplier,
             grid=found,
             bands=bands,
-            relies_on=claims.check([*gradients.relies_on, *of_noise, *relies_on]),
+            relies_on=claim_names.check([*gradients.relies_on, *of_noise, *relies_on]),
         )
 
     def __call__(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:

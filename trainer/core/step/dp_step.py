@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accounting.core.validation import InputError
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.step import tensor_memory
 from trainer.core.step.adaptive_clip import COUNT_SHAPE
 from trainer.core.step.bounded_sum import StepSum
@@ -129,9 +129,9 @@ class Step:
     def relies_on(self) -> tuple[str, ...]:
         """Names of the claims by which the step is private."""
         names = [*self.bounded.relies_on]
-        names += [claims.LAZY_NOISE] if self._lazy is not None else []
-        names += [claims.WORKERS] if self.workers.count > 1 else []
-        return claims.check(names)
+        names += [claim_names.LAZY_NOISE] if self._lazy is not None else []
+        names += [claim_names.WORKERS] if self.workers.count > 1 else []
+        return claim_names.check(names)
 
     def noise(
         self, secret: bytes, steps: range, draw: DrawStep | None = None

@@ -44,7 +44,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.step.adaptive_clip import COUNT_SHAPE, AdaptiveClip
 from trainer.core.step.tracing import in_graph
 from trainer.core.tf_compat import clip_grads, tf
@@ -311,7 +311,7 @@ class ExampleGradients:
     ) -> None:
         self.model = model
         self.of_rows = of_rows
-        self.relies_on = claims.check(relies_on, at_least=1)
+        self.relies_on = claim_names.check(relies_on, at_least=1)
         self.chunk_rows = chunk_rows
 
 

@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.step.kernel_faults import check_products, dense, is_safe_together
 from trainer.core.step.per_example import (
     ExampleGradients,
@@ -98,7 +98,7 @@ class SingleExamples(ExampleGradients):
         )
         self.model = model
         self.of_rows = of_rows
-        self.relies_on = claims.check(relies_on)
+        self.relies_on = claim_names.check(relies_on)
         self.chunk_rows = max(1, MOST_GRADIENT_VALUES // num_values)
 
 

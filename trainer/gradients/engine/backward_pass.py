@@ -27,7 +27,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.core.claims import GRAPH_GRADIENTS
+from trainer.core.claim_names import GRAPH_GRADIENTS
 from trainer.core.step.per_example import ExampleGradients, scale_rows
 from trainer.core.tf_compat import tf
 from trainer.gradients.engine.gradient_parts import part_of, split_examples

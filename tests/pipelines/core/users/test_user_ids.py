@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.batches.columns import Column
 from pipelines.core.users.hashing import hash_ids
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from pipelines.inputs.parquet_blocks import seems_user_column
 
 KEY = insecure_key(1)

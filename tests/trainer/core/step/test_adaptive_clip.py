@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from tests.trainer.bounded import bounded, plan_of
 from tests.trainer.conftest import make_rows
 from tests.trainer.zoo import batch, linear, make_model
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.step.adaptive_clip import _FINE, _THRESHOLD, CLIPS, AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum
 from trainer.core.step.dp_step import Step
@@ -50,7 +50,7 @@ def _of_first_integer(model: TrainableModel) -> ExampleGradients:
         each = row["integers"][0, 0] / math.sqrt(size)
         return [tf.fill(v.shape, each) for v in model.variables], tf.constant(True)
 
-    return SingleExamples(model, gradient, relies_on=[claims.OTHER_METHOD])
+    return SingleExamples(model, gradient, relies_on=[claim_names.OTHER_METHOD])
 
 
 def _rows_of(norms: Any) -> tuple[dict[str, Any], Any]:

@@ -20,7 +20,7 @@ from accounting.core.validation import InputError
 from tests.trainer.bounded import bounded, plan_of, unbounded
 from tests.trainer.zoo import batch, linear, make_model, numbers
 from trainer.claims.lazy_noise import LazyNoise
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.step import bounded_sum, grid
 from trainer.core.step.bounded_sum import BoundedSum
 from trainer.core.step.dp_step import Step
@@ -55,7 +55,7 @@ def _longer(model: TrainableModel, factor: float) -> ExampleGradients:
     def gradient(row: Any) -> tuple[list[Any], Any]:
         return [factor * one for one in example_gradient(model, row)], tf.constant(True)
 
-    return SingleExamples(model, gradient, relies_on=[claims.OTHER_METHOD])
+    return SingleExamples(model, gradient, relies_on=[claim_names.OTHER_METHOD])
 
 
 # -- one row changes the sum by the bound at most --------------------------------------
@@ -90,7 +90,7 @@ def test_the_smallest_clip_holds_where_squares_are_flushed_to_zero(rows: Any) ->
         return [tf.fill(v.shape, 1e-19) + of_row for v in model.variables], True
 
     model = make_model(wide)
-    gradients = SingleExamples(model, tiny, relies_on=[claims.OTHER_METHOD])
+    gradients = SingleExamples(model, tiny, relies_on=[claim_names.OTHER_METHOD])
     accepted = 0
     for exponent in range(-60, -20, 2):
         with contextlib.suppress(InputError):
@@ -193,7 +193,7 @@ def test_noise_of_bands_is_of_the_norm_of_its_coefficients() -> None:
     assert len(found.bands) == 8
     assert found.bands[:2] == (1.0, 0.75)
     assert found.noise_stddev == pytest.approx(3.0 * CLIP * norm, rel=1e-12)
-    assert claims.BANDED_NOISE in found.relies_on
+    assert claim_names.BANDED_NOISE in found.relies_on
     unit = found.unit
     assert unit is not None
     assert found.noise_stddev / unit <= 2.0**32

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from tests.trainer.bounded import OnGrid, bounded, unbounded
 from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker

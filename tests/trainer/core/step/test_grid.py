@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accounting.core.validation import InputError
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from trainer.core.step import grid as module
 from trainer.core.step import noise
 from trainer.core.step.grid import Grid, make

@@ -12,7 +12,7 @@ import pytest
 from randomgen import AESCounter
 
 from pipelines.core.keys import derive
-from pipelines.files.key_files import insecure_key
+from pipelines.files.key_sources import insecure_key
 from trainer.core.step import noise
 from trainer.core.step.noise import (
     LaterNoise,

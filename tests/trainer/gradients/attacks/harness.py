@@ -31,7 +31,7 @@ from trainer import models
 from trainer.core.step.noise import SEEDS, row_seeds
 from trainer.core.tf_compat import tf
 from trainer.gradients.clipping import ONE_PASS
-from trainer.methods import registry
+from trainer.methods import hooks
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, Views, of_one_view
@@ -173,7 +173,7 @@ def step_of(case: Case, base: str = ONE_PASS) -> Built:
     models.check_model(checked, MANIFEST)
     model = models.make_trained(checked, MANIFEST, views)
     settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=CLIP)
-    function = tf.function(registry.gradient_sum(model, settings), autograph=False)
+    function = tf.function(hooks.gradient_sum(model, settings), autograph=False)
     specs = {
         column.name: tf.TensorSpec((SIZE, *column.shape), column.dtype)
         for column in COLUMNS

@@ -1,4 +1,4 @@
-"""The claims: what makes a run faster or tighter by a proof of its own.
+"""Names of the claims: what makes a run faster or tighter by a proof of its own.
 
 Without a claim the core computes the same thing, slower or looser, and is the
 reference of the claim in the tests (``docs/reviewing.md`` lists them).  A run that used

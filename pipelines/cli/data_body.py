@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.core.validation import InputError
-from pipelines.cli import engine, user_work
+from pipelines.cli import engine, user_body
 from pipelines.cli.console import show
-from pipelines.cli.table_options import KINDS, ColumnOptions
+from pipelines.cli.table_options import KINDS_WITH_OPTION, ColumnOptions
 from pipelines.files.output_file import check_new, output_file
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import LEAVES_NOTHING, stoppable
@@ -122,7 +122,7 @@ def _kinds_of_columns(columns: ColumnOptions) -> dict[str, str]:
       InputError: a column has two kinds.
     """
     found: dict[str, str] = {}
-    for kind in KINDS:
+    for kind in KINDS_WITH_OPTION:
         for name in _words(getattr(columns, kind)):
             if found.setdefault(name, kind) != kind:
                 raise InputError(
@@ -168,7 +168,7 @@ def prepare(
             "Expected --schema, which says how columns become numbers. `dpsgd schema "
             f"{source}` writes a first one."
         )
-    of_users = user_work.take(options)
+    of_users = user_body.take(options)
     with_values = bool(options.pop("keep_values", False))
     if with_values and of_users and not of_users.get("bound_held_out"):
         raise InputError(
@@ -182,7 +182,7 @@ def prepare(
         schema = Schema.read(schema_file)
         schema = schema.with_user(user) if user else schema
         prepared = preparation.TableOptions(schema=schema, **options)
-    users = user_work.users_of(prepared, of_users)
+    users = user_body.users_of(prepared, of_users)
     began = time.perf_counter()
     steps = preparation.STEPS if users else preparation.STEPS[:1]
     with stoppable(LEAVES_NOTHING), Bars(steps) as bars:
@@ -192,12 +192,12 @@ def prepare(
         )
     seconds = time.perf_counter() - began
     if users:
-        shown = user_work.shown(out, users.settings, summary)
+        shown = user_body.shown(out, users.settings, summary)
         shown["seconds"] = round(seconds, 2)
     else:
         shown = _prepared(out, summary, seconds)
     if summary.has_users:
-        shown = user_work.without_counts(shown)
+        shown = user_body.without_counts(shown)
     show("Prepared data", shown, as_json)
 
 

@@ -41,9 +41,9 @@ from pipelines.batches.reader import stored
 from pipelines.core.batches.manifest import Manifest
 from pipelines.core.threads import machine_memory
 from pipelines.files import storage
-from pipelines.files.json_files import read_json
 from pipelines.files.paths import StrPath
 from pipelines.files.stopping import StoppedError, on_signals
+from pipelines.files.store_json import read_json
 from trainer.averaging.averages import BestIterate, TrainingAverages, without_held_out
 from trainer.averaging.iterates import Iterates
 from trainer.claims import lazy_tables
@@ -59,7 +59,7 @@ from trainer.core.step.dp_step import Step
 from trainer.core.step.pure_graph import check_state, reads_tables, variables_read
 from trainer.core.step.workers import Workers
 from trainer.core.tf_compat import raw_variable, tf
-from trainer.methods import registry
+from trainer.methods import hooks
 from trainer.model import initial_weights
 from trainer.model.trainable_model import TrainableModel, of_users
 from trainer.model.user_code import one_line_errors
@@ -195,11 +195,11 @@ class Training:
         """
         session, plan = self.session, self.session.manifest.plan
         session.settings = settings
-        self._model, self._hooks = model, registry.hooks_of(settings.method)
+        self._model, self._hooks = model, hooks.hooks_of(settings.method)
         if self._hooks.optimizer is not None:
             optimizer = self._hooks.optimizer(settings, optimizer, model.optimized)
         self._optimizer = optimizer
-        self._bounded = registry.step_sum(
+        self._bounded = hooks.step_sum(
             trained, settings, plan, session.noise_multiplier
         )
         self._say_memory_of_bands(model)

@@ -25,7 +25,7 @@ import numpy as np
 from accounting.core.claim import AUTO_CLIP
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from trainer.core import claims
+from trainer.core import claim_names
 from trainer.core.step.adaptive_clip import AdaptiveClip
 from trainer.core.step.bounded_sum import BoundedSum, StepSum
 from trainer.core.step.noise import DrawStep
@@ -210,11 +210,11 @@ def _claims(model: TrainableModel, settings: TrainSettings) -> list[str]:
     claim = methods.get(settings.method).claim
     found = [] if claim is None else [claim]
     if model.prepare is not None or model.description.get("views", 1) > 1:
-        found.append(claims.VIEWS)
+        found.append(claim_names.VIEWS)
     if "rows_per_user" in model.description:
-        found.append(claims.USER_ROWS)
+        found.append(claim_names.USER_ROWS)
     if settings.selection is not None:
-        found.append(claims.SELECTION)
+        found.append(claim_names.SELECTION)
     return found
 
 
