@@ -105,7 +105,16 @@ def s3_bucket() -> Iterator[str]:
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     address, port = server.get_host_and_port()
+    from moto.s3.responses import S3Response
+
+    put, lock = S3Response.put_object, threading.Lock()
+
+    def put_alone(self: Any) -> Any:
+        with lock:  # a store looks and puts at once, moto one after the other
+            return put(self)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(S3Response, "put_object", put_alone)
         patch.setenv("AWS_ENDPOINT_URL", f"http://{address}:{port}")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ACCESS_KEY_ID", "nobody")

@@ -188,6 +188,7 @@ def call(
     for path in folder.iterdir():
         os.symlink(path, tmp_path / path.name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def run(command: str, arguments: list[str]) -> Answer:
         monkeypatch.setattr(logging.getLogger(), "handlers", [])

@@ -20,6 +20,7 @@ from tests.trainer.run.whole_runs import (
     private_settings,
 )
 from trainer.cli import account_body
+from trainer.cli.run_or_plan import RunOrPlan
 from trainer.core.run.run_record import read_run
 from trainer.core.tf_compat import keras
 from trainer.html_report import page
@@ -95,11 +96,9 @@ def test_a_run_that_accepts_it_says_that_nothing_is_proven_together(
         page.write_report(tmp_path / name, tmp_path / f"{name}.html")
         text = " ".join((tmp_path / f"{name}.html").read_text().split())
         assert (SHARED_BATCHES in text) == (name == "second")
-    flags = dict.fromkeys(("delta", "relation", "max_examples_per_user"))
-    flags |= {"allow_large_delta": False}
     runs = [tmp_path / "first", tmp_path / "second"]
     with pytest.raises(InputError, match="epsilons do not add"):
-        account_body.of_runs(runs, flags, account_body.More())
+        account_body.of_runs(runs, RunOrPlan(), account_body.More())
 
 
 def test_a_run_that_another_one_overtook_is_refused(
