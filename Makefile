@@ -13,7 +13,7 @@ COMPILE = $(RUN)uv pip compile --quiet $(UPGRADE) --generate-hashes --no-annotat
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
-	@echo "make test   set up, and run the tests (10 minutes on two cores)"
+	@echo "make test   set up, and run the tests (20 minutes on two cores)"
 	@echo "make test-thorough  the other tests: kills, attacks, more processes (10 minutes)"
 	@echo "make lint   set up, and run formatter, linter, types and import contracts"
 	@echo "make docs   set up, and build the documentation into build/site"
