@@ -92,11 +92,11 @@ def account(
       InputError: the run is not finished, or its record is refused.
     """
     from pipelines.batches.folder import read_certificate
-    from trainer.core.run.run_record import read_run
+    from trainer.report.run_files import read_finished
     from trainer.run.privacy import run_statement
 
     folder = pathlib.Path(run)
-    record, manifest = read_run(folder)
+    record, manifest = read_finished(folder)
     certificate = read_certificate(folder)
     found: PrivacyStatement = run_statement(
         record, manifest, delta=delta, certificate=certificate

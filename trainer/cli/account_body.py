@@ -68,8 +68,7 @@ def of_run(run: Path, asked: RunOrPlan, more: More) -> Said:
     Raises:
       InputError: the run is refused, or dp_accounting has no event for it.
     """
-    read_finished(run)
-    record, manifest = read_run(run)
+    record, manifest = read_finished(run)
     relation, count = more.claim
     _check_plot(more)
     if more.cross_check:

@@ -16,7 +16,6 @@ from accounting.plots import check_path
 from pipelines.files.progress_bars import Bars
 from trainer.auditing import COUNTED, AuditReport, audit, settings_of_run
 from trainer.cli.run_or_plan import RunOrPlan
-from trainer.core.run.run_record import read_run
 from trainer.report.run_files import read_finished
 from trainer.settings.requests import AuditSettings, claimed_plan
 
@@ -52,8 +51,7 @@ def of_run(run: Path, asked: RunOrPlan, how: dict[str, Any]) -> AuditSettings:
     Raises:
       InputError: the run or a value is refused.
     """
-    read_finished(run)
-    record, manifest = read_run(run)
+    record, manifest = read_finished(run)
     return settings_of_run(
         record,
         manifest,

@@ -215,8 +215,7 @@ def collect(
     Raises:
       InputError: the run is not finished or was edited, or a file is of another run.
     """
-    read_finished(run)
-    record, manifest = run_record.read_run(run)
+    record, manifest = read_finished(run)
     plan = manifest.plan
     statement = _statement(
         record, manifest, delta, allow_large_delta, read_certificate(run)

@@ -102,7 +102,7 @@ def choose(
     check_choice("average", chosen, AVERAGES)
     if aggregate is not None:
         chosen = _check_aggregate(aggregate, average, uncertainty)
-    record = read_finished(run)
+    record, _ = read_finished(run)
     signature = run_files.read_serving(run)
     iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
     possible = _possible(run, signature, has_iterates=bool(iterates))

@@ -44,6 +44,7 @@ from typing import Any
 from accounting.core.validation import InputError, header, read_fields
 from pipelines.batches.folder import CERTIFICATE_NAME, MANIFEST_NAME, PRIVATE_NAME
 from pipelines.core.batches.columns import Column
+from pipelines.core.batches.manifest import Manifest
 from pipelines.core.files.local_files import digest_of
 from pipelines.files.storage import write_atomically
 from pipelines.files.store_json import pretty_json, read_json
@@ -83,19 +84,19 @@ RUN_NAMES = (
 )  # fmt: skip
 
 
-def read_finished(run: pathlib.Path) -> RunRecord:
-    """Returns the record of a finished run, or of one that stopped early.
+def read_finished(run: pathlib.Path) -> tuple[RunRecord, Manifest]:
+    """Returns record and manifest of a finished run, or of one that stopped early.
 
     Raises:
       InputError: there is no record, or the run is incomplete.
     """
-    record = read_run(run)[0]
+    record, manifest = read_run(run)
     if not (record.complete or (record.fits and record.fits[-1]["ended"])):
         raise InputError(
             f"Expected {run} to hold a finished run; it stopped after step "
             f"{record.num_steps_executed}. Give its command again to end it."
         )
-    return record
+    return record, manifest
 
 
 _HELD_OUT = "held-out"

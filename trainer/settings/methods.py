@@ -116,11 +116,6 @@ class Method:
         """Whether it releases noisy sums and therefore has DP-SGD's epsilon."""
         return self.accounting is as_dp_sgd
 
-    @property
-    def has_theorem(self) -> bool:
-        """Whether it has another accounting than DP-SGD."""
-        return self.accounting is not None and not self.has_dp_sgd_accounting
-
 
 _ENTRIES: dict[str, Method] = {}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import dpsgd
 from accounting.core import accountant
 from accounting.core.intervals import upper_text
 from accounting.core.validation import InputError
@@ -149,6 +150,16 @@ def test_account_refuses_what_does_not_add(
     assert "Expected runs of one privacy unit" in _error("account", *both)
     monkeypatch.setattr(account_body, "of_run", second({"is_guarantee": False}))
     assert "together with it nothing is proven" in _error("account", *both)
+
+
+def test_account_refuses_a_run_that_is_not_finished(
+    tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    """Seen to fail: `dpsgd.account` stated what a run would have at its end."""
+    run = write_run_folder(tmp_path / "run", small_batches, complete=False)
+    assert "a finished run" in _error("account", str(run))
+    with pytest.raises(InputError, match="a finished run"):
+        dpsgd.account(run)
 
 
 def test_account_refuses_a_damaged_run(run: pathlib.Path) -> None:

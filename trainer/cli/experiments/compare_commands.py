@@ -85,11 +85,7 @@ class CompareOptions:
     method: Annotated[tuple[Method, ...], listed(str)] = (DP_SGD, NON_PRIVATE)
     epsilon: Annotated[tuple[float, ...], OfPrivacy, listed(float)] = ()
     noise_multiplier: Annotated[tuple[float, ...], OfPrivacy, listed(float)] = ()
-    noise: Annotated[
-        tuple[Annotated[str, choice("noise", *NOISE_RULES)], ...],
-        OfPrivacy,
-        listed(str),
-    ] = (SAME,)
+    noise: Annotated[tuple[Rule, ...], OfPrivacy, listed(str)] = (SAME,)
     l2_norm_clip: Annotated[
         tuple[float | Literal["auto"], ...], OfPrivacy, listed(number_or_auto)
     ] = ()

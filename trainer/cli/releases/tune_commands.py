@@ -107,7 +107,7 @@ def tune(
             batches=BatchSettings(
                 expected_batch_size=asked.batch_size,
                 num_epochs=asked.epochs,
-                epsilon=max(8.0, asked.epsilon),
+                epsilon=max(BatchSettings.epsilon, asked.epsilon),
                 delta=asked.delta,
             ),
             num_runs=asked.runs,
