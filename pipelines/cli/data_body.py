@@ -169,13 +169,6 @@ def prepare(
             f"{source}` writes a first one."
         )
     of_users = user_body.take(options)
-    with_values = bool(options.pop("keep_values", False))
-    if with_values and of_users and not of_users.get("bound_held_out"):
-        raise InputError(
-            "Expected --bound-held-out beside --keep-values: `dpsgd statistics` counts "
-            "values of held-out rows, whose users are not bounded otherwise. Add it."
-        )
-    options["with_values"] = with_values
     if schema_file is None:
         prepared = preparation.of_numbers(source, user, **options)
     else:

@@ -87,8 +87,7 @@ def prepare(
 
     `dpsgd schema TABLE` writes a first schema.  Rows keep their order within a part;
     several files are read in the natural order of their names.  OUT appears when every
-    row was checked.  Categories are hashed; a vocabulary has to be public, or found by
-    `dpsgd statistics`.
+    row was checked.  Categories are hashed; a vocabulary has to be public.
 
     With users, all rows of a user are in one part, at most k of them are kept for
     training, chosen by a secret key at random, and the ids are removed.  The privacy

@@ -77,8 +77,6 @@ class PrepareOptions:
       key_file: Secret key that chooses rows of users, made if missing; not the one of
         the batches.  [default: a temporary key]
       memory_limit: Memory for the choice of rows.  [default: 2GiB]
-      keep_values: Keep the values of categories without a vocabulary, in place of
-        hashing them, for `dpsgd statistics`.
       threads: Threads of this process.  [default: all cores]
     """
 
@@ -93,7 +91,6 @@ class PrepareOptions:
     bound_held_out: Annotated[bool | None, OfUsers] = None
     key_file: Annotated[LocalText | None, OfUsers, RARE] = None
     memory_limit: Annotated[Size | None, OfUsers, RARE] = None
-    keep_values: bool | None = None
     threads: Annotated[int | None, RARE] = None
 
     def given(self) -> dict[str, Any]:

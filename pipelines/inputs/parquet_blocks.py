@@ -114,12 +114,10 @@ class Dataset(Listing):
     Attributes:
       columns: Columns of every file.
       description: The files' own description; see ``DATASET_METADATA_KEY``.
-      texts: Columns of values that `dpsgd prepare --keep-values` kept.
     """
 
     columns: tuple[Column, ...]
     description: dict[str, Any]
-    texts: tuple[str, ...] = ()
 
     @property
     def num_examples(self) -> int:
@@ -282,12 +280,11 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
         raise with_nulls(names, path)
 
 
-def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
+def list_blocks(pattern: str) -> Dataset:
     """Returns the blocks, columns and description of the input.
 
     Args:
       pattern: A file, a folder or a glob; see ``input_files.find_files``.
-      with_texts: Whether values that `dpsgd prepare --keep-values` kept are accepted.
 
     Raises:
       InputError: no rows, unreadable or differing files, unusable columns, or files
@@ -297,27 +294,11 @@ def list_blocks(pattern: str, *, with_texts: bool = False) -> Dataset:
     schema = found.schema
     assert schema is not None
     description = description_of(schema, pattern)
-    texts = _texts(schema, description)
-    if texts and not with_texts:
-        raise InputError(
-            f"Expected numbers in --input {pattern}; column {texts[0].name} holds what "
-            "`dpsgd prepare --keep-values` kept for `dpsgd statistics`. Prepare the "
-            "table without --keep-values."
-        )
     dataset = Dataset(
-        columns=numeric_columns(pa.schema(f for f in schema if f not in texts)),
-        texts=tuple(field.name for field in texts),
-        description=description,
-        **vars(found),
+        columns=numeric_columns(schema), description=description, **vars(found)
     )
     _check_bounded(dataset, pattern)
     return dataset
-
-
-def _texts(schema: pa.Schema, description: Any) -> list[pa.Field]:
-    """Returns the columns of values that `dpsgd prepare --keep-values` kept."""
-    known = {each["name"] for each in description.get("inputs", ())}
-    return [f for f in schema if f.name in known and pa.types.is_large_string(f.type)]
 
 
 def _check_one_split(pattern: str) -> None:

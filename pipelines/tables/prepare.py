@@ -65,7 +65,7 @@ from pipelines.tables.bounding import (
     bound_pieces,
     bounded_schema,
 )
-from pipelines.tables.kinds import USER_ID, Output
+from pipelines.tables.kinds import Output
 from pipelines.tables.prepared_files import (
     DEFAULT_ROW_GROUP_ROWS,
     ROW_GROUP_BYTES,
@@ -107,7 +107,6 @@ class TableOptions:
       on_bad_row: "fail" refuses an input with a malformed row, "skip" omits the row.
       row_group_rows: Rows per row group, except for the last of a part.
       row_groups_per_file: Row groups per file, except for the last of a part.
-      with_values: Whether values of categories that the schema does not list are kept.
       numbers: Columns that stay as they are, of a table without a schema; see
         ``of_numbers``.
 
@@ -119,7 +118,6 @@ class TableOptions:
     on_bad_row: str = "fail"
     row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
     row_groups_per_file: int = ROW_GROUPS_PER_FILE
-    with_values: bool = False
     numbers: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
@@ -145,7 +143,7 @@ class TableOptions:
     @property
     def rows_schema(self) -> pa.Schema:
         """Schema of the rows, without numbers of users."""
-        return prepared_schema(self.schema, self.with_values, self.numbers)
+        return prepared_schema(self.schema, self.numbers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,13 +272,13 @@ class _Job:
                 reader, row_bytes = self._reader(file, ordinal), file.row_bytes
                 done = 0
                 for rows in reader:
-                    found = {**rows.arrays, **rows.texts}
+                    found: dict[str, Any] = dict(rows.arrays)
                     if numbers := self.options.numbers:  # lists lost their sizes
                         types = file.arrow_schema()
                         types = pa.schema([types.field(each.name) for each in numbers])
                         found |= table_columns(rows.carried.cast(types), numbers)
                     if key:
-                        found[USER] = hash_ids(found.pop(USER_ID), key)
+                        found[USER] = hash_ids(rows.users, key)
                     table = arrow_table([found[name] for name in schema.names], schema)
                     for number, writer in enumerate(pieces):
                         if rows.splits is None:
@@ -300,7 +298,6 @@ class _Job:
             file,
             self.options.schema,
             ordinal=ordinal,
-            with_values=self.options.with_values,
             carried=[each.name for each in self.options.numbers],
             num_threads=self.num_threads,
             memory_limit=self.num_threads * _THREAD_BYTES,

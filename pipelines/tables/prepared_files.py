@@ -150,25 +150,16 @@ class Pieces:
         self._num_written += 1
 
 
-def prepared_schema(
-    schema: Schema, with_values: bool = False, numbers: Sequence[Column] = ()
-) -> pa.Schema:
+def prepared_schema(schema: Schema, numbers: Sequence[Column] = ()) -> pa.Schema:
     """Returns the Arrow schema of the prepared data, with its description.
 
     Args:
       schema: Schema of the table.
-      with_values: Whether values of categories that the schema does not list are kept.
       numbers: Columns of a table without a schema.
     """
     if numbers:
         return pa.schema([arrow_field(each, *each.shape) for each in numbers])
-    texts = schema.unlisted if with_values else {}
-    fields = [
-        pa.field(output.name, pa.large_string(), nullable=False)
-        if output.name in texts
-        else arrow_field(output, *output.shape)
-        for output in schema.outputs
-    ]
+    fields = [arrow_field(output, *output.shape) for output in schema.outputs]
     description = json.dumps(schema.description)
     return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
 

@@ -60,15 +60,14 @@ class Rows:
 
     Attributes:
       arrays: Name of an output -> array of shape (rows, *shape).
-      texts: Name -> texts: ids of users, and values of categories that are kept, empty
-        where missing.
+      users: Texts of the ids of users; None if the schema has none.
       splits: Index in ``SPLITS`` of every row, int8; None if a split is by fraction.
       carried: Columns that are passed on unchanged.
       num_read: Number of rows of the file that were read so far.
     """
 
     arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
-    texts: dict[str, pa.Array] = dataclasses.field(repr=False)
+    users: pa.Array | None = dataclasses.field(repr=False)
     splits: np.ndarray | None = dataclasses.field(repr=False)
     carried: pa.Table = dataclasses.field(repr=False)
     num_read: int
@@ -238,7 +237,6 @@ class Reader:
       schema: Schema of the table.
       ordinal: Place of the file in the table, which a random split depends on.
       inputs_only: Whether to omit label and split, for predictions.
-      with_values: Whether values of categories that the schema does not list are kept.
       carried: Columns that are passed on unchanged.
       num_threads: Threads of DuckDB.
       memory_limit: Memory of DuckDB, in bytes.
@@ -254,14 +252,12 @@ class Reader:
         *,
         ordinal: int = 0,
         inputs_only: bool = False,
-        with_values: bool = False,
         carried: Sequence[str] = (),
         num_threads: int = 1,
         memory_limit: int = 1 << 30,
     ) -> None:
         self._file, self._schema, self._ordinal = file, schema, ordinal
         self._inputs_only, self._carried = inputs_only, tuple(carried)
-        self._kept = schema.unlisted if with_values else {}
         self._num_threads, self._memory_limit = num_threads, memory_limit
         self.malformed = Malformed()
 
@@ -323,8 +319,6 @@ class Reader:
             kind, found = schema.columns[name], relation.types[name]
             outputs = [output.name for output in schema.outputs_of(name)]
             kind.select(select, name, found, outputs)
-        for name in self._kept:
-            select.ids.pop(name, None)
         if schema.split.column and not self._inputs_only:
             self._select_split(select, relation.types[schema.split.column])
         return select
@@ -376,19 +370,19 @@ class Reader:
             return
         names = block.schema.names
         found: dict[str, np.ndarray] = {}
-        texts: dict[str, pa.Array] = {}
+        users = None
         for name, array in zip(names, block.columns, strict=True):
             if name in (FAULT, _SPLIT, *_carried_names(self._carried)):
                 continue
             if name in select.ids:
                 found[name] = select.ids[name].of(array)
-            elif name == USER_ID or name in self._kept:
-                texts[name] = pc.fill_null(array.cast(pa.large_string()), "")
+            elif name == USER_ID:
+                users = array.cast(pa.large_string())
             else:
                 found[name] = _numbers(array)
         yield Rows(
             arrays=self._stacked(found),
-            texts=texts,
+            users=users,
             splits=self._splits(block, places),
             carried=_carried(block, self._carried),
             num_read=first + len(block),

@@ -43,7 +43,6 @@ from pipelines.tables.kinds import (
     LABEL,
     USER,
     AnyKind,
-    Category,
     Date,
     Drop,
     Fields,
@@ -379,19 +378,6 @@ class Schema(Fields):
         """Columns of the table that a model uses, in order."""
         left_out = ("drop", LABEL, USER)
         return tuple(n for n, kind in self.columns.items() if kind.kind not in left_out)
-
-    @property
-    def unlisted(self) -> dict[str, str]:
-        """Output -> column of the table, of categories whose values are not listed."""
-        return {
-            output.name: name
-            for name, kind in self.columns.items()
-            if isinstance(kind, Category)
-            and kind.vocabulary is None
-            and kind.length is None
-            and not kind.stack
-            for output in self.outputs_of(name)
-        }
 
     @property
     def description(self) -> dict[str, Any]:

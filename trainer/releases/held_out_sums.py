@@ -7,7 +7,6 @@ Formal guarantees:
     noise of its bound times that over the root of its share, and shares add up to 1 at
     most.  It is (epsilon, delta)-private for one unit under zero-out by Balle and Wang
     (2018), Theorem 8.
-  - of a sum with a threshold only what is above it, and where, is released.
   - noise is added to integers and rounded to integers, which is post-processing, so
     that no low bits of a float are released.
   - noise has a key of its own, from the operating system, that is kept nowhere: two
@@ -85,13 +84,11 @@ class RowSum:
       values: int64.  Sensitive.
       bound: By how much one unit, a row or a user, moves them at most, in L2 norm.
       share: Share of the squared sensitivity of all sums together.
-      above: Values with noise are released above it alone: see `vocabularies`.
     """
 
     values: np.ndarray = dataclasses.field(repr=False)
     bound: float
     share: float
-    above: float = -math.inf
 
     def stddev(self, noise_multiplier: float) -> float:
         """Returns the standard deviation of the noise of each value."""
@@ -105,12 +102,10 @@ class NoisySum:
     Attributes:
       values: float64.
       stddev: Standard deviation of the noise of each value.
-      places: Indices of the values among those that have noise.
     """
 
     values: np.ndarray
     stddev: float
-    places: np.ndarray
 
 
 def release(sums: Mapping[str, RowSum], noise_multiplier: float) -> dict[str, NoisySum]:
@@ -130,8 +125,7 @@ def release(sums: Mapping[str, RowSum], noise_multiplier: float) -> dict[str, No
         stddev = each.stddev(noise_multiplier)
         noise = grid_normal(key, 0, index, each.values.shape, stddev=stddev)
         values = (each.values + noise).astype(np.float64)
-        places = np.flatnonzero(values > each.above)
-        found[name] = NoisySum(values=values[places], stddev=stddev, places=places)
+        found[name] = NoisySum(values=values, stddev=stddev)
     return found
 
 

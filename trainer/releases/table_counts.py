@@ -1,4 +1,4 @@
-"""What statistics count of a table: values in bins, and texts of enough rows.
+"""What statistics count of a table: values in bins.
 
 Counts of a column's values in public bins; quantiles and means from them.
 
@@ -16,75 +16,18 @@ Formal guarantees:
 
 Public: bins.  Sensitive: values and counts.
 
-Vocabularies of columns: the values of enough rows, found without knowing any.
-
-The values of a column are not known beforehand, so that the noisy count of one says
-that somebody has it.  Counts are therefore released only above a threshold T, which the
-count of a value that one unit alone has exceeds with a chance that is part of delta.
-
-Theorem.  A unit is a row, or a user of at most k rows; c columns have unknown values.
-Let one Gaussian release of all counts be (epsilon, delta_g)-private, in which the count
-of a value has noise of standard deviation s, rounded to an integer.  With
-``Phi((T + 1/2 - a) / s)`` the chance that a value of a rows is not released, let
-
-    c max(-ln Phi((T + 1/2 - k) / s), -k ln Phi((T + 1/2 - 1) / s)) <= ln(1 + delta_v).
-
-Then releasing the counts above T alone, with their values, and all other counts as they
-are, is (epsilon, delta_g + delta_v)-private for one unit.
-
-*Proof.*  Let D have one unit more than D'; under zero-out this unit is a ghost in D',
-which adds nothing, and else it is not there: the counts are the same.  Let N be the
-values that only this unit has, p the chance that the count of one of N is above T, and
-B(D), B(D') what is released of all counts but those of N, as if N were not there.  B is
-a function of the Gaussian release, and does not depend on the noise of N.
-
-For D' values of N do not exist: M(D') = B(D').  For D none is released with chance
-1 - p, independently of the other counts, and then M(D) is B(D).  For any event S,
-
-    P[M(D) in S] <= p + (1 - p) P[B(D) in S] <= p + delta_g + e^epsilon P[M(D') in S].
-
-Conversely P[M(D) in S] >= (1 - p) P[B(D) in S], so that
-
-    P[M(D') in S] <= delta_g + e^epsilon P[B(D) in S]
-                  <= delta_g + x + x p / (1 - p),  where x = e^epsilon P[M(D) in S].
-
-If x >= 1 there is nothing to show; else the last term is at most p / (1 - p).  It is
-left to show that both p and p / (1 - p) are at most delta_v, which is 1 - p >=
-1 / (1 + delta_v).  In one column let the unit have a_i >= 1 rows of each of t values
-of N, at most k in all.  Noise is independent, so that the chance that none is released
-is exp(-g(a_1) - ... - g(a_t)) with g(a) = -ln Phi((T + 1/2 - a) / s), which increases
-and is convex.  For fixed t the sum of g is thus largest with one of k - t + 1 rows and
-t - 1 of one row; that is convex in t, hence largest for t = 1 or t = k: for g(k) or
-k g(1).  Over c columns the sum is at most c times the larger one.  []
-
-Formal guarantees:
-  - ``threshold`` is the least integer that the theorem allows.
-  - the counts of a part are exact, and of all parts of a column each row is in one; a
-    part has about ``PART_ROWS`` distinct values at most, which bounds memory.
-  - equal texts are one value; a missing value is none.
-
-Public: thresholds.  Sensitive: texts and counts.
-
-References:
-  Korolova et al. (2009), "Releasing search queries and clicks privately", and Gopi et
-  al. (2020), "Differentially private set union", for Gaussian thresholds of which each
-  direction is proven for itself.
-
 What statistics count of a table: in blocks of rows, on all cores.
 
     rows             rows, if their number is not public
     label            rows by class
-    single, groups   rows by the value of a numeric column: see `value_counts`
-    values           rows by the text of a column: see `vocabularies`
+    single, groups   rows by the value of a numeric column
 
 Formal guarantees:
   - what is counted depends on the schema and on the columns of the table alone.
   - one row moves a sum by its ``bound`` at most, in L2 norm: it is in one cell of each.
     A user of at most k rows moves it by k times that.
-  - shares of all sums add up to 1 at most; the parts of a column's ``values`` count
-    once, since a row is in one of them.
-  - memory does not depend on the number of rows: blocks are counted one by one, and of
-    a column's distinct values one part at a time.
+  - shares of all sums add up to 1 at most.
+  - memory does not depend on the number of rows: blocks are counted one by one.
 
 Public: names, bounds, shares.  Sensitive: values.
 """
@@ -93,20 +36,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from scipy import special
 
 from pipelines.core.threads import in_order, num_cores
 from pipelines.inputs.parquet_blocks import Block, Dataset, read_table, table_columns
 from pipelines.tables.kinds import COUNT, LABEL
 from pipelines.tables.schema import Schema
-from pipelines.tables.select import hash_texts, salt_of
 from trainer.releases.held_out_sums import NoisySum, RowSum
 from trainer.report.progress import Reporter
 
@@ -258,80 +196,6 @@ class Quantiles:
         return min(place, NUM_BINS - 1)
 
 
-#: Rows of a table whose values are counted at once.
-PART_ROWS = 1 << 23
-#: Distinct values that wait until they are added to the others.
-_WAITING = 1 << 20
-_SALT = salt_of("parts of a vocabulary")
-_NOTHING = pa.table(
-    {"text": pa.array([], pa.large_string()), "rows": pa.array([], pa.int64())}
-)
-
-
-def threshold(stddev: float, num_columns: int, delta: float, *, most: int = 1) -> int:
-    """Returns the least T that the theorem allows.
-
-    Args:
-      stddev: Standard deviation s of the noise of each count.
-      num_columns: Number c of columns with unknown values, at least 1; of all releases.
-      delta: The chance delta_v that it may cost, in (0, 1).
-      most: Largest number k of rows of one unit.
-
-    Example:
-      >>> threshold(20.0, 1, 1e-6)
-      96
-    """
-    # Rounded down by more than the error of the functions below.
-    room = math.log1p(delta) / num_columns * (1 - 1e-9)
-    ends = (
-        rows + stddev * -special.ndtri(-math.expm1(-room / values)) - 0.5
-        for rows, values in ((most, 1), (1, most))
-    )
-    return math.ceil(max(ends))
-
-
-def num_parts(num_rows: int) -> int:
-    """Returns in how many parts the values of a column are counted."""
-    return -(-num_rows // PART_ROWS)
-
-
-def count_texts(texts: pa.ChunkedArray, part: int, parts: int) -> pa.Table:
-    """Returns the distinct texts of some rows and their numbers of rows.  Sensitive.
-
-    Args:
-      texts: Texts, empty if missing.
-      part: Number of the part of the values that are counted.
-      parts: Number of parts, from ``num_parts``.
-    """
-    array = texts.combine_chunks()
-    array = array.filter(pc.not_equal(array, ""))
-    if parts > 1:
-        of_part = hash_texts(array, _SALT) % np.uint64(parts) == part
-        array = array.filter(pa.array(of_part))
-    found = pc.value_counts(array)
-    return pa.table({"text": found.field("values"), "rows": found.field("counts")})
-
-
-def merged(counts: Iterable[pa.Table]) -> tuple[pa.Array, np.ndarray]:
-    """Returns the distinct texts of one part, and the number of rows of each.
-
-    Args:
-      counts: Results of ``count_texts`` of different rows.  Sensitive.
-    """
-    found, waiting = _NOTHING, [_NOTHING]
-    for table in counts:
-        waiting.append(table)
-        if sum(map(len, waiting)) > max(_WAITING, len(found)):
-            found, waiting = _sum([found, *waiting]), []
-    found = _sum([found, *waiting])
-    return found["text"].combine_chunks(), found["rows"].to_numpy()
-
-
-def _sum(counts: Iterable[pa.Table]) -> pa.Table:
-    added = pa.concat_tables(counts).group_by("text").aggregate([("rows", "sum")])
-    return pa.table({"text": added["text"], "rows": added["rows_sum"]})
-
-
 ROWS = "rows"
 #: Shares of the squared sensitivity; columns have the rest, in equal parts.
 _SHARES = {LABEL: 0.1, ROWS: 0.05}
@@ -345,31 +209,25 @@ class Counted:
 
     Attributes:
       ranges: Output -> name in the table, of numeric columns that nothing scales.
-      texts: The same of categories whose values are not known.
       num_classes: Number of classes of the label; 0 if the schema does not say.
       most: Largest number of rows of one user; None if the unit is a row.
     """
 
     ranges: dict[str, str]
-    texts: dict[str, str]
     num_classes: int
     most: int | None = None
 
     @classmethod
-    def of(
-        cls, schema: Schema, texts: Sequence[str] = (), most: int | None = None
-    ) -> Counted:
+    def of(cls, schema: Schema, most: int | None = None) -> Counted:
         """Returns what is counted of rows.
 
         Args:
           schema: How they were prepared.
-          texts: Columns that hold texts.
           most: As the attribute.
         """
         firsts = {name: schema.outputs_of(name)[0] for name in schema.inputs}
         return cls(
             ranges={f.name: name for name, f in firsts.items() if f.role == COUNT},
-            texts={name: schema.unlisted[name] for name in texts},
             num_classes=schema.label.num_classes,
             most=most,
         )
@@ -388,14 +246,11 @@ class Counted:
         }
         # A little less, so that all shares add up to 1 at most in floating point.
         rest = (1 - sum(each.share for each in found.values())) * (1 - 1e-12)
-        each = rest / max(1, len(self.ranges) + len(self.texts))
+        each = rest / max(1, len(self.ranges))
         parts = {f"{part} {x}": n for x in self.ranges for part, n in _PARTS.items()}
         for name, size in parts.items():
             values = np.zeros(size, np.int64)
             found[name] = RowSum(values=values, bound=most, share=each / 2)
-        for name in self.texts:
-            values = np.zeros(0, np.int64)
-            found[f"values {name}"] = RowSum(values=values, bound=most, share=each)
         return found
 
 
@@ -411,57 +266,33 @@ class Counting:
     def __init__(self, counted: Counted, dataset: Dataset, reporter: Reporter) -> None:
         self._counted, self._dataset = counted, dataset
         self._reporter, self._done = reporter, 0
-        self.num_parts = num_parts(dataset.num_examples)
         wanted = {LABEL, *counted.ranges, *map(_indicator, counted.ranges)}
         self._columns = tuple(c for c in dataset.columns if c.name in wanted)
 
     def start(self) -> None:
         """Reports the number of cells."""
-        count = len(self._columns) + len(self._counted.texts) * self.num_parts
-        self._reporter.start(count * self._dataset.num_rows, done=0)
+        self._reporter.start(len(self._columns) * self._dataset.num_rows, done=0)
 
     def stop(self) -> None:
         """Reports the end."""
         self._reporter.stop()
 
     def known(self) -> dict[str, RowSum]:
-        """Returns all sums but those of texts.  Sensitive."""
-        total = {
-            n: s for n, s in self._counted.sums.items() if not n.startswith("values ")
-        }
-        for found in self._blocks([c.name for c in self._columns], self._count):
-            for name, values in found.items():
-                total[name].values[:] += values
-        return total
+        """Returns all sums.  Sensitive."""
+        total, names = self._counted.sums, [c.name for c in self._columns]
 
-    def texts(self, name: str, part: int) -> tuple[pa.Array, np.ndarray]:
-        """Returns the distinct texts of a column, and how often each is.  Sensitive.
-
-        Args:
-          name: Name of the column.
-          part: Number of a part of its values.
-        """
-
-        def count(table: pa.Table) -> pa.Table:
-            return count_texts(table[name], part, self.num_parts)
-
-        return merged(self._blocks([name], count))
-
-    def _blocks(
-        self, names: Sequence[str], count: Callable[[pa.Table], Any]
-    ) -> Iterator[Any]:
-        """Yields the result of a function of each block of rows, in order."""
-
-        def read(block: Block) -> Any:
-            return count(read_table(block, names, self._dataset.is_listed))
+        def read(block: Block) -> dict[str, np.ndarray]:
+            return self._count(read_table(block, names, self._dataset.is_listed))
 
         threads, blocks = num_cores(), self._dataset.blocks
         with ThreadPoolExecutor(threads) as pool:
             results = in_order(pool, read, blocks, 2 * threads)
             for block, found in zip(blocks, results, strict=True):
-                yield found
+                for name, values in found.items():
+                    total[name].values[:] += values
                 self._done += len(names) * block.num_rows
                 self._reporter.advance(self._done)
+        return total
 
     def _count(self, table: pa.Table) -> dict[str, np.ndarray]:
         """Returns the sums of some rows, by name.  Sensitive."""

@@ -1,7 +1,6 @@
-"""``statistics``: ranges, vocabularies, and shares of classes, under an epsilon.
+"""``statistics``: ranges of columns and shares of classes, under an epsilon.
 
-    OUT    the schema, with ``range`` and ``log`` of each numeric column without them,
-           and the ``vocabulary`` of each category whose values the table holds
+    OUT    the schema, with ``range`` and ``log`` of each numeric column without them
 
 They are computed from rows that train nothing, such as the part `val` of `dpsgd
 prepare`.  A row is in one part, so that statistics and a model of other rows together
@@ -9,11 +8,9 @@ have the larger epsilon of both, and not the sum.
 
 Formal guarantees:
   - the statistics are (epsilon, delta)-private for one unit of the input under
-    zero-out: they are functions of one Gaussian release, for half of delta if there are
-    vocabularies, whose thresholds have the other half: see `vocabularies`.
+    zero-out: they are functions of one Gaussian release.
   - N statistics that were declared together are one Gaussian release, of the root of N
-    times the noise, and have the threshold of N times the columns: given that no text
-    of one unit was released so far, the next chance does not depend on it.
+    times the noise.
   - what is counted depends on the schema and the columns of the table alone, which are
     public; whether a column's logarithm is taken, on released counts.
   - the privacy unit is a row or, of rows that `dpsgd prepare` kept, a user, by whose
@@ -33,12 +30,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import pathlib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,20 +57,16 @@ from trainer.releases.table_counts import (
     Counting,
     Quantiles,
     noise_of_rank,
-    threshold,
 )
 from trainer.report.progress import Reporter, Silent
 
 
-def with_fields(
-    text: str, fields: Mapping[str, Sequence[str]], *, without: str = ""
-) -> str:
+def with_fields(text: str, fields: Mapping[str, Sequence[str]]) -> str:
     """Returns the text of a schema with lines added to columns.
 
     Args:
       text: TOML with a header ``[columns.NAME]`` for each column of ``fields``.
       fields: Name of a column -> lines.
-      without: Field of these columns that is left out, where it has a line of its own.
 
     Raises:
       InputError: a column has no header of its own.
@@ -83,13 +75,9 @@ def with_fields(
       >>> with_fields("[columns.age]\\nkind = 'numeric'", {"age": ["log = true"]})
       "[columns.age]\\nlog = true\\nkind = 'numeric'"
     """
-    lines, missing, column = [], dict(fields), ""
+    lines, missing = [], dict(fields)
     for line in text.split("\n"):
-        if line.lstrip().startswith("["):
-            column = _column_of(line)
-        is_left_out = without and line.partition("=")[0].strip() == without
-        if column not in fields or not is_left_out:
-            lines.append(line)
+        lines.append(line)
         lines += missing.pop(_column_of(line), ())
     if missing:
         raise InputError(
@@ -120,10 +108,8 @@ _SIDES = 5.0
 #: A logarithm is taken if the upper end is so many times farther from the median.
 _SKEWED = 5.0
 _HIDDEN_BY_BINS = "nearly all values are 0, or some are too large or small to tell"
-#: Share of delta for thresholds, if there are any.
-_OF_THRESHOLDS = 0.5
-#: Largest standard deviation of a share, and largest threshold as a share of the rows.
-_MOST_NOISE, _MOST_RARE = 0.05, 0.1
+#: Largest standard deviation of a share of the rows.
+_MOST_NOISE = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,32 +128,14 @@ class StatisticsPrice:
     delta: float
     of_runs: int = 1
 
-    @property
-    def of_thresholds(self) -> float:
-        """The part of delta for thresholds."""
-        return self.delta * _OF_THRESHOLDS if self.counted.texts else 0.0
-
     @functools.cached_property
     def noise_multiplier(self) -> float:
         """Noise standard deviation over the sensitivity of all sums."""
-        noise = gaussian_noise(self.epsilon, self.delta - self.of_thresholds)
-        return noise * math.sqrt(self.of_runs)
+        return gaussian_noise(self.epsilon, self.delta) * math.sqrt(self.of_runs)
 
     def stddev(self, name: str) -> float:
         """Returns the standard deviation of the noise of each value of a sum."""
         return self.counted.sums[name].stddev(self.noise_multiplier)
-
-    @functools.cached_property
-    def threshold(self) -> int:
-        """Counts of texts are released above it; 0 if there are none."""
-        texts = self.counted.texts
-        if not texts:
-            return 0
-        stddev = self.stddev(f"values {next(iter(texts))}")
-        most = self.counted.most or 1
-        # By the theorem of thresholds, for the columns of all statistics.
-        columns = len(texts) * self.of_runs
-        return threshold(stddev, columns, self.of_thresholds, most=most)
 
     @functools.cached_property
     def beyond(self) -> float:
@@ -182,12 +150,7 @@ class StatisticsPrice:
         """Number of rows from which on noise leaves something of each statistic."""
         shares = {LABEL, ROWS} & {*self.counted.sums}
         of_shares = max(map(self.stddev, shares), default=0.0)
-        found = (
-            self.beyond / _MOST_BEYOND,
-            self.threshold / _MOST_RARE,
-            of_shares / _MOST_NOISE,
-        )
-        return math.ceil(max(found))
+        return math.ceil(max(self.beyond / _MOST_BEYOND, of_shares / _MOST_NOISE))
 
 
 def least_rows(
@@ -197,7 +160,7 @@ def least_rows(
     most: int | None = None,
     of_runs: int = 1,
 ) -> int:
-    """Returns the number of rows, without texts, from which on ranges are found.
+    """Returns the number of rows from which on ranges are found.
 
     Args:
       schema: How they were prepared.
@@ -206,7 +169,7 @@ def least_rows(
       most: Largest number of rows of one user; None if the unit is a row.
       of_runs: Number of such statistics that have them together.
     """
-    counted = Counted.of(schema, most=most)
+    counted = Counted.of(schema, most)
     price = StatisticsPrice(
         counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs
     )
@@ -274,19 +237,17 @@ def check(
     path = pathlib.Path(out)
     check_new(path)
     read = Schema.read(schema)
-    dataset = list_blocks(table, with_texts=True)
+    dataset = list_blocks(table)
     _check_table(dataset, read, table)
     bounded = dataset.bounded
     most = bounded.max_examples_per_user if bounded else None
-    counted = Counted.of(read, dataset.texts, most)
+    counted = Counted.of(read, most)
     text = pathlib.Path(schema).read_text(encoding="utf-8")
-    headers = [*counted.ranges.values(), *counted.texts.values()]
-    with_fields(text, {name: [] for name in headers})  # has them
-    if not headers:
+    with_fields(text, {name: [] for name in counted.ranges.values()})  # has them
+    if not counted.ranges:
         raise InputError(
-            f"Expected {schema} to have a numeric column without range, log or scale, "
-            "or --input to hold values of a category; there is neither, and nothing "
-            "is to be found. Go on with this schema, or prepare --keep-values."
+            f"Expected {schema} to have a numeric column without range, log or scale; "
+            "there is none, and nothing is to be found. Go on with this schema."
         )
     price = StatisticsPrice(
         counted=counted, epsilon=epsilon, delta=delta, of_runs=of_runs
@@ -328,9 +289,9 @@ def _check_rows(price: StatisticsPrice, num_rows: float) -> None:
         counted = price.counted
         raise InputError(
             f"Expected at least {price.least_rows} rows for ranges of "
-            f"{len(counted.ranges)} columns at epsilon={price.epsilon:.6g} and "
-            f"vocabularies of {len(counted.texts)}; --input has {num_rows:.0f}. Give "
-            "more rows, or what you know without them, or a larger --epsilon."
+            f"{len(counted.ranges)} columns at epsilon={price.epsilon:.6g}; --input "
+            f"has {num_rows:.0f}. Give more rows, or what you know without them, or a "
+            "larger --epsilon."
         )
 
 
@@ -342,7 +303,7 @@ def statistics(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Writes a schema with private ranges and vocabularies; returns all statistics.
+    """Writes a schema with private ranges; returns all statistics.
 
     Args:
       table: Prepared rows that train nothing, such as the part `val`: Parquet (a
@@ -384,13 +345,8 @@ def statistics_checked(
         for output, name in price.counted.ranges.items()
         if not is_hidden
     }
-    vocabularies = {
-        name: _vocabulary(price, counting, output, num_rows)
-        for output, name in price.counted.texts.items()
-        if not is_hidden
-    }
     counting.stop()
-    text = _written(request, ranges, vocabularies)
+    text = _written(request, ranges)
     with output_file(request.out) as write:
         write(text.encode())
     if is_hidden:
@@ -403,8 +359,6 @@ def statistics_checked(
         "num_rows": num_rows,
         "least_rows": price.least_rows,
         "columns": ranges,
-        "vocabularies": vocabularies,
-        "threshold": price.threshold,
         "classes": _shares(released.get(LABEL), num_rows),
     }
 
@@ -446,24 +400,6 @@ def _range(
     }
 
 
-def _vocabulary(
-    price: StatisticsPrice, counting: Counting, output: str, num_rows: float
-) -> dict[str, Any]:
-    """Returns the values of a column that enough rows have, most frequent first."""
-    name, found = f"values {output}", list[tuple[float, str]]()
-    for part in range(counting.num_parts):
-        texts, counts = counting.texts(output, part)
-        one = dataclasses.replace(
-            price.counted.sums[name], values=counts, above=price.threshold
-        )
-        kept = release({name: one}, price.noise_multiplier)[name]
-        # Sorted: the order of the rows tells who came first.
-        texts_kept = texts.take(kept.places).to_pylist()
-        found += zip(-kept.values, texts_kept, strict=True)
-    shares = {text: -count / num_rows for count, text in sorted(found)}
-    return {"shares": shares, "stddev": price.stddev(name) / num_rows}
-
-
 def _shares(found: NoisySum | None, num_rows: float) -> list[dict[str, float]]:
     """Returns counts as shares of the rows, with the deviation of their noise."""
     if found is None:
@@ -473,22 +409,13 @@ def _shares(found: NoisySum | None, num_rows: float) -> list[dict[str, float]]:
     return [{"share": share, "stddev": stddev} for share in shares]
 
 
-def _written(
-    request: StatisticsRequest,
-    ranges: dict[str, dict[str, Any]],
-    vocabularies: dict[str, dict[str, Any]],
-) -> str:
+def _written(request: StatisticsRequest, ranges: dict[str, dict[str, Any]]) -> str:
     """Returns the schema with what was found."""
     price = request.price
     epsilon = upper_text(price.epsilon)
     where = f"  # by dpsgd statistics, epsilon {epsilon}, delta {price.delta!r}"
     if price.of_runs != 1:
         where += f", of at most {price.of_runs:,} together"
-    texts = {
-        name: [f"vocabulary = {_words(each['shares'])}{where}"]
-        for name, each in vocabularies.items()
-        if each["shares"]
-    }
     lines = {
         name: [
             f"range = [{each['low']!r}, {each['high']!r}]{where}",
@@ -497,10 +424,4 @@ def _written(
         for name, each in ranges.items()
         if each["low"] is not None
     }
-    return with_fields(with_fields(request.text, texts, without="buckets"), lines)
-
-
-def _words(texts: Iterable[str]) -> str:
-    # TOML's strings are JSON's, but with this character escaped.
-    quoted = (json.dumps(text, ensure_ascii=False) for text in texts)
-    return f"[{', '.join(quoted)}]".replace("\x7f", "\\u007f")
+    return with_fields(request.text, lines)

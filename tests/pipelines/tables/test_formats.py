@@ -332,7 +332,7 @@ def outcome(path: pathlib.Path, schema: Schema) -> dict[str, Any] | str:
     except InputError as error:
         return str(error)
     (rows,) = found
-    columns = {**rows.arrays, **rows.texts, "split": rows.splits}
+    columns = {**rows.arrays, "users": rows.users, "split": rows.splits}
     # As text: NaN is itself.
     return {name: str(np.asarray(each).tolist()) for name, each in columns.items()}
 

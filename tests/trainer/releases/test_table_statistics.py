@@ -16,7 +16,6 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables.schema import Schema
 from tests.command_line import invoke
 from trainer.releases import table_counts, table_statistics
-from trainer.releases.table_counts import threshold
 from trainer.releases.table_statistics import least_rows, statistics
 from trainer.report.progress import Silent
 
@@ -201,73 +200,9 @@ def test_a_table_of_users_is_refused(
 def test_shares_add_up_to_1_at_most_for_any_number_of_columns() -> None:
     for count in (*range(1, 200, 7), 1_000, 1_999):
         names = {f"c{number}": "" for number in range(count)}
-        counted = table_counts.Counted(ranges=names, texts=names, num_classes=2, most=3)
+        counted = table_counts.Counted(ranges=names, num_classes=2, most=3)
         shares = [each.share for each in counted.sums.values()]
         assert 1 - 1e-9 < sum(shares) <= 1
-
-
-@pytest.fixture(scope="module")
-def values_in(root: pathlib.Path) -> pathlib.Path:
-    """The part val, with values of column job."""
-    prepare(root, "schema.toml", "kept", "--keep-values")
-    return root / "kept" / "val"
-
-
-def test_a_vocabulary_has_frequent_values_and_prepares_the_table(
-    found_in: Callable[..., Any],
-    values_in: pathlib.Path,
-    root: pathlib.Path,
-    tmp_path: pathlib.Path,
-) -> None:
-    found = found_in(table=str(values_in), epsilon=8.0)
-    shares = found["vocabularies"]["job"]["shares"]
-    exact = pq.read_table(values_in, columns=["job"])["job"].value_counts().to_pylist()
-    stddev = 6 * found["vocabularies"]["job"]["stddev"]
-    assert shares == pytest.approx(
-        {each["values"]: each["counts"] / 3_000 for each in exact}, abs=stddev
-    )
-    written = Schema.read(tmp_path / "out.toml").to_json()["columns"]["job"]
-    assert written["vocabulary"] == list(shares)
-    (root / "words.toml").write_text((tmp_path / "out.toml").read_text())
-    prepare(root, "words.toml", "words")
-    with pytest.raises(InputError, match="without --keep-values"):
-        list_blocks(str(values_in))
-
-
-def test_the_parts_of_values_have_noise_for_half_of_delta(
-    found_in: Callable[..., Any],
-    values_in: pathlib.Path,
-    released_by: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen = released_by(table_statistics)
-    monkeypatch.setattr("trainer.releases.table_counts.PART_ROWS", 1_000)
-    found = found_in(table=str(values_in), epsilon=8.0)
-    assert len(found["vocabularies"]["job"]["shares"]) == 5
-    assert {noise for _, noise in seen} == {gaussian_noise(8.0, 5e-7)}
-    shares = {name: each.share for sums, _ in seen for name, each in sums.items()}
-    assert sum(shares.values()) <= 1
-    parts = [sums["values job"] for sums, _ in seen if "values job" in sums]
-    assert len(parts) == 3
-    # Every row is in one part, and every part has the threshold of the theorem.
-    assert sum(int(each.values.sum()) for each in parts) == 3_000
-    stddev = parts[0].stddev(seen[0][1])
-    assert {each.above for each in parts} == {threshold(stddev, 1, 5e-7)}
-
-
-def test_rare_values_do_not_appear(
-    root: pathlib.Path, found_in: Callable[..., Any], tmp_path: pathlib.Path
-) -> None:
-    rows = (root / "table.csv").read_text().split("\n")
-    rows[1:-1] = [
-        ",".join([*row.split(",")[:3], f"only-{n}" if n % 2 else "often", row[-1]])
-        for n, row in enumerate(rows[1:-1])
-    ]
-    (root / "rare.csv").write_text("\n".join(rows))
-    prepare(root, "schema.toml", "rare", "--keep-values", table="rare.csv")
-    found = found_in(table=str(root / "rare" / "val"), epsilon=8.0)
-    assert list(found["vocabularies"]["job"]["shares"]) == ["often"]
-    assert "only-" not in (tmp_path / "out.toml").read_text() + str(found)
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +213,7 @@ def of_users(root: pathlib.Path) -> pathlib.Path:
     (root / "users.csv").write_text("\n".join([f"{header},who", *lines]) + "\n")
     schema = SCHEMA.replace('"fraction"', '"hash"\ncolumn = "who"')
     (root / "users.toml").write_text(schema + '\n[columns.who]\nkind = "user"\n')
-    prepare(root, "users.toml", "users", "--keep-values", "--bound-held-out",
+    prepare(root, "users.toml", "users", "--bound-held-out",
             "--max-examples-per-user=2", "--num-examples=10000",
             table="users.csv")  # fmt: skip
     return root / "users" / "val"
@@ -289,11 +224,11 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
 ) -> None:
     found = found_in(table=str(of_users), schema=root / "users.toml", epsilon=20.0)
     assert "at most 2 rows" in found["claim"]
-    counted = table_counts.Counted.of(Schema.read(root / "users.toml"), ["job"], most=2)
+    counted = table_counts.Counted.of(Schema.read(root / "users.toml"), most=2)
     # What is counted of the rows of a user is what it moves: nothing beyond the bounds,
     # and two rows that are alike reach each of them.
     rows_of = pq.read_table(of_users)
-    dataset = list_blocks(str(of_users), with_texts=True)
+    dataset = list_blocks(str(of_users))
     counting = table_counts.Counting(counted, dataset, Silent())
     pairs = [
         rows_of.take([0, 0]),
@@ -303,7 +238,7 @@ def test_rows_of_bounded_users_have_the_noise_of_k_rows(
         {name: np.linalg.norm(x) for name, x in counting._count(pair).items()}
         for pair in pairs
     ]
-    bounds = {n: x.bound for n, x in counted.sums.items() if not n.startswith("values")}
+    bounds = {n: x.bound for n, x in counted.sums.items()}
     for name, bound in bounds.items():
         assert max(each[name] for each in moved) == pytest.approx(bound)
     assert set(bounds.values()) == {2}

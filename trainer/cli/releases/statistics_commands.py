@@ -23,15 +23,14 @@ def statistics(
     of_runs: Annotated[int, OfPrivacy, Parameter(metavar="N")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Find ranges, vocabularies and shares of classes, with an epsilon for them.
+    """Find ranges and shares of classes, with an epsilon for them.
 
     A range makes a number in [-1, 1] of a column, which trains better than its
     logarithm, and must not be read off the rows.  Rows that train nothing pay for it:
-    a model of other rows then has its epsilon, not a larger one.  Vocabularies are
-    found of a table that was prepared with --keep-values, for half of --delta.  ± is
-    one standard deviation of the noise, and for a mean also what bins of values hide;
-    values beyond a range count in the mean as its end.  A column whose range noise or
-    bins hide gets none.
+    a model of other rows then has its epsilon, not a larger one.  ± is one standard
+    deviation of the noise, and for a mean also what bins of values hide; values beyond
+    a range count in the mean as its end.  A column whose range noise or bins hide gets
+    none.
 
     For example:
       dpsgd statistics --input first/val --schema schema.toml --out ranges.toml \\
@@ -96,12 +95,6 @@ def _text(found: dict[str, Any]) -> str:
         "Beyond each end of a range are about so many of the values that are not "
         "missing; they are clipped to it."
     )
-    for name, each in found["vocabularies"].items():
-        lines.append(
-            f"{name}: {len(each['shares'])} values of more than {found['threshold']} "
-            f"rows, with {sum(each['shares'].values()):.1%} of the rows; each share "
-            f"± {each['stddev']:.2%}."
-        )
     shares = ", ".join(
         f"{each['share']:.2%} ± {each['stddev']:.2%}" for each in found["classes"]
     )
