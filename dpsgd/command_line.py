@@ -37,7 +37,7 @@ COMMANDS = {
         "Turn a raw table into numeric Parquet.",
     ),
     "statistics": (
-        "trainer.cli.releases.statistics_commands:statistics",
+        "trainer.cli.run_commands:statistics",
         "Find ranges of columns, with an epsilon for them.",
     ),
     "plan": ("accounting.cli.plan_command:plan", "Noise that each sampler needs."),
@@ -49,30 +49,33 @@ COMMANDS = {
         "pipelines.cli.batch_commands:verify",
         "Check batches or prepared data against their checksums.",
     ),
-    "train": ("trainer.cli.commands:train", "Train on batches, with DP-SGD."),
+    "train": ("trainer.cli.train_command:train", "Train on batches, with DP-SGD."),
     "tune": (
-        "trainer.cli.releases.tune_commands:tune",
+        "trainer.cli.several_runs:tune",
         "Try many settings, and release the best model alone.",
     ),
     "evaluate": (
-        "trainer.cli.releases.evaluate_commands:evaluate",
+        "trainer.cli.run_commands:evaluate",
         "Evaluate a run on held-out rows, with an epsilon for them.",
     ),
     "predict": (
-        "trainer.cli.predict_commands:predict",
+        "trainer.cli.run_commands:predict",
         "Predict the rows of a table with a finished run.",
     ),
     "compare": (
-        "trainer.cli.experiments.compare_commands:compare",
+        "trainer.cli.several_runs:compare",
         "Compare samplers and methods at one epsilon or noise.",
     ),
-    "account": ("trainer.cli.commands:account", "The epsilon of a run or a plan."),
+    "account": (
+        "trainer.cli.account_commands:account",
+        "The epsilon of a run or a plan.",
+    ),
     "audit": (
-        "trainer.cli.audit_commands:audit",
+        "trainer.cli.account_commands:audit",
         "Attack a run's mechanism: lower bounds on epsilon.",
     ),
     "report": (
-        "trainer.cli.report_commands:report",
+        "trainer.cli.run_commands:report",
         "Write one HTML page about a run, to show to others.",
     ),
 }

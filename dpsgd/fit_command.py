@@ -247,7 +247,7 @@ def made(asked: FitOptions, *, aside: bool = False) -> dict[str, Any]:
     Raises:
       InputError: what only a person can know is missing, or a stage is refused.
     """
-    from trainer.cli.experiments import experiment_flags  # after --help
+    from trainer.cli import several_runs  # after --help
 
     if not asked.table or asked.epsilon is None:
         missing = "--epsilon" if asked.table else "TABLE"
@@ -255,8 +255,8 @@ def made(asked: FitOptions, *, aside: bool = False) -> dict[str, Any]:
     check_float("epsilon", asked.epsilon, above=0)
     check_fields(asked)
     check_delta(asked.delta, asked.allow_large_delta)
-    words = experiment_flags.split("--train", asked.train)
-    experiment_flags.refuse(words, _SET_BY_STAGES)
+    words = several_runs.split("--train", asked.train)
+    several_runs.refuse(words, _SET_BY_STAGES)
     if any(word.partition("=")[0] == "--config" for word in words):
         raise InputError(
             "Expected flags in --train, and no file of them (--config): what no "

@@ -46,7 +46,7 @@ from accounting.core.plan import TRUNCATED_POISSON, steps_per_epoch
 from accounting.core.validation import InputError
 from pipelines.batches.folder import PRIVATE_NAME
 from pipelines.inputs.source_table import SOURCES
-from trainer.cli.stages import run as run_stage
+from trainer.cli.demo import run_stage
 from trainer.core.claim_names import NON_PRIVATE
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _best_bands(
 
 def _request(of_run: Sequence[str]) -> Request:
     """Returns what the one run of these flags asks `dpsgd train` for."""
-    from trainer.cli.commands import train_request  # after --help
+    from trainer.cli.train_command import train_request  # after --help
 
     return train_request(of_run)
 
@@ -352,7 +352,7 @@ def _candidates(of_run: Sequence[str]) -> list[TrainSettings]:
     Raises:
       InputError: `dpsgd train` would refuse one of them.
     """
-    from trainer.cli.releases.tune_commands import candidates_of  # after --help
+    from trainer.cli.several_runs import candidates_of  # after --help
 
     # What `tune` requires, and what says nothing about candidates.
     others = (

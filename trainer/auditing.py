@@ -55,15 +55,16 @@ import dataclasses
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from accounting.auditing import audit as claims
 from accounting.auditing import audits
-from accounting.auditing.audit import AuditedClaim, Verdict
+from accounting.auditing.audit import Verdict
 from accounting.auditing.audits import Case, Observe
+from accounting.core import accountant
 from accounting.core.intervals import delta_text, lower_text, upper_text
 from accounting.core.neighboring_relation import REPLACE_SPECIAL
 from accounting.core.plan import DpSgdPlan
@@ -80,7 +81,7 @@ from trainer.report.report import Report, ReportTable
 from trainer.run import privacy
 from trainer.settings import methods
 from trainer.settings.methods import NON_PRIVATE
-from trainer.settings.requests import AuditSettings
+from trainer.settings.requests import AuditSettings, claimed_plan
 
 #: Largest number of noise values in a chunk of trials (128 MiB), and of its trials.
 _CHUNK_VALUES = 1 << 24
@@ -254,9 +255,7 @@ def cannot_see(*, of_users: bool) -> tuple[str, ...]:
     Args:
       of_users: Whether canaries are users with all of their rows.
     """
-    return tuple(
-        fault for fault in CANNOT_SEE if not (of_users and fault == _SEVERAL_ROWS)
-    )
+    return CANNOT_SEE[:-1] if of_users else CANNOT_SEE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,69 +269,10 @@ class AuditReport(Report):
     verdict: Verdict
 
 
-def report(
-    settings: AuditSettings,
-    verdict: Verdict,
-    *,
-    notes: Sequence[str],
-    unseen: Sequence[str],
-) -> AuditReport:
-    """Returns the report of one audit.
-
-    Args:
-      settings: Settings of the audit.
-      verdict: The findings.
-      notes: Notes on scaling.
-      unseen: Faults that this audit cannot see.
-    """
-    title = f"{settings.plan.sampler} batches"
-    above = _above(title, settings.plan, verdict)
-    return AuditReport(
-        title=title,
-        above=[*above, *(f"scale: {one}" for one in notes)],
-        tables=[_trials(verdict)],
-        notes=[
-            f"verdict: {verdict.text}",
-            "An audit cannot see:",
-            *(f"  - {fault}" for fault in unseen),
-            MEANING,
-        ],
-        fields={
-            "audited": settings.plan.to_json(),
-            "confidence": settings.confidence,
-            "notes": list(notes),
-            "meaning": MEANING,
-            "cannot_see": list(unseen),
-            **verdict.to_json(),
-        },
-        verdict=verdict,
-    )
-
-
-def _above(title: str, plan: DpSgdPlan, verdict: Verdict) -> list[str]:
-    claim = verdict.claim
-    return [
-        f"{title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
-        f"T={plan.num_steps:,}, {plan.epochs_in_words}, noise multiplier "
-        f"{claim.noise_multiplier:.6g}",
-        f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
-        f"{upper_text(claim.epsilon)} at delta {claim.delta!r}",
-    ]
-
-
 def _trials(verdict: Verdict) -> ReportTable:
-    sure = [claims.percent(found.confidence) for found in verdict.findings]
-    return ReportTable(
-        title=f"{verdict.trials:,} trials",
-        headings=["found, with confidence", *sure, "claimed"],
-        rows=_rows(verdict),
-    )
-
-
-def _rows(verdict: Verdict) -> list[list[str]]:
     claim, findings = verdict.claim, verdict.findings
     last = findings[-1]
-    return [
+    rows = [
         [
             f"epsilon at delta {claim.delta!r}",
             *(f">= {lower_text(found.epsilon_lower_bound)}" for found in findings),
@@ -344,6 +284,12 @@ def _rows(verdict: Verdict) -> list[list[str]]:
             f"<= {delta_text(last.other_delta_claimed, math.ceil)}",
         ],
     ]
+    sure = [claims.percent(found.confidence) for found in findings]
+    return ReportTable(
+        title=f"{verdict.trials:,} trials",
+        headings=["found, with confidence", *sure, "claimed"],
+        rows=rows,
+    )
 
 
 #: Unit of progress.
@@ -364,7 +310,78 @@ def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Audi
     """
     verdict, notes = _attack(settings, progress)
     unseen = cannot_see(of_users=settings.is_of_users)
-    return report(settings, verdict, notes=notes, unseen=unseen)
+    plan, claim = settings.plan, verdict.claim
+    title = f"{plan.sampler} batches"
+    return AuditReport(
+        title=title,
+        above=[
+            f"{title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
+            f"T={plan.num_steps:,}, {plan.epochs_in_words}, noise multiplier "
+            f"{claim.noise_multiplier:.6g}",
+            f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
+            f"{upper_text(claim.epsilon)} at delta {claim.delta!r}",
+            *(f"scale: {one}" for one in notes),
+        ],
+        tables=[_trials(verdict)],
+        notes=[
+            f"verdict: {verdict.text}",
+            "An audit cannot see:",
+            *(f"  - {fault}" for fault in unseen),
+            MEANING,
+        ],
+        fields={
+            "audited": plan.to_json(),
+            "confidence": settings.confidence,
+            "notes": notes,
+            "meaning": MEANING,
+            "cannot_see": list(unseen),
+            **verdict.to_json(),
+        },
+        verdict=verdict,
+    )
+
+
+def settings_of_plan(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float | None,
+    epsilon: float | None,
+    delta: float,
+    max_examples_per_user: int | None = None,
+    **others: Any,
+) -> AuditSettings:
+    """Returns the settings of an audit of a plan.
+
+    Args:
+      plan: Plan by which the batches are made.
+      noise_multiplier: Its noise; None where the claim determines it.
+      epsilon: The claim, in place of noise.
+      delta: Delta of the claim.
+      max_examples_per_user: Largest number of examples of a user; None for rows.
+      **others: Further fields of ``AuditSettings``.
+
+    Raises:
+      InputError: a value is refused.
+    """
+    if (noise_multiplier is None) == (epsilon is None):
+        raise InputError("Expected exactly one of --noise-multiplier and --epsilon.")
+    count = 1 if max_examples_per_user is None else max_examples_per_user
+    if noise_multiplier is None:
+        assert epsilon is not None
+        noise_multiplier = accountant.noise_multiplier(
+            claimed_plan(plan, others["claim"]),
+            epsilon=epsilon,
+            delta=delta,
+            max_examples_per_user=count,
+        ).guarantee
+    return AuditSettings(
+        plan=plan,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        max_examples_per_user=count,
+        bounded=max_examples_per_user is not None,
+        **others,
+    )
 
 
 def settings_of_run(
@@ -409,23 +426,17 @@ def settings_of_run(
     )
 
 
-def _claim(settings: AuditSettings) -> AuditedClaim:
-    """Returns what is claimed of the audited plan."""
-    claimed = settings.claimed
-    relation = settings.neighboring_relation
-    return claims.claim(
+def _attack(settings: AuditSettings, progress: Progress) -> tuple[Verdict, list[str]]:
+    """Returns the verdict of all trials, and notes on scaling."""
+    noise, trials = settings.noise_multiplier, settings.num_trials
+    claimed, relation = settings.claimed, settings.neighboring_relation
+    claim = claims.claim(
         claimed,
-        settings.noise_multiplier,
+        noise,
         settings.delta,
         settings.max_examples_per_user,
         relation if claimed == settings.plan else REPLACE_SPECIAL,
     )
-
-
-def _attack(settings: AuditSettings, progress: Progress) -> tuple[Verdict, list[str]]:
-    """Returns the verdict of all trials, and notes on scaling."""
-    noise, trials = settings.noise_multiplier, settings.num_trials
-    claim = _claim(settings)
     case = worst_case(settings.plan, settings.num_canary_rows)
     done = 0
 

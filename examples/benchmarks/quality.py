@@ -31,7 +31,7 @@ from trainer.experiments.compare import Comparison, report, summarise
 from trainer.experiments.comparison_runs import ComparisonCase, Runs
 from trainer.run import privacy
 from trainer.settings.methods import DP_SGD, NON_PRIVATE
-from trainer.settings.requests import OWN, Experiment
+from trainer.settings.requests import Experiment
 from trainer.settings.train_settings import TrainSettings
 
 #: Of ``TrainSettings``, by name.
@@ -131,7 +131,6 @@ class Data:
             batches=self._sampling,
             settings=settings,
             target_epsilon=epsilon,
-            noise_rule=None if epsilon is None else OWN,
         )
         return case, self._runs.run(case.trial(seed))
 

@@ -59,8 +59,8 @@ CHAINS = [
      accounting.planning.comparison accounting.planning.groups
      trainer.settings.methods pipelines.files.storage pipelines.files.folders
      pipelines.job.batch_settings"""),
-    (HEAVY - {"numpy"}, "trainer.settings.requests trainer.cli.report_commands"),
-    (SLOW, "trainer.cli.audit_commands"),
+    (HEAVY - {"numpy"}, "trainer.settings.requests"),
+    (SLOW, "trainer.cli.account_commands trainer.cli.run_commands"),
     (FRAMEWORKS, """pipelines.core.resample pipelines.certify
      pipelines.sampling.samplers pipelines.core.batches.batch_format
      pipelines.files.key_sources pipelines.batches.reader pipelines.batches.verify
@@ -68,7 +68,7 @@ CHAINS = [
      trainer.experiments.compare trainer.auditing trainer.html_report.page"""),
     ({"apache_beam"}, "trainer.train"),
   ],
-  [(FRAMEWORKS | {"scipy", "matplotlib", "pyarrow"}, "trainer.cli.commands")],
+  [(FRAMEWORKS | {"scipy", "matplotlib", "pyarrow"}, "trainer.cli.train_command")],
   [(FRAMEWORKS | OF_BATCHES, "pipelines.batches.folder trainer.core.run.run_record")],
   [(FRAMEWORKS - {"apache_beam"} | {"trainer"},
     "pipelines.job.transforms pipelines.job.poisson_batching")],

@@ -105,7 +105,7 @@ WORK = {
     "evaluate": "trainer.report.progress.Terminal.say",
     "tune": "trainer.releases.tuning._priced",
     "audit": "trainer.auditing._attack",
-    "compare": "trainer.experiments.comparison_runs.find_cases",
+    "compare": "trainer.experiments.compare.find_cases",
 }
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.engines.harness import spark
 from tests.engines.harness.embedded import OPENS
-from trainer.cli.commands import train_request
+from trainer.cli.train_command import train_request
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

@@ -27,7 +27,7 @@ from pipelines.batches.folder import read_manifest
 from pipelines.core.files.locks import locked
 from tests.command_line import invoke
 from tests.warm_processes import warm_python
-from trainer.cli.releases.tune_commands import candidates_of
+from trainer.cli.several_runs import candidates_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 

@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd import rehearsal
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli.commands import train_request
+from trainer.cli.train_command import train_request
 from trainer.core.tf_compat import keras
 
 

@@ -16,12 +16,12 @@ from accounting.core import deltas
 from accounting.core.claim import AUTO_CLIP, plan_of_all
 from accounting.core.intervals import upper_text
 from accounting.core.neighboring_relation import NAMES, REPLACE_SPECIAL
+from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
 from accounting.statement import PrivacyStatement
 from accounting.trade_off import bounds
 from accounting.trade_off.bounds import TradeOff
 from pipelines.batches.folder import read_certificate
-from trainer.cli.run_or_plan import RunOrPlan
 from trainer.core.run.run_record import read_run
 from trainer.report.run_files import read_finished
 from trainer.run import privacy
@@ -33,10 +33,12 @@ _NOISE = "noise_multiplier"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class More:
-    """What to add to the statement.
+class Asked:
+    """What to state.
 
     Attributes:
+      delta: Of the statement; that of a run if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
       cross_check: Whether to add the epsilon of other software.
       trade_off: Whether to add error rates of membership tests.
       plot: Where to draw the trade-off; None to draw nothing.
@@ -44,51 +46,57 @@ class More:
       max_examples_per_user: k of the claim; None for 1.
     """
 
+    delta: float | None = None
+    allow_large_delta: bool = False
     cross_check: bool = False
     trade_off: bool = False
     plot: Path | None = None
     relation: str | None = None
     max_examples_per_user: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.plot is not None:
+            from accounting import plots  # matplotlib, for this option alone
+
+            plots.check_path(self.plot)
+
     @property
-    def claim(self) -> tuple[str, int]:
-        """The requested neighbouring relation and k."""
+    def claim(self) -> dict[str, Any]:
+        """The claim, by the names of arguments of the accountant."""
         count = self.max_examples_per_user
-        return self.relation or REPLACE_SPECIAL, 1 if count is None else count
+        return {
+            "delta": self.delta,
+            "allow_large_delta": self.allow_large_delta,
+            "neighboring_relation": self.relation or REPLACE_SPECIAL,
+            "max_examples_per_user": 1 if count is None else count,
+        }
 
 
-def of_run(run: Path, asked: RunOrPlan, more: More) -> Said:
+def of_run(run: Path, asked: Asked) -> Said:
     """Returns the statement of a run, as JSON and as text.
 
     Args:
       run: A folder that ``dpsgd train`` wrote.
-      asked: Options of the command.
-      more: What to add to the statement.
+      asked: What to state.
 
     Raises:
       InputError: the run is refused, or dp_accounting has no event for it.
     """
     record, manifest = read_finished(run)
-    relation, count = more.claim
-    _check_plot(more)
-    if more.cross_check:
+    claim = asked.claim
+    relation, count = claim["neighboring_relation"], claim["max_examples_per_user"]
+    if asked.cross_check:
         most = max(count, privacy.count_of(manifest.dataset))
         theorem = privacy.theorem_of_run(record)
         plan = plan_of_all(manifest.plan, record.of_runs, theorem)
         cross_check.check_plan(plan, theorem, relation, most)
     statement = privacy.run_statement(
-        record,
-        manifest,
-        delta=asked.delta,
-        allow_large_delta=asked.allow_large_delta,
-        neighboring_relation=relation,
-        max_examples_per_user=count,
-        certificate=read_certificate(run),
+        record, manifest, certificate=read_certificate(run), **claim
     )
-    return _said(statement, more)
+    return _said(statement, asked)
 
 
-def of_runs(runs: Sequence[Path], asked: RunOrPlan, more: More) -> Said:
+def of_runs(runs: Sequence[Path], asked: Asked) -> Said:
     """Returns what several runs on one table are together, as JSON and as text.
 
     Epsilons and deltas add, also where a run was chosen after results of earlier ones
@@ -100,21 +108,20 @@ def of_runs(runs: Sequence[Path], asked: RunOrPlan, more: More) -> Said:
 
     Args:
       runs: Folders that ``dpsgd train`` wrote.
-      asked: Options of the command.
-      more: What to add to the statement of one run; nothing for several.
+      asked: What to state; nothing is added to the statements of several runs.
 
     Raises:
       InputError: a run is refused or named twice, runs share batches, the units
         differ, or the deltas add up to a large one.
     """
-    if more.cross_check or more.trade_off or more.plot is not None:
+    if asked.cross_check or asked.trade_off or asked.plot is not None:
         raise InputError(
             "Expected no --cross-check, --trade-off or --plot of several runs: they "
             "are of one. Omit them, or name one run."
         )
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("Expected each run once. Omit the second.")
-    said = {str(run): of_run(run, asked, more) for run in runs}
+    said = {str(run): of_run(run, asked) for run in runs}
     each = {name: fields for name, (fields, _) in said.items()}
     records = [read_run(run)[0] for run in runs]
     keys = [record.key_name for record in records if record.key_name]
@@ -162,41 +169,39 @@ def _proven(name: str, fields: dict[str, Any]) -> float:
 
 
 def of_plan(
-    asked: RunOrPlan, of_method: dict[str, Any], clip: float | None, more: More
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    of_method: dict[str, Any],
+    clip: float | None,
+    asked: Asked,
 ) -> Said:
-    """Returns the statement of a plan, as JSON and as text; see `of_run`.
+    """Returns the statement of a plan, as JSON and as text.
 
     Args:
-      asked: Options of the command.
+      plan: The plan.
+      noise_multiplier: Its noise.
       of_method: Settings of a method.
       clip: Clip norm, which they need.
-      more: What to add to the statement.
+      asked: What to state, with a delta.
 
     Raises:
-      InputError: flags are missing or describe no plan, or dp_accounting has no event
-        for it.
+      InputError: a setting is refused, or dp_accounting has no event for the plan.
     """
-    needed = ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta")
-    asked.check_complete(needed, command="account")
     method, settings = _method(of_method, clip)
-    plan = asked.plan()
     theorem = methods.theorem_of(method, settings, AUTO_CLIP if clip is None else clip)
-    relation, count = more.claim
-    _check_plot(more)
-    if more.cross_check:
+    claim = asked.claim
+    if asked.cross_check:
+        relation, count = claim["neighboring_relation"], claim["max_examples_per_user"]
         cross_check.check_plan(plan, theorem, relation, count)
     statement = privacy.plan_statement(
         plan,
-        noise_multiplier=asked.noise_multiplier,
+        noise_multiplier=noise_multiplier,
         l2_norm_clip=clip,
-        delta=asked.delta,
         gradients=gradients_text(method, settings),
         theorem=theorem,
-        allow_large_delta=asked.allow_large_delta,
-        neighboring_relation=relation,
-        max_examples_per_user=count,
+        **claim,
     )
-    return _said(statement, more)
+    return _said(statement, asked)
 
 
 def _method(given: dict[str, Any], clip: float | None) -> tuple[str, dict[str, Any]]:
@@ -211,21 +216,17 @@ def _method(given: dict[str, Any], clip: float | None) -> tuple[str, dict[str, A
     return method, settings
 
 
-def _check_plot(more: More) -> None:
-    if more.plot is not None:
-        from accounting import plots  # matplotlib, for this flag alone
-
-        plots.check_path(more.plot)
-
-
-def _said(statement: PrivacyStatement, more: More) -> Said:
+def _said(statement: PrivacyStatement, asked: Asked) -> Said:
     fields, text = statement.to_json(), statement.to_text().rstrip("\n")
-    if more.trade_off or more.plot is not None:
+    if asked.trade_off or asked.plot is not None:
         found = _trade_off(statement)
         fields["trade_off"] = found.to_json(bounds.CURVE_RATES)
         text += f"\n{_table(found)}"
-        _draw(found, statement.claim, more.plot)
-    if more.cross_check:
+    if asked.plot is not None:
+        from accounting.trade_off import plot  # matplotlib, for this option alone
+
+        plot.draw(found, statement.claim, asked.plot)
+    if asked.cross_check:
         opinion = cross_check.second_opinion(
             statement.plan_of_all,
             noise_multiplier=statement.noise_multiplier,
@@ -257,10 +258,3 @@ def _table(found: TradeOff) -> str:
         most = bounds.percent_up(found.true_positive_rate(rate))
         lines.append(f"    {100 * rate:9.2g} % -> {most}")
     return "\n".join(lines)
-
-
-def _draw(found: TradeOff, claim: str, path: Path | None) -> None:
-    if path is not None:
-        from accounting.trade_off import plot  # matplotlib, for this flag alone
-
-        plot.draw(found, claim, path)

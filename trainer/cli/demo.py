@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from accounting.cli.options import (
@@ -19,11 +23,45 @@ from accounting.cli.options import (
 )
 from accounting.core.settings import OfPrivacy
 from accounting.core.validation import InputError, check_float, check_int
-from trainer.cli.stages import run as run_stage
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
 #: With fewer rows, the noise dominates and the model learns nothing.
 _LEAST_ROWS = 50_000
+
+
+def run_stage(
+    number: int,
+    total: int,
+    title: str,
+    arguments: Sequence[str],
+    *,
+    aside: bool = False,
+    remedy: str = "",
+) -> None:
+    """Runs a stage.
+
+    Args:
+      number: Its number, from 1.
+      total: Number of stages.
+      title: What it does.
+      arguments: Arguments of ``dpsgd``.
+      aside: Whether standard output is for something else.
+      remedy: What to do, beside what the command says, if it fails.
+
+    Raises:
+      InputError: the command failed; its message was printed.
+    """
+    place = sys.stderr if aside else sys.stdout
+    print(f"\n[{number}/{total}] {title}", file=place)
+    print(f"$ dpsgd {shlex.join(arguments)}", file=place, flush=True)
+    command = [sys.executable, "-m", "dpsgd", *arguments]
+    stdout = sys.stderr if aside else None
+    status = subprocess.run(command, check=False, stdout=stdout).returncode
+    if status:
+        raise InputError(
+            f"Expected stage {number}, dpsgd {arguments[0]}, to succeed; its exit "
+            f"status is {status}. Its own message is above. {remedy}".rstrip()
+        )
 
 
 def stages(

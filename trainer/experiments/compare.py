@@ -15,9 +15,6 @@ Formal guarantees:
   - The same command, or one with longer lists, makes no finished batches or runs again.
   - Every case is reported, with mean and sample standard deviation over its seeds,
     whatever the result.
-  - A target is called proven only if the accountant proves that the noise suffices, or
-    the statement of every run is within the target.  All others say "no guarantee", in
-    table, legend and plot, whose points are hollow.
   - Upper bounds are rounded up, and lower bounds down.
 
 Public: what the runs publish.  Choosing among runs on the same data costs privacy that
@@ -26,6 +23,7 @@ no statement of a single run covers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -39,12 +37,14 @@ from typing import Any
 from accounting.core import deltas
 from accounting.core.plan import DpSgdPlan
 from accounting.core.validation import InputError
-from trainer.experiments import comparison_runs as compare_noise
+from pipelines.core.files.locks import locked
+from pipelines.files.folders import check_folder, usable_folder
 from trainer.experiments.comparison_runs import (
-    GIVEN,
     ComparisonCase,
     Runs,
     Say,
+    check_plans,
+    find_cases,
     is_private,
     settled,
     silent,
@@ -61,11 +61,8 @@ from trainer.report.report import (
 from trainer.report.run_files import PLAIN, warnings
 from trainer.settings.aggregation_settings import OMV
 from trainer.settings.methods import NON_PRIVATE
-from trainer.settings.requests import LAST, OPTIMISTIC, OWN, ComparisonSettings
+from trainer.settings.requests import LAST, ComparisonSettings
 from trainer.settings.train_settings import TrainSettings, number_in_words
-
-PROVEN = "proven"
-NO_GUARANTEE = "no guarantee"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,9 +82,6 @@ class Outcome:
       weights: "last", or the average of iterates that was evaluated.
       target_epsilon: Target that the noise was chosen for; None without a target.
       delta: Delta of every epsilon here; None without privacy.
-      noise_rule: One of ``NOISE_RULES`` or "given"; None without privacy.
-      guarantee: Whether the target is met: "proven" or "no guarantee"; None without a
-        target.
       noise_multiplier: Noise multiplier of the runs; None without noise.
       epsilon: Epsilon proven for these batches and noise; None if nothing is proven.
       epsilon_lower_bound: Lower bound on any provable epsilon; None if unknown.
@@ -109,8 +103,6 @@ class Outcome:
     weights: str
     target_epsilon: float | None
     delta: float | None
-    noise_rule: str | None
-    guarantee: str | None
     noise_multiplier: float | None
     epsilon: float | None
     epsilon_lower_bound: float | None
@@ -169,7 +161,6 @@ def _outcome(
     means = _means([metrics for metrics, _ in found])
     values = [metrics[metric] for metrics, _ in found]
     privacy = found[0][1] if is_private(settings) else {}
-    epsilon = _epsilon(case, found) if privacy else None
     return Outcome(
         sampler=batches.sampler,
         expected_batch_size=batches.expected_batch_size,
@@ -181,10 +172,8 @@ def _outcome(
         weights=weights,
         target_epsilon=case.target_epsilon,
         delta=settings.target_delta,
-        noise_rule=case.noise_rule,
-        guarantee=_guarantee(case, epsilon),
         noise_multiplier=privacy.get("noise_multiplier"),
-        epsilon=epsilon,
+        epsilon=_epsilon(case, found) if privacy else None,
         epsilon_lower_bound=privacy.get("epsilon_lower_bound"),
         metric=metric,
         mean=statistics.fmean(values),
@@ -215,26 +204,18 @@ def _epsilon(case: ComparisonCase, found: list[_Found]) -> float | None:
     values = [value for value in stated if value is not None and math.isfinite(value)]
     if len(values) < len(stated):
         return None
-    # Own noise was verified at the target itself, where a search for epsilon ends a
-    # little above.
-    if case.noise_rule == OWN and case.target_epsilon is not None:
+    # Noise was verified at the target itself, where a search for epsilon ends a little
+    # above.
+    if case.target_epsilon is not None:
         values = [min(value, case.target_epsilon) for value in values]
     return max(values)
-
-
-def _guarantee(case: ComparisonCase, epsilon: float | None) -> str | None:
-    target = case.target_epsilon
-    if target is None:
-        return None
-    is_met = epsilon is not None and epsilon <= target
-    return PROVEN if is_met and case.noise_rule != OPTIMISTIC else NO_GUARANTEE
 
 
 #: Variables of the horizontal axis, in order of preference -> value; None for none.
 _AXES: Mapping[str, Callable[[Outcome], float | None]] = {
     "epsilon": lambda one: one.target_epsilon,
     "noise multiplier": lambda one: (
-        one.noise_multiplier if one.noise_rule == GIVEN else None
+        one.noise_multiplier if one.target_epsilon is None else None
     ),
     "batch size": lambda one: one.expected_batch_size,
     "epochs": lambda one: one.num_epochs,
@@ -280,7 +261,7 @@ def _plot(
         for index, (label, line) in enumerate(lines.items()):
             # Shifted slightly, so that error bars do not hide each other.
             shift = 1.015 ** (index - (len(lines) - 1) / 2)
-            _draw_line(axes, _AXES[axis], line, _in_legend(label, line), index, shift)
+            _draw_line(axes, _AXES[axis], line, label, index, shift)
         values = _values_of(axis, shown)
         axes.set_xscale("log")
         axes.set_xticks(values, [_tick(value) for value in values])
@@ -294,13 +275,6 @@ def _plot(
 def _tick(value: float) -> str:
     """Returns the text of a value of an axis."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _in_legend(label: str, line: Sequence[Outcome]) -> str:
-    unproven = [one.guarantee == NO_GUARANTEE for one in line]
-    if any(unproven) and not all(unproven):
-        return f"{label}: {NO_GUARANTEE} where hollow"
-    return f"{label}: {NO_GUARANTEE}" if any(unproven) else label
 
 
 def _draw_line(
@@ -329,15 +303,11 @@ def _draw_line(
         return
     places, means = [x for x, _ in placed], [one.mean for _, one in placed]
     spread = [one.stddev or 0.0 for _, one in placed]
-    hollow = {"mfc": "white"} if label.endswith(NO_GUARANTEE) else {}
-    axes.plot(places, means, **style, **hollow, label=label)
+    axes.plot(places, means, **style, label=label)
     if any(spread):
         axes.errorbar(
             places, means, spread, fmt="none", ecolor=style["color"], capsize=2
         )
-    for place, one in placed:
-        if one.guarantee == NO_GUARANTEE:
-            axes.plot(place, one.mean, **style, mfc="white")
 
 
 TITLE = "Ways of batching and training"
@@ -345,12 +315,8 @@ COSTS = (
     "Choosing among runs on the same data costs privacy that no statement of a single "
     "run covers."
 )
-_NO_GUARANTEE_NOTE = (
-    "no guarantee: the target is not proven at this noise, which is optimistic or that "
-    "of another sampler; eps ≤ is proven."
-)
 #: Columns of text, which are on the left; the first two need no name in a legend.
-_TEXTS = ("batches", "method", "weights", "noise rule")
+_TEXTS = ("batches", "method", "weights")
 #: Variables of the plot -> columns of their values.
 _COLUMN_OF = {"epsilon": "target", "batch size": "size", "epochs": "epochs"}
 #: Heading -> text of a line.
@@ -421,9 +387,7 @@ def _lines(outcomes: Sequence[Outcome], axis: str) -> dict[str, list[Outcome]]:
       outcomes: What to draw.
       axis: A key of ``_AXES``, by whose values outcomes of a line differ.
     """
-    settings = {**_settings(outcomes)}
-    if "noise rule" in settings:  # the plot itself marks what has no guarantee
-        settings["noise rule"] = lambda one: _or_dash(one.noise_rule)
+    settings = _settings(outcomes)
     settings.pop(_COLUMN_OF.get(axis, ""), None)
     # A rate that is chosen for each plan is no setting of its own.
     of_any_rate = {name: settings[name] for name in settings if name != "rate"}
@@ -450,12 +414,10 @@ def _of_equal(
 
 
 def _all_notes(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
-    marked = any(one.guarantee == NO_GUARANTEE for one in outcomes)
     return [
         "eps ≤ is proven for these batches at the noise multiplier in column "
         "noise; no proof can give less than eps ≥. The columns after it are for "
         f"held-out examples: {over_seeds(outcomes[0].num_seeds)}.",
-        *([_NO_GUARANTEE_NOTE] if marked else []),
         *([PLAIN] if any(one.method == NON_PRIVATE for one in outcomes) else []),
         *_unfit_notes(outcomes),
         *notes,
@@ -483,7 +445,6 @@ def _settings(outcomes: Sequence[Outcome]) -> _Columns:
         **{name: _own_setting(name) for name in own},
         "weights": lambda one: one.weights,
         "target": lambda one: _or_dash(one.target_epsilon),
-        "noise rule": noise_rule,
     }
     return {
         heading: text
@@ -508,14 +469,6 @@ def _own_setting(name: str) -> Callable[[Outcome], str]:
 
 def _other(name: str) -> Callable[[Outcome], str]:
     return lambda one: _number(one.others.get(name))
-
-
-def noise_rule(outcome: Outcome) -> str:
-    """Returns how the noise was chosen, marked if it does not guarantee the target."""
-    if outcome.noise_rule is None:
-        return "-"
-    marked = outcome.guarantee == NO_GUARANTEE
-    return outcome.noise_rule + (f": {NO_GUARANTEE}" if marked else "")
 
 
 def rounded(epsilon: float | None, direction: Callable[[float], int]) -> str:
@@ -544,7 +497,7 @@ def _or_dash(value: Any) -> str:
 
 
 def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
-    """Makes all batches and runs that are not done yet, and returns the table.
+    """Makes all batches and runs that are not done yet; writes and returns the table.
 
     Args:
       settings: Settings of the experiment.
@@ -554,17 +507,32 @@ def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
       InputError: before any batch is made, if the trainer would refuse a run; later, if
         existing batches or runs have other settings.
     """
+    check_folder(settings.out, "--out")
     settings, dataset = settled(settings)
     num_examples = dataset.num_examples
-    compare_noise.check_plans(settings, num_examples)
+    check_plans(settings, num_examples)
     for delta in settings.deltas:
         if warning := deltas.warning(delta, num_examples):
             say(warning)
-    cases, notes = compare_noise.find_cases(
-        settings, num_examples, say, dataset.bounded
-    )
+    cases, notes = find_cases(settings, num_examples, say, dataset.bounded)
     for note in notes:
         say(note)
+    with contextlib.ExitStack() as held:
+        with usable_folder(settings.out, "--out"):
+            settings.out.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(settings.out, settings.out))
+        found = report(_outcomes(settings, cases, num_examples, say), notes)
+        found.write(settings.out)
+    return found
+
+
+def _outcomes(
+    settings: ComparisonSettings,
+    cases: list[ComparisonCase],
+    num_examples: int,
+    say: Say,
+) -> list[Outcome]:
+    """Makes what is left, and returns the lines of the table."""
     runs = Runs(settings, say)
     asked = list(itertools.product(cases, range(settings.seeds)))
     for case, seed in asked:
@@ -573,4 +541,4 @@ def compare(settings: ComparisonSettings, say: Say = silent) -> Comparison:
     left = [runs.unfinished(case.trial(seed)) for case, seed in asked]
     say(f"{len(left) - left.count(None)} of {len(left)} runs are left")
     results = [(case, runs.run(case.trial(seed))) for case, seed in asked]
-    return report(summarise(results, metric=settings.metric), notes)
+    return summarise(results, metric=settings.metric)

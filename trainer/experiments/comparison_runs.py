@@ -7,24 +7,17 @@ rule that chose the noise.  Its runs differ only in their seed.
     OUT/runs/NAME-seed0/                  one training run per trial
     OUT/runs/NAME-seed0.settings.json     the request of that run
 
-One target (epsilon, delta) needs different noise with different samplers, which is the
-subject of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205, Section 4):
-
-    same         all samplers use the noise of the first; others may miss the target
-    own          each uses the noise that is proven to suffice for it
-    optimistic   each uses the least noise that lower bounds allow: NO GUARANTEE
-
-If a sampler's two bounds coincide, or only the proven one is known, as for Poisson
-batches, optimistic noise is the sampler's own noise, which has a guarantee.  A method
-with its own theorem gets the noise of that theorem; on batches that the theorem does
-not cover the method is left out, and a note says so.
+A target (epsilon, delta) needs different noise with different samplers, which is the
+subject of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205, Section 4): each gets
+what is proven to suffice for it.  A method with its own theorem gets the noise of that
+theorem; on batches that the theorem does not cover the method is left out, and a note
+says so.  Noise that is given is that of all samplers.
 
 Formal guarantees:
   - Two different cases with one name are refused.  Cases that share sampler, batch
     size, epochs and seed share their batches.
-  - ``own`` noise is what the accountant, or the theorem of the method, proves to
-    suffice for that sampler's plan; ``optimistic`` noise is never called ``own``, nor
-    the other way round.  A given noise multiplier is used unchanged.
+  - The noise of a target is what the accountant, or the theorem of the method, proves
+    to suffice for that sampler's plan.  A given noise multiplier is used unchanged.
   - Finished batches and runs are not made again; an unfinished run continues where it
     was.  Batches are used only if they have the requested plan, rows of the same
     table, and a key of their own; a finished run only if it was made with the settings
@@ -41,10 +34,9 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from accounting.core.intervals import EXACT, NoiseBounds
 from accounting.core.plan import DpSgdPlan, check_epochs
 from accounting.core.validation import InputError, check_choice
 from pipelines.batches.folder import MANIFEST_NAME, read_checksums, read_manifest
@@ -71,18 +63,8 @@ from trainer.run.preflight import (
     with_loss,
 )
 from trainer.settings.methods import NON_PRIVATE
-from trainer.settings.requests import (
-    AUTO_METRIC,
-    OPTIMISTIC,
-    OWN,
-    SAME,
-    ComparisonSettings,
-    Experiment,
-)
+from trainer.settings.requests import AUTO_METRIC, ComparisonSettings, Experiment
 from trainer.settings.train_settings import TrainSettings, number_in_words
-
-#: In addition to ``comparison_settings.NOISE_RULES``: the noise multiplier was given.
-GIVEN = "given"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,13 +90,11 @@ class ComparisonCase:
       batches: How batches are made.
       settings: Settings of training, with the noise.
       target_epsilon: Target that the noise was chosen for; None without a target.
-      noise_rule: One of ``NOISE_RULES`` or ``GIVEN``; None without privacy.
     """
 
     batches: BatchSettings
     settings: TrainSettings
     target_epsilon: float | None = None
-    noise_rule: str | None = None
 
     @property
     def name(self) -> str:
@@ -122,8 +102,8 @@ class ComparisonCase:
         settings = self.settings
         words = [name_of_batches(self.batches), settings.method]
         if self.target_epsilon is not None:
-            words += [f"eps{self.target_epsilon:g}", f"{self.noise_rule}"]
-        elif self.noise_rule is not None:
+            words.append(f"eps{self.target_epsilon:g}")
+        elif settings.noise_multiplier is not None:
             words.append(f"noise{settings.noise_multiplier:g}")
         words.append(f"lr{number_in_words(settings.learning_rate)}")
         if settings.l2_norm_clip is not None:
@@ -385,102 +365,55 @@ def find_cases(
       InputError: a method has no accounting, a target is out of reach, or a theorem
         covers none of the samplers.
     """
-    cases, notes = list[ComparisonCase](), dict[str, None]()
+    found = list[ComparisonCase]()
     for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
-        for training in settings.trained:
-            answers = _Answers(training, batches, num_examples, bounded)
-            notes |= dict.fromkeys(answers.left_out())
-            found = without_repetition(answers.cases(settings.noise))
-            for case in found:
-                if case.target_epsilon is not None:
-                    say(f"noise {case.settings.noise_multiplier:.4f}: {case.name}")
-            cases += found
-    return without_repetition(cases), list(notes)
+        for each in settings.trained:
+            found += [ComparisonCase(batches=b, settings=each) for b in batches]
+    cases, notes, refusals = list[ComparisonCase](), list[str](), list[InputError]()
+    for case in found:
+        training = case.settings
+        try:
+            if is_private(training) and (
+                theorem := privacy.theorem_of_settings(training)
+            ):
+                theorem.check_plan(case.batches.plan(num_examples))
+        except InputError as error:
+            refusals.append(error)
+            notes.append(
+                f"Left out: {training.method} on {case.batches.sampler} batches, "
+                "for which its theorem proves nothing."
+            )
+            continue
+        cases.append(_with_noise(case, num_examples, bounded))
+        if cases[-1].target_epsilon is not None:
+            say(f"noise {cases[-1].settings.noise_multiplier:.4f}: {cases[-1].name}")
+    left = {case.settings.method for case in cases}
+    if any(each.method not in left for each in settings.trained):
+        raise refusals[0]
+    return without_repetition(cases), list(dict.fromkeys(notes))
 
 
-class _Answers:
-    """The noise of one training setting with each sampler.
-
-    ``batches`` are those of every sampler, of one size and number of epochs.
-    """
-
-    def __init__(
-        self,
-        training: TrainSettings,
-        batches: Sequence[BatchSettings],
-        num_examples: int,
-        bounded: UserBound | None,
-    ) -> None:
-        self._training, self._bounded = training, bounded
-        self._plans = {each.sampler: each.plan(num_examples) for each in batches}
-        self._theorem = None
-        if is_private(training):
-            self._theorem = privacy.theorem_of_settings(training)
-        self._refused = dict(self._refusals())
-        self._batches = [each for each in batches if each.sampler not in self._refused]
-        if not self._batches:
-            raise next(iter(self._refused.values()))
-
-    def _refusals(self) -> Iterator[tuple[str, InputError]]:
-        if self._theorem is None:
-            return
-        for sampler, plan in self._plans.items():
-            try:
-                self._theorem.check_plan(plan)
-            except InputError as error:
-                yield sampler, error
-
-    def left_out(self) -> list[str]:
-        """Returns a sentence for every sampler that the method's theorem excludes."""
-        return [
-            f"Left out: {self._training.method} on {sampler} batches, for which its "
-            "theorem proves nothing."
-            for sampler in self._refused
-        ]
-
-    def cases(self, rules: Sequence[str]) -> Iterator[ComparisonCase]:
-        """Yields a case for every sampler and rule, possibly with duplicates."""
-        target = self._training.target_epsilon
-        for batches in self._batches:
-            given = ComparisonCase(batches=batches, settings=self._training)
-            if not is_private(self._training):
-                yield given
-            elif target is None:
-                yield dataclasses.replace(given, noise_rule=GIVEN)
-            else:
-                for rule in rules:
-                    yield self._case(given, rule, target)
-
-    def _case(self, given: ComparisonCase, asked: str, target: float) -> ComparisonCase:
-        rule, noise = self._noise(given.batches.sampler, asked)
-        settings = dataclasses.replace(
-            self._training, target_epsilon=None, noise_multiplier=noise
-        )
-        return dataclasses.replace(
-            given, settings=settings, target_epsilon=target, noise_rule=rule
-        )
-
-    def _noise(self, sampler: str, rule: str) -> tuple[str, float]:
-        """Returns the rule that in effect determines the noise, and the noise."""
-        if rule == SAME:
-            first = self._batches[0].sampler
-            return OWN if sampler == first else SAME, self._bounds(first).guarantee
-        bounds = self._bounds(sampler)
-        if rule == OPTIMISTIC and bounds.necessary is not None and bounds.kind != EXACT:
-            return OPTIMISTIC, bounds.necessary
-        return OWN, bounds.guarantee
-
-    def _bounds(self, sampler: str) -> NoiseBounds:
-        training = self._training
-        assert training.target_epsilon is not None  # there is a target
-        assert training.target_delta is not None
-        return _bounds(
-            self._plans[sampler],
-            epsilon=training.target_epsilon,
-            delta=training.target_delta,
-            theorem=self._theorem,
-            bounded=self._bounded,
-        )
+def _with_noise(
+    case: ComparisonCase, num_examples: int, bounded: UserBound | None
+) -> ComparisonCase:
+    """Returns a case with a target as one with the noise that is proven for it."""
+    settings = case.settings
+    target, delta = settings.target_epsilon, settings.target_delta
+    if target is None:
+        return case
+    assert delta is not None  # of every target
+    noise = _bounds(
+        case.batches.plan(num_examples),
+        epsilon=target,
+        delta=delta,
+        theorem=privacy.theorem_of_settings(settings),
+        bounded=bounded,
+    ).guarantee
+    settings = dataclasses.replace(
+        settings, target_epsilon=None, noise_multiplier=noise
+    )
+    return dataclasses.replace(case, settings=settings, target_epsilon=target)
 
 
+#: Many cases have one plan and target.
 _bounds = functools.lru_cache(privacy.noise_bounds)

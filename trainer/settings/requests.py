@@ -262,13 +262,6 @@ class PredictSettings:
 #: The first metric of the label's task.
 AUTO_METRIC = "auto"
 
-#: The noise of a sampler for a target: that of the first sampler, what is proven to
-#: suffice for its own batches, or the least that no lower bound refutes.
-SAME = "same"
-OWN = "own"
-OPTIMISTIC = "optimistic"
-NOISE_RULES = (SAME, OWN, OPTIMISTIC)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -300,53 +293,35 @@ class Experiment:
 class ComparisonSettings(Experiment):
     """A comparison of samplers and of training settings.  All public.
 
-    Runs are all combinations of sampler, size, method, target and noise rule.
+    Runs are all combinations of sampler, size, method and target.
 
     Attributes:
       batches: Sampling settings, one per batch size and number of epochs.  ``samplers``
         replaces their sampler, and their ``epsilon`` is raised to the largest target.
-      trained: Training settings, one per method, target and tried value.  ``noise``
-        chooses the noise for those with ``target_epsilon``; a given
+      trained: Training settings, one per method, target and tried value.  Those with a
+        ``target_epsilon`` get the noise that is proven for each sampler; a given
         ``noise_multiplier`` is that of all samplers.
       samplers: Samplers of the batches.
-      noise: How a target chooses noise, from ``NOISE_RULES``: ``same`` for all
-        samplers, as the first one needs; each its ``own``, which is proven to suffice;
-        or ``optimistic``, which lower bounds allow but nothing guarantees.
     """
 
     batches: tuple[BatchSettings, ...]
     trained: tuple[TrainSettings, ...]
     samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
-    noise: tuple[str, ...] = (SAME,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.samplers:
             check_choice("sampler", name, sampler_registry.names())
-        for rule in self.noise:
-            check_choice("noise", rule, NOISE_RULES)
-        if not (self.samplers and self.batches and self.trained and self.noise):
+        if not (self.samplers and self.batches and self.trained):
             raise InputError(
-                "Expected samplers, batches, methods and noise to compare; got none."
+                "Expected samplers, batches and methods to compare; got none."
             )
-        self._check_rules()
         for each in self.trained:
             check_seed(each)
         if len(self.deltas) > 1:
             raise InputError(
                 f"target_delta={self.deltas[1]!r} differs from {self.deltas[0]!r} of "
                 "another method. Give one delta for all."
-            )
-
-    def _check_rules(self) -> None:
-        """Refuses rules that choose the noise if all of it is given."""
-        given = [e.noise_multiplier for e in self.trained if e.noise_multiplier]
-        targets = [each.target_epsilon for each in self.trained]
-        if self.noise != (SAME,) and given and not any(targets):
-            raise InputError(
-                f"noise={','.join(self.noise)!r} needs a target_epsilon: a given "
-                f"noise_multiplier={given[0]!r} is that of all samplers. Omit --noise, "
-                "or give --epsilon in place of --noise-multiplier."
             )
 
     @property

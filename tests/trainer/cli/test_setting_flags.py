@@ -17,8 +17,8 @@ from accounting.core.validation import InputError
 from dpsgd.command_line import COMMANDS, function_of
 from dpsgd.command_reference import reference
 from tests.command_line import invoke
-from trainer.cli import commands
-from trainer.cli.commands import train_request
+from trainer.cli import train_command
+from trainer.cli.train_command import train_request
 from trainer.core.run import run_record
 from trainer.settings.train_settings import TrainSettings
 
@@ -39,14 +39,14 @@ class Toy(TrainSettings):
 
 @resolved
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ToyOptions(commands.TrainOptions, Toy):
+class ToyOptions(train_command.TrainOptions, Toy):
     """Settings as the command line gives them."""
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "TrainSettings", Toy)
-    monkeypatch.setattr(commands, "TrainOptions", ToyOptions)
+    monkeypatch.setattr(train_command, "TrainSettings", Toy)
+    monkeypatch.setattr(train_command, "TrainOptions", ToyOptions)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from accounting.core.validation import InputError
 from pipelines.core.users.bounded import Bounded
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
-from tests.command_line import Result, invoke
+from tests.command_line import invoke
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.experiments import compare as library
@@ -33,13 +33,7 @@ from trainer.experiments.comparison_runs import (
     silent,
 )
 from trainer.run import privacy
-from trainer.settings.requests import (
-    OPTIMISTIC,
-    OWN,
-    SAME,
-    ComparisonSettings,
-    Experiment,
-)
+from trainer.settings.requests import ComparisonSettings, Experiment
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
 NON_PRIVATE = TrainSettings(method="non-private")
@@ -54,7 +48,6 @@ def _lists(make_settings: MakeSettings, **changes: Any) -> ComparisonSettings:
             BatchSettings(expected_batch_size=size, num_epochs=1) for size in (20, 40)
         ),
         "trained": (PRIVATE, four, NON_PRIVATE),
-        "noise": (OWN,),
         "seeds": 2,
     }
     return make_settings(**{**fields, **changes})
@@ -91,28 +84,25 @@ def test_settings_that_a_name_does_not_tell_apart_are_refused_before_any_batch(
     assert not work.batches
 
 
-def _compare(*arguments: str) -> Result:
-    return invoke(["compare", *arguments])
-
-
 def test_flags_and_settings_ask_for_the_same(
     make_settings: MakeSettings, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All lists at once, as flags and as settings."""
     asked: list[ComparisonSettings] = []
+    report = library.Comparison(title="", tables=[], fields=[], outcomes=[])
     monkeypatch.setattr(
-        "trainer.cli.experiments.compare_body.run",
-        lambda settings, *, as_json: asked.append(settings),
+        library, "compare", lambda settings, _: asked.append(settings) or report
     )
     settings = make_settings()
-    result = _compare(
+    result = invoke([
+        "compare",
         f"--input={settings.source}", f"--eval={settings.held_out}",
         f"--out={settings.out}", "--seeds=1", "--delta=1e-3", "--batch-size=20,40",
-        "--epochs", "1,2", "--epsilon=1,2,3", "--noise=own,optimistic",
+        "--epochs", "1,2", "--epsilon=1,2,3",
         "--method=dp-sgd,model-mix", "--l2-norm-clip=1,3", "--learning-rate", "0.1,0.2",
         "--for", "model-mix", "--optimizer sgd --learning-rate 2 --mix-width 0.1,0.2",
         "--sampler=poisson",
-    )  # fmt: skip
+    ])  # fmt: skip
     assert result.exception is None, result.output
     mixed = {"method": "model-mix", "optimizer": "sgd", "learning_rate": 2.0}
     sides: list[dict[str, Any]] = [
@@ -122,7 +112,7 @@ def test_flags_and_settings_ask_for_the_same(
           for clip, width in _pairs((1, 3), (0.1, 0.2))),
     ]  # fmt: skip
     expected = dataclasses.replace(
-        settings, samplers=("poisson",), noise=(OWN, OPTIMISTIC),
+        settings, samplers=("poisson",),
         batches=tuple(
             BatchSettings(expected_batch_size=size, num_epochs=epochs)
             for size, epochs in _pairs((20, 40), (1, 2))
@@ -150,16 +140,6 @@ MIXED = TrainSettings(
 )  # fmt: skip
 
 
-def _cases(
-    settings: ComparisonSettings,
-) -> dict[tuple[str, str | None], ComparisonCase]:
-    """Returns the cases by sampler and rule."""
-    cases, _ = find_cases(settings, NUM_EXAMPLES, silent)
-    found = {(case.batches.sampler, case.noise_rule): case for case in cases}
-    assert len(found) == len(cases)
-    return found
-
-
 def _epsilon(case: ComparisonCase) -> Any:
     return accountant.epsilon(
         case.batches.plan(NUM_EXAMPLES),
@@ -171,7 +151,7 @@ def _epsilon(case: ComparisonCase) -> Any:
 def test_noise_is_that_of_users_if_they_are_bounded(
     make_settings: MakeSettings,
 ) -> None:
-    settings = make_settings(noise=(OWN,), samplers=(POISSON,))
+    settings = make_settings(samplers=(POISSON,))
     (one,), _ = find_cases(settings, NUM_EXAMPLES, silent)
     bounded = Bounded(
         user_column="user", max_examples_per_user=3, num_examples=NUM_EXAMPLES
@@ -190,15 +170,14 @@ def test_noise_is_that_of_users_if_they_are_bounded(
     assert 0.99 * users.target_epsilon < found.guarantee <= users.target_epsilon
 
 
-def test_own_noise_differs_between_samplers_and_meets_the_target(
+def test_noise_is_that_of_each_sampler_and_meets_the_target(
     make_settings: MakeSettings,
 ) -> None:
     samplers = (POISSON, SHUFFLE, "deterministic")
-    found = _cases(make_settings(noise=(OWN,), samplers=samplers))
-    noise = [found[name, OWN].settings.noise_multiplier for name in samplers]
-    assert len(set(noise)) == len(samplers)
-    for name in samplers:
-        case = found[name, OWN]
+    cases, _ = find_cases(make_settings(samplers=samplers), NUM_EXAMPLES, silent)
+    assert tuple(case.batches.sampler for case in cases) == samplers
+    assert len({case.settings.noise_multiplier for case in cases}) == len(samplers)
+    for case in cases:
         delta = accountant.delta(
             case.batches.plan(NUM_EXAMPLES),
             noise_multiplier=case.settings.noise_multiplier or 0.0,
@@ -209,46 +188,26 @@ def test_own_noise_differs_between_samplers_and_meets_the_target(
         assert _epsilon(case).guarantee == pytest.approx(2, rel=1e-3)
 
 
-def test_optimistic_noise_is_what_lower_bounds_allow_and_guarantees_nothing(
-    make_settings: MakeSettings,
-) -> None:
-    found = _cases(make_settings(noise=(OWN, OPTIMISTIC)))
-    # The noise of Poisson batches is known: there is nothing to be optimistic about.
-    assert set(found) == {(POISSON, OWN), (SHUFFLE, OWN), (SHUFFLE, OPTIMISTIC)}
-    bounds = _epsilon(found[SHUFFLE, OPTIMISTIC])
-    assert bounds.lower == pytest.approx(2, rel=1e-3)
-    assert bounds.upper > 2.05
-
-
-def test_optimistic_noise_is_marked_wherever_it_is_shown(
+def test_the_files_of_a_comparison_hold_the_table_that_is_shown(
     make_settings: MakeSettings, work: Work
 ) -> None:
-    report = library.compare(make_settings(noise=(OWN, OPTIMISTIC)))
+    report = library.compare(make_settings())
     assert work.runs
-    marks = {(o.sampler, o.noise_rule): o.guarantee for o in report.outcomes}
-    assert marks == {
-        (POISSON, OWN): "proven",
-        (SHUFFLE, OWN): "proven",
-        (SHUFFLE, OPTIMISTIC): "no guarantee",
-    }
-    report.write(make_settings().out)
     out = make_settings().out
     fields = json.loads((out / "comparison.json").read_bytes())
-    assert [each["guarantee"] for each in fields] == list(marks.values())
-    [line] = [x for x in report.markdown().splitlines() if "| optimistic" in x]
-    assert "| optimistic: no guarantee |" in line
-    assert "not proven at this noise" in report.markdown()
+    assert [each["sampler"] for each in fields] == [POISSON, SHUFFLE]
+    assert all(0 < each["epsilon"] <= 2 for each in fields)
     assert (out / "comparison.md").read_text().startswith(report.markdown())
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_model_mix_gets_the_noise_of_its_theorem_where_that_holds(
     make_settings: MakeSettings,
 ) -> None:
-    rules = (SAME, OWN, OPTIMISTIC)
-    settings = make_settings(trained=(PRIVATE, MIXED), noise=rules)
+    settings = make_settings(trained=(PRIVATE, MIXED))
     cases, notes = find_cases(settings, NUM_EXAMPLES, silent)
     [mixed] = [case for case in cases if case.settings.method == "model-mix"]
-    assert (mixed.batches.sampler, mixed.noise_rule) == (POISSON, OWN)
+    assert mixed.batches.sampler == POISSON
     noise = mixed.settings.noise_multiplier
     assert noise is not None
     plan = mixed.batches.plan(NUM_EXAMPLES)
@@ -268,7 +227,7 @@ def _case(**changes: Any) -> ComparisonCase:
     settings = dataclasses.replace(PRIVATE, target_epsilon=None, noise_multiplier=0.9)
     fields: dict[str, Any] = {
         "batches": BatchSettings(expected_batch_size=20, num_epochs=1),
-        "settings": settings, "target_epsilon": 3.0, "noise_rule": "same",
+        "settings": settings, "target_epsilon": 3.0,
     }  # fmt: skip
     return ComparisonCase(**{**fields, **changes})
 
@@ -289,7 +248,6 @@ def _result(auc: float, *, ema: float | None = None, **privacy: Any) -> dict[str
 def test_summarise_reports_every_case_with_mean_and_standard_deviation() -> None:
     plain = _case(
         settings=TrainSettings(method="non-private"), target_epsilon=None,
-        noise_rule=None,
     )  # fmt: skip
     results = [
         (_case(), _result(0.7, ema=0.5)),
@@ -304,26 +262,12 @@ def test_summarise_reports_every_case_with_mean_and_standard_deviation() -> None
     assert last.epsilon == 2.75  # the weakest of the statements
     assert ema.mean == pytest.approx(0.6)
     assert (without.epsilon, without.noise_multiplier, without.stddev) == (None,) * 3
-    assert without.guarantee is None
 
 
-@pytest.mark.parametrize(
-    ("rule", "epsilon", "guarantee"),
-    [
-        ("same", 2.5, "proven"), ("same", 3.1, "no guarantee"),
-        ("optimistic", 3.1, "no guarantee"), ("optimistic", 2.5, "no guarantee"),
-        # Verified at the target, where a search for epsilon ends a little above.
-        ("own", 3.0001, "proven"),
-    ],
-)  # fmt: skip
-def test_a_target_is_called_proven_only_where_it_is(
-    rule: str, epsilon: float, guarantee: str
-) -> None:
-    [found] = summarise(
-        [(_case(noise_rule=rule), _result(0.7, epsilon=epsilon))], metric="auc"
-    )
-    assert found.guarantee == guarantee
-    assert found.epsilon == (3.0 if rule == "own" else epsilon)
+def test_epsilon_of_a_target_ends_at_the_target() -> None:
+    """Noise is verified there; a search for epsilon ends a little above."""
+    [found] = summarise([(_case(), _result(0.7, epsilon=3.0001))], metric="auc")
+    assert found.epsilon == 3.0
 
 
 BATCHES = "truncated-poisson-seed0"

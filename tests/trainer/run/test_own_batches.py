@@ -20,7 +20,6 @@ from tests.trainer.run.whole_runs import (
     private_settings,
 )
 from trainer.cli import account_body
-from trainer.cli.run_or_plan import RunOrPlan
 from trainer.core.run.run_record import read_run
 from trainer.core.tf_compat import keras
 from trainer.html_report import page
@@ -98,7 +97,7 @@ def test_a_run_that_accepts_it_says_that_nothing_is_proven_together(
         assert (SHARED_BATCHES in text) == (name == "second")
     runs = [tmp_path / "first", tmp_path / "second"]
     with pytest.raises(InputError, match="epsilons do not add"):
-        account_body.of_runs(runs, RunOrPlan(), account_body.More())
+        account_body.of_runs(runs, account_body.Asked())
 
 
 def test_a_run_that_another_one_overtook_is_refused(

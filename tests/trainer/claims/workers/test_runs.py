@@ -16,7 +16,7 @@ from tests.engines.harness.polling import wait_for
 from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import ONE_SECRET, same_results
 from tests.warm_processes import warm_python
-from trainer.cli.commands import train_request
+from trainer.cli.train_command import train_request
 from trainer.core.run import session
 from trainer.core.run.run_record import read_run
 from trainer.train import train

@@ -1,4 +1,4 @@
-"""``dpsgd train`` and ``dpsgd account``."""
+"""``dpsgd train``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ from accounting.cli.options import (
     Json,
     LocalPath,
     Place,
-    Plot,
-    Relation,
-    check_delta,
     warn,
 )
 from accounting.core.settings import (
-    OPTIONS,
     OUTPUT,
     RARE,
     REQUIRED,
@@ -36,7 +32,6 @@ from pipelines.files.paths import absolute, is_remote
 from trainer.claims.workers import launch
 from trainer.claims.workers.launch import DEFAULT_TIMEOUT
 from trainer.cli.metrics_text import metrics_text
-from trainer.cli.run_or_plan import RunOrPlan
 from trainer.core.step.workers import Workers
 from trainer.report.progress import Terminal
 from trainer.report.run_files import PRIVACY_TEXT_NAME
@@ -220,60 +215,3 @@ def _help_chief(request: Request, workers: Workers) -> None:
     from trainer.train import help_chief
 
     help_chief(checked, workers)
-
-
-def account(
-    *runs: Annotated[LocalPath, Parameter(group=OPTIONS)],
-    asked: Annotated[RunOrPlan, of_fields] = RunOrPlan(),
-    l2_norm_clip: Annotated[float | None, RARE] = None,
-    max_examples_per_user: Annotated[int | None, OfPrivacy] = None,
-    relation: Annotated[Relation | None, RARE] = None,
-    cross_check: bool = False,
-    trade_off: bool = False,
-    plot: Plot = None,
-    as_json: Json = False,
-    **of_method: str,
-) -> None:
-    """State the epsilon of a run from its record, or that of a plan.
-
-    Of several runs on one table it states that of all together, whatever was chosen
-    from earlier ones, for a total that was fixed before the first: epsilons and deltas
-    add, and runs that were declared together by --of-runs count once.
-
-    For example, for a run, for two, and for a plan:
-      dpsgd account run
-      dpsgd account run-1 run-2
-      dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
-          --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check
-
-    Args:
-      runs: Folders that `dpsgd train` wrote.
-      l2_norm_clip: Required with settings of a method.
-      max_examples_per_user: State epsilon for users with at most this many.
-      relation: Neighbouring relation.  [default: zero-out]
-      cross_check: Also state the epsilon by dp_accounting, and the event it is of.
-      trade_off: Also bound the error rates of membership tests.
-      plot: Also draw the trade-off, such as to a.png.
-      of_method: Settings of a method with an accounting of its own: --mix-width,
-        --linf-factor.
-    """
-    check_delta(asked.delta, asked.allow_large_delta)
-    from trainer.cli import account_body
-
-    more = account_body.More(
-        cross_check=cross_check,
-        trade_off=trade_off,
-        plot=plot,
-        relation=relation,
-        max_examples_per_user=max_examples_per_user,
-    )
-    if not runs:
-        of_texts = methods.of_texts(of_method, lambda: names_of(account))
-        fields, text = account_body.of_plan(asked, of_texts, l2_norm_clip, more)
-    else:
-        asked.refuse_plan(l2_norm_clip=l2_norm_clip, **of_method)
-        if len(runs) == 1:
-            fields, text = account_body.of_run(runs[0], asked, more)
-        else:
-            fields, text = account_body.of_runs(runs, asked, more)
-    print(json.dumps(fields, indent=2) if as_json else text)

@@ -1,1 +1,0 @@
-"""``dpsgd compare``, and flags that commands of many runs share."""

@@ -1,1 +1,0 @@
-"""Commands of what is released beside one model: ranges, metrics, several runs."""
